@@ -35,13 +35,15 @@ PEAK_TO_MEAN = 2.88
 GATEWAY_LATENCY = 0.008
 #: Seconds until the replicas are back before a herd.
 HERD_START = 1.0
+#: Seconds without replicas before a herd that comes in the middle of other load.
+OUTAGE_SECONDS = 600.0
 #: Tokens of a cache block. An engine's have 32; fewer and larger ones take less time to simulate.
 CACHE_BLOCK_TOKENS = 128
 
 
 @option_groups(
     {
-        "Fleet": ("plan_path", "replicas", "config", "policies", "scale", "fail"),
+        "Fleet": ("plan_path", "replicas", "config", "policies", "scale", "fail", "rollout"),
         "Load": ("rate", "day", "herd", "trace", "bench", "duration", "skip"),
         "Conversations": ("turns", "input_", "output", "think_time", "seed"),
         "Report": ("slo", "json_path", "html_path", "jobs"),
@@ -84,9 +86,12 @@ CACHE_BLOCK_TOKENS = 128
 )
 @click.option(
     "--herd",
-    type=click.IntRange(1),
-    metavar="CLIENTS",
-    help="After an outage: CLIENTS arrive within 5 s in the tiers of --config, and retry as Retry-After says.",
+    metavar="CLIENTS[@TIME]",
+    help="After an outage: CLIENTS arrive within 5 s in the tiers of --config, and retry as Retry-After says. With "
+    "@TIME as part of --rate or --day, after ten minutes without replicas that end at this time.",
+)
+@click.option(
+    "--rollout", type=Duration(), metavar="TIME", help="At this time a roll-out to as many other replicas begins."
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
 @click.option("--bench", type=click.Path(path_type=Path), help="Replay the requests of a `llmops bench --json` file.")
@@ -137,7 +142,9 @@ def command(json_path: Path | None, html_path: Path | None, policies: str, **par
     is that of `llmops bench`, whose --compare takes these files too. Lengths are distributions; see
     `llmops bench --help`.
     """
-    if sum(parameters[name] is not None for name in ("rate", "day", "herd", "trace", "bench")) != 1:
+    parameters["herd"], parameters["herd_at"] = _parse_herd(parameters["herd"])
+    alone = "herd" if parameters["herd_at"] is None else "rate"
+    if sum(parameters[name] is not None for name in {"rate", "day", alone, "trace", "bench"}) != 1:
         raise click.UsageError(
             "The load is not given, or given twice; give one of --rate, --day, --herd, --trace and --bench."
         )
@@ -203,8 +210,34 @@ def _document(parameters: dict[str, Any], name: str, console: Any) -> Document:
     load = ("rate", "day", "herd", "duration", "turns", "input_", "output", "think_time", "skip")
     options = {one: parameters[one] for one in (*load, *(("scale",) if parameters["scale"] else ()))}
     options["slos"] = [str(slo) for slo in slos]
+    options["events"] = _events(parameters, spec, done)
     options |= {"model": plan.model, "trace": str(parameters["trace"] or parameters["bench"] or "") or None}
     return document_of(done, slos, options, spec_of(spec))
+
+
+def _events(parameters: dict[str, Any], spec: FleetSpec, done: SimulationResult) -> list[tuple[float, str]]:
+    """Return the times of what happens to the fleet, for the plots."""
+    found = [(one.at, "lost") for one in spec.failures]
+    if parameters["herd_at"] is not None:
+        at = parameters["herd_at"]
+        found += [(max(at - OUTAGE_SECONDS, 0.0), "outage"), (at, "herd")]
+    found += [(at, f"{percent:g} %") for at, percent in done.tally.rollout]
+    # times of a document count from its first request
+    return sorted({(round(at - done.run.start, 3), label) for at, label in found})
+
+
+def _parse_herd(text: str | None) -> tuple[int | None, float | None]:
+    """Return the clients and the time of --herd."""
+    if text is None:
+        return None, None
+    clients, at, when = text.partition("@")
+    try:
+        found = int(clients), parse_duration(when) if at else None
+    except ValueError:
+        found = 0, None
+    if found[0] < 1:
+        raise InputError(f"--herd {text}: write a number of clients, or CLIENTS@TIME such as 5000@10h.")
+    return found
 
 
 def _spec(parameters: dict[str, Any], plan: BuildPlan, engine: EngineSpec) -> FleetSpec:
@@ -217,7 +250,17 @@ def _spec(parameters: dict[str, Any], plan: BuildPlan, engine: EngineSpec) -> Fl
         failures=[_failure(text, parameters["replicas"]) for text in parameters["fail"]],
         seed=parameters["seed"],
         scaling=_scaling(parameters, plan) if parameters["scale"] else None,
+        outage=_outage(parameters),
+        rollout=parameters["rollout"],
     )
+
+
+def _outage(parameters: dict[str, Any]) -> tuple[float, float] | None:
+    """Return the time without replicas before a herd."""
+    if parameters["herd"] is None:
+        return None
+    at = parameters["herd_at"]
+    return (0.0, HERD_START) if at is None else (max(at - OUTAGE_SECONDS, 0.0), at)
 
 
 def _most(scale: str | None) -> int:
@@ -240,8 +283,9 @@ def _scaling(parameters: dict[str, Any], plan: BuildPlan) -> AutoscalingSpec:
     match = re.fullmatch(r"(\d+)\.\.(\d+)", parameters["scale"])
     if match is None or not 1 <= int(match[1]) <= int(match[2]) <= CELL_SIZE:
         raise InputError(f"--scale {parameters['scale']}: write MIN..MAX, such as 1..8, with at most {CELL_SIZE}.")
-    if parameters["fail"]:
-        raise InputError("--scale decides which replicas there are, so none can be named to fail; leave out --fail.")
+    for name in ("fail", "rollout"):
+        if parameters[name]:
+            raise InputError(f"--scale decides which replicas there are; leave out --{name}.")
     rate = plan.predicted.get("best", {}).get("rate")
     targets = {**AutoscalingSpec().targets, **({"requests": rate} if rate else {})}
     return AutoscalingSpec(int(match[1]), int(match[2]), targets)
@@ -252,7 +296,6 @@ def _simulated(
 ) -> SimulationResult:
     from llmops.perf.report.document import read_document
     from llmops.perf.simulate.arrivals import arrivals_from_bench, arrivals_from_trace
-    from llmops.perf.simulate.fleet import ReplicaFailure
     from llmops.perf.simulate.run import HERD_CELL_SIZE, cell_sizes, make_cells, simulate
 
     def arrivals(share: float, number: int) -> Arrivals:
@@ -260,12 +303,13 @@ def _simulated(
             return arrivals_from_trace(parameters["trace"])
         if parameters["bench"]:
             return arrivals_from_bench(read_document(parameters["bench"]))
-        if parameters["herd"]:
-            return _herd(parameters, spec, share, number)
-        return _conversations(parameters, share, number)
+        herd = _herd(parameters, spec, share, number) if parameters["herd"] else None
+        if herd is not None and parameters["herd_at"] is None:
+            return herd
+        conversations = _conversations(parameters, share, number)
+        return conversations if herd is None else conversations.joined(herd)
 
-    if parameters["herd"]:
-        spec = replace(spec, failures=[ReplicaFailure(number, 0.0, HERD_START) for number in range(spec.replicas)])
+    if parameters["herd"] and parameters["herd_at"] is None:
         sizes = cell_sizes(spec.replicas, HERD_CELL_SIZE)
     else:
         # a replay goes to all replicas as one cell
@@ -284,7 +328,7 @@ def _herd(parameters: dict[str, Any], spec: FleetSpec, share: float, number: int
         [(tier.name, 1.0) for tier in spec.tiers] or [("", 1.0)],
         message=parse_lengths(parameters["input_"]),
         answer=parse_lengths(parameters["output"]),
-        start=HERD_START,
+        start=HERD_START if parameters["herd_at"] is None else parameters["herd_at"],
         seed=parameters["seed"] * 1009 + number,
     ).arrivals()
 

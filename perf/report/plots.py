@@ -36,13 +36,14 @@ def _attained(document: Document) -> list[Plot]:
     if not slos or not document.records:
         return []
     width = max(max(r["start"] for r in document.records) / 60, 1.0)
-    width = 60.0 if 1.0 < width < 60.0 else width
+    width = 60.0 if width > 1.0 else width
     bins: dict[int, list[bool]] = {}
     for row in document.records:
         if not row["cancelled"]:
             bins.setdefault(int(row["start"] / width), []).append(meets_objectives(Record(**row), slos))
     points = [(width * (at + 0.5), 100 * sum(good) / len(good)) for at, good in sorted(bins.items())]
-    return [Plot("Requests within the objectives", "s since start", "%", [Series("good, %", points)], y_max=100)]
+    series, marks = Series("good, %", points), [(at, label) for at, label in document.options.get("events", ())]
+    return [Plot("Requests within the objectives", "s since start", "%", [series], 100, marks)]
 
 
 def _distribution(name: str, of: str, points: Points, document: Document) -> Plot:

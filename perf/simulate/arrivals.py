@@ -7,7 +7,7 @@ import random
 from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 
 from llmops.errors import InputError
@@ -86,6 +86,7 @@ class _ConversationState:
         self._tiers = list(accumulate(share for _, share in spec.tiers))
         # by the last request of a session: its remaining turns, and its blocks so far
         self._open: dict[SimulatedRequest, tuple[list[_Turn], list[int]]] = {}
+        self._sessions = count(1)
 
     def first(self) -> Iterator[SimulatedRequest]:
         """Yield the first requests of the sessions, at a rate that accounts for their turns.
@@ -108,7 +109,8 @@ class _ConversationState:
             tier = spec.tiers[_drawn(rng, self._tiers)][0]
             turns = [self._turn() for _ in range(spec.turns.draw(rng))]
             turns.reverse()
-            yield self._job(now, spec.system, list(self._system[app]), tenant, tier, 0, turns)
+            session = next(self._sessions)
+            yield self._job(now, spec.system, list(self._system[app]), tenant, tier, 0, session, turns)
 
     def next(self, last: SimulatedRequest) -> tuple[float, SimulatedRequest] | None:
         """Return the next turn and the seconds until it. A rejected user does not return."""
@@ -118,7 +120,8 @@ class _ConversationState:
         *_, pause = turns[-1]
         if last.end + pause >= self.spec.seconds:
             return None
-        return pause, self._job(0.0, last.tokens + last.answer, blocks, last.tenant, last.tier, last.turn + 1, turns)
+        before, turn = last.tokens + last.answer, last.turn + 1
+        return pause, self._job(0.0, before, blocks, last.tenant, last.tier, turn, last.session, turns)
 
     def _turn(self) -> _Turn:
         spec, rng = self.spec, self._rng
@@ -133,14 +136,22 @@ class _ConversationState:
         return night + (peak - night) * wave**3
 
     def _job(
-        self, when: float, before: int, blocks: list[int], tenant: str, tier: str, turn: int, turns: list[_Turn]
+        self,
+        when: float,
+        before: int,
+        blocks: list[int],
+        tenant: str,
+        tier: str,
+        turn: int,
+        session: int,
+        turns: list[_Turn],
     ) -> SimulatedRequest:
         size, (message, answer, _) = self.spec.block_tokens, turns.pop()
         tokens = before + message
         self._fill(blocks, tokens // size)
         prompt = tuple(blocks)
         self._fill(blocks, (tokens + answer) // size)
-        job = SimulatedRequest(when, tokens, answer, prompt, tuple(blocks[len(prompt) :]), tenant, tier, turn)
+        job = SimulatedRequest(when, tokens, answer, prompt, tuple(blocks[len(prompt) :]), tenant, tier, turn, session)
         if turns:
             self._open[job] = (turns, blocks)
         return job

@@ -7,6 +7,8 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from heapq import merge
 from itertools import pairwise
 
 from llmops.gateway.interfaces import QueuedRequest, RoutingRequest
@@ -21,6 +23,7 @@ from llmops.perf.simulate.engine import EngineSpec
 from llmops.perf.simulate.gateways import SimulatedGateway
 from llmops.perf.simulate.policies import POLICIES
 from llmops.perf.simulate.replica import ReplicaVariation, SimulatedReplica, SimulatedRequest
+from llmops.perf.simulate.rollout import SimulatedRollout
 
 #: Seconds over which autoscaling averages the request rate.
 RATE_SECONDS = 120.0
@@ -42,6 +45,11 @@ class Arrivals:
 
     jobs: Iterator[SimulatedRequest]
     next: Next = lambda _: None
+
+    def joined(self, other: Arrivals) -> Arrivals:
+        """Return both workloads as one. `other` has the sessions below 0."""
+        jobs = merge(self.jobs, other.jobs, key=lambda job: job.arrived)
+        return Arrivals(jobs, lambda last: (other if last.session < 0 else self).next(last))
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,8 @@ class FleetSpec:
         measured: True if replicas report no state, so that gateways estimate it.
         noise: Noise of step times, see ReplicaVariation.
         degraded: Degraded mode of the gateways, or None.
+        outage: Times in seconds at which all replicas fail and are back, or None.
+        rollout: Time in seconds at which a roll-out to as many other replicas begins, or None.
         slow: Factors of the step times of some replicas, by number.
     """
 
@@ -85,6 +95,8 @@ class FleetSpec:
     measured: bool = False
     noise: float = 0.0
     degraded: DegradationRules | None = None
+    outage: tuple[float, float] | None = None
+    rollout: float | None = None
     slow: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -94,7 +106,7 @@ class SimulationOutcome:
 
     `busy`: seconds that each replica worked, of `seconds`. `queues`: longest queue inside each
     engine. `scaled`: times of changes of the number of replicas, and the new numbers. `degraded`:
-    the same of levels of degraded mode.
+    the same of levels of degraded mode. `rollout`: the same of the percent of a new version.
     """
 
     spec: FleetSpec
@@ -104,6 +116,7 @@ class SimulationOutcome:
     queues: dict[str, int] = field(default_factory=dict)
     scaled: list[tuple[float, int]] = field(default_factory=list)
     degraded: list[tuple[float, int]] = field(default_factory=list)
+    rollout: list[tuple[float, float]] = field(default_factory=list)
 
     def replica_seconds(self, since: float, until: float) -> float:
         """Return the replica-seconds between two times, including replicas that are starting."""
@@ -120,8 +133,17 @@ class SimulatedFleet:
         self.spec, self.clock, self.outcome, self._on_progress = spec, Clock(), SimulationOutcome(spec), on_progress
         self._rng = random.Random(f"fleet {spec.seed}")
         names = [f"replica-{number}" for number in range(spec.replicas)]
-        self.replicas = {name: self._replica(number, name) for number, name in enumerate(names)}
+        new = [f"new-{number}" for number in range(spec.replicas)] if spec.rollout is not None else []
+        self.replicas = {name: self._replica(number, name) for number, name in enumerate([*names, *new])}
         self._gateways = [self._gateway(number, names) for number in range(spec.gateways)]
+        # each gateway has a queue and a prefix index per version
+        self._of_version = dict.fromkeys(names, self._gateways)
+        self._rollout: SimulatedRollout | None = None
+        if new:
+            old, own = self._gateways, [self._gateway(spec.gateways + number, new) for number in range(spec.gateways)]
+            self._of_version = dict.fromkeys(names, old) | dict.fromkeys(new, own)
+            self._gateways = [*old, *own]
+            self._rollout = SimulatedRollout(self.clock, partial(self._fail_all, names))
         self._next: Next = lambda _: None
         self._came: deque[float] = deque()
 
@@ -137,6 +159,13 @@ class SimulatedFleet:
                 self.clock.every(DEGRADATION_INTERVAL, gateway.update_degradation)
         for failure in self.spec.failures:
             self._plan(failure)
+        if self.spec.outage is not None:
+            begin, end = self.spec.outage
+            self.clock.at(begin, self._fail_all, list(self.replicas))
+            for name in self.replicas:
+                self.clock.at(end, self.set, name, "ready")
+        if self._rollout is not None and self.spec.rollout is not None:
+            self.clock.at(self.spec.rollout, self._rollout.start)
         if self.spec.scaling is not None:
             AutoscaledFleet(
                 self, self.spec.scaling, lambda now, count: self.outcome.scaled.append((now, count))
@@ -153,6 +182,7 @@ class SimulatedFleet:
         done = self.outcome
         done.seconds = max((job.end for job in done.jobs), default=0.0)
         done.busy = {name: one.busy for name, one in self.replicas.items()}
+        done.rollout = [] if self._rollout is None else self._rollout.steps[1:]
         done.queues = {name: int(one.longest_queue) for name, one in self.replicas.items()}
         return done
 
@@ -218,11 +248,16 @@ class SimulatedFleet:
     def _enter(self, job: SimulatedRequest) -> None:
         if self.spec.scaling is not None:
             self._came.append(self.clock.now)
-        job.gateway = self._rng.randrange(len(self._gateways)) if len(self._gateways) > 1 else 0
+        count = self.spec.gateways
+        job.gateway = self._rng.randrange(count) if count > 1 else 0
+        if self._rollout is not None and self._rollout.is_candidate(job):
+            job.gateway += count
         self._gateways[job.gateway].arrive(job)
 
     def _ended(self, job: SimulatedRequest) -> None:
         self._gateways[job.gateway].ended(job)
+        if self._rollout is not None:
+            self._rollout.observe(job, job.gateway >= self.spec.gateways)
         self._finished(job)
 
     def _finished(self, job: SimulatedRequest) -> None:
@@ -240,7 +275,7 @@ class SimulatedFleet:
         self._enter(job)
 
     def _changed(self, replica: SimulatedReplica) -> None:
-        cache, gateways = replica.cache, self._gateways
+        cache, gateways = replica.cache, self._of_version[replica.name]
         if self.spec.measured:
             cache.added, cache.evicted = [], []
             return
@@ -275,6 +310,10 @@ class SimulatedFleet:
         self.set(name, "gone")
         for job in lost:
             self._continue(job)
+
+    def _fail_all(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.fail(name)
 
     def set(self, name: str, state: str) -> None:
         blocks = self.spec.engine.blocks

@@ -41,12 +41,17 @@ class HerdArrivals:
     def _first(self) -> Iterator[SimulatedRequest]:
         rng = random.Random(f"herd {self.seed}")
         names, shares = [name for name, _ in self.tiers], list(accumulate(share for _, share in self.tiers))
-        for at in sorted(rng.uniform(self.start, self.start + NOTICE_SECONDS) for _ in range(self.clients)):
+        times = sorted(rng.uniform(self.start, self.start + NOTICE_SECONDS) for _ in range(self.clients))
+        for number, at in enumerate(times, 1):
             tier = rng.choices(names, cum_weights=shares)[0]
-            yield SimulatedRequest(at, self.message.draw(rng), self.answer.draw(rng), tier=tier)
+            # the conversations of other arrivals are numbered from 1 upwards
+            yield SimulatedRequest(at, self.message.draw(rng), self.answer.draw(rng), tier=tier, session=-number)
 
     def _again(self, last: SimulatedRequest) -> tuple[float, SimulatedRequest] | None:
         """Return the next try of a client that was rejected, and the seconds until it."""
         if last.refused < 0:
             return None
-        return last.refused, SimulatedRequest(0.0, last.tokens, last.answer, tier=last.tier, turn=last.turn + 1)
+        again = SimulatedRequest(
+            0.0, last.tokens, last.answer, tier=last.tier, turn=last.turn + 1, session=last.session
+        )
+        return last.refused, again

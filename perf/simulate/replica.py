@@ -28,7 +28,8 @@ class SimulatedRequest:
     `tokens` and `answer` are counts; `hashes` are those of the prompt's whole blocks, `after` of
     the answer's.
 
-    Times are in seconds, negative before they happen. `cached`: prompt tokens found in the cache.
+    Turns of a conversation have the same `session`. Times are in seconds, negative before they
+    happen. `cached`: prompt tokens found in the cache.
     `refused`: the Retry-After of a rejection. `made`: tokens of the answer that the client has.
     """
 
@@ -40,6 +41,7 @@ class SimulatedRequest:
     tenant: str = ""
     tier: str = ""
     turn: int = 0
+    session: int = 0
     first: float = -1.0
     end: float = -1.0
     cached: int = 0

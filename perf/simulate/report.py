@@ -71,6 +71,8 @@ def fleet_rows(document: Document) -> list[tuple[str, str]]:
         rows.append(("Tries per client", f"{document.summary.requests / document.options['herd']:.2f}"))
     if known.get("degraded"):
         rows.append(("Degraded mode over time", _over_time(known["degraded"])))
+    if known.get("rollout"):
+        rows.append(("Percent to the new version", _over_time(known["rollout"])))
     if known["moved"]:
         rows.append(("Continued elsewhere", f"{known['moved']:,}"))
     rows.append(("Simulated", f"{known['simulated_requests']:,} requests in {known['cpu_seconds']:,.1f} s of CPU"))

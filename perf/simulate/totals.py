@@ -44,6 +44,7 @@ class SimulationTotals:
     requests: list[int] = field(default_factory=list)
     scaled: list[tuple[float, int]] = field(default_factory=list)
     degraded: list[tuple[float, int]] = field(default_factory=list)
+    rollout: list[tuple[float, float]] = field(default_factory=list)
     served: Counter[str] = field(default_factory=Counter)
     drained: Counter[str] = field(default_factory=Counter)
 
@@ -107,6 +108,7 @@ class SimulationTotals:
             "drained": {tier or "all": round(end, 1) for tier, end in self.drained.items()},
             **({"scaled": self.scaled} if self.scaled else {}),
             **({"degraded": self.degraded} if self.degraded else {}),
+            **({"rollout": self.rollout} if self.rollout else {}),
         }
 
 
@@ -124,6 +126,7 @@ def sum_up(outcome: SimulationOutcome, skipped: float = 0.0) -> SimulationTotals
     found.gpu_seconds = spec.engine.gpus * outcome.replica_seconds(skipped, skipped + measured)
     found.scaled = [(when, count) for when, count in outcome.scaled if when >= skipped]
     found.degraded = [(when, level) for when, level in outcome.degraded if when >= skipped]
+    found.rollout = list(outcome.rollout)
     found.dollars = found.gpu_seconds / 3600 * spec.engine.price
     counts: Counter[str] = Counter()
     for job, seen in _seen(outcome.jobs, spec.engine.block_tokens):

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -425,6 +426,41 @@ def test_what_the_way_adds_comes_to_first_tokens_and_not_to_the_pace(
         assert said[0.05][metric]["p95"] == pytest.approx(said[0.0][metric]["p95"] + more, abs=1e-3)
 
 
+def test_a_rollout_is_judged_and_moved_by_the_products_own_judge() -> None:
+    spec = ConversationArrivals(
+        30.0, 450.0, system=300, think=5.0, answer=parse_lengths("50"), message=parse_lengths("50"), block_tokens=100
+    )
+    conversations = spec.arrivals()
+    healthy = SimulatedFleet(FleetSpec(ENGINE, 3, rollout=100.0)).run(conversations)
+    assert [percent for _, percent in healthy.rollout] == [5, 25, 50, 100]
+    assert all(b - a >= 60 for (a, _), (b, _) in pairwise(healthy.rollout))
+    last = [job for job in healthy.jobs if job.arrived > healthy.rollout[-1][0]]
+    assert last
+    assert {job.replica.partition("-")[0] for job in last} == {"new"}
+    assert not any(job.failed or job.refused >= 0 for job in healthy.jobs)
+    # new replicas that are slower: numbers go on after the old ones
+    conversations = replace(spec, seconds=200.0).arrivals()
+    slow = SimulatedFleet(FleetSpec(ENGINE, 3, rollout=100.0, slow={3: 2.0, 4: 2.0, 5: 2.0})).run(conversations)
+    assert [percent for _, percent in slow.rollout] == [5, 0]
+
+
+def test_a_herd_comes_in_the_middle_of_other_load_after_ten_minutes_without_replicas(
+    plan: Path, tmp_path: Path
+) -> None:
+    file, page = tmp_path / "run.json", tmp_path / "run.html"
+    options = ("--rate", "1", "-d", "15m", "--herd", "200@12m", "--slo", "ttft:500ms", "--replicas", "2")
+    simulated(plan, *options, "--json", str(file), "--html", str(page))
+    document = json.loads(file.read_text())
+    (outage, _), (herd, _) = document["options"]["events"]
+    assert herd - outage == pytest.approx(600)
+    failed = [one["start"] for one in document["records"] if one["error"]]
+    answered = [one["first"] for one in document["records"] if not one["error"]]
+    assert not any(outage + 10 < at < herd for at in answered)
+    assert any(outage < at < herd for at in failed)
+    assert sum(herd < at for at in answered) > 200
+    assert ">herd<" in page.read_text()
+
+
 def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: Path) -> None:
     ways = "cheapest,least-loaded,cheapest+no-queue"
     output = simulated(
@@ -457,6 +493,9 @@ def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: P
             ("--rate", "1", "--policy", "cheapest,best"),
             "--policy best names no policy; choose from cheapest, least-loaded",
         ),
+        (("--day", "1000", "--herd", "5"), "one of --rate, --day, --herd, --trace and --bench"),
+        (("--rate", "1", "--herd", "many@5s"), "write a number of clients, or CLIENTS@TIME such as 5000@10h"),
+        (("--rate", "1", "--scale", "1..2", "--rollout", "5s"), "leave out --rollout"),
         (("--rate", "1", "--replicas", "2", "--fail", "2@5s"), "replicas are numbered from 0 to 1"),
         (("--rate", "5", "-d", "5s", "--replicas", "1", "--skip", "9s"), "--skip 9: all requests came before that"),
     ],
