@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -15,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from llmops.cli.stack import MAX_RESTARTS, Stack
+from llmops.errors import ServerError
 from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.waiting import GENEROUS, wait_until
 
@@ -130,32 +134,54 @@ def accepts(port: int) -> bool:
     return True
 
 
-def test_the_end_of_triton_is_the_end_of_all(up: Up) -> None:
-    up.wait_ready()
-    triton = next(pid for pid in up.children() if "tritonserver" in Path("/proc", str(pid), "cmdline").read_text())
-    os.kill(triton, signal.SIGKILL)
-    assert up.process.wait(GENEROUS) == 1
-    assert "Triton ended unexpectedly with code -9" in up.log
-
-
-def test_the_end_of_a_models_process_is_the_end_of_all(up: Up) -> None:
+def test_a_models_process_that_ends_is_started_again(up: Up) -> None:
     """Triton itself would go on, say that the model is ready, and let every request to it wait."""
     url = up.wait_ready()
-    body = {"model": "smollm2", "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=GENEROUS) as answer:
-        assert answer.readline().startswith(b"data: ")
-        commands = {pid: Path("/proc", str(pid), "cmdline").read_text() for pid in up.children()}
-        os.kill(
-            next(pid for pid, text in commands.items() if "smollm2-tensorrt_llm/1/model.py" in text), signal.SIGKILL
-        )
-        ending = answer.read().decode()
-    assert '"error"' in ending
-    assert "[DONE]" not in ending
-    assert up.process.wait(GENEROUS) == 1
-    assert "Error: The process of model smollm2-tensorrt_llm ended unexpectedly" in up.log
+    next(up.stream(url, 4000))
+    commands = {pid: Path("/proc", str(pid), "cmdline").read_text() for pid in up.children()}
+    engine = next(pid for pid, text in commands.items() if "smollm2-tensorrt_llm/1/model.py" in text)
+    os.kill(engine, signal.SIGKILL)
+    up.found(r"The process of model smollm2-tensorrt_llm ended unexpectedly.* (Starting it again)")
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError):
+            return list(up.stream(url, 4))[-1]["usage"]["completion_tokens"] == 4
+        return False
+
+    wait_until(answers)
+    # processes of the first Triton, of which none is left
     assert [pid for pid in commands if Path("/proc", str(pid)).exists()] == []
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(GENEROUS) == 0, up.log
     assert list(Path("/dev/shm").glob(f"*llmops_{up.process.pid}_*")) == []
+
+
+class BrokenTriton:
+    """A Triton that ends as soon as it is ready."""
+
+    starts = 1
+
+    def wait(self, stop: threading.Event, sources: object) -> None:
+        raise ServerError("Triton ended unexpectedly with code -9.")
+
+    def restart(self) -> None:
+        self.starts += 1
+
+    def wait_ready(self, cancelled: threading.Event) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def test_a_crash_loop_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    raised = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    stack, triton = Stack("127.0.0.1", 0, None, None, None), BrokenTriton()
+    stack._tritons[triton], stack._running = threading.Event(), 1  # type: ignore[index]
+    stack._watch(triton)  # type: ignore[arg-type]
+    assert triton.starts == MAX_RESTARTS + 1
+    assert capsys.readouterr().err.count("Starting it again.") == MAX_RESTARTS
+    assert raised == [signal.SIGTERM]
+    assert "It was started 4 times within 10 minutes, so it is not started again." in str(stack._failure)
 
 
 def test_a_taken_port_is_known_before_anything_is_built(tmp_path: Path) -> None:
