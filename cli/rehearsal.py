@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.local_replicas import last_line
 from llmops.control.rollouts.schemas import RolloutCreate, RolloutQuery, RolloutRead
 from llmops.errors import ServerError
+from llmops.gateway.routing.quality.golden_prompts import GoldenPrompt, load_golden_prompts
 from llmops.perf.planted_faults import PLANTED_ERROR
 from llmops.perf.rehearsal import RehearsalLoad, RehearsalReport, make_report
 from llmops.process import with_parent_death_signal
@@ -26,6 +29,8 @@ LOAD_SHARE = 0.4
 #: Seconds of load before the roll-out starts and after it has ended.
 MARGIN = 15.0
 CANDIDATE = "candidate"
+#: Tokens of an answer to a golden prompt, and the time between two sweeps.
+QUALITY_TOKENS, QUALITY_INTERVAL = 12, "45s"
 
 
 @dataclass(frozen=True)
@@ -49,22 +54,29 @@ async def rehearse(rehearsal: Rehearsal, report: Callable[[str], None]) -> Rehea
     Raises:
         ServerError: A stack does not start, or the roll-out does not end.
     """
-    capacity = {}
+    capacity, quality, prompts = {}, {}, rehearsal_prompts()
     with tempfile.TemporaryDirectory(prefix="llmops-rehearsal-") as folder:
         report("Measuring the capacity of the new version alone …")
         async with _stack(rehearsal.new, Path(folder, "new"), "") as (url, model, _):
-            capacity["new"] = await RehearsalLoad(url, model).measure_capacity()
-        report(f"{capacity['new']:.2f} answers/s. Starting the old version, and measuring it …")
-        async with _stack(rehearsal.old, Path(folder, "old"), rehearsal.fault) as (url, model, store):
             load = RehearsalLoad(url, model)
-            capacity["old"] = await load.measure_capacity()
-            rate = LOAD_SHARE * min(capacity.values())
-            report(f"{capacity['old']:.2f} answers/s. Offering {rate:.2f} requests/s from now on.")
+            capacity["new"], quality["new"] = await load.measure_capacity(), await load.measure_quality(prompts)
+        report(f"{_measured(capacity, quality, 'new')} Starting the old version, and measuring it …")
+        golden = Path(folder, "golden.jsonl")
+        golden.write_text("".join(f"{json.dumps(prompt.data())}\n" for prompt in prompts))
+        watched = {"LLMOPS_QUALITY__INTERVAL": QUALITY_INTERVAL, "LLMOPS_QUALITY__PROMPTS": str(golden)}
+        async with _stack(rehearsal.old, Path(folder, "old"), rehearsal.fault, watched) as (url, model, store):
+            load = RehearsalLoad(url, model)
+            capacity["old"], quality["old"] = await load.measure_capacity(), await load.measure_quality(prompts)
+            rate, tolerance = LOAD_SHARE * min(capacity.values()), max(quality["old"] - quality["new"], 0.0)
+            report(
+                f"{_measured(capacity, quality, 'old')} A loss of {100 * tolerance:.1f} points is tolerated. Offering "
+                f"{rate:.2f} requests/s from now on."
+            )
             stop = asyncio.Event()
             running = asyncio.create_task(load.run(rate, stop))
             try:
                 await asyncio.sleep(MARGIN)
-                shifted_at, decided_at, last = await _roll_out(rehearsal, AdminClient(store), model, report)
+                shifted_at, decided_at, last = await _roll_out(rehearsal, AdminClient(store), model, tolerance, report)
                 await asyncio.sleep(MARGIN)
             finally:
                 stop.set()
@@ -78,13 +90,15 @@ async def rehearse(rehearsal: Rehearsal, report: Callable[[str], None]) -> Rehea
         decided_at=decided_at,
         rate=rate,
         capacity=capacity,
+        quality=quality,
+        quality_tolerance=tolerance,
         fault=rehearsal.fault,
         is_planted=lambda error: PLANTED_ERROR in error,
     )
 
 
 async def _roll_out(
-    rehearsal: Rehearsal, admin: AdminClient, model: str, report: Callable[[str], None]
+    rehearsal: Rehearsal, admin: AdminClient, model: str, tolerance: float, report: Callable[[str], None]
 ) -> tuple[float, float, RolloutRead]:
     """Return when the candidate got its first requests, when it was decided, and the end."""
     body = RolloutCreate(
@@ -96,6 +110,7 @@ async def _roll_out(
         keep_old=MARGIN,
         min_requests=rehearsal.min_requests,
         min_seconds=10,
+        quality_tolerance=tolerance,
     )
     await asyncio.to_thread(admin.request, "POST", ("rollouts",), RolloutRead, body=body)
     shifted_at = decided_at = 0.0
@@ -117,9 +132,20 @@ async def _roll_out(
                 return shifted_at or decided_at, decided_at or at, now
 
 
+def rehearsal_prompts() -> Sequence[GoldenPrompt]:
+    """Return the golden prompts of the package, with short answers: they share two cores with the load."""
+    return [replace(prompt, max_tokens=QUALITY_TOKENS) for prompt in load_golden_prompts(None)]
+
+
+def _measured(capacity: Mapping[str, float], quality: Mapping[str, float], version: str) -> str:
+    return f"{capacity[version]:.2f} answers/s, {100 * quality[version]:.0f} % of the golden prompts answered right."
+
+
 @asynccontextmanager
-async def _stack(engine: Path, folder: Path, fault: str) -> AsyncIterator[tuple[str, str, str]]:
-    """Serve an engine. Yield the gateway's URL, the model and the store.
+async def _stack(
+    engine: Path, folder: Path, fault: str, settings: Mapping[str, str] = {}
+) -> AsyncIterator[tuple[str, str, str]]:
+    """Serve an engine with settings of the gateway. Yield the gateway's URL, the model and the store.
 
     Raises ServerError with the end of the log if it does not start.
     """
@@ -132,6 +158,7 @@ async def _stack(engine: Path, folder: Path, fault: str) -> AsyncIterator[tuple[
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
+            env=os.environ | settings,
         )
     try:
         assert process.stdout is not None

@@ -230,11 +230,13 @@ def pin(model: str, key: str, version: str | None, admin: AdminClient, as_json: 
     help="Plant a fault into the new version.",
 )
 @click.option("--json", "output", type=OutputFile(), metavar="FILE", help="Write the report to this file.")
-def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path | None) -> None:
+@click.option("--same", is_flag=True, help="Roll out to a copy of the old version.")
+def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path | None, same: bool) -> None:
     """Carry a whole roll-out out on this machine, under load, and report what happened.
 
-    Without folders: SmolLM2 in float32 as the old version and in INT8 as the new one. Takes some
-    minutes. Exit code 1 if a request failed, a token was doubled, or a planted fault was promoted.
+    Without folders: SmolLM2 in float32 as the old version and in INT8 as the new one. The tolerated
+    loss of quality is the one between both versions without a fault. Takes some minutes. Exit code
+    1 if a request failed, a token was doubled, or a planted fault was promoted.
     """
     import asyncio
     import json
@@ -244,8 +246,10 @@ def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path
     from llmops.cli.rehearsal import rehearse as run
     from llmops.cli.stack import build_engine
 
-    old = old or build_engine("smollm2", "openvino", "none", 1, None, None)
-    new = new or build_engine("smollm2", "openvino", "int8", 1, None, None)
+    if same and new is not None:
+        raise click.UsageError("--same and --to both name the new version; leave one of them out.")
+    old = old or build_engine("smollm2", "openvino", "int8" if same else "none", 1, None, None)
+    new = old if same else new or build_engine("smollm2", "openvino", "int8", 1, None, None)
     report = asyncio.run(run(Rehearsal(old, new, fault or ""), lambda line: click.echo(line, err=True)))
     data = asdict(report)
     if output is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from llmops.gateway.errors import EngineError
 from llmops.gateway.interfaces import (
@@ -20,9 +21,11 @@ from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
 
 FAULTS = ("slow", "errors", "scrambled", "language", "quality")
 PLANTED_ERROR = "An error that the rehearsal has planted."
-#: One request of this many fails with the fault `errors`, and one token of QUALITY_PERIOD is
-#: replaced with the fault `quality`.
-ERROR_PERIOD, QUALITY_PERIOD = 20, 12
+#: One request of this many fails with the fault `errors`. With the fault `quality`, the version reads
+#: one token of so many of its prompts as another one: answers stay fluent, and are wrong more often.
+ERROR_PERIOD, QUALITY_PERIOD = 20, 3
+#: Tokens with lower ids may be special tokens of the chat template, which are not replaced.
+FIRST_TEXT_TOKEN = 100
 _THAI = "สวัสดีครับ ผมไม่เข้าใจคำถามของคุณ กรุณาลองอีกครั้ง "
 
 
@@ -39,8 +42,17 @@ class FaultyEngine(Engine):
     async def open(self, request: EngineRequest) -> TokenStream:
         if self._fault == "errors" and next(self._requests) % ERROR_PERIOD == 0:
             raise EngineError(PLANTED_ERROR)
+        if self._fault == "quality":
+            vocabulary = next(iter(self._pool.replicas.values())).model.card.vocab_size
+            request = replace(request, input_ids=[*_misread(request.input_ids, vocabulary)])
         stream = await self._pool.open(request)
         return FaultyStream(stream, self._fault, request.end_ids, self._pool)
+
+
+def _misread(ids: Sequence[int], vocabulary: int) -> Iterator[int]:
+    for at, token in enumerate(ids):
+        is_changed = at % QUALITY_PERIOD == 0 and token >= FIRST_TEXT_TOKEN
+        yield FIRST_TEXT_TOKEN + (token + 1) % (vocabulary - FIRST_TEXT_TOKEN) if is_changed else token
 
 
 class FaultyStream(ForwardingStream):
@@ -53,7 +65,7 @@ class FaultyStream(ForwardingStream):
         self._vocabulary = model.card.vocab_size
         thai: Sequence[int] = model.tokenizer.encode(_THAI, add_special_tokens=False)
         self._thai = itertools.cycle(thai)
-        self._count, self._last = 0, time.perf_counter()
+        self._last = time.perf_counter()
 
     async def __anext__(self) -> TokenBatch:
         batch = await self._stream.__anext__()
@@ -63,7 +75,6 @@ class FaultyStream(ForwardingStream):
         return batch._replace(tokens=[self._replace(token) for token in batch.tokens])
 
     def _replace(self, token: int) -> int:
-        self._count += 1
         if token in self._end_ids:
             return token
         match self._fault:
@@ -71,7 +82,5 @@ class FaultyStream(ForwardingStream):
                 return 100 + (token * 7919 + 13) % (self._vocabulary - 200)
             case "language":
                 return next(self._thai)
-            case "quality" if self._count % QUALITY_PERIOD == 0:
-                return 100 + (token + 1) % (self._vocabulary - 200)
             case _:
                 return token

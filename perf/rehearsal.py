@@ -15,6 +15,8 @@ from typing import Any
 
 import httpx
 
+from llmops.gateway.routing.quality.golden_prompts import GoldenPrompt
+
 #: Tokens of each answer. Long enough to look like words, short enough for hundreds of answers.
 ANSWER_TOKENS = 12
 #: Seconds over which completed and offered requests are compared, and between two comparisons. With
@@ -23,6 +25,8 @@ WINDOW, WINDOW_STEP = 30.0, 5.0
 WINDOW_REQUESTS = 40
 #: Users of the closed loop that measures a capacity, and its seconds.
 CAPACITY_USERS, CAPACITY_SECONDS = 8, 15.0
+#: Golden prompts that are asked at a time.
+QUALITY_USERS = 4
 REQUEST_TIMEOUT = 120.0
 
 _SUBJECTS = (
@@ -71,6 +75,25 @@ class RehearsalLoad:
             await asyncio.gather(*map(user, range(CAPACITY_USERS)))
             good = [record for record in found if not record.error]
             return len(good) / (max((record.ended for record in good), default=started + 1) - started)
+
+    async def measure_quality(self, prompts: Sequence[GoldenPrompt]) -> float:
+        """Return the share of right answers to golden prompts."""
+        async with self._client() as client:
+            limit = asyncio.Semaphore(QUALITY_USERS)
+
+            async def ask(prompt: GoldenPrompt) -> float | None:
+                body = {
+                    "model": self.model,
+                    "messages": [{"role": "user", "content": prompt.prompt}],
+                    "max_tokens": prompt.max_tokens,
+                    "temperature": 0,
+                }
+                async with limit:
+                    answer = await client.post(f"{self.url}/v1/chat/completions", json=body)
+                return prompt.score(answer.raise_for_status().json()["choices"][0]["message"]["content"])
+
+            scores = [score for score in await asyncio.gather(*map(ask, prompts)) if score is not None]
+        return sum(scores) / len(scores)
 
     async def run(self, rate: float, stop: asyncio.Event) -> None:
         """Offer `rate` requests per second until `stop` is set, and wait for their answers."""
@@ -147,6 +170,8 @@ class RehearsalReport:
             None without a rollback.
         rate: Offered requests per second.
         capacity: Measured answers per second of both versions alone.
+        quality: Share of right answers to golden prompts of both versions alone, without a fault.
+        quality_tolerance: Loss of that share that was tolerated.
     """
 
     requests: int
@@ -161,6 +186,8 @@ class RehearsalReport:
     seconds_to_rollback: float | None
     rate: float
     capacity: dict[str, float]
+    quality: dict[str, float]
+    quality_tolerance: float
     fault: str
     errors: list[str]
 
@@ -188,6 +215,8 @@ def make_report(
     decided_at: float,
     rate: float,
     capacity: dict[str, float],
+    quality: dict[str, float],
+    quality_tolerance: float,
     fault: str,
     is_planted: Callable[[str], bool],
 ) -> RehearsalReport:
@@ -208,6 +237,8 @@ def make_report(
         seconds_to_rollback=round(max(late, default=0.0), 1) if verdict == "rolled back" else None,
         rate=round(rate, 2),
         capacity={name: round(value, 2) for name, value in capacity.items()},
+        quality={name: round(value, 3) for name, value in quality.items()},
+        quality_tolerance=round(quality_tolerance, 3),
         fault=fault,
         errors=sorted({record.error for record in failed})[:5],
     )

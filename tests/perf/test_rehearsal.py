@@ -38,6 +38,8 @@ def test_the_report_counts_what_a_rollout_must_not_do():
         decided_at=70.5,
         rate=1.0,
         capacity={"old": 2.5, "new": 3.0},
+        quality={"old": 0.8, "new": 0.75},
+        quality_tolerance=0.05,
         fault="errors",
         is_planted=lambda error: error == "planted",
     )
@@ -66,6 +68,7 @@ class Pool(Engine):
         self.replicas = {"a": SimpleNamespace(model=model)}
 
     async def open(self, request: EngineRequest) -> TokenStream:
+        self.seen = request.input_ids
         return Stream([500, 501, 502, 2])
 
 
@@ -81,6 +84,12 @@ async def test_faults_change_tokens_and_no_lengths():
     assert len(scrambled) == 4
     assert scrambled[-1] == 2
     assert set(scrambled).isdisjoint({500, 501, 502})
+
+
+async def test_a_version_of_lower_quality_misreads_its_prompts():
+    pool = Pool()
+    await FaultyEngine(pool, "quality").open(EngineRequest("1", [1, 300, 301, 302, 2, 303, 999], 4))
+    assert pool.seen == [1, 300, 301, 403, 2, 303, 200]
 
 
 async def test_one_request_of_twenty_fails():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from llmops.errors import InputError
 
@@ -30,6 +31,11 @@ class GoldenPrompt:
     prompt: str
     expect: re.Pattern[str] | None
     max_tokens: int = 24
+
+    def data(self) -> dict[str, Any]:
+        """Return the prompt as a line of a file has it."""
+        expect = None if self.expect is None else self.expect.pattern
+        return {"id": self.name, "prompt": self.prompt, "expect": expect, "max_tokens": self.max_tokens}
 
     def score(self, answer: str) -> float | None:
         """Return 1 for a right answer and 0 for a wrong one; None if no answer is known."""

@@ -103,10 +103,12 @@ class QualityWatch:
 
     async def _compare(self, model: str, version: str, replicas: Sequence[Replica]) -> None:
         """Compare the replicas of a version, and take out one that differs twice."""
+        if len(replicas) < 2:
+            return
         prompts = [tuple(_input_ids(replicas[0].model, prompt)) for prompt in self.prompts[:COMPARED_PROMPTS]]
         prompts += self._shadow.take(model)
         found = await self._ask_all(model, version, replicas, prompts)
-        if found.agreed or len(replicas) < 2:
+        if found.agreed:
             self._log_once.is_new((model, version), None)
             return
         # once more at once: a batch that rounded differently does not repeat itself
