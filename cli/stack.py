@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -188,6 +189,7 @@ class Stack:
         self._running, self._plugins = 0, plugins
         self._leaving = threading.Event()
         self._forced = False
+        self._early_signal = 0
         # each server with the event that says that its end is intended
         self._tritons: dict[TritonServer, threading.Event] = {}
         self._counting = threading.Lock()
@@ -283,8 +285,8 @@ class Stack:
         is_single = len(addresses) == 1 and self._versions is None
         where = {"triton": addresses[0]} if is_single else {"replicas": addresses}
         settings = self._settings.model_copy(update=where)
-        # uvicorn handles both signals, and raises them again at its end
-        _on_signals(_ignore)
+        # uvicorn handles both signals after the gateway's imports, and raises them again at its end
+        _on_signals(self._remember)
 
         def listening(url: str, keys_needed: bool) -> None:
             self._announce_when_ready(Ready(url, models, self._exposure(url, keys_needed), keys_needed), on_ready)
@@ -295,12 +297,20 @@ class Stack:
         if self._forced:
             raise click.Abort
 
+    def _remember(self, number: int, _frame: FrameType | None) -> None:
+        self._early_signal = number
+
     def _announce_when_ready(self, ready: Ready, on_ready: Callable[[Ready], None]) -> None:
         def wait() -> None:
             while not self._leaving.is_set():
                 with contextlib.suppress(urllib.error.URLError, OSError):
                     urllib.request.urlopen(f"{ready.url}/health/ready", timeout=30).close()
-                    on_ready(ready)
+                    if not self._early_signal:
+                        on_ready(ready)
+                        return
+                if self._early_signal and signal.getsignal(signal.SIGTERM) != self._remember:
+                    # the server handles signals by now
+                    os.kill(os.getpid(), self._early_signal)
                     return
                 self._leaving.wait(0.1)
 
@@ -403,9 +413,6 @@ def _end_now(_signal: int, _frame: FrameType | None) -> None:
 def _on_signals(handler: Any) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
-
-
-def _ignore(_signal: int, _frame: FrameType | None) -> None: ...
 
 
 def _print_problems(line: object) -> None:
