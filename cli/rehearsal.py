@@ -24,6 +24,8 @@ from llmops.process import with_parent_death_signal
 
 #: Seconds for a stack to start, and for a roll-out to end.
 START_TIMEOUT, ROLLOUT_TIMEOUT = 300.0, 1800.0
+#: Seconds for a stack to stop: its answers are short.
+STOP_TIMEOUT = 60.0
 #: Offered requests as a share of the slower version's capacity.
 LOAD_SHARE = 0.4
 #: Seconds of load before the roll-out starts and after it has ended.
@@ -177,4 +179,8 @@ async def _stack(
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
-            await process.wait()
+            try:
+                async with asyncio.timeout(STOP_TIMEOUT):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
