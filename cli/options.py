@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from llmops.objectives import parse_share
 from llmops.output_files import check_writable
 from llmops.units import parse_duration
 
@@ -40,6 +41,18 @@ class Duration(click.ParamType):
         if found and found < 1:
             self.fail(f"{value} is less than a second.", param, ctx)
         return round(found)
+
+
+class Share(click.ParamType):
+    """A share between 0 and 1, written as 99.9% or 0.999."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return parse_share(value)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
 
 
 class OutputFile(click.ParamType):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from llmops.build.plan.speed.workload import TARGET_LATENCIES
 from llmops.build.quant_formats import PLANNED
 from llmops.build.target_facts import GPU_TARGETS
-from llmops.cli.options import Duration, OutputFile, option_groups
+from llmops.cli.options import Duration, OutputFile, Share, option_groups
 from llmops.cli.output import console, table_console
 from llmops.cli.service.command_defaults import plan_defaults
 from llmops.cli.service.service_command import file_options, for_each_model, model_option
@@ -25,8 +26,26 @@ if TYPE_CHECKING:
     from llmops.build.plan.search.serving_cost import ApiPrice
 
 
+T = TypeVar("T")
+
 PIPED_WIDTH = 120
 QUANT = ", ".join(form.label for form in PLANNED.values())
+
+
+def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
+    """Return a decorator that adds the targets of a latency at three percentiles."""
+    texts = {
+        95: f"Target for the {text}, 95th percentile, e.g. {example}.",
+        50: "The same for the median.",
+        99: "The same for the 99th percentile.",
+    }
+
+    def add(command: T) -> T:
+        for percentile, help_ in reversed(texts.items()):
+            command = click.option(f"--{metric}-p{percentile}", type=Duration(), help=help_)(command)  # type: ignore[type-var]
+        return command
+
+    return add
 
 
 @option_groups(
@@ -42,7 +61,7 @@ QUANT = ", ".join(form.label for form in PLANNED.values())
             "profile",
             "model",
         ),
-        "Load and objectives": ("isl", "osl", "qps", *TARGET_LATENCIES, "prefix_hit"),
+        "Load and objectives": ("isl", "osl", "qps", *TARGET_LATENCIES, "availability", "prefix_hit"),
         "Layout and limits": ("tp", "pp", "ep", "max_seq_len", "max_num_tokens", "kv_fraction"),
         "Engine": ("draft_tokens", "acceptance", "chunked_prefill", "disaggregated"),
         "Cost and times": ("price", "api_price", "measured", "timing", "online"),
@@ -71,10 +90,14 @@ QUANT = ", ".join(form.label for form in PLANNED.values())
 @click.option(
     "--qps", type=click.FloatRange(0, min_open=True), help="Requests/s to serve.  [default: what one replica can take]"
 )
-@click.option("--ttft-p95", type=Duration(), help="Target for the time to first token, 95th percentile, e.g. 500ms.")
-@click.option("--ttft-p99", type=Duration(), help="The same for the 99th percentile.")
-@click.option("--tpot-p95", type=Duration(), help="Target for the time per output token, 95th percentile, e.g. 50ms.")
-@click.option("--tpot-p99", type=Duration(), help="The same for the 99th percentile.")
+@_latency_options("ttft", "time to first token", "500ms")
+@_latency_options("tpot", "time per output token", "50ms")
+@_latency_options("e2e", "time to the last token of an answer of mean length", "20s")
+@click.option(
+    "--availability",
+    type=Share(),
+    help="Target for the share of the time in which enough replicas run, e.g. 99.9%; adds spare ones.",
+)
 @click.option("--tp", type=click.IntRange(1), help="Fix the tensor parallel size.")
 @click.option("--pp", type=click.IntRange(1), help="Fix the number of pipeline stages.")
 @click.option("--ep", type=click.IntRange(1), help="Fix the expert parallel size, a divisor of --tp.")
@@ -229,7 +252,8 @@ def _request(name: str, checkpoint: Checkpoint, flags: dict[str, Any]) -> PlanRe
     model = checkpoint.architecture
     precision = find_precision(flags["quant"], model)
     kv = find_kv(flags["kv_dtype"], precision)
-    load = ("isl", "osl", "qps", *TARGET_LATENCIES, "prefix_hit", "draft_tokens", "acceptance", "chunked_prefill")
+    load = ("isl", "osl", "qps", *TARGET_LATENCIES, "availability", "prefix_hit")
+    load = (*load, "draft_tokens", "acceptance", "chunked_prefill")
     same = ("max_gpus", "tp", "pp", "ep", "max_seq_len", "max_num_tokens", "kv_fraction", "disaggregated")
     return PlanRequest(
         name=name,

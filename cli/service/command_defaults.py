@@ -89,7 +89,7 @@ def plan_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
     # `auto` leaves only the number of replicas to the planner; the file decides what a replica is
     load = model.traffic.model_dump()
     shape = layout | limits if gpus else {}
-    targets = {target: getattr(model.slo, target) for target in TARGET_LATENCIES}
+    targets = {target: getattr(model.slo, target) for target in (*TARGET_LATENCIES, "availability")}
     return _without_none(name=name, checkpoint=model.checkpoint, **load, **targets, **shape)
 
 

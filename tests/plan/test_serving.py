@@ -10,6 +10,7 @@ import pytest
 
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
+from llmops.build.plan.search.candidate import spare_replicas
 from llmops.build.plan.speed.disaggregated import decode_worker, match_workers, prefill_worker
 from llmops.build.plan.speed.replica_model import ReplicaModel, highest_point
 from llmops.build.plan.speed.step_time import Prefill, StepModel
@@ -85,21 +86,24 @@ def test_simulated_traffic_agrees(models, concurrency):
     load = PlanWorkload(1000, 200)
     machine = replica(models, load)
     point = machine.at(concurrency)
-    ttft, tpot = simulate(machine, point.rate, requests=4000)
+    ttft, tpot, whole = simulate(machine, point.rate, requests=4000)
     assert sum(tpot) / len(tpot) == pytest.approx(point.tpot, rel=0.15)
     assert percentile(tpot, 95) == pytest.approx(point.tpot_p95, rel=0.15)
     assert sum(ttft) / len(ttft) == pytest.approx(point.ttft, rel=0.15)
     assert percentile(ttft, 95) == pytest.approx(point.ttft_p95, rel=0.15)
+    assert percentile(ttft, 50) <= 1.1 * point.ttft_p50
+    assert percentile(whole, 50) == pytest.approx(point.e2e_p50, rel=0.15)
+    assert percentile(whole, 95) == pytest.approx(point.e2e_p95, rel=0.15)
 
 
-def simulate(machine: ReplicaModel, rate: float, requests: int) -> tuple[list[float], list[float]]:
-    """TTFT and TPOT of each request, the first tenth (filling up) left out."""
+def simulate(machine: ReplicaModel, rate: float, requests: int) -> tuple[list[float], list[float], list[float]]:
+    """TTFT, TPOT and whole time of each request, the first tenth (filling up) left out."""
     draw, load, now = random.Random(7), machine.workload, 0.0
     arrivals = deque()
     for _ in range(requests):
         now += draw.expovariate(rate)
         arrivals.append(now)
-    clock, running, ttft, tpot = 0.0, [], [], []
+    clock, running, ttft, tpot, whole = 0.0, [], [], [], []
     while arrivals or running:
         if not running and arrivals[0] > clock:
             clock = arrivals[0]
@@ -118,12 +122,21 @@ def simulate(machine: ReplicaModel, rate: float, requests: int) -> tuple[list[fl
             request[1] -= 1
             if request[1] == 0:
                 tpot.append((clock - request[0]) / (load.osl - 1))
+                whole.append(clock - request[2])
         running = [request for request in running if request[1] > 0]
         for arrival in admitted:
             ttft.append(clock - arrival)
-            running.append([clock, load.osl - 1])
+            running.append([clock, load.osl - 1, arrival])
     skip = requests // 10
-    return ttft[skip:], tpot[skip:]
+    return ttft[skip:], tpot[skip:], whole[skip:]
+
+
+@pytest.mark.parametrize(
+    ("needed", "gpus", "availability", "spares"),
+    [(8, 1, None, 0), (8, 1, 0.9999, 1), (1, 8, 0.9999, 1), (1, 8, 0.9, 0), (800, 8, 0.999, 2)],
+)
+def test_spare_replicas_make_an_availability(needed, gpus, availability, spares):
+    assert spare_replicas(needed, gpus, availability) == spares
 
 
 def percentile(values: list[float], share: int) -> float:

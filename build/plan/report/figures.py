@@ -42,7 +42,7 @@ def request_summary(plan: PlanResult) -> str:
     parts = [f"{load.isl} + {load.osl} tokens"]
     if load.qps:
         parts.append(f"{load.qps:g} requests/s")
-    parts += [f"{name} ≤ {limit}" for name, limit in _targets(plan)]
+    parts += [f"{name} {'≥' if name == 'availability' else '≤'} {limit}" for name, limit in _targets(plan)]
     if load.prefix_hit:
         parts.append(f"prefix hits {load.prefix_hit:.0%}")
     if load.draft_tokens:
@@ -53,9 +53,11 @@ def request_summary(plan: PlanResult) -> str:
 
 
 def _targets(plan: PlanResult) -> list[tuple[str, str]]:
-    """Return the latency targets as ("TTFT p95", "500 ms")."""
+    """Return the targets as ("TTFT p95", "500 ms")."""
     targets = plan.request.workload.targets.items()
-    return [(f"{name[:4].upper()} {name[5:]}", milliseconds(limit)) for name, limit in targets]
+    found = [(name.upper().replace("_P", " p"), milliseconds(limit)) for name, limit in targets]
+    share = plan.request.workload.availability
+    return found if share is None else [*found, ("availability", f"{100 * share:g} %")]
 
 
 def _latency(mean: float, p95: float, p99: float) -> str:
@@ -67,7 +69,8 @@ def recommendation(plan: PlanResult) -> str:
     best, load = plan.best, plan.request.workload
     rate = load.qps or best.capacity
     fleet = f"{best.gpus} {best.gpu.name} GPU{'s' * (best.gpus > 1)}"
-    layout = f"{best.replicas} replica{'s' * (best.replicas > 1)} of {best.name}"
+    spare = f", {best.spares} of them spare" if best.spares else ""
+    layout = f"{best.replicas} replica{'s' * (best.replicas > 1)} of {best.name}{spare}"
     limits = [f"{name} {limit}" for name, limit in _targets(plan)]
     within = f" within {' and '.join(limits)}" if limits else ""
     return (

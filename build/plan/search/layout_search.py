@@ -232,7 +232,7 @@ def _disaggregated(
         (pair, fitting)
         for prefill in prefills
         for decode, fitting in decodes
-        if (pair := match_workers(prefill, decode, qps, request.max_gpus))
+        if (pair := match_workers(prefill, decode, qps, request.max_gpus)) and _keeps_joint_targets(request, pair)
     ]
     if not pairs:
         return []
@@ -240,6 +240,14 @@ def _disaggregated(
         pairs, key=lambda found: (found[0].gpus if qps else found[0].gpus / found[0].rate, found[0].gpus)
     )
     return [_candidate(request, gpu, fitting, pair)]
+
+
+def _keeps_joint_targets(request: PlanRequest, pair: Disaggregated) -> bool:
+    """Return True if a pair keeps the targets that neither of its workers was chosen by."""
+    load = request.workload
+    point = pair.point(load, load.qps or pair.rate)
+    targets = {name: limit for name, limit in load.targets.items() if name.startswith("e2e") or name == "ttft_p50"}
+    return all(getattr(point, name) <= limit for name, limit in targets.items())
 
 
 def _candidate(request: PlanRequest, gpu: GpuSpec, fitting: FittingLayout, pair: Disaggregated) -> Candidate:

@@ -45,6 +45,33 @@ class OperatingPoint:
     tpot_p99: float = 0.0
 
     @property
+    def ttft_p50(self) -> float:
+        """Return the mean TTFT, which the median of such a skewed distribution hardly exceeds."""
+        return self.ttft
+
+    @property
+    def tpot_p50(self) -> float:
+        return self.tpot
+
+    @property
+    def e2e_p50(self) -> float:
+        """Return the median seconds to the last token of an answer of mean length."""
+        return self._end_to_end(self.ttft, self.tpot)
+
+    @property
+    def e2e_p95(self) -> float:
+        """Return the 95th percentile of the same, as if TTFT and TPOT were high together."""
+        return self._end_to_end(self.ttft_p95, self.tpot_p95)
+
+    @property
+    def e2e_p99(self) -> float:
+        """Return the 99th percentile of the same."""
+        return self._end_to_end(self.ttft_p99, self.tpot_p99)
+
+    def _end_to_end(self, ttft: float, tpot: float) -> float:
+        return ttft + tpot * (self.tokens_per_second / self.rate - 1)
+
+    @property
     def per_gpu(self) -> float:
         """Return the output tokens/s per GPU."""
         return self.tokens_per_second / self.gpus

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from llmops.errors import InputError
 
 #: Latencies for which there can be targets, as objectives are called.
-TARGET_LATENCIES = ("ttft_p95", "ttft_p99", "tpot_p95", "tpot_p99")
+TARGET_LATENCIES = (
+    *("ttft_p50", "ttft_p95", "ttft_p99"),
+    *("tpot_p50", "tpot_p95", "tpot_p99"),
+    *("e2e_p50", "e2e_p95", "e2e_p99"),
+)
 
 
 @dataclass(frozen=True)
@@ -15,18 +19,24 @@ class PlanWorkload:
     """A workload.
 
     `isl` and `osl` are the mean tokens of a prompt and an answer, `qps` is in requests/s, targets
-    are in seconds. `prefix_hit` is the share of a prompt's tokens found in the
-    prefix cache. `draft_tokens` are proposed per step; each is accepted with probability
+    are in seconds, and `availability` is a share of the time. `prefix_hit` is the share of a
+    prompt's tokens found in the prefix cache. `draft_tokens` are proposed per step; each is accepted with probability
     `acceptance` if those before it were.
     """
 
     isl: int = 1000
     osl: int = 200
     qps: float | None = None
+    ttft_p50: float | None = None
     ttft_p95: float | None = None
     ttft_p99: float | None = None
+    tpot_p50: float | None = None
     tpot_p95: float | None = None
     tpot_p99: float | None = None
+    e2e_p50: float | None = None
+    e2e_p95: float | None = None
+    e2e_p99: float | None = None
+    availability: float | None = None
     prefix_hit: float = 0.0
     draft_tokens: int = 0
     acceptance: float = 0.7
