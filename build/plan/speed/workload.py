@@ -20,8 +20,8 @@ class PlanWorkload:
 
     `isl` and `osl` are the mean tokens of a prompt and an answer, `qps` is in requests/s, targets
     are in seconds, and `availability` is a share of the time. `prefix_hit` is the share of a
-    prompt's tokens found in the prefix cache. `draft_tokens` are proposed per step; each is accepted with probability
-    `acceptance` if those before it were.
+    prompt's tokens found in the prefix cache. `draft_tokens` are proposed per step; each is
+    accepted with probability `acceptance` if those before it were.
     """
 
     isl: int = 1000
