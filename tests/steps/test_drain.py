@@ -21,9 +21,9 @@ pytestmark = pytest.mark.xdist_group("stack")
 class Serve(LiveProcess):
     """`llmops serve` as its own process, ready."""
 
-    def __init__(self, repository: Path, folder: Path, exit_timeout: int) -> None:
+    def __init__(self, repository: Path, folder: Path, exit_timeout: int, *more: str) -> None:
         ports = ["--grpc-port", "0", "--metrics-port", "0", "--exit-timeout", f"{exit_timeout}s"]
-        super().__init__([*LLMOPS, "serve", str(repository), *ports], folder / "serve.log")
+        super().__init__([*LLMOPS, "serve", str(repository), *ports, *more], folder / "serve.log")
         self.address = self.found(r"^Ready\. gRPC (\S+),")
 
     def ask(self, number: signal.Signals = signal.SIGTERM) -> None:
@@ -37,8 +37,8 @@ class Serve(LiveProcess):
 def start_serve(tmp_path: Path) -> Iterator:
     started: list[Serve] = []
 
-    def start(repository: Path, exit_timeout: int) -> Serve:
-        started.append(Serve(repository, tmp_path, exit_timeout))
+    def start(repository: Path, exit_timeout: int, *more: str) -> Serve:
+        started.append(Serve(repository, tmp_path, exit_timeout, *more))
         return started[-1]
 
     yield start
@@ -128,6 +128,26 @@ async def test_answers_longer_than_the_window_of_steps_too_and_nothing_new_is_be
     assert {(answer.tokens, answer.error) for answer in answers} == {(2000, "")}
     assert len({answer.text for answer in answers}) == 1
     assert await serve.ended(120) == 0
+
+
+async def test_a_gpu_error_in_the_kernel_log_drains_a_replica_and_does_not_restart_it(
+    mock_engine, start_serve, start_gateway, tmp_path
+) -> None:
+    log = tmp_path / "kern.log"
+    log.write_text("[ 1.0] NVRM: Xid (PCI:0000:3b:00): 79, an old one\n")
+    more = ("--gpu-faults", str(log), "--restarts", "3")
+    serve = await asyncio.to_thread(start_serve, mock_engine, 300, *more)
+    gateway = await asyncio.to_thread(start_gateway, serve.address)
+    answers = await begin(gateway.url, "mock", 4, 2000)
+    with log.open("a") as file:
+        file.write("[ 9.0] NVRM: Xid (PCI:0000:3b:00): 31, pid=7, a fault of a program\n")
+        file.write("[ 9.1] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>\n")
+    await refused(gateway.url)
+    await finish(answers)
+    assert {(answer.tokens, answer.error) for answer in answers} == {(2000, "")}
+    assert await serve.ended(120) == 1
+    assert "Xid 79 on GPU 0000:3b:00 (GPU has fallen off the bus). The server drains" in serve.log
+    assert "Starting it again" not in serve.log
 
 
 async def refused(url: str) -> None:
