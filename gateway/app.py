@@ -24,7 +24,6 @@ from llmops.gateway.api.rerank import RerankEndpoint
 from llmops.gateway.api.responses import ResponsesEndpoints
 from llmops.gateway.api.tokenize import TokenizeEndpoints
 from llmops.gateway.auth.authentication import create_audit, create_authentication
-from llmops.gateway.conversations.response_run import RunningResponses
 from llmops.gateway.conversations.response_store import MemoryResponses, ResponseStore
 from llmops.gateway.errors import NotFoundError
 from llmops.gateway.generation.app_state import AppState
@@ -148,7 +147,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
         settings, service, stored_responses, _price_function(billing), checkpoints, adopting
     )
     responses = ResponsesEndpoints(
-        service, RunningResponses(stored_responses), conversations.store, settings.conversations.stores
+        service, stored_responses, conversations.chats, conversations.store, settings.conversations.stores
     )
 
     @asynccontextmanager

@@ -88,7 +88,7 @@ class ConversationRoutes:
         """
         self._settings, self._service, self._responses, self._checkpoints = settings, service, responses, checkpoints
         self.chats = ResumableChats(
-            service, ChatRunRegistry(), self.store, price, checkpoints, settings.conversations.stores, checks
+            service, ChatRunRegistry(), self.store, responses, price, checkpoints, settings.conversations.stores, checks
         )
         self._checks = checks
         self._titles: TitleWriter | None = None

@@ -6,8 +6,9 @@ The routes are POST /v1/responses, and GET, DELETE, cancel and input_items of a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -15,6 +16,10 @@ from starlette.responses import Response, StreamingResponse
 
 from llmops.gateway.api.generation_response import json_response, respond_with_generation
 from llmops.gateway.api.ignored_fields import report_dropped_tools, report_ignored_fields
+from llmops.gateway.api.resumable_chats import ResumableChats
+from llmops.gateway.conversations.answer_run import AnswerRun
+from llmops.gateway.conversations.background_response import ResponseFormat
+from llmops.gateway.conversations.chat_run import SAVE_INTERVAL, ChatRun
 from llmops.gateway.conversations.chat_translation import to_chat_request, translate_error_fields
 from llmops.gateway.conversations.event_replay import (
     FLUSH_BYTES,
@@ -25,8 +30,8 @@ from llmops.gateway.conversations.event_replay import (
 )
 from llmops.gateway.conversations.items import Item, parse_input_items
 from llmops.gateway.conversations.response_builder import ResponseBuilder, new_response
-from llmops.gateway.conversations.response_run import REPORT_INTERVAL, ResponseRun, RunningResponses
-from llmops.gateway.conversations.response_store import ResponseRecord, encode_json, ensure_item_id
+from llmops.gateway.conversations.response_run import ResponseRun, ResponseSaver
+from llmops.gateway.conversations.response_store import ResponseRecord, ResponseStore, encode_json, ensure_item_id
 from llmops.gateway.conversations.response_tools import OfferedTools, offered_tools
 from llmops.gateway.conversations.stored_context import StoredContext
 from llmops.gateway.errors import ApiError, InvalidRequestError, NotFoundError, UnsupportedError
@@ -37,7 +42,7 @@ from llmops.gateway.generation.prompt_limits import max_rendered_characters
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_body import validate_body
 from llmops.gateway.http.request_context import RequestContext, context_of
-from llmops.gateway.http.sse import DisconnectWatcher, EventSource, EventStreamResponse
+from llmops.gateway.http.sse import DisconnectWatcher, EventSource, EventStreamResponse, openai_error_event
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.schemas.response_schemas import DeletedResponse, InputItems, ResponseObject
@@ -54,10 +59,10 @@ RESPONSES_IGNORED_FIELDS = frozenset(
         *("reasoning.summary", "text.verbosity"),
     }
 )
-#: Seconds without a report after which the gateway that generated a response counts as gone.
-LOST_RUN_TIMEOUT = 5 * REPORT_INTERVAL
+#: Seconds without a write after which the gateway that generated a response counts as gone.
+LOST_RUN_TIMEOUT = 5 * SAVE_INTERVAL
 #: Seconds that a cancellation waits for another gateway to stop.
-CANCEL_TIMEOUT = 3 * REPORT_INTERVAL
+CANCEL_TIMEOUT = 3 * SAVE_INTERVAL
 #: Seconds between two checks that the other gateway has stopped.
 CANCEL_POLL_INTERVAL = 0.25
 #: Copies of a response that a reader of events holds: encoded, parsed, and encoded again for the
@@ -65,6 +70,7 @@ CANCEL_POLL_INTERVAL = 0.25
 _COPIES_PER_READER = 3
 #: Characters of stored JSON for one character of a body, at most (\uXXXX).
 _MAX_JSON_EXPANSION = 6
+_RUN_ID = re.compile(r"resp_[0-9a-f]{48}")
 
 
 class ResponsesEndpoints:
@@ -73,7 +79,8 @@ class ResponsesEndpoints:
     def __init__(
         self,
         service: AppState,
-        running: RunningResponses,
+        store: ResponseStore,
+        chats: ResumableChats,
         conversations: Callable[[], Awaitable[ConversationStore]],
         may_store: Callable[[str], bool],
     ) -> None:
@@ -81,13 +88,14 @@ class ResponsesEndpoints:
 
         Args:
             service: The gateway's shared state.
-            running: The responses that are being generated, and the store of responses.
+            store: The store of responses.
+            chats: The answers in progress, among them the responses in the background.
             conversations: Opens the store of conversations.
             may_store: Returns True if responses of a tenant may be stored.
         """
-        self._service, self._running, self._store = service, running, running.store
+        self._service, self._store, self._chats = service, store, chats
         self._conversations, self._may_store = conversations, may_store
-        self._background: set[asyncio.Task] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
     def add_routes(self, app: GatewayApp) -> None:
         """Add the routes to `app`."""
@@ -124,11 +132,6 @@ class ResponsesEndpoints:
         body = await self._service.intake.load(ResponsesRequest, request)
         model = await self._service.find_model(body.model, context, body, overflow=True)
         own = [ensure_item_id(item, "input") for item in parse_input_items(body.input)]
-        if body.previous_response_id and self._running.find(body.previous_response_id, owner):
-            raise InvalidRequestError(
-                f"Previous response with id '{body.previous_response_id}' is still in progress.",
-                param="previous_response_id",
-            )
         intake = self._service.intake
         stored = StoredContext(self._store, owner, intake.limits, lambda size: intake.hold(size, context))
         tools = offered_tools(body.tools or [])
@@ -141,48 +144,29 @@ class ResponsesEndpoints:
         builder = ResponseBuilder(new_response(body, model, context.service_tier), tools.origins)
         if turn is not None:
             builder.response["conversation"] = {"id": _conversation_of(body)}
-        running = self._running if self._is_to_be_stored(body, own, builder, context) else None
+        store = self._store if self._is_to_be_stored(body, own, builder, context) else None
+        saver = ResponseSaver(store, turn.add if turn is not None else None)
         whole = not (body.stream or body.background)
 
         async def start() -> Answer:
-            try:
+            with _own_field_names():
                 return await start_chat(self._service, chat, model, builder.id, context, whole=whole)
-            except ApiError as error:
-                translate_error_fields(error)
-                raise
 
         def run(answer: Answer) -> ResponseRun:
-            return ResponseRun(answer, builder, own, owner, running, turn.add if turn is not None else None)
+            return ResponseRun(answer, builder, own, owner, saver, self._soon)
 
-        async def run_in_background() -> ResponseRun:
-            background = run(await start()).begin()
-            try:
-                await background.announce()
-            except ApiError:
-                background.discard()
-                background.close()
-                raise
-            context.background_task = task = asyncio.create_task(
-                background.in_background(), name=f"response-{background.id}"
-            )
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
-            return background
+        async def run_in_background() -> AnswerRun:
+            form = ResponseFormat(response=builder.response, items=own, origins=tools.origins)
+            with _own_field_names():
+                return await self._chats.start_response(form, saver, chat, model, context)
 
         def error_event(error: ApiError) -> bytes:
-            return encode_events([*builder.start(), *builder.fail(error)])
+            return encode_events([*builder.start(), *builder.fail(error.body()["error"])])
 
         if body.background and body.stream:
-            watcher = DisconnectWatcher(request.receive)
-
-            async def open_source() -> EventSource:
-                follower = (await run_in_background()).follow()
-                watcher.notify(follower.cancel)
-                return follower
-
-            return EventStreamResponse(open_source, watcher, self._service.timeouts, error_event=error_event)
+            return self._stream(request, run_in_background, error_event=error_event)
         if body.background:
-            return json_response((await run_in_background()).entry().response)
+            return json_response(_present(await run_in_background()))
         return await respond_with_generation(
             request,
             start,
@@ -194,71 +178,61 @@ class ResponsesEndpoints:
 
     async def get(self, request: Request) -> Response:
         """Return a response, or its events after `starting_after` if `stream` is true."""
-        response_id, owner = _response_id(request), _owner(request)
-        run = self._running.find(response_id, owner)
-        if run is not None:
+        live = request.query_params.get("stream", "").lower() in ("true", "1")
+        async with self._found(request, live) as found:
             after = _first_event(request)
+            if isinstance(found, AnswerRun):
+                return json_response(_present(found)) if after is None else self._stream(request, found.read(after))
+            self._hold(request, found)
             if after is None:
-                return json_response(run.entry().response)
-            return self._stream(request, partial(run.follow, after))
-        row = await self._find(response_id, owner)
-        self._hold(request, row)
-        after = _first_event(request)
-        if after is None:
-            return _json_in_pieces(row.response)
-        entry = row.decoded()
-        if entry.running:
-            return self._stream(request, partial(PolledEventStream, self._store, entry, after))
-        return self._stream(request, partial(ReplayEventStream, events_after(after, entry.response, entry.cuts)))
+                return _json_in_pieces(found.response)
+            entry = found.decoded()
+            if entry.running:
+                return self._stream(request, PolledEventStream(self._store, entry, after))
+            return self._stream(request, ReplayEventStream(events_after(after, entry.response, entry.cuts)))
 
     async def delete(self, request: Request) -> Response:
         """Delete a stored or running response."""
         response_id, owner = _response_id(request), _owner(request)
-        run = self._running.find(response_id, owner)
-        if run is not None:
-            run.discard()
-        if not await self._store.delete(response_id, owner) and run is None:
-            raise _not_found(response_id)
+        async with self._found(request, live=True) as found:
+            if isinstance(found, ChatRun):
+                found.discard()
+            elif isinstance(found, AnswerRun):
+                await found.stop()
+            await self._store.delete(response_id, owner)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
         """Stop a running response, also one that another gateway generates."""
-        response_id, owner = _response_id(request), _owner(request)
-        run = self._running.find(response_id, owner)
-        if run is not None:
-            run.cancel()
-            return json_response(run.entry().response)
-        row = await self._find(response_id, owner)
-        if not row.running:
-            status = row.decoded().response["status"]
-            raise InvalidRequestError(f"Only a response in progress can be cancelled; this one is {status}.")
-        await self._store.request_cancellation(response_id, owner)
-        deadline = asyncio.get_running_loop().time() + CANCEL_TIMEOUT
-        while row.running and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(CANCEL_POLL_INTERVAL)
-            row = await self._find(response_id, owner)
-        return Response(row.response, media_type="application/json")
+        async with self._found(request, live=True) as found:
+            if isinstance(found, AnswerRun):
+                if found.over:
+                    raise _not_running(_present(found)["status"])
+                await found.stop()
+                return json_response(_present(found))
+        return await self._cancel_by_store(found)
 
     async def input_items(self, request: Request) -> Response:
         """Return the items of a response's input, the latest first."""
-        response_id, owner = _response_id(request), _owner(request)
-        run = self._running.find(response_id, owner)
-        if run is not None:
-            items = run.entry().items[::-1]
-        else:
-            row = await self._find(response_id, owner)
-            self._hold(request, row)
-            items = row.decoded().items[::-1]
+        async with self._found(request) as found:
+            if isinstance(found, AnswerRun):
+                items = _form(found).items[::-1]
+            else:
+                self._hold(request, found)
+                items = found.decoded().items[::-1]
         ids = [item["id"] for item in items] or [None]
         page = {"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
         return json_response(page)
 
     async def close(self) -> None:
-        """Stop the responses in the background and close the store."""
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
-        await self._running.close()
+        """Wait until what ended is stored, and close the store."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._store.close()
+
+    def _soon(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.create_task(work, name="response")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _hold(self, request: Request, row: ResponseRecord) -> None:
         """Count what a reader holds in memory until the last byte is sent.
@@ -267,16 +241,43 @@ class ResponsesEndpoints:
         """
         self._service.intake.hold(_COPIES_PER_READER * row.size, context_of(request))
 
-    async def _find(self, response_id: str, owner: str) -> ResponseRecord:
-        """Return the stored response, as failed if the gateway that generated it is gone.
+    @asynccontextmanager
+    async def _found(self, request: Request, live: bool = False) -> AsyncIterator[AnswerRun | ResponseRecord]:
+        """Return the response in progress, of which the request counts as a reader, or the stored one.
 
-        Raises NotFoundError.
+        Args:
+            request: The request, which names the response.
+            live: Ask Redis for one in progress at another gateway, also if its row is recent.
+
+        Raises:
+            NotFoundError: The caller has no such response.
+            UnavailableError: Another gateway may have it, and Redis or the store is away.
         """
-        row = await self._store.find(response_id, owner)
-        if row is None:
+        response_id, owner = _response_id(request), _owner(request)
+        row, run, own = None, None, self._chats.runs.find(response_id, owner)
+        is_in_progress = own is not None and not own.over and not own.discarded
+        if not is_in_progress:
+            row = await self._store.find(response_id, owner)
+            if row is not None:
+                is_in_progress = row.running and (live or row.age >= LOST_RUN_TIMEOUT)
+            else:
+                # a store that all gateways share has a row of each response in the background
+                is_in_progress = own is None and not self._store.shared
+        if is_in_progress and _RUN_ID.fullmatch(response_id):
+            with suppress(NotFoundError):
+                run = await self._chats.find(response_id, owner)
+        if run is not None:
+            try:
+                yield run
+            finally:
+                run.leave()
+        elif row is None:
             raise _not_found(response_id)
-        if not row.running or row.age < LOST_RUN_TIMEOUT:
-            return row
+        else:
+            yield row if not row.running or row.age < LOST_RUN_TIMEOUT else await self._lost(row)
+
+    async def _lost(self, row: ResponseRecord) -> ResponseRecord:
+        """Store that the gateway which generated a response is gone, and return it as failed."""
         entry = row.decoded()
         message = "The gateway that generated this response is gone."
         entry.response.update(status="failed", error={"code": "server_error", "message": message})
@@ -284,6 +285,20 @@ class ResponsesEndpoints:
         failed = entry.to_row()
         await self._store.put(failed, new=False)
         return failed
+
+    async def _cancel_by_store(self, row: ResponseRecord) -> Response:
+        """Ask the gateway that generates a response to stop, where there is no Redis."""
+        if not row.running:
+            raise _not_running(row.decoded().response["status"])
+        await self._store.request_cancellation(row.id, row.owner)
+        deadline = asyncio.get_running_loop().time() + CANCEL_TIMEOUT
+        while row.running and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(CANCEL_POLL_INTERVAL)
+            found = await self._store.find(row.id, row.owner)
+            if found is None:
+                raise _not_found(row.id)
+            row = found
+        return Response(row.response, media_type="application/json")
 
     async def _turn(self, body: ResponsesRequest, context: RequestContext) -> ResponseTurn | None:
         """Return the conversation that the request names, None if it names none."""
@@ -356,16 +371,21 @@ class ResponsesEndpoints:
         report_dropped_tools(context, tools.left_out)
         return chat
 
-    def _stream(self, request: Request, source: Callable[[], ReplayEventStream]) -> Response:
-        """Stream the events of `source` to a reader. A reader that disconnects ends nothing else."""
+    def _stream(
+        self,
+        request: Request,
+        source: EventSource | Callable[[], Awaitable[AnswerRun]],
+        error_event: Callable[[ApiError], bytes] = openai_error_event,
+    ) -> Response:
+        """Stream events to a reader, who ends nothing else by leaving."""
         watcher = DisconnectWatcher(request.receive)
 
         async def open_source() -> EventSource:
-            events = source()
+            events = source if isinstance(source, EventSource) else (await source()).read()
             watcher.notify(events.cancel)
             return events
 
-        return EventStreamResponse(open_source, watcher, self._service.timeouts)
+        return EventStreamResponse(open_source, watcher, self._service.timeouts, error_event=error_event)
 
 
 def _conversation_of(body: ResponsesRequest) -> str | None:
@@ -409,6 +429,30 @@ def _json_in_pieces(text: str) -> Response:
 
     # the text is ASCII: everything else is escaped
     return StreamingResponse(pieces(), media_type="application/json", headers={"content-length": str(len(text))})
+
+
+@contextmanager
+def _own_field_names() -> Iterator[None]:
+    """Translate the field names in errors to those of this API."""
+    try:
+        yield
+    except ApiError as error:
+        translate_error_fields(error)
+        raise
+
+
+def _form(run: AnswerRun) -> ResponseFormat:
+    assert isinstance(run.format, ResponseFormat)
+    return run.format
+
+
+def _present(run: AnswerRun) -> dict[str, Any]:
+    """Return the present state of a response in the background."""
+    return _form(run).present(run)
+
+
+def _not_running(status: str) -> InvalidRequestError:
+    return InvalidRequestError(f"Only a response in progress can be cancelled; this one is {status}.")
 
 
 def _response_id(request: Request) -> str:

@@ -8,17 +8,18 @@ the same.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.parsers.output_processor import OutputDelta, ToolCallDelta
-from llmops.gateway.http.sse import EventSource
+from llmops.gateway.http.sse import EventSource, encode_event
 from llmops.gateway.interfaces import TokenBatch, Usage
 
 #: Bytes after which a reader sends what it has rendered.
@@ -97,8 +98,16 @@ class AnswerLog:
         return isinstance(piece, ToolCallDelta) and piece.id is not None
 
 
+class AnswerFormat(Protocol):
+    """The form in which readers get an answer."""
+
+    def read(self, run: AnswerRun, after: int) -> AnswerReader:
+        """Return a reader of the events after number `after`."""
+        ...
+
+
 class ChunkRenderer(Protocol):
-    """A renderer of one answer's events."""
+    """A renderer of the events of one answer, of which each delta is one."""
 
     def role(self, index: int) -> bytes: ...
 
@@ -116,21 +125,24 @@ class AnswerRun(ABC):
         id: The id of the answer.
         owner: The owner, who alone may read it.
         log: The deltas.
+        format: The form of its events.
         visible: The number of deltas that readers may have; -1 before they may know of the answer.
         finish: How the answer ended, None before.
-        error_event: The event that tells of a failure, empty without one.
+        ended_at: The Unix time of its end, 0 before.
+        error: The error that ended it as OpenAI's APIs send it, None without one.
         saved: True once the answer is stored, False if it is not to be or could not be.
         over: True after the end.
         moved: True if this process does not have the rest, and another gateway may.
     """
 
-    def __init__(self, run_id: str, owner: str, chunks: ChunkRenderer) -> None:
-        self.id, self.owner, self.chunks = run_id, owner, chunks
+    def __init__(self, run_id: str, owner: str, form: AnswerFormat) -> None:
+        self.id, self.owner, self.format = run_id, owner, form
         self.tag = run_id[-6:]
         self.log = AnswerLog()
         self.visible = -1
         self.finish: str | None = None
-        self.error_event = b""
+        self.ended_at = 0
+        self.error: dict[str, Any] | None = None
         self.saved = self.over = self.moved = False
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -160,7 +172,7 @@ class AnswerRun(ABC):
 
     def read(self, after: int = -1) -> AnswerReader:
         """Return a reader of the events after number `after`."""
-        return AnswerReader(self, after)
+        return self.format.read(self, after)
 
     async def more(self) -> None:
         """Wait until there is another delta, or the end."""
@@ -179,8 +191,9 @@ class AnswerRun(ABC):
 class AnswerReader(EventSource):
     """The events of an answer from some number on. A reader who leaves stops nothing at once."""
 
-    def __init__(self, run: AnswerRun, after: int) -> None:
-        self._run, self._event = run, after + 1
+    def __init__(self, run: AnswerRun, chunks: ChunkRenderer | None, after: int) -> None:
+        """Read on. A subclass that renders events itself has no `chunks`."""
+        self._run, self._chunks, self._event = run, chunks, after + 1
         self._offset = run.log.offset(max(after, 0))
         self._over = self._left = False
         run.enter()
@@ -194,9 +207,7 @@ class AnswerReader(EventSource):
                 self._over = True  # without a last event: the reader comes back, and asks any gateway
             elif run.over:
                 self._over = True
-                if self._event > len(run.log) + 1:
-                    return None  # the reader has seen the end
-                return self._id(len(run.log) + 1) + self._last()
+                return self._last()
             else:
                 await run.more()
         return None
@@ -213,13 +224,14 @@ class AnswerReader(EventSource):
             self._run.leave()
 
     def _rendered(self) -> bytes:
-        run, parts, size = self._run, [], 0
+        run, chunks, parts, size = self._run, self._chunks, [], 0
+        assert chunks is not None
         if self._event == 0 and run.visible >= 0:
-            parts.append(self._id(0) + run.chunks.role(0))
+            parts.append(self._id(0) + chunks.role(0))
             self._event = 1
         while 0 < self._event <= run.visible and size < FLUSH_BYTES:
             piece, self._offset = run.log.piece(self._event - 1, self._offset)
-            parts.append(self._id(self._event) + run.chunks.piece(0, piece))
+            parts.append(self._id(self._event) + chunks.piece(0, piece))
             size += len(parts[-1])
             self._event += 1
         return b"".join(parts)
@@ -227,9 +239,14 @@ class AnswerReader(EventSource):
     def _id(self, number: int) -> bytes:
         return f"id: {self._run.tag}-{number}\n".encode()
 
-    def _last(self) -> bytes:
-        run = self._run
-        return run.error_event + run.chunks.end(run)
+    def _last(self) -> bytes | None:
+        """Return the end of the stream, None if the reader has seen it."""
+        run, chunks, number = self._run, self._chunks, len(self._run.log) + 1
+        assert chunks is not None
+        if self._event > number:
+            return None
+        error = encode_event(json.dumps({"error": run.error}).encode()) if run.error else b""
+        return self._id(number) + error + chunks.end(run)
 
 
 def parse_last_event_id(text: str | None, run: AnswerRun) -> int:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
-from llmops.gateway.conversations.answer_run import AnswerLog, AnswerRun, ChunkRenderer
+from llmops.gateway.conversations.answer_run import AnswerFormat, AnswerLog, AnswerRun
 from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError, log_detail
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta
 from llmops.gateway.http.request_context import RequestContext
-from llmops.gateway.http.sse import openai_error_event
 from llmops.gateway.interfaces import Usage, UsageOwner
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ class EndedAnswer(BaseModel):
     finish: str
     usage: Usage
     saved: bool
-    error_event: str
+    ended_at: int
+    error: dict[str, Any] | None
 
     def encode(self) -> bytes:
         return self.model_dump_json().encode()
@@ -67,7 +68,8 @@ class EndedAnswer(BaseModel):
 class ChatRun(AnswerRun):
     """One answer that this process generates.
 
-    Without a reader it is stopped after `UNREAD_TIMEOUT`; `task` ends when it is over and stored.
+    Without a reader it is stopped after `UNREAD_TIMEOUT`, unless it runs in the background. `task`
+    ends when it is over and stored.
 
     With a checkpoint, readers get what Redis has, and another gateway may take the answer over.
     """
@@ -76,26 +78,29 @@ class ChatRun(AnswerRun):
         self,
         run_id: str,
         answer: Answer,
-        chunks: ChunkRenderer,
+        form: AnswerFormat,
         context: RequestContext,
-        save: Callable[[AnswerState], Awaitable[bool]] | None = None,
+        save: Callable[[ChatRun], Awaitable[bool]] | None = None,
         checkpoint: AnswerCheckpoint | None = None,
         log: AnswerLog | None = None,
+        background: bool = False,
     ) -> None:
-        """Run a started answer.
+        """Run an answer.
 
         Args:
             run_id: The id of the answer.
-            answer: The answer.
-            chunks: Renders its events.
+            answer: The answer. One that runs in the background is not started yet.
+            form: The form of its events.
             context: The request that began it.
-            save: Stores a state, and returns False if that was not possible.
+            save: Stores the present state, and returns False if that was not possible.
             checkpoint: What other gateways know of the answer.
             log: The deltas that another gateway made before.
+            background: Run on without a reader.
         """
-        super().__init__(run_id, context.caller.owner, chunks)
-        self.answer, self.log = answer, log or AnswerLog()
-        self.error: ApiError | None = None
+        super().__init__(run_id, context.caller.owner, form)
+        self.answer, self.log, self._background = answer, log or AnswerLog(), background
+        self.failure: ApiError | None = None
+        self.discarded = False
         self._context, self._save, self._checkpoint = context, save, checkpoint
         self._readers, self._is_read_elsewhere = 0, False
         self._unread: asyncio.TimerHandle | None = None
@@ -121,6 +126,11 @@ class ChatRun(AnswerRun):
     async def stop(self) -> None:
         self.answer.cancel()
         await self.task
+
+    def discard(self) -> None:
+        """End the answer now and store nothing more of it: it was deleted."""
+        self.discarded, self._save = True, None
+        self.answer.cancel()
 
     def offer(self) -> None:
         """Leave the rest to another gateway, or to the next process here: this one ends.
@@ -149,6 +159,8 @@ class ChatRun(AnswerRun):
         saving = asyncio.create_task(self._save_now_and_then()) if self._save is not None else None
         finish = "cancelled"
         try:
+            if self._background and not self._is_taken_over:
+                await self.answer.start()
             while (delta := await self.answer.next()) is not None:
                 pieces = delta.choice.sort(delta.text)
                 for piece in pieces:
@@ -162,10 +174,10 @@ class ChatRun(AnswerRun):
             pass
         except ApiError as error:
             log_detail(error)
-            finish, self.error = "error", error
+            finish, self.failure = "error", error
         except Exception:
             log.exception("The answer %s failed.", self.id)
-            finish, self.error = "error", InternalError("The gateway failed in the middle of the answer.")
+            finish, self.failure = "error", InternalError("The gateway failed in the middle of the answer.")
         finally:
             if saving is not None:
                 saving.cancel()
@@ -180,9 +192,9 @@ class ChatRun(AnswerRun):
         """Store the end, and let readers see it: it says whether the answer is stored."""
         recorder = self._context.usage_recorder
         if not self._offered and await self._is_owner():
-            self.finish = finish
-            if self.error is not None:
-                self.error_event = openai_error_event(self.error)
+            self.finish, self.ended_at = finish, int(time.time())
+            if self.failure is not None:
+                self.error = self.failure.body()["error"]
             self.saved = await self._stored()
             if self._checkpoint is None or await self._checkpoint.finish(self._encoded_end()):
                 self.over, self.visible = True, len(self.log)
@@ -198,7 +210,7 @@ class ChatRun(AnswerRun):
 
     def _encoded_end(self) -> bytes:
         return EndedAnswer(
-            finish=self.finish or "", usage=self.usage, saved=self.saved, error_event=self.error_event.decode()
+            finish=self.finish or "", usage=self.usage, saved=self.saved, ended_at=self.ended_at, error=self.error
         ).encode()
 
     async def _is_owner(self) -> bool:
@@ -221,7 +233,7 @@ class ChatRun(AnswerRun):
         if self._save is None:
             return False
         try:
-            return await self._save(self.state())
+            return await self._save(self)
         except ApiError as error:
             log.warning("The answer %s was not stored: %s", self.id, error.full_message)
             return False
@@ -252,7 +264,7 @@ class ChatRun(AnswerRun):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
-        if not self._readers and not self._is_read_elsewhere and not (self.over or self.moved):
+        if not (self._readers or self._is_read_elsewhere or self._background or self.over or self.moved):
             self._unread = asyncio.get_running_loop().call_later(UNREAD_TIMEOUT, self.answer.cancel)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from llmops.gateway.conversations.chat_run import AnswerState
+from llmops.gateway.conversations.chat_run import ChatRun
 from llmops.gateway.conversations.conversation_store import (
     Branch,
     ConversationStore,
@@ -199,9 +199,9 @@ class StoredAnswer:
         found.reference = reference
         return found
 
-    async def save(self, state: AnswerState) -> bool:
+    async def save(self, run: ChatRun) -> bool:
         """Store the answer's present state. Returns False if the conversation was purged meanwhile."""
-        row, before = self._row, self.reference
+        row, before, state = self._row, self.reference, run.state()
         cost = self._price(row.model or "", state.usage)
         self._row = replace(
             row,

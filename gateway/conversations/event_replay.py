@@ -1,4 +1,4 @@
-"""Streams of typed events: followed while they are generated, or sent again.
+"""Streams of typed events that are sent again from the store.
 
 Events that exist already are rendered as the client reads them, a few kilobytes at a time: a
 response can be megabytes, and any number of clients may ask for it at once.
@@ -60,36 +60,8 @@ class ReplayEventStream(EventSource):
         return b"".join(parts) or None
 
 
-class LiveEventStream(ReplayEventStream):
-    """Events of a response that this process generates.
-
-    A reader who leaves changes nothing for the others.
-    """
-
-    def __init__(self, past: Iterable[Event]) -> None:
-        super().__init__(past)
-        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    def put(self, data: bytes) -> None:
-        self._queue.put_nowait(data)
-
-    def end(self) -> None:
-        self._queue.put_nowait(None)
-
-    async def next(self) -> bytes | None:
-        if self._over:
-            return None
-        data = self._piece() or await self._queue.get()
-        self._over = self._over or data is None
-        return data
-
-    def cancel(self) -> None:
-        super().cancel()
-        self.end()
-
-
 class PolledEventStream(ReplayEventStream):
-    """Events of a response that another gateway generates.
+    """Events of a response that another gateway generates, without Redis.
 
     They are read from the store as the response grows.
     """

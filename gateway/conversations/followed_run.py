@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from llmops.gateway.conversations.answer_run import AnswerRun, ChunkRenderer, replay_batches
+from llmops.gateway.conversations.answer_run import AnswerFormat, AnswerRun, replay_batches
 from llmops.gateway.conversations.chat_run import EndedAnswer
 from llmops.gateway.conversations.checkpoints import CheckpointStore, FollowedTokens, decode_batches
 from llmops.gateway.errors import UnavailableError
@@ -28,7 +28,7 @@ class FollowedRun(AnswerRun):
         self,
         run_id: str,
         owner: str,
-        chunks: ChunkRenderer,
+        form: AnswerFormat,
         choice: Choice,
         store: CheckpointStore,
         on_idle: Callable[[], None],
@@ -38,12 +38,12 @@ class FollowedRun(AnswerRun):
         Args:
             run_id: The id of the answer.
             owner: Its owner.
-            chunks: Renders its events.
+            form: The form of its events.
             choice: An empty choice that turns its tokens into text.
             store: The store of checkpoints.
             on_idle: Called when the last reader has left.
         """
-        super().__init__(run_id, owner, chunks)
+        super().__init__(run_id, owner, form)
         self._choice, self._store, self._on_idle = choice, store, on_idle
         self._usage = Usage(0)
         self._readers = 0
@@ -114,5 +114,5 @@ class FollowedRun(AnswerRun):
             for piece in self._choice.sort(self._choice.finish()):
                 self.log.append(piece)
         self.finish, self.saved, self._usage = ended.finish, ended.saved, ended.usage
-        self.error_event = ended.error_event.encode()
+        self.ended_at, self.error = ended.ended_at, ended.error
         self.over = True

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from llmops.gateway.conversations.items import Item
-from llmops.gateway.errors import ApiError
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta, ToolCallDelta
 from llmops.gateway.generation.sampling import first_not_none
-from llmops.gateway.interfaces import FinishReason
+from llmops.gateway.interfaces import FinishReason, Usage
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.responses_request import ResponsesRequest
 
 Event = dict[str, Any]
-
-
-class TokenCounts(NamedTuple):
-    """Tokens of one response."""
-
-    input: int = 0
-    output: int = 0
-    cached: int = 0
-    reasoning: int = 0
+#: The types of errors with status 429.
+_LIMIT_ERROR_TYPES = frozenset({"requests", "tokens", "insufficient_quota"})
 
 
 def new_id(prefix: str) -> str:
@@ -97,22 +90,28 @@ class ResponseBuilder:
         self.response = response
         return self._event(f"response.{response['status']}")
 
-    def finish(self, reason: FinishReason, tokens: TokenCounts) -> list[Event]:
+    def finish(self, reason: FinishReason, usage: Usage, ended_at: int | None = None) -> list[Event]:
         """Finish the response and return its last events.
 
         The response is completed, or incomplete if the token limit or a filter cut it off.
+        `ended_at` is the Unix time of the end, by default now.
         """
         cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(reason)
         events = self._close("incomplete" if cut else "completed")
-        self.response["usage"] = _usage(tokens)
+        self.response["usage"] = _usage(usage)
         self.response["incomplete_details"] = {"reason": cut} if cut else None
+        if not cut:
+            self.response["completed_at"] = int(time.time()) if ended_at is None else ended_at
         return [*events, self._end("incomplete" if cut else "completed")]
 
-    def fail(self, error: ApiError) -> list[Event]:
-        """Mark the response as failed midway, and return its last events."""
-        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+    def fail(self, error: Mapping[str, Any]) -> list[Event]:
+        """Mark the response as failed midway, and return its last events.
+
+        `error` is as OpenAI's APIs send it (`ApiError.body`).
+        """
+        code = "rate_limit_exceeded" if error["type"] in _LIMIT_ERROR_TYPES else "server_error"
         events = self._close("incomplete")
-        self.response["error"] = {"code": code, "message": error.public_message}
+        self.response["error"] = {"code": code, "message": error["message"]}
         return [*events, self._end("failed")]
 
     def cancel(self) -> None:
@@ -131,12 +130,17 @@ class ResponseBuilder:
         ):
             return []
         events = self._close("completed")
-        item: Item = {"type": kind, "id": new_id(_PREFIXES[kind]), **_EMPTY_ITEMS[kind], "status": "in_progress"}
+        item: Item = {"type": kind, "id": self._new_item_id(kind), **_EMPTY_ITEMS[kind], "status": "in_progress"}
         if isinstance(piece, ToolCallDelta):
             self._call = piece.index
             item.update(call_id=piece.id, name=piece.name)
             item.update(self._origins.get(piece.name or "", {}))
         return [*events, *self._open(item)]
+
+    def _new_item_id(self, kind: str) -> str:
+        """Return the id of the next item: the same at every gateway that makes these events."""
+        source = f"{self.id}/{len(self.response['output'])}"
+        return f"{_PREFIXES[kind]}_{hashlib.sha256(source.encode()).hexdigest()[:48]}"
 
     def _open(self, item: Item) -> list[Event]:
         self._item, self._parts = item, []
@@ -197,8 +201,6 @@ class ResponseBuilder:
 
     def _end(self, status: str) -> Event:
         self.response["status"] = status
-        if status == "completed":
-            self.response["completed_at"] = int(time.time())
         return self._event(f"response.{status}")
 
     def _event(self, kind: str, **fields: Any) -> Event:
@@ -252,13 +254,13 @@ def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
     return {**value, **({"output": [dict(item) for item in value["output"]]} if "output" in value else {})}
 
 
-def _usage(tokens: TokenCounts) -> dict[str, Any]:
+def _usage(usage: Usage) -> dict[str, Any]:
     return {
-        "input_tokens": tokens.input,
-        "input_tokens_details": {"cached_tokens": tokens.cached, "cache_write_tokens": 0},
-        "output_tokens": tokens.output,
-        "output_tokens_details": {"reasoning_tokens": tokens.reasoning},
-        "total_tokens": tokens.input + tokens.output,
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 
 

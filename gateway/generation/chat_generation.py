@@ -158,7 +158,7 @@ async def start_chat(
             admission,
             answer_id=answer_id,
             requests=[request],
-            make_choice=partial(_make_choice, state, body, model, context, prepared, max_tokens),
+            make_choice=partial(_make_choice, state, body, model, context, prepared, max_tokens, answer_id),
             record=None if record is None else lambda stream: record(stream, max_tokens),
         )
 
@@ -193,7 +193,7 @@ async def continue_chat(
 
     async def start(admission: Admission) -> Answer:
         prepared = await prepare_chat_in_thread(state, body, model, context)
-        choice = _make_choice(state, body, model, context, prepared, begun.max_tokens, 0)
+        choice = _make_choice(state, body, model, context, prepared, begun.max_tokens, answer_id, 0)
         await replay(choice)
         request = _engine_request(state, body, model, context, prepared, answer_id, begun.max_tokens, whole=False)
         return await continue_answer(
@@ -204,14 +204,19 @@ async def continue_chat(
 
 
 async def replayed_choice(
-    state: AppState, body: ChatRequest, model: GenerativeModel, context: RequestContext, max_tokens: int
+    state: AppState,
+    body: ChatRequest,
+    model: GenerativeModel,
+    context: RequestContext,
+    max_tokens: int,
+    answer_id: str,
 ) -> Choice:
     """Return an empty choice that turns the tokens of an answer to `body` into text.
 
     Another gateway generates the tokens. Raises ApiError if the request cannot be prepared.
     """
     prepared = await prepare_chat_in_thread(state, body, model, context)
-    return _make_choice(state, body, model, context, prepared, max_tokens, 0)
+    return _make_choice(state, body, model, context, prepared, max_tokens, answer_id, 0)
 
 
 def _engine_request(
@@ -253,8 +258,12 @@ def _make_choice(
     context: RequestContext,
     prepared: PreparedChat,
     max_tokens: int,
+    answer_id: str,
     index: int,
 ) -> Choice:
+    processor = prepared.processor() if prepared.processor else None
+    if processor is not None:
+        processor.name_calls(f"{answer_id}/{index}")
     stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
     continued = prepared.prompt if body.continue_final_message else ""
     return Choice(
@@ -263,7 +272,7 @@ def _make_choice(
         max_tokens=max_tokens,
         end_ids=frozenset(stop_conditions.end_ids),
         stops=stop_conditions.stops,
-        processor=prepared.processor() if prepared.processor else None,
+        processor=processor,
         logprobs=LogprobBuffer(model.tokenizer.token_bytes) if body.logprobs else None,
         starts=TokenOffsets(prepared.marker_ids) if prepared.marker_ids is not None else None,
         guard=state.safety.guard(context.caller, continued, end_user=context.end_user)

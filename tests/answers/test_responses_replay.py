@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.conversations.response_builder import ResponseBuilder, TokenCounts, new_response, replay_events
+from llmops.gateway.conversations.response_builder import ResponseBuilder, new_response, replay_events
 from llmops.gateway.errors import EngineError
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, ReasoningDelta, ToolCallDelta
-from llmops.gateway.interfaces import SamplingDefaults
+from llmops.gateway.interfaces import SamplingDefaults, Usage
 from llmops.gateway.schemas.responses_request import ResponsesRequest
 
 MODEL = SimpleNamespace(name="tiny", card=SimpleNamespace(sampling=SamplingDefaults()))
@@ -24,11 +24,11 @@ ENDS = ("stop", "length", "tool_calls", "error", "cancel", "")
 
 def finished(builder, end):
     if end == "error":
-        return builder.fail(EngineError("broke"))
+        return builder.fail(EngineError("broke").body()["error"])
     if end == "cancel":
         builder.cancel()
         return []
-    return builder.finish(end, TokenCounts(3, 4, reasoning=1)) if end else []
+    return builder.finish(end, Usage(3, 4, 1)) if end else []
 
 
 @given(st.lists(PIECES, max_size=12), st.sampled_from(ENDS))

@@ -24,7 +24,7 @@ from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
 from tests.support.forked_gateways import ForkedGateway
 from tests.support.gateway_stack import card_of
-from tests.support.resuming_reader import CHAT, OPENAI, ResumingReader
+from tests.support.resuming_reader import CHAT, OPENAI, BackgroundReader, ResumingReader
 from tests.support.servers import Valkey
 from tests.support.tokenizer_files import write_tokenizer
 from tests.support.told_answers import ToldAnswers
@@ -149,10 +149,11 @@ async def mock_rounds(
     await told.triton.start()
 
     def ask(number: int) -> ResumingReader:
-        return ResumingReader(f"Number {number}?", (CHAT, OPENAI)[number % 2])
+        question = f"Number {number}?"
+        return BackgroundReader(question) if number % 3 == 2 else ResumingReader(question, (CHAT, OPENAI)[number % 3])
 
     def expected(reader: ResumingReader, _: httpx.AsyncClient) -> str:
-        return told.text(reader.body["messages"][0]["content"])
+        return told.text(reader.body.get("input") or reader.body["messages"][0]["content"])
 
     try:
         with Valkey() as valkey:

@@ -13,7 +13,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
 from tests.support.gateway_stack import serving
-from tests.support.resuming_reader import CHAT, OPENAI, ResumingReader
+from tests.support.resuming_reader import CHAT, OPENAI, RESPONSES, BackgroundReader, ResumingReader
 from tests.support.servers import Valkey
 from tests.support.told_answers import ToldAnswers
 from tests.support.waiting import GENEROUS, eventually
@@ -56,17 +56,21 @@ async def gateways(told, valkey, tmp_path):
         yield [(await stack.enter_async_context(serving(settings)))[0] for _ in range(2)]
 
 
-@pytest.mark.parametrize("path", [CHAT, OPENAI])
+def reader_of(path: str, question: str) -> ResumingReader:
+    return BackgroundReader(question) if path == RESPONSES else ResumingReader(question, path)
+
+
+@pytest.mark.parametrize("path", [CHAT, OPENAI, RESPONSES])
 async def test_a_stream_goes_on_at_another_gateway(gateways, told, path):
     one, other = gateways
-    reader, again = ResumingReader("Where is it?", path), ResumingReader("Where is it?", path)
+    reader, again = reader_of(path, "Where is it?"), reader_of(path, "Where is it?")
     await reader.read(one, 4)
     again.run = reader.run
     await asyncio.gather(reader.whole(other), again.whole(other))
     assert reader.text == again.text == told.text("Where is it?")
     # the events are the same bytes, wherever they are made
     assert reader.raw == again.raw
-    whole = ResumingReader("Where is it?", path)
+    whole = reader_of(path, "Where is it?")
     whole.run = reader.run
     await whole.whole(one)
     assert whole.raw == reader.raw
@@ -98,6 +102,20 @@ async def test_a_stream_is_stopped_at_another_gateway_and_stored(gateways, told)
     message = (await other.get(f"{CHATS}/{talk}")).json()["messages"][-1]
     assert (message["status"], message["finish_reason"]) == ("incomplete", "cancelled")
     assert told.text("Where?").startswith(message["content"])
+
+
+async def test_a_response_in_the_background_is_cancelled_or_deleted_at_another_gateway(gateways, told):
+    one, other = gateways
+    told.wait = 0.05
+    for method, tail in (("POST", "/cancel"), ("DELETE", "")):
+        reader = BackgroundReader(f"{method}?")
+        await reader.read(one, 5)
+        url = f"{RESPONSES}/{reader.run}"
+        assert (await other.request(method, url + tail, timeout=GENEROUS)).status_code == 200
+        await eventually(lambda: told.triton.active == 0)
+        found = [(await client.get(url)).json() for client in gateways]
+        assert found[0] == found[1]
+        assert found[0].get("status") == ("cancelled" if tail else None)
 
 
 async def test_a_reader_at_another_gateway_keeps_an_answer_alive_and_none_ends_it(gateways, told, monkeypatch):
@@ -149,17 +167,26 @@ async def test_an_answer_of_a_gateway_that_ends_goes_on_at_another(told, valkey,
     async with serving(settings) as (other, _):
         async with serving(settings) as (one, _):
             talk = (await one.post(CHATS, json={})).json()["id"]
-            readers = [ResumingReader("Where is it?", conversation_id=talk), ResumingReader("Who?", OPENAI)]
-            for reader in readers:
-                await reader.read(one, 4)
-        for reader, question in zip(readers, ("Where is it?", "Who?"), strict=True):
+            other_talk = (await one.post("/v1/conversations", json={})).json()["id"]
+            readers = {
+                "Where is it?": ResumingReader("Where is it?", conversation_id=talk),
+                "Who?": ResumingReader("Who?", OPENAI),
+                "When?": BackgroundReader("When?", conversation=other_talk),
+            }
+            for reader in readers.values():
+                await reader.read(one, 5)
+        for question, reader in readers.items():
             assert await reader.whole(other) == told.text(question)
+        stored = (await other.get(f"{RESPONSES}/{readers['When?'].run}")).json()
+        assert (stored["status"], stored["output"][0]["content"][0]["text"]) == ("completed", told.text("When?"))
+        items = (await other.get(f"/v1/conversations/{other_talk}/items")).json()["data"]
+        assert [item["role"] for item in items] == ["assistant", "user"]
         message = (await other.get(f"{CHATS}/{talk}")).json()["messages"][-1]
         assert (message["content"], message["status"]) == (told.text("Where is it?"), "completed")
     async with await open_store(url) as store, store.read() as connection:
         rows = (await connection.execute(select(usage_records))).mappings().all()
     assert sorted((row["request_id"], row["output_tokens"], row["finish_reason"]) for row in rows) == sorted(
-        (reader.run, 40, "stop") for reader in readers
+        (reader.run, 40, "stop") for reader in readers.values()
     )
 
 
@@ -169,7 +196,7 @@ async def test_random_cuts_on_two_gateways(gateways, told):
 
     async def cut(at: int) -> None:
         question = f"Number {at}?"
-        reader = ResumingReader(question, chance.choice((CHAT, OPENAI)))
+        reader = reader_of(chance.choice((CHAT, OPENAI, RESPONSES)), question)
         while reader.ended is None:
             await reader.read(chance.choice(gateways), len(reader.raw) + chance.randint(1, 30))
         assert reader.text == told.text(question)

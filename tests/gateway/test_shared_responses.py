@@ -38,7 +38,7 @@ class Pair:
 
 @pytest.fixture
 async def pair(card, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr("llmops.gateway.conversations.response_run.REPORT_INTERVAL", 0.05)
+    monkeypatch.setattr("llmops.gateway.conversations.chat_run.SAVE_INTERVAL", 0.05)
     triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
     await triton.start()
     settings = GatewaySettings(triton=f"127.0.0.1:{triton.port}", store=f"sqlite:///{tmp_path}/store.db", open=True)
@@ -99,7 +99,7 @@ async def test_a_stream_can_be_followed_from_the_other_gateway(pair):
 async def test_a_response_whose_gateway_is_gone_has_failed(pair, monkeypatch):
     pair.say("Hello world! ", end=False)
     # it reports nothing any more
-    monkeypatch.setattr("llmops.gateway.conversations.response_run.REPORT_INTERVAL", 3600.0)
+    monkeypatch.setattr("llmops.gateway.conversations.chat_run.SAVE_INTERVAL", 3600.0)
     running = await pair.create(0, background=True)
     assert (await pair.ask(1, "GET", f"/{running['id']}")).json()["status"] == "in_progress"
     monkeypatch.setattr("llmops.gateway.api.responses.LOST_RUN_TIMEOUT", 0.0)

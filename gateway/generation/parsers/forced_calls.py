@@ -13,9 +13,12 @@ from llmops.gateway.generation.parsers.tool_parser import NotAToolCallError, Too
 class NamedCallProcessor(OutputProcessor):
     """The processor for a `tool_choice` that names a function: the text is its arguments."""
 
-    def __init__(self, name: str, new_id: Callable[[], str] = new_call_id) -> None:
+    def __init__(self, name: str, new_id: Callable[[str], str] = new_call_id) -> None:
         self._name, self._writer, self._value = name, ToolCallBuilder(new_id), JsonScanner()
         self._complete = False
+
+    def name_calls(self, source: str) -> None:
+        self._writer.source = source
 
     def feed(self, text: str) -> list[OutputDelta]:
         if not text or self._complete:
@@ -34,9 +37,12 @@ class NamedCallProcessor(OutputProcessor):
 class RequiredCallsProcessor(OutputProcessor):
     """The processor for `tool_choice: required`: the text is a JSON list of calls."""
 
-    def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
+    def __init__(self, new_id: Callable[[str], str] = new_call_id) -> None:
         self._writer = ToolCallBuilder(new_id)
         self._call: JsonCallParser | None = None
+
+    def name_calls(self, source: str) -> None:
+        self._writer.source = source
 
     def feed(self, text: str) -> list[OutputDelta]:
         pos, deltas = 0, list[OutputDelta]()
@@ -77,6 +83,9 @@ class AnswerOrCallsProcessor(OutputProcessor):
     def __init__(self, calls: RequiredCallsProcessor) -> None:
         self._calls: OutputProcessor = calls
         self._is_calls: bool | None = None
+
+    def name_calls(self, source: str) -> None:
+        self._calls.name_calls(source)
 
     def feed(self, text: str) -> list[OutputDelta]:
         if self._is_calls is None:

@@ -56,6 +56,9 @@ class HarmonyParser(OutputProcessor):
         self._kind = "final"
         self._spans: list[list[float]] = []
 
+    def name_calls(self, source: str) -> None:
+        self._writer.source = source
+
     @property
     def made_tool_calls(self) -> bool:
         return self._writer.count > 0

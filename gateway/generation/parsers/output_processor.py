@@ -55,6 +55,10 @@ class OutputProcessor(ABC):
     def finish(self) -> Iterator[OutputDelta] | list[OutputDelta]:
         """Return what was held back, once the text has ended. Called once."""
 
+    def name_calls(self, source: str) -> None:
+        """Make the ids of tool calls from `source`, so that a replay has the same ones."""
+        return
+
     @property
     def made_tool_calls(self) -> bool:
         """Return True if the finish reason `stop` becomes `tool_calls`."""
@@ -77,6 +81,10 @@ class ProcessorChain(OutputProcessor):
 
     def __init__(self, processors: Sequence[OutputProcessor] = ()) -> None:
         self._processors = tuple(processors)
+
+    def name_calls(self, source: str) -> None:
+        for processor in self._processors:
+            processor.name_calls(source)
 
     def feed(self, text: str) -> list[OutputDelta]:
         return self._run(self._processors, [ContentDelta(text)] if text else [])

@@ -10,6 +10,7 @@ it was.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import string
 from abc import abstractmethod
@@ -33,15 +34,21 @@ _NO_FUNCTIONS: Functions = {}
 MAX_HELD_SPACE = 64
 
 
-def new_call_id() -> str:
-    """Return a new call id in OpenAI's format."""
-    return f"call_{secrets.token_hex(12)}"
+_ALPHABET = string.ascii_letters + string.digits
 
 
-def new_mistral_call_id() -> str:
+def new_call_id(source: str = "") -> str:
+    """Return a new call id in OpenAI's format, always the same for a `source`."""
+    return f"call_{_digest(source).hex()[:24]}"
+
+
+def new_mistral_call_id(source: str = "") -> str:
     """Return a new call id of nine letters or digits, the only form that Mistral's templates take."""
-    alphabet = string.ascii_letters + string.digits
-    return "".join(secrets.choice(alphabet) for _ in range(9))
+    return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in _digest(source)[:9])
+
+
+def _digest(source: str) -> bytes:
+    return hashlib.sha256(source.encode()).digest() if source else secrets.token_bytes(32)
 
 
 class NotAToolCallError(Exception):
@@ -59,16 +66,22 @@ class NotAToolCallError(Exception):
 
 
 class ToolCallBuilder:
-    """A counter of the tool calls of one choice that makes their deltas."""
+    """A counter of the tool calls of one choice that makes their deltas.
 
-    def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
+    `source` is the text that their ids are made from, empty for random ids.
+    """
+
+    def __init__(self, new_id: Callable[[str], str] = new_call_id) -> None:
         self._new_id = new_id
         self.count = 0
+        self.source = ""
 
     def start(self, name: str, call_id: str | None = None) -> ToolCallDelta:
         """Return the first delta of a new call."""
         self.count += 1
-        return ToolCallDelta(self.count - 1, call_id or self._new_id(), name)
+        return ToolCallDelta(
+            self.count - 1, call_id or self._new_id(self.source and f"{self.source}/{self.count}"), name
+        )
 
     def arguments(self, text: str) -> ToolCallDelta:
         """Return a delta that adds `text` to the arguments of the current call."""
@@ -112,7 +125,7 @@ class ToolParser(OutputProcessor):
     #: Texts that open a call.
     markers: tuple[str, ...] = ()
 
-    new_id: Callable[[], str] = staticmethod(new_call_id)
+    new_id: Callable[[str], str] = staticmethod(new_call_id)
     _buffer: str
     _pos: int
 
@@ -147,6 +160,9 @@ class ToolParser(OutputProcessor):
             self._text(self._buffer[self._pos :])
         self._pos = len(self._buffer)
         return self._take()
+
+    def name_calls(self, source: str) -> None:
+        self.writer.source = source
 
     @property
     def made_tool_calls(self) -> bool:

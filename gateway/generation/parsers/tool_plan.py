@@ -117,6 +117,9 @@ class FirstCallOnly(OutputProcessor):
     def __init__(self, parser: OutputProcessor) -> None:
         self._parser = parser
 
+    def name_calls(self, source: str) -> None:
+        self._parser.name_calls(source)
+
     def feed(self, text: str) -> list[OutputDelta]:
         return self._first(self._parser.feed(text))
 

@@ -1,0 +1,135 @@
+"""A response in the background: an answer that goes on without a reader, and with Redis without its gateway.
+
+Any gateway makes the response and its events from the log of the answer's deltas.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from llmops.gateway.conversations.answer_run import FLUSH_BYTES, AnswerReader, AnswerRun
+from llmops.gateway.conversations.chat_run import ChatRun
+from llmops.gateway.conversations.event_replay import encode_events
+from llmops.gateway.conversations.items import Item
+from llmops.gateway.conversations.response_builder import Event, ResponseBuilder
+from llmops.gateway.conversations.response_run import ResponseSaver
+from llmops.gateway.conversations.response_store import StoredResponse
+from llmops.gateway.interfaces import FinishReason
+
+
+class ResponseFormat(BaseModel):
+    """The form of a response's events.
+
+    Attributes:
+        response: The response without any output.
+        items: The input items.
+        origins: The `name` and `namespace` of functions that the model knows otherwise.
+    """
+
+    response: dict[str, Any]
+    items: list[Item]
+    origins: dict[str, dict[str, str]] = {}
+
+    def builder(self) -> ResponseBuilder:
+        """Return a builder of the response from its beginning."""
+        return ResponseBuilder(copy.deepcopy(self.response), self.origins)
+
+    def read(self, run: AnswerRun, after: int) -> ResponseReader:
+        """Return a reader of the events whose sequence number is greater than `after`."""
+        return ResponseReader(run, self.builder(), after)
+
+    def present(self, run: AnswerRun) -> dict[str, Any]:
+        """Return the present state of the response."""
+        builder = self.builder()
+        for piece in run.log.pieces():
+            builder.add(piece)
+        _end(builder, run)
+        return builder.so_far()
+
+
+class ResponseReader(AnswerReader):
+    """The events of a response after some number. Its own builder makes them again."""
+
+    def __init__(self, run: AnswerRun, builder: ResponseBuilder, after: int) -> None:
+        super().__init__(run, None, -1)
+        self._builder, self._after = builder, after
+
+    def _rendered(self) -> bytes:
+        run, parts, size = self._run, [], 0
+        if self._event == 0 and run.visible >= 0:
+            parts.append(self._new(self._builder.start()))
+            self._event = 1
+        while 0 < self._event <= run.visible and size < FLUSH_BYTES:
+            piece, self._offset = run.log.piece(self._event - 1, self._offset)
+            parts.append(self._new(self._builder.add(piece)))
+            size += len(parts[-1])
+            self._event += 1
+        return b"".join(parts)
+
+    def _last(self) -> bytes | None:
+        return self._new(_end(self._builder, self._run)) or None
+
+    def _new(self, events: list[Event]) -> bytes:
+        return encode_events(event for event in events if event["sequence_number"] > self._after)
+
+
+class BackgroundSaver:
+    """What stores a response while it is generated, for every gateway of the store."""
+
+    def __init__(self, owner: str, form: ResponseFormat, saver: ResponseSaver, taken_over: bool = False) -> None:
+        """Store a response.
+
+        Args:
+            owner: Its owner.
+            form: The form of its events.
+            saver: Stores its end.
+            taken_over: Another gateway began it.
+        """
+        assert saver.store is not None
+        self._owner, self._form, self._saver, self._store = owner, form, saver, saver.store
+        # the memory of a gateway that is gone is gone with it
+        self._new = taken_over and not saver.store.shared
+        self._builder = form.builder()
+        self._delta = self._offset = 0
+
+    async def announce(self) -> None:
+        """Store that the response is generated. Raises UnavailableError if that is not possible."""
+        await self._store.put(self._entry(running=True).to_row())
+
+    async def save(self, run: ChatRun) -> bool:
+        """Store the present state, and stop a response that another gateway cancelled or deleted."""
+        while self._delta < len(run.log):
+            piece, self._offset = run.log.piece(self._delta, self._offset)
+            self._builder.add(piece)
+            self._delta += 1
+        if run.finish is not None:
+            _end(self._builder, run, stored=True)
+            return await self._saver.save(self._entry(running=False), self._new)
+        if self._store.shared and not await self._store.put(self._entry(running=True).to_row(), new=False):
+            if await self._store.find(run.id, self._owner) is None:
+                run.discard()
+            run.answer.cancel()
+        return True
+
+    def _entry(self, running: bool) -> StoredResponse:
+        cuts = [list(sizes) for sizes in self._builder.cuts]
+        return StoredResponse(self._owner, self._builder.so_far(), self._form.items, cuts, running)
+
+
+def _end(builder: ResponseBuilder, run: AnswerRun, stored: bool | None = None) -> list[Event]:
+    """End the response if the answer has ended, and return its last events.
+
+    `stored` says whether the response is stored, before the run knows it.
+    """
+    if run.finish is None:
+        return []
+    builder.response["store"] = run.saved if stored is None else stored
+    if run.error is not None:
+        return builder.fail(run.error)
+    if run.finish == "cancelled":
+        builder.cancel()
+        return []
+    return builder.finish(cast(FinishReason, run.finish), run.usage, run.ended_at)
