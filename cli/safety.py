@@ -36,7 +36,7 @@ def command() -> None:
     required=True,
     help="The gateway's settings, which describe the filters.",
 )
-@click.option("--url", metavar="URL", help="A gateway with the embedding model that filters of kind `model` need.")
+@click.option("--url", metavar="URL", help="A gateway with the models that filters of kind `model` ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def check(examples: Path, config: Path, url: str | None, as_json: bool) -> None:
     """Print how well each filter works on the labelled texts in FILE.
@@ -61,10 +61,15 @@ def check(examples: Path, config: Path, url: str | None, as_json: bool) -> None:
 
     async def embed(model: str, batch: Sequence[str]) -> Any:
         if url is None:
-            raise InputError("Filters of kind model need --url, a gateway that serves the embedding model.")
+            raise InputError("Filters of kind model need --url, a gateway that serves the model.")
         return embed_texts(ChatClient(url), model, batch)
 
-    filters = {name: create_filter(name, one, embed) for name, one in settings.filters.items()}
+    async def generate(model: str, message: str, max_tokens: int) -> str:
+        if url is None:
+            raise InputError("Filters of kind model need --url, a gateway that serves the model.")
+        return await asyncio.to_thread(_answer, ChatClient(url), model, message, max_tokens)
+
+    filters = {name: create_filter(name, one, embed, generate) for name, one in settings.filters.items()}
     progress = make_progress()
     with progress.stage("Judging", len(texts)):
         try:
@@ -149,6 +154,13 @@ def redteam(url: str, model: str, listed: Path | None, as_json: bool) -> None:
     click.echo(f"{total - answered} of {total} adversarial prompts were refused or cut.", err=as_json)
     if answered:
         raise SystemExit(1)
+
+
+def _answer(client: ChatClient, model: str, message: str, max_tokens: int) -> str:
+    """Return a model's most likely answer to a message."""
+    body = {"model": model, "messages": [{"role": "user", "content": message}], "max_completion_tokens": max_tokens}
+    answer = client.post("/chat/completions", {**body, "temperature": 0})
+    return str(answer["choices"][0]["message"]["content"] or "")
 
 
 def _ask(client: ChatClient, model: str, text: str) -> str:

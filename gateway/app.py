@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +29,11 @@ from llmops.gateway.auth.authentication import create_audit, create_authenticati
 from llmops.gateway.conversations.response_store import MemoryResponses, ResponseStore
 from llmops.gateway.errors import NotFoundError
 from llmops.gateway.generation.app_state import AppState
+from llmops.gateway.generation.chat_generation import answer_message
 from llmops.gateway.http.error_handlers import add_exception_handlers
 from llmops.gateway.http.middleware import Check, GatewayApp
 from llmops.gateway.http.request_body import BodyReader
+from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.http.telemetry_checks import (
     ExportingCheck,
     RequestCounter,
@@ -117,7 +121,13 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     traces, access_log = create_trace_check(settings, metrics), create_access_log_check(settings, metrics)
     exporters: list[ExportingCheck] = [check for check in (traces, access_log) if check is not None]
     findings = create_audit(settings.store) if settings.store is not None and settings.safety.filters else None
-    safety = create_safety(settings.safety, metrics, text_embedder(models.of(EmbeddingModel)), findings)
+
+    async def ask_guard(model: str, message: str, max_tokens: int) -> str:
+        # no filter judges the request of a filter
+        context = RequestContext(f"req_{secrets.token_hex(16)}", work_bytes=len(message))
+        return await answer_message(replace(service, safety=None), model, message, max_tokens, context)
+
+    safety = create_safety(settings.safety, metrics, text_embedder(models.of(EmbeddingModel)), ask_guard, findings)
     providers = Providers(settings)
     service = AppState(
         models=models.of(GenerativeModel),

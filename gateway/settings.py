@@ -467,15 +467,51 @@ class LanguageFilterSettings(_Section):
     scripts: list[str]
 
 
-class ModelFilterSettings(_Section):
-    """A safety filter that judges the vector of an embedding model.
+class GuardSettings(_Section):
+    """A model of this gateway that writes whether a text is safe, such as Llama Guard.
 
-    The `head` is written by `llmops safety train`.
+    Attributes:
+        model: The model's name.
+        prompt: The message to the model, in which `{text}` stands for the text.
+        safe: What it writes first for a text without a finding.
+        unsafe: What it writes first for a finding. The next word is the finding's category.
+        categories: Names of the categories that it writes, such as S1.
+        timeout: Until the filter counts as away.
+    """
+
+    model: str
+    prompt: str = "{text}"
+    safe: str = "safe"
+    unsafe: str = "unsafe"
+    categories: dict[str, str] = Field(default_factory=dict)
+    timeout: _PositiveDuration = Seconds(5)
+
+    @field_validator("prompt")
+    @classmethod
+    def _has_a_place_for_the_text(cls, prompt: str) -> str:
+        if "{text}" not in prompt:
+            raise ValueError("the prompt of a guard has no place for the text; write {text} there")
+        return prompt
+
+
+class ModelFilterSettings(_Section):
+    """A safety filter that asks a model of this gateway: an embedding model or a guard.
+
+    Attributes:
+        head: The classifier on an embedding model's vectors, written by `llmops safety train`.
+        guard: The model that writes whether a text is safe, instead of `head`.
     """
 
     kind: Literal["model"]
     category: str | None = None
-    head: Path
+    head: Path | None = None
+    guard: GuardSettings | None = None
+
+    @model_validator(mode="after")
+    def _asks_one_model(self) -> ModelFilterSettings:
+        if (self.head is None) == (self.guard is None):
+            raise ValueError("a filter of kind model needs either `head` or `guard`")
+        return self
 
 
 class HttpFilterSettings(_Section):

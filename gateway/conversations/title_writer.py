@@ -6,17 +6,14 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
-from contextlib import closing
 
 from llmops.gateway.conversations.conversation_store import ConversationStore
 from llmops.gateway.errors import ApiError
 from llmops.gateway.generation.app_state import AppState
-from llmops.gateway.generation.chat_generation import start_chat
-from llmops.gateway.generation.parsers.output_processor import ContentDelta
+from llmops.gateway.generation.chat_generation import answer_message
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller, Outcome
-from llmops.gateway.schemas.chat_request import ChatRequest
 
 log = logging.getLogger(__name__)
 
@@ -65,24 +62,12 @@ class TitleWriter:
     async def _title(self, caller: Caller, question: str, text: str) -> str:
         """Return the model's title, without quotes and on one line. Raises ApiError."""
         content = _INSTRUCTION.format(question=question[:MAX_READ_CHARACTERS], answer=text[:MAX_READ_CHARACTERS])
-        message = {"role": "user", "content": content}
-        body = ChatRequest.model_validate(
-            {"model": self._model, "messages": [message], "max_completion_tokens": MAX_TITLE_TOKENS, "temperature": 0}
-        )
         context = RequestContext(f"req_{secrets.token_hex(16)}", caller=caller, work_bytes=len(content))
         for check in self._checks:
             check.adopt(context)
         try:
-            model = self._service.models.find(self._model)
-            answer_id = f"chatcmpl-{secrets.token_hex(12)}"
-            answer = await start_chat(self._service, body, model, answer_id, context, whole=True, fit=True)
-            with closing(answer):
-                await answer.start()
-                parts = []
-                while (delta := await answer.next()) is not None:
-                    pieces = delta.choice.sort(delta.text)
-                    parts += [piece.text for piece in pieces if isinstance(piece, ContentDelta)]
+            title = await answer_message(self._service, self._model, content, MAX_TITLE_TOKENS, context)
         finally:
             for check in self._checks:
                 check.after(context, Outcome(200, context.finish_reason, context.usage))
-        return " ".join("".join(parts).split()).strip("\"'*# ")
+        return " ".join(title.split()).strip("\"'*# ")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -21,7 +23,7 @@ from llmops.gateway.generation.app_state import (
 from llmops.gateway.generation.chat_messages import render_chat, request_texts
 from llmops.gateway.generation.choice import Choice, LogprobBuffer, TokenOffsets
 from llmops.gateway.generation.parsers.harmony import FINAL_CHANNEL, HarmonyParser, is_harmony
-from llmops.gateway.generation.parsers.output_processor import OutputProcessor, ProcessorChain
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputProcessor, ProcessorChain
 from llmops.gateway.generation.parsers.reasoning import ReasoningParser, prompt_opens_reasoning, reasoning_markers
 from llmops.gateway.generation.parsers.tool_plan import FirstCallOnly, ToolPlan, plan_tools
 from llmops.gateway.generation.prompt_limits import check_message_limits, check_prompt_text, template_cost
@@ -163,6 +165,32 @@ async def start_chat(
         )
 
     return await admit(state, model, body.n or 1, context, start)
+
+
+async def answer_message(state: AppState, name: str, message: str, max_tokens: int, context: RequestContext) -> str:
+    """Return the most likely answer of a model to one message, for requests of the gateway's own.
+
+    Args:
+        state: The gateway's state.
+        name: The name of the model.
+        message: The user's message.
+        max_tokens: The most tokens of the answer.
+        context: The context of this request alone.
+
+    Raises:
+        ApiError: The model is not served, or fails.
+    """
+    fields = {"messages": [{"role": "user", "content": message}], "max_completion_tokens": max_tokens}
+    body = ChatRequest.model_validate({"model": name, "temperature": 0, **fields})
+    answer_id = f"chatcmpl-{secrets.token_hex(12)}"
+    answer = await start_chat(state, body, state.models.find(name), answer_id, context, whole=True, fit=True)
+    with closing(answer):
+        await answer.start()
+        parts = []
+        while (delta := await answer.next()) is not None:
+            pieces = delta.choice.sort(delta.text)
+            parts += [piece.text for piece in pieces if isinstance(piece, ContentDelta)]
+    return "".join(parts)
 
 
 async def continue_chat(

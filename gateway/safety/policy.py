@@ -11,14 +11,14 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from llmops.errors import InputError
 from llmops.gateway.errors import ContentPolicyError, SafetyUnavailableError
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.safety.filters import FilterUnavailableError, Finding, StreamMode, TextFilter
 from llmops.gateway.safety.rules import RuleFilter, rule_filter, script_filter
-from llmops.gateway.safety.services import ClassifierFilter, Embed, ModerationFilter, read_head
+from llmops.gateway.safety.services import ClassifierFilter, Embed, Generate, GuardFilter, ModerationFilter, read_head
 from llmops.gateway.safety.stream_guard import RuleStage, StreamGuard, WindowStage
 from llmops.gateway.settings import FilterSettings, SafetyPolicy, SafetySettings
 from llmops.gateway.telemetry import metric_definitions
@@ -153,7 +153,11 @@ class Safety:
 
 
 def create_safety(
-    settings: SafetySettings, metrics: GatewayMetrics, embed: Embed, audit: FindingAudit | None = None
+    settings: SafetySettings,
+    metrics: GatewayMetrics,
+    embed: Embed,
+    generate: Generate,
+    audit: FindingAudit | None = None,
 ) -> Safety | None:
     """Return the filters that the settings describe, or None if they describe none.
 
@@ -161,6 +165,7 @@ def create_safety(
         settings: The filters and policies.
         metrics: Counts findings.
         embed: Turns texts into vectors for classifiers.
+        generate: Returns the answer of a guard model.
         audit: Records findings in the audit log, if there is one.
 
     Raises:
@@ -168,12 +173,12 @@ def create_safety(
     """
     if not settings.filters:
         return None
-    filters = {name: create_filter(name, one, embed) for name, one in settings.filters.items()}
+    filters = {name: create_filter(name, one, embed, generate) for name, one in settings.filters.items()}
     return Safety(settings, filters, metrics, audit)
 
 
-async def _embed_nothing(_model: str, _texts: Sequence[str]) -> list[list[float]]:
-    raise FilterUnavailableError("no embedding model")
+async def _ask_nothing(*_: object) -> NoReturn:
+    raise FilterUnavailableError("no model")
 
 
 def check_filters(settings: SafetySettings) -> None:
@@ -181,13 +186,13 @@ def check_filters(settings: SafetySettings) -> None:
 
     async def create_and_close() -> None:
         for name, one in settings.filters.items():
-            await create_filter(name, one, _embed_nothing).close()
+            await create_filter(name, one, _ask_nothing, _ask_nothing).close()
 
     if settings.filters:
         asyncio.run(create_and_close())
 
 
-def create_filter(name: str, settings: FilterSettings, embed: Embed) -> TextFilter:
+def create_filter(name: str, settings: FilterSettings, embed: Embed, generate: Generate) -> TextFilter:
     """Return one filter. Raises InputError for a pattern, file or key that cannot be used."""
     category = settings.category or name
     match settings.kind:
@@ -196,7 +201,10 @@ def create_filter(name: str, settings: FilterSettings, embed: Embed) -> TextFilt
             return rule_filter(name, category, settings.patterns, words, settings.ignore_case)
         case "language":
             return script_filter(name, category, settings.scripts)
+        case "model" if settings.guard is not None:
+            return GuardFilter(name, category, settings.guard, generate)
         case "model":
+            assert settings.head is not None
             return ClassifierFilter(name, read_head(settings.head), embed)
         case "http":
             return ModerationFilter(

@@ -1,10 +1,12 @@
 """Filters that ask a model or another server.
 
-One asks an embedding model and applies a trained head, the other asks `/v1/moderations`.
+One asks an embedding model and applies a trained head, one asks a guard model for its verdict, and
+one asks `/v1/moderations`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -17,6 +19,7 @@ import httpx
 from llmops.errors import InputError
 from llmops.gateway.errors import ApiError
 from llmops.gateway.safety.filters import FilterUnavailableError, Finding, TextFilter
+from llmops.gateway.settings import GuardSettings
 
 #: Bytes of a moderation service's answer: one result has a few kilobytes.
 MAX_ANSWER_BYTES = 1 << 20
@@ -25,8 +28,15 @@ MAX_ANSWER_BYTES = 1 << 20
 #: tokens.
 PASSAGE, PASSAGE_OVERLAP = 800, 100
 
+#: Characters of a passage that a guard model reads, and passages that it reads at once.
+GUARD_PASSAGE, MAX_GUARD_REQUESTS = 4000, 8
+#: Tokens of a guard model's verdict.
+MAX_VERDICT_TOKENS = 32
+
 #: Turns texts into vectors FP32 [len(texts), dimensions]; given the model's name.
 Embed = Callable[[str, Sequence[str]], Awaitable[Any]]
+#: Returns a model's answer to a message; given the model's name, the message and the most tokens.
+Generate = Callable[[str, str, int], Awaitable[str]]
 
 
 class ClassifierHead(NamedTuple):
@@ -86,6 +96,44 @@ class ClassifierFilter(TextFilter):
         return Finding(self.name, max(over, key=over.__getitem__), max(over.values())) if over else None
 
 
+class GuardFilter(TextFilter):
+    """A filter that asks a model whether a text is safe."""
+
+    def __init__(self, name: str, category: str, settings: GuardSettings, generate: Generate) -> None:
+        """Ask the model of `settings`. A finding that it gives no category has `category`."""
+        self.name, self._category, self._settings, self._generate = name, category, settings, generate
+        self.categories = (*settings.categories.values(), category)
+        self._slots = asyncio.Semaphore(MAX_GUARD_REQUESTS)
+
+    async def judge(self, text: str) -> Finding | None:
+        passages = _passages(text, GUARD_PASSAGE)
+        try:
+            async with asyncio.timeout(self._settings.timeout), asyncio.TaskGroup() as group:
+                verdicts = [group.create_task(self._verdict(one)) for one in passages]
+        except TimeoutError:
+            raise FilterUnavailableError(
+                f"{self._settings.model} gave no verdict within {self._settings.timeout:g} s"
+            ) from None
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return next((found for one in verdicts if (found := one.result()) is not None), None)
+
+    async def _verdict(self, passage: str) -> Finding | None:
+        guard = self._settings
+        try:
+            async with self._slots:
+                written = await self._generate(guard.model, guard.prompt.replace("{text}", passage), MAX_VERDICT_TOKENS)
+        except ApiError as error:
+            raise FilterUnavailableError(error.full_message) from error
+        verdict = written.strip()
+        if verdict.lower().startswith(guard.unsafe.lower()):
+            rest = verdict[len(guard.unsafe) :].replace(",", " ").split()
+            return Finding(self.name, (guard.categories.get(rest[0], rest[0]) if rest else self._category)[:64])
+        if verdict.lower().startswith(guard.safe.lower()):
+            return None
+        raise FilterUnavailableError(f"{guard.model} wrote neither {guard.safe} nor {guard.unsafe}")
+
+
 class ModerationFilter(TextFilter):
     """A filter that asks a server for `POST /v1/moderations`, OpenAI's or any that speaks it."""
 
@@ -130,6 +178,6 @@ class ModerationFilter(TextFilter):
         return Finding(self.name, category[:64], float(scores.get(category) or 1.0))
 
 
-def _passages(text: str) -> list[str]:
-    """Return overlapping passages that an embedding model reads whole."""
-    return [text[at : at + PASSAGE] for at in range(0, max(1, len(text) - PASSAGE_OVERLAP), PASSAGE - PASSAGE_OVERLAP)]
+def _passages(text: str, size: int = PASSAGE) -> list[str]:
+    """Return overlapping passages that a model reads whole."""
+    return [text[at : at + size] for at in range(0, max(1, len(text) - PASSAGE_OVERLAP), size - PASSAGE_OVERLAP)]

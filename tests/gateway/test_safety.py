@@ -19,6 +19,7 @@ from llmops.gateway.settings import SafetySettings
 from llmops.store.audit import list_audit_entries
 from llmops.store.factory import open_store
 from tests.support.gateway_stack import running, text_of
+from tests.support.scripted_triton import Step
 
 pytest.importorskip("re2")
 
@@ -257,7 +258,7 @@ def test_the_check_before_the_start_compiles_a_filter_once_and_closes_its_client
     settings = SafetySettings.model_validate({"filters": {"keys": rule, "vendor": vendor}})
     check_filters(settings)
     assert closed == [True]
-    create_filter("keys", settings.filters["keys"], embed=None)
+    create_filter("keys", settings.filters["keys"], embed=None, generate=None)
     assert compiled == ["(?:only-here-[0-9])"]
 
 
@@ -287,3 +288,68 @@ async def test_findings_are_on_record_without_the_text(card, tokenizer, tmp_path
     }
     assert details == sorted([answer, prompt], key=str)
     assert "sk-0011" not in str(entries)
+
+
+GUARD = {"model": "tiny", "prompt": "Is this safe? {text}", "categories": {"S1": "violence"}}
+
+
+class GuardStack:
+    """A model that answers as a guard, and to everything else with `text`."""
+
+    def __init__(self, stack, text: str, verdict=lambda judged: "safe") -> None:
+        self.stack, self.judged = stack, []
+
+        def script(tensors):
+            prompt = stack.tokenizer.decode(list(tensors["input_ids"]))
+            said = text
+            if "Is this safe?" in prompt:
+                self.judged.append(prompt.partition("Is this safe? ")[2].partition("\n")[0])
+                said = verdict(self.judged[-1])
+            if said is None:
+                return [Step(hang=True)]
+            return [*(Step((one,)) for one in stack.tokenizer.encode(said)), Step((0,)), Step(final=True)]
+
+        stack.triton.script = script
+
+
+def guard_safety(fail: str = "closed", **guard):
+    one = {"kind": "model", "guard": {**GUARD, **guard}}
+    return {"filters": {"guard": one}, "policy": {"prompt": ["guard"], "answer": {"guard": "hold"}, "fail": fail}}
+
+
+async def test_a_guard_model_judges_prompts_and_answers_and_not_itself(card, tokenizer):
+    async with running({**card, "max_seq_len": 1024}, tokenizer, safety=guard_safety()) as stack:
+        guarded = GuardStack(stack, "It is a knife.", lambda text: "unsafe\nS1" if "knife" in text else "safe")
+        text, finish = await finish_of(stack)
+        assert (text, finish) == ("", "content_filter")
+        assert guarded.judged == ["Hello", "It is a knife."]
+        refused = await stack.chat(messages=[{"role": "user", "content": "Where is a knife?"}])
+        assert refused.status_code == 400
+        assert "violence" in refused.json()["error"]["message"]
+        result = (await stack.client.post("/v1/moderations", json={"input": "a knife"})).json()["results"][0]
+        assert result["categories"] == {"violence": True, "guard": False}
+
+
+@pytest.mark.parametrize("fail", ["open", "closed"])
+@pytest.mark.parametrize("verdict", [None, "I cannot say."])
+async def test_a_guard_model_that_gives_no_verdict_obeys_fail(card, tokenizer, fail, verdict):
+    settings = guard_safety(fail, timeout="0.3s" if verdict is None else "30s")
+    async with running({**card, "max_seq_len": 1024}, tokenizer, safety=settings) as stack:
+        GuardStack(stack, "Hello!", lambda text: verdict)
+        answer = await stack.chat()
+        assert answer.status_code == (200 if fail == "open" else 503), answer.text
+        if fail == "open":
+            assert answer.json()["choices"][0]["message"]["content"] == "Hello!"
+        await stack.idle()
+
+
+@pytest.mark.parametrize(
+    ("filter_", "problem"),
+    [
+        ({"kind": "model"}, "either `head` or `guard`"),
+        ({"kind": "model", "guard": {"model": "x", "prompt": "Is it?"}}, "write {text} there"),
+    ],
+)
+def test_a_guard_that_cannot_work_is_named(filter_, problem):
+    with pytest.raises(ValueError, match=problem):
+        SafetySettings.model_validate({"filters": {"guard": filter_}})
