@@ -286,8 +286,21 @@ class QuotaReservation(ABC):
 
     __slots__ = ()
 
+    @property
     @abstractmethod
-    async def tokens(self, model: str, prompt: int, most: int = 0, answers: int = 1, bounded: bool = True) -> int:
+    def reserved_tokens(self) -> int:
+        """Return the tokens that are reserved for prompt and answers; 0 without a limit on tokens."""
+
+    @abstractmethod
+    async def tokens(
+        self,
+        model: str,
+        prompt: int,
+        most: int = 0,
+        answers: int = 1,
+        bounded: bool = True,
+        known: int | None = None,
+    ) -> int:
         """Reserve tokens for the prompt and all answers.
 
         Args:
@@ -297,6 +310,8 @@ class QuotaReservation(ABC):
             answers: The number of answers.
             bounded: True if the client set `most`. Else the usual length of the model's answers is
                 reserved.
+            known: The tokens that a gateway which is gone has reserved for the same request. They
+                are not reserved again.
 
         Returns:
             The answer tokens granted, which is less than `most` if the budget pays for less.
@@ -315,6 +330,10 @@ class QuotaReservation(ABC):
     @abstractmethod
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
         """Return the response headers that describe the caller's limits."""
+
+    @abstractmethod
+    def hand_over(self) -> None:
+        """Leave the reserved tokens to the gateway that takes the answer over, which settles them."""
 
     @abstractmethod
     def close(self, outcome: Outcome) -> None:

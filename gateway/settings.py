@@ -185,18 +185,20 @@ class RoutedAlias(_Section):
         prompt_characters: The longest prompt of the small model, in characters.
         tiers: The model of all requests of a tier, by tier.
         head: A head that `llmops router train` wrote; it decides about other requests.
+        overflow: Models of providers, for when neither model has room.
     """
 
     small: str
     large: str
+    overflow: list[str] = Field(default_factory=list)
     prompt_characters: Annotated[int, Field(gt=0)] = 8000
     tiers: dict[str, Literal["small", "large"]] = Field(default_factory=dict)
     head: Path | None = None
 
     @property
     def models(self) -> list[str]:
-        """Return both models."""
-        return [self.small, self.large]
+        """Return all models."""
+        return [self.small, self.large, *self.overflow]
 
 
 class RequestLimits(_Section):
@@ -912,8 +914,8 @@ class GatewaySettings(_Section):
                 raise ValueError(f"{name!r} cannot name a provider; use letters, digits, dots and hyphens")
         for alias, models in self._alias_models.items():
             overflows = [bool(self.provider_of(one)) for one in models]
-            if isinstance(self.aliases[alias], RoutedAlias) and any(overflows):
-                raise ValueError(f"the alias {alias} chooses among models of this gateway; only a list may overflow")
+            if isinstance(self.aliases[alias], RoutedAlias) and overflows[2:].count(False):
+                raise ValueError(f"the `overflow` of the alias {alias} must name models of providers")
             if all(overflows) or overflows != sorted(overflows):
                 raise ValueError(f"the alias {alias} must name models of this gateway first, and of providers last")
         return self

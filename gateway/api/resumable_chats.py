@@ -88,6 +88,7 @@ class AnswerRecord(BaseModel):
         created: The Unix time of its events.
         prompt_tokens: Tokens of the prompt.
         max_tokens: The most tokens of the answer.
+        reserved_tokens: The tokens that are reserved of the caller's quotas.
         event_id: The id of its usage event, empty if it is not billed.
         openai: True if the events are those of OpenAI's API.
         conversation: What the first event says of the conversation.
@@ -105,6 +106,7 @@ class AnswerRecord(BaseModel):
     created: int
     prompt_tokens: int
     max_tokens: int
+    reserved_tokens: int = 0
     version: str = ""
     event_id: str = ""
     openai: bool = False
@@ -267,6 +269,7 @@ class ResumableChats:
             created=int(time.time()),
             prompt_tokens=answer.prompt_tokens,
             max_tokens=checkpoint.max_tokens if checkpoint is not None else 0,
+            reserved_tokens=context.reservation.reserved_tokens if context.reservation is not None else 0,
             event_id=context.usage_recorder.event_id if context.usage_recorder is not None else "",
         )
 
@@ -444,8 +447,10 @@ class ResumableChats:
         try:
             if context.reservation is not None:
                 # the answer was admitted when it began: no limit stops it now
+                # a reservation without a bound has grown with its answer
+                known = max(record.reserved_tokens, record.prompt_tokens + len(begun.tokens))
                 with suppress(ApiError):
-                    await context.reservation.tokens(record.model, record.prompt_tokens, record.max_tokens)
+                    await context.reservation.tokens(record.model, record.prompt_tokens, record.max_tokens, known=known)
             if claimed.times > MAX_TAKEOVERS:
                 raise UnavailableError("The gateways that generated this answer were lost, one after the other.")
             run = await self._continue(claimed.id, record, begun, checkpoint, context)

@@ -205,6 +205,8 @@ class ChatRun(AnswerRun):
             await self._stored()
         self.moved = True
         self._context.usage = None  # another gateway bills all of it
+        if self._context.reservation is not None:
+            self._context.reservation.hand_over()
         if recorder is not None:
             recorder.settle(UsageOwner.OFFERED if self._offered else UsageOwner.ELSEWHERE)
 

@@ -97,12 +97,12 @@ class AppState:
             context.ignored_fields.append("service_tier")
             self.metrics.ignored.labels("service_tier").inc()
         candidates = self.models.candidates(name, context.caller)
+        provider_model = self.providers.find(name, context) if overflow else None
         if self.auto_model is None or name not in self.auto_model.aliases:
-            provider_model = self.providers.find(name, context) if overflow else None
             return self._first_with_room(name, candidates, body, context, provider_model)
         decision = await self.auto_model.choose(name, body, context)
         allowed = [model for model in decision.models if model in candidates] or candidates
-        model = self._first_with_room(name, allowed, body, context)
+        model = self._first_with_room(name, allowed, body, context, provider_model)
         context.alias_of = model.name
         self.auto_model.record(name, model.name, body, context)
         context.route_reason = decision.reason if model.name == decision.models[0] else "fallback"

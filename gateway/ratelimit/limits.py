@@ -102,8 +102,8 @@ class Reservation(QuotaReservation):
     """
 
     __slots__ = (
-        "_answers", "_bounded", "_closed", "_latest", "_limits", "_model", "_owes_entry", "_plan", "_reserved",
-        "_scope", "_tariff", "_usage",
+        "_answers", "_bounded", "_closed", "_handed_over", "_latest", "_limits", "_model", "_owes_entry", "_plan",
+        "_reserved", "_scope", "_tariff", "_usage",
     )  # fmt: skip
 
     def __init__(self, limits: RateLimits, plan: CallerLimits, scope: Scope) -> None:
@@ -117,7 +117,11 @@ class Reservation(QuotaReservation):
         # the tariff by which money was reserved and is settled
         self._tariff: Tariff | None = None
         self._model, self._answers, self._bounded = "", 1, True
-        self._closed = False
+        self._closed = self._handed_over = False
+
+    @property
+    def reserved_tokens(self) -> int:
+        return max((part.tokens for part in self._reserved if part.tokens is not None), default=0)
 
     async def enter(self) -> None:
         """Reserve one request and one slot.
@@ -141,12 +145,20 @@ class Reservation(QuotaReservation):
         reserved = await self._reserve(bounds, asks)
         self._reserved.append(ReservedAmounts(reserved, reserved.bounds, ENTRY_REQUEST, None))
 
-    async def tokens(self, model: str, prompt: int, most: int = 0, answers: int = 1, bounded: bool = True) -> int:
+    async def tokens(
+        self,
+        model: str,
+        prompt: int,
+        most: int = 0,
+        answers: int = 1,
+        bounded: bool = True,
+        known: int | None = None,
+    ) -> int:
         self._model, self._answers, self._bounded = model, answers, bounded
         bounds, entered = self._plan.of(model), not self._owes_entry
         if entered and not bounds.more:
             return most
-        amount = self._amount(bounds, prompt, most)
+        amount = self._amount(bounds, prompt, most) if known is None else known
         money = least = 0
         if self._plan.budgets and self._limits.budgets is not None:
             self._tariff = tariff = self._limits.budgets.tariff(model)
@@ -156,7 +168,7 @@ class Reservation(QuotaReservation):
             if money and (plan.fresh <= self._limits.clock() or plan.generation != generation):
                 plan.fresh = await self._limits.budgets.known(plan.budgets)
                 plan.generation = generation
-        asks = bounds.asks(amount, money, least, entered)
+        asks = bounds.asks(amount if known is None else 0, money, least, entered)
         reserved = await self._reserve(bounds, asks)
         if not entered or not bounds.own:
             self._reserved.append(ReservedAmounts(reserved, reserved.bounds, asks[0], amount))
@@ -189,6 +201,9 @@ class Reservation(QuotaReservation):
                 part.by.settle(part.bounds, Settlement(tokens=total - part.tokens))
                 part.tokens = total
 
+    def hand_over(self) -> None:
+        self._handed_over = True
+
     def close(self, outcome: Outcome) -> None:
         if self._closed:
             return
@@ -207,7 +222,8 @@ class Reservation(QuotaReservation):
         spent = self._spent(usage) if usage is not None else 0
         for part in self._reserved:
             if part.tokens is not None:
-                change = make_settlement((0, total - part.tokens, -part.places, -part.money, spent))
+                tokens = 0 if self._handed_over else total - part.tokens
+                change = make_settlement((0, tokens, -part.places, -part.money, spent))
                 part.by.settle(part.bounds, change)
             elif self._plan.holds:
                 part.by.settle(part.bounds, make_settlement((0, 0, -part.places, 0, 0)))

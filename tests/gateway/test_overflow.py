@@ -133,6 +133,18 @@ async def test_every_chat_api_overflows_while_the_model_is_away_and_says_who_ans
             assert f'"prompt_tokens":{direct}' in answer.text.replace(" ", "")
 
 
+async def test_an_alias_that_chooses_a_model_overflows_too(card, tokenizer, provider):
+    given = settings_for(str(provider.client.base_url))
+    given["aliases"] = {"best": {"small": "tiny", "large": "larger", "overflow": ["cloud/big"]}}
+    async with overflowing(card, tokenizer, **given) as own:
+        answer = await own.chat()
+        assert answer.json()["choices"][0]["message"]["content"] == "I am big."
+        assert (answer.headers["x-llmops-model"], answer.headers["x-llmops-route"]) == ("cloud/big", "fallback")
+        own.triton.engine_ready = True
+        await eventually(lambda: is_ready(own), seconds=GENEROUS)
+        assert (await own.chat()).headers["x-llmops-model"] == "tiny"
+
+
 async def test_overflow_needs_a_full_or_missing_model_and_a_chat(card, tokenizer, provider):
     given = settings_for(str(provider.client.base_url)) | {"limits": {"queued": 0}}
     async with overflowing({**card, "max_batch_size": 1}, tokenizer, away=False, **given) as own:
@@ -325,6 +337,7 @@ async def test_the_list_of_models_has_an_alias_that_only_a_provider_answers(card
         ("aliases: {a: [cloud/big]}", "must name models of this gateway first"),
         ("aliases: {a: [cloud/big, tiny]}", "must name models of this gateway first"),
         ("aliases: {a: [b], b: [a]}", "names the alias b"),
+        ("aliases: {a: {small: b, large: c, overflow: [d]}}", "must name models of providers"),
         ("port: 443", "is this gateway itself"),
         ("host: cloud.example\nport: 443", "is this gateway itself"),
     ],

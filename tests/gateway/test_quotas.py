@@ -23,7 +23,7 @@ from llmops.gateway.app import create_app
 from llmops.gateway.errors import TokenRateLimitError
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
-from llmops.gateway.interfaces import Budget, Caller, Outcome, Quota
+from llmops.gateway.interfaces import Budget, Caller, Outcome, Quota, Usage
 from llmops.gateway.ratelimit.buckets import Limit, LimitRequest
 from llmops.gateway.ratelimit.limits import GROWTH_INTERVAL, RateLimits
 from llmops.gateway.ratelimit.memory import InMemoryLimiter
@@ -550,3 +550,21 @@ def test_settings_that_cannot_be_meant(tmp_path, text, said):
     with pytest.raises(InputError, match=said) as caught:
         load_settings(config)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_an_answer_that_another_gateway_takes_over_is_counted_once(ended):
+    """The gateway that began it was killed, or has ended and left it to the other one."""
+    clock = Clock()
+    gate = RateLimits(InMemoryLimiter(clock), None, clock)
+    limits = CallerLimits((Quota("key-a", tpm=1000),))
+    first, second = gate.new_reservation(limits), gate.new_reservation(limits)
+    await first.tokens("tiny", 10, 90)
+    if ended:
+        first.hand_over()
+        first.close(Outcome(200, "cancelled"))
+    await second.tokens("tiny", 10, 90, known=first.reserved_tokens)
+    second.close(Outcome(200, "stop", Usage(10, 40)))
+    key = [Limit("key-a::", tokens=1000)]
+    assert gate.limiter.reserve_now(key, [LimitRequest()]).decision.left[0][1] == 1000 - 50
+    await gate.close()
