@@ -1,4 +1,4 @@
-"""A response in the background: an answer that goes on without a reader, and with Redis without its gateway.
+"""Responses in the background, which go on without a reader, and with Redis without their gateway.
 
 Any gateway makes the response and its events from the log of the answer's deltas.
 """
@@ -77,7 +77,7 @@ class ResponseReader(AnswerReader):
 
 
 class BackgroundSaver:
-    """What stores a response while it is generated, for every gateway of the store."""
+    """A writer of the states of one response to the store, where every gateway finds them."""
 
     def __init__(self, owner: str, form: ResponseFormat, saver: ResponseSaver, taken_over: bool = False) -> None:
         """Store a response.

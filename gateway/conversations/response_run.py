@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class ResponseSaver:
-    """What stores the end of responses: in the store, and in their conversation if they have one."""
+    """A writer of the end of one response to the store, and to its conversation if it has one."""
 
     def __init__(
         self, store: ResponseStore | None, add: Callable[[StoredResponse], Awaitable[None]] | None = None
