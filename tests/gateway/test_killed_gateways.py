@@ -5,14 +5,45 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.faults.gateway_kills import kill_rounds, mock_rounds
+from tests.support.browser import browser_page
+from tests.support.forked_gateways import ForkedGateway
+from tests.support.gateway_stack import card_of
 from tests.support.resuming_reader import CHAT, ResumingReader
 from tests.support.servers import Valkey
+from tests.support.told_answers import ToldAnswers
 
 
 async def test_every_stream_of_a_killed_gateway_goes_on(tmp_path):
     times = await mock_rounds(tmp_path, rounds=5)
     assert len(times) > 5 * 32 / 2  # the others had ended before the kill
+
+
+async def test_a_page_reads_on_after_its_gateway_was_killed(tokenizer_dir, tokenizer: TextTokenizer, tmp_path):
+    """The next process at the same address continues the answer; the page does nothing but wait."""
+    told = ToldAnswers(card_of(tokenizer_dir, tokenizer), tokenizer, tokens=80, wait=0.05)
+    await told.triton.start()
+    try:
+        with Valkey() as valkey:
+            settings = {"triton": f"127.0.0.1:{told.triton.port}", "redis": valkey.url, "resume": {"lease": "1s"}}
+            settings |= {"store": f"sqlite:///{tmp_path}/store.db", "open": True}
+            first = await ForkedGateway(**settings).ready()
+            async with browser_page() as page:
+                await page.goto(str(first.client.base_url))
+                await page.locator("#model option").first.wait_for(state="attached")
+                await page.fill("#message", "Where?")
+                await page.press("#message", "Enter")
+                await page.locator(".turn.assistant[aria-busy] .body", has_text=told.text("Where?")[:8]).wait_for()
+                first.kill()
+                await first.close()
+                next_one = await ForkedGateway(**settings, port=first.port).ready()
+                answer = page.locator(".turn.assistant:not([aria-busy]) .body")
+                await answer.wait_for()
+                assert (await answer.inner_text()).split() == told.text("Where?").split()
+            await next_one.close()
+    finally:
+        await told.triton.stop()
 
 
 @pytest.mark.stack

@@ -26,7 +26,7 @@ class ForkedGateway:
     """A gateway in a process of its own, and its client."""
 
     def __init__(self, **settings: Any) -> None:
-        port = free_port()
+        self.port = port = settings.pop("port", None) or free_port()
         self.process = _FORKS.Process(target=_serve, args=({**settings, "port": port},), daemon=True)
         self.process.start()
         self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=GENEROUS)
