@@ -43,8 +43,9 @@ attacks: $(STAMPS)/test ## The attacks of tests/attacks at full size, with the f
 faults: $(STAMPS)/test ## 100 rounds of kill -9 of a gateway under 32 streams; ARGS="--rounds 20"
 	$(BIN)/python -m tests.faults.gateway_kills $(ARGS)
 
-matrix: $(STAMPS)/test ## Every family, format, KV cache and target against TensorRT-LLM's loader rules; writes the tables of docs/tensorrt-llm.md
-	LLMOPS_EVERY_CELL=1 LLMOPS_WRITE_MATRIX=1 $(BIN)/python -m pytest -n 0 -x tests/trtllm/test_loader_matrix.py $(ARGS)
+matrix: $(STAMPS)/test ## Every family, format, KV cache and target, and a plan of every model; writes the tables of docs/tensorrt-llm.md
+	LLMOPS_EVERY_CELL=1 LLMOPS_WRITE_MATRIX=1 $(BIN)/python -m pytest -n 0 -x tests/trtllm/test_loader_matrix.py tests/trtllm/test_matrix.py \
+	  tests/quantize/test_families.py tests/plan/test_every_model.py $(ARGS)
 
 test312: $(STAMPS)/test ## The start as in our TensorRT-LLM 1.3 image: Python 3.12, numpy 2 in the library's own Python
 	$(PYTHON312) -m venv .cache/py312/llmops && .cache/py312/llmops/bin/pip install -q -e . nvidia-pytriton==0.7.0

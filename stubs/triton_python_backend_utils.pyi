@@ -1,6 +1,5 @@
 """What the models use of Triton's own module, which exists only inside Triton's stub process.
 
-Held to the real one by tests/model_repository/test_backend_utils.py, which asks a model inside Triton.
 InferenceResponseSender and Metric are classes of the C++ module behind it: names for annotations, not to be imported.
 """
 

@@ -30,7 +30,12 @@ from llmops.gateway.interfaces import Guide
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.text import text_thread_pool
 from llmops.gateway.text.text_thread_pool import INLINE_CHARACTERS, TextThreadPool
-from tests.faults.fuzz.families.grammars import OPENINGS
+
+# the openings of what a grammar nests
+OPENINGS = (
+    "[", "[^", '"', '"\\', "{", "(", "'", "#", "a", "a ", "a::=", "\\", "|", "[a", '["', "{1,", "é", "::=",
+    "\n", "((a)", '"x"', "]",
+)  # fmt: skip
 
 ENDLESS = 10**12
 EVIL = "^(a+)+$"

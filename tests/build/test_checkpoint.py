@@ -12,7 +12,7 @@ from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint import safetensors_header as headers
 from llmops.build.checkpoint.gguf_header import read_header
 from llmops.build.targets.build_target import sampling_defaults
-from llmops.errors import CheckpointError, MissingDependencyError, ResourceError
+from llmops.errors import CheckpointError, MissingDependencyError
 
 
 def edit_config(folder: Path, **changes: object) -> None:
@@ -73,15 +73,6 @@ def test_a_truncated_safetensors_file_is_refused(copy_of_tiny: Path, keep: float
         open_checkpoint(str(copy_of_tiny))
 
 
-def test_a_missing_byte_at_the_end_is_noticed(copy_of_tiny: Path) -> None:
-    path = copy_of_tiny / "model.safetensors"
-    size = path.stat().st_size
-    with path.open("rb+") as file:
-        file.truncate(size - 1)
-    with pytest.raises(CheckpointError, match=f"it has {size - 1:,} bytes, its tensors need {size:,}"):
-        open_checkpoint(str(copy_of_tiny))
-
-
 @pytest.mark.parametrize("keep", [5, 20, 1000, 400_000, 1_785_660, 50_000_000, 98_362_431])
 def test_a_truncated_gguf_is_refused(smollm2: Path, tmp_path: Path, keep: int) -> None:
     cut = tmp_path / "cut.gguf"
@@ -89,27 +80,6 @@ def test_a_truncated_gguf_is_refused(smollm2: Path, tmp_path: Path, keep: int) -
         cut.write_bytes(source.read(keep))
     with pytest.raises(CheckpointError, match=r"cut\.gguf is truncated"):
         open_checkpoint(str(cut))
-
-
-def test_headers_full_of_nonsense_are_refused(tmp_path: Path) -> None:
-    import random
-
-    random.seed(3)
-    for seed in range(200):
-        body = random.Random(seed).randbytes(300)
-        for name, start in (("x.gguf", b"GGUF\x03\x00\x00\x00"), ("x.safetensors", b"\x40" + b"\x00" * 7)):
-            path = tmp_path / name
-            path.write_bytes(start + body)
-            with pytest.raises(CheckpointError):
-                read_header(path) if name == "x.gguf" else headers.read_header(path, name)
-
-
-def test_overlong_tensor_entries_are_refused(tmp_path: Path) -> None:
-    entry = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 12]}}).encode()
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(len(entry).to_bytes(8, "little") + entry + b"\x00" * 12)
-    with pytest.raises(CheckpointError, match=r"w is \(4,\) F32 but has 12 bytes"):
-        headers.read_header(path, "x.safetensors")
 
 
 def test_what_is_not_a_checkpoint(tmp_path: Path) -> None:
@@ -128,32 +98,6 @@ def test_what_is_not_a_checkpoint(tmp_path: Path) -> None:
         assert caught.value.exit_code == 2
 
 
-def test_an_unsupported_architecture_names_the_supported(copy_of_tiny: Path) -> None:
-    edit_config(copy_of_tiny, architectures=["T5ForConditionalGeneration"])
-    with pytest.raises(CheckpointError, match=r"T5ForConditionalGeneration is not supported.*LlamaForCausalLM"):
-        open_checkpoint(str(copy_of_tiny))
-
-
-def test_a_gguf_of_an_unsupported_architecture(tmp_path: Path) -> None:
-    import numpy as np
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(str(tmp_path / "x.gguf"), "mamba")
-    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with pytest.raises(CheckpointError, match=r"'mamba', which is not supported; supported are llama, qwen2, qwen3"):
-        open_checkpoint(str(tmp_path / "x.gguf"))
-
-
-def test_pickled_weights_are_not_read(copy_of_tiny: Path) -> None:
-    (copy_of_tiny / "model.safetensors").rename(copy_of_tiny / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin, which is not read because loading it can run code"):
-        open_checkpoint(str(copy_of_tiny))
-
-
 def test_config_alone_is_enough_to_plan(copy_of_tiny: Path) -> None:
     (copy_of_tiny / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="no \\*\\.safetensors files"):
@@ -166,12 +110,6 @@ def test_a_shard_that_the_index_names_is_missing(copy_of_tiny: Path) -> None:
     weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (copy_of_tiny / headers.INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(CheckpointError, match=r"lacks 1 of 2 weight files.*first model-00002-of-00002"):
-        open_checkpoint(str(copy_of_tiny))
-
-
-def test_damaged_config(copy_of_tiny: Path) -> None:
-    (copy_of_tiny / "config.json").write_text('{"architectures": [')
-    with pytest.raises(CheckpointError, match=r"config\.json cannot be read as JSON"):
         open_checkpoint(str(copy_of_tiny))
 
 
@@ -189,12 +127,6 @@ def test_sampling_defaults_are_those_of_generation_config(copy_of_tiny: Path) ->
     (copy_of_tiny / "generation_config.json").write_text(json.dumps(given))
     found = sampling_defaults(open_checkpoint(str(copy_of_tiny)))
     assert found.model_dump(exclude_none=True) == {name: given[name] for name in given if name != "do_sample"}
-
-
-def test_sampling_defaults_that_no_engine_takes(copy_of_tiny: Path) -> None:
-    (copy_of_tiny / "generation_config.json").write_text(json.dumps({"top_p": 1.5}))
-    with pytest.raises(CheckpointError, match=r"generation_config\.json: top_p is 1\.5 .*correct it or remove"):
-        sampling_defaults(open_checkpoint(str(copy_of_tiny)))
 
 
 @pytest.mark.parametrize(
@@ -272,12 +204,3 @@ def test_a_hub_id_is_found_in_the_local_cache(tiny: Path, tmp_path: Path, monkey
     checkpoint = open_checkpoint("acme/Tiny-Llama")
     assert checkpoint.name == "tiny-llama"
     assert checkpoint.parameters == open_checkpoint(str(tiny)).parameters
-
-
-def test_a_hub_id_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ResourceError, match=r"acme/Absent is not a local path, and the .* hub cannot be reached"):
-        open_checkpoint("acme/Absent")

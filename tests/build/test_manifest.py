@@ -41,18 +41,6 @@ def test_earlier_engines_are_read_and_saved_as_they_were(tmp_path: Path, name: s
     assert json.loads((tmp_path / FILE_NAME).read_text()) == written(name)
 
 
-def test_what_the_readers_ask_for() -> None:
-    tensorrt, pytorch, openvino, encoder = (
-        EngineManifest.model_validate(written(name)) for name in ("tensorrt", "pytorch", "openvino", "encoder")
-    )
-    assert [one.tensorrt_llm for one in (tensorrt, pytorch, openvino, encoder)] == ["1.2.1", "1.2.1", "", ""]
-    assert [one.name for one in tensorrt.adapters] == ["sql"]
-    assert (pytorch.quality_limits, openvino.adapters) == ({"min_top1": 0.5}, [])
-    assert tensorrt.extra_as(TensorrtExtra).speculative == [7, 7, 7]
-    assert openvino.extra_as(OpenVinoExtra).openvino.kv_cache == {"layers": 30, "kv_heads": 3, "head_dim": 64}
-    assert encoder.extra_as(EncoderExtra).embedding.dimensions == 384
-
-
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import CheckpointError, InputError, MissingDependencyError
@@ -196,23 +195,6 @@ def test_compressed_weights_are_within_one_step(seed: int, shift: float, size: f
     assert (np.abs(restored - grouped).max(-1) <= 1.01 * span / levels + 1e-6).all()
 
 
-def test_int4_keeps_the_grid_of_gguf_blocks() -> None:
-    """Q4_1 holds 16 values per block of 32; taken over, not rounded again."""
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize, quantize
-
-    from llmops.build.targets.openvino.weight_compression import Int4Storage
-
-    original = np.random.default_rng(5).normal(size=(8, 128)).astype(np.float32)
-    packed = quantize(original, GGMLQuantizationType.Q4_1)
-    values = dequantize(packed, GGMLQuantizationType.Q4_1)
-    kept = matrix_from(Int4Storage(32), values, "Q4_1", packed)
-    requantised = matrix_from(Int4Storage(32), values)
-    step = (values.max() - values.min()) / 15
-    assert np.abs(kept - values).max() < 0.01 * step
-    assert np.abs(requantised - values).max() > 0.1 * step  # what it would cost
-
-
 @pytest.mark.parametrize("quant", ["int8", "int4"])
 def test_a_quantised_engine_computes_with_its_rounded_weights(quant: str, tiny: Path, tmp_path: Path) -> None:
     """Against transformers with the same matrices rounded; which ones are, and how far, is checked above."""
@@ -236,35 +218,6 @@ def test_a_quantised_engine_computes_with_its_rounded_weights(quant: str, tiny: 
     np.testing.assert_allclose(logits, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
     size = (tmp_path / "engine/model/openvino_model.bin").stat().st_size
     assert size < 0.35 * (tiny / "model.safetensors").stat().st_size
-
-
-def test_smollm2_answers_as_transformers_does(engine_dir: Path) -> None:
-    """Token for token in float32, through the pipeline that serves it."""
-    genai = pytest.importorskip("openvino_genai")
-    from tokenizers import Tokenizer
-
-    manifest = EngineManifest.load(engine_dir)
-    tokenizer = Tokenizer.from_file(str(engine_dir / "tokenizer/tokenizer.json"))
-    scheduler = genai.SchedulerConfig()
-    scheduler.cache_size = 1
-    runtime = manifest.extra.openvino.model_dump()
-    model_dir = str(engine_dir / manifest.model_dir)
-    pipeline = genai.ContinuousBatchingPipeline(model_dir, scheduler, runtime["device"], runtime["properties"])
-    cases = json.loads((Path(__file__).parent / "data/smollm2_greedy.json").read_text())["answers"]
-    config = genai.GenerationConfig(max_new_tokens=48, do_sample=False)
-    config.set_eos_token_id(manifest.tokenizer.end_ids[0])
-    prompts = [tokenizer.encode(prompt_of(case["user"])).ids for case in cases]
-    results = pipeline.generate([ov.Tensor(np.array([ids])) for ids in prompts], [config] * len(prompts))
-    for case, result in zip(cases, results, strict=True):
-        tokens = [token for token in result.m_generation_ids[0] if token not in manifest.tokenizer.end_ids]
-        assert tokens == [token for token in case["output_ids"] if token not in manifest.tokenizer.end_ids], case
-
-    guided = genai.GenerationConfig(max_new_tokens=60, do_sample=False)
-    schema = '{"type":"object","properties":{"capital":{"type":"string"}},"required":["capital"]}'
-    guided.structured_output_config = genai.StructuredOutputConfig(json_schema=schema)
-    guided.set_eos_token_id(manifest.tokenizer.end_ids[0])
-    answer = pipeline.generate([ov.Tensor(np.array([prompts[0]]))], [guided])[0].m_generation_ids[0]
-    assert set(json.loads(tokenizer.decode(list(answer)))) == {"capital"}
 
 
 def test_a_deterministic_engine_answers_alone_as_it_does_in_a_batch(smollm2: Path, tmp_path: Path) -> None:
@@ -336,8 +289,3 @@ def test_a_missing_tensor_is_named_and_nothing_is_left(copy_of_tiny: Path, tmp_p
     with pytest.raises(CheckpointError, match=r"has no tensor model\.layers\.1\.mlp\.up_proj\.weight"):
         build(spec_of(copy_of_tiny, tmp_path))
     assert [path.name for path in tmp_path.iterdir() if "engine" in path.name] == []
-
-
-def test_runtime_properties_make_none_exact(tiny: Path, tmp_path: Path) -> None:
-    build(spec_of(tiny, tmp_path))
-    assert EngineManifest.load(tmp_path / "engine").extra.openvino.properties == EXACT

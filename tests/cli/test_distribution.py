@@ -76,15 +76,6 @@ def test_a_wheel_names_itself_with_its_constraints_in_the_command_that_adds_an_e
     ]
 
 
-def test_a_wheel_that_is_gone_names_the_libraries_of_the_extra(python, wheels, tmp_path):
-    site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
-    record = next(site.glob("llmops_triton-*.dist-info")) / "direct_url.json"
-    record.write_text(record.read_text().replace("/wheels", "/gone"))
-    script = "from llmops.distribution import install_command; print(install_command('redis'))"
-    said = shlex.split(run(python, "-c", script, cwd=tmp_path).stdout)
-    assert [word.strip("'") for word in said[4:]] == ["hiredis>=3", "redis<9,>=6"]
-
-
 def test_a_stranger_over_our_package_is_one_sentence_and_the_repair_works(python, wheels, tmp_path):
     command = python.with_name("llmops")
     assert run(command, "--version", cwd=tmp_path).stderr == ""
@@ -112,13 +103,6 @@ def test_a_checkout_is_named_as_it_is_reached_from_here(monkeypatch, tmp_path):
     ]
     monkeypatch.chdir(tmp_path)
     assert shlex.split(distribution.install_command())[-3:] == [str(ROOT / "constraints.txt"), "-e", str(ROOT)]
-
-
-def test_pip_alone_is_that_of_another_python(monkeypatch):
-    monkeypatch.setattr(distribution.shutil, "which", lambda name: "/usr/bin/pip")
-    assert distribution.install_command("store").startswith(f"{sys.executable} -m pip install ")
-    monkeypatch.setattr(distribution.shutil, "which", lambda name: str(Path(sys.executable).with_name(name)))
-    assert distribution.install_command("store").startswith("pip install ")
 
 
 def test_no_text_tells_a_user_to_install_the_distribution_llmops():

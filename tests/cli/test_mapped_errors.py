@@ -71,20 +71,6 @@ def test_a_value_that_does_not_fit(value, said):
     assert first_validation_error(failed.value, "the file") == said
 
 
-@pytest.mark.parametrize(
-    ("message", "said"),
-    [
-        ("It failed: no disk..", "It failed: no disk."),
-        ("It failed (a.). Then b.. Again.", "It failed (a.). Then b. Again."),
-        ("Error: no disk.", "no disk."),
-        ("Give ../x or ... instead.", "Give ../x or ... instead."),
-        ("Wait …", "Wait …"),
-    ],
-)
-def test_a_sentence_in_a_sentence_ends_once(message, said):
-    assert LlmopsError(message).message == str(LlmopsError(message)) == said
-
-
 def kinds_of(base: type, module: object) -> list[type]:
     """Return the exception classes of a library's module."""
     return [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, base)]

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from llmops.build.spec import BuildSpec
 from llmops.cli.main import cli
-from llmops.cli.service.changes import engine_changes, served_model_changes
+from llmops.cli.service.changes import engine_changes
 from llmops.cli.service.command_defaults import spec_of
-from llmops.cli.service.service_command import ServiceSelection
 from llmops.cli.service.service_file import read, schema
 from llmops.cli.service.template import cpu_template, default_model_name
 from llmops.cli.stack import build_described
@@ -49,12 +48,6 @@ def parameters(command: str, *arguments: str) -> dict:
     """Return the parameters that a command gets from these arguments, without running it."""
     with cli.get_command(None, command).make_context(command, list(arguments)) as context:
         return context.params
-
-
-def test_serving_is_of_tensorrt_engines_alone_and_reaches_the_cluster(file):
-    file.write_text(EXAMPLE.replace("    replicas: auto\n", "    replicas: 1\n    serving: llmops\n"))
-    assert read(file).serving == {"llama-70b": "llmops"}
-    assert read(file, "laptop").serving == {}
 
 
 def test_a_profile_is_laid_over_the_file(file):
@@ -140,14 +133,6 @@ def test_editors_know_the_file_by_its_schema(tmp_path, change, fits):
             read(path)
 
 
-def test_the_schema_alone_leaves_the_file(tmp_path):
-    file = tmp_path / "llmops.yaml"
-    file.write_text(EXAMPLE)
-    assert CliRunner().invoke(cli, ["init", "-o", str(file), "--schema-only"]).exit_code == 0
-    assert file.read_text() == EXAMPLE
-    assert json.loads((tmp_path / "llmops.schema.json").read_text()) == schema()
-
-
 def test_a_command_has_from_the_file_what_is_not_typed(file):
     planned = parameters("plan", "-f", str(file), "--isl", "77")
     assert (planned["checkpoint"], planned["gpu"], planned["tp"]) == (
@@ -191,12 +176,6 @@ def test_a_profile_needs_its_file():
     result = CliRunner().invoke(cli, ["plan", "smollm2", "--profile", "laptop"])
     assert result.exit_code == 2
     assert "--profile chooses within a file; give -f FILE." in result.output
-
-
-def test_without_a_file_nothing_is_described():
-    with cli.get_command(None, "plan").make_context("plan", ["smollm2"]) as context:
-        assert not isinstance(context.obj, ServiceSelection)
-        assert context.params["isl"] == 1000
 
 
 @settings(deadline=None, max_examples=50)
@@ -262,15 +241,6 @@ def test_diff_says_what_would_be_built_anew(tmp_path, engine_dir):
     assert list(map(str, engine_changes(read(other)))) == [
         f"+ qwen: engine {engines / 'qwen'}",
         f"- smollm2: engine {engines / 'smollm2'}",
-    ]
-
-
-def test_diff_compares_with_what_the_gateway_serves(tmp_path, engine_dir):
-    file = read(described(tmp_path, engine_dir))
-    assert list(served_model_changes(file, ["smollm2"])) == []
-    assert list(map(str, served_model_changes(file, ["llama"]))) == [
-        "+ smollm2: served by the gateway",
-        "- llama: served by the gateway",
     ]
 
 

@@ -6,8 +6,6 @@ import http.server
 import json
 import os
 import pty
-import random
-import re
 import select
 import signal
 import subprocess
@@ -17,17 +15,13 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from llmops.cli.main import cli
-from llmops.cli.monitor.columns import number, seconds, share
-from llmops.cli.monitor.exposition import MetricsPage, MetricsWindow, quantile
-from llmops.cli.monitor.layout import SORT_ORDERS, ViewOptions, render_screen
+from llmops.cli.monitor.exposition import MetricsPage, MetricsWindow
+from llmops.cli.monitor.layout import ViewOptions, render_screen
 from llmops.cli.monitor.snapshot import PolledGateway, make_snapshot
-from tests.deploy.conftest import promtool
 
-__all__ = ["promtool"]
 WINDOW = 15.0
 
 
@@ -121,13 +115,6 @@ def test_without_two_looks_there_are_no_rates_and_without_traffic_no_shares():
     assert (idle.requests_per_s, idle.goodput, idle.prefix_hit_rate, idle.ttft_p95_s) == (0.0, None, None, None)
 
 
-def test_a_window_is_as_long_as_it_says():
-    pages = [(float(at), metrics(good=at * at)) for at in range(0, 40, 2)]
-    found = recent(*pages, window=10.0)
-    assert found.seconds == 10.0
-    assert model(PolledGateway("a", found)).requests_per_s == pytest.approx((38**2 - 28**2) / 10)
-
-
 def test_a_gateway_says_what_it_refused_and_how_it_is():
     asked = PolledGateway("a", recent((0.0, metrics()), (10.0, metrics(good=40, late=5, active=4))))
     (gateway,) = make_snapshot([asked], {}).gateways
@@ -158,62 +145,12 @@ def test_a_replica_is_as_the_gateway_believes_that_heard_of_it_last():
     assert (row.kv_use, row.batch) == (0.75, 9)
 
 
-def test_a_server_that_a_gateway_cannot_reach_is_a_line_with_its_reason():
-    worker = {"gateway": "a/1", "models": {}, "unreached": {"gpu-3:8001": "it is another model"}}
-    found = make_snapshot([PolledGateway("http://x", recent((0.0, metrics())), beliefs=[worker])], {})
-    assert "http://x  cannot reach gpu-3:8001: it is another model" in drawn(found)
-
-
 ENGINE = """
 nv_trt_llm_request_metrics{model="m-tensorrt_llm",version="1",request_type="active"} 12
 nv_trt_llm_request_metrics{model="m-tensorrt_llm",version="1",request_type="scheduled"} 10
 nv_trt_llm_request_metrics{model="m-tensorrt_llm",version="1",request_type="waiting"} 3
 nv_trt_llm_kv_cache_block_metrics{model="m-tensorrt_llm",version="1",kv_cache_block_type="fraction"} 0.93
 """
-
-
-def test_where_no_gateway_speaks_of_replicas_triton_does():
-    found = make_snapshot([PolledGateway("a", recent((0.0, metrics())))], {"gpu-1:8002": recent((0.0, ENGINE))})
-    (replica,) = found.replicas
-    assert (replica.model, replica.replica, replica.running, replica.waiting) == ("m", "gpu-1:8002", 10, 3)
-    (row,) = found.models
-    assert (row.kv_use, row.batch) == (0.93, 10)
-
-
-def test_quantiles_are_prometheus_own(promtool, tmp_path):
-    """Fifty histograms, each as promtool evaluates `histogram_quantile` of it."""
-    chance, bounds = random.Random(5), ["0.01", "0.1", "0.5", "2", "30", "+Inf"]
-    series, cases = [], []
-    for which in range(50):
-        counts = [0 if chance.random() < 0.3 else chance.randrange(1000) for _ in bounds]
-        if which == 0:
-            counts = [0] * len(bounds)
-        cumulative = {bound: sum(counts[: at + 1]) for at, bound in enumerate(bounds)}
-        labels = f'n="{which}"'
-        series += [{"series": f'h{{{labels},le="{le}"}}', "values": str(count)} for le, count in cumulative.items()]
-        for q in (0.5, 0.95):
-            found, theirs = quantile(q, cumulative), f"histogram_quantile({q}, h{{{labels}}})"
-            # of nothing it is no number, which is the only one that is not like itself
-            same = f"abs({theirs} - {found!r}) < bool 1e-12" if found is not None else f"{theirs} != bool {theirs}"
-            cases.append({"expr": same, "eval_time": "0", "exp_samples": [{"labels": f"{{{labels}}}", "value": 1}]})
-    test = {"rule_files": [], "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": cases}]}
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump(test))
-    done = subprocess.run([*promtool, "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "-"), (0.0, "0"), (0.25, "0.2"), (12.0, "12"), (123.4, "123"), (9999.0, "9999"), (12345.0, "12.3k"),
-     (2.5e6, "2.5M")],
-)  # fmt: skip
-def test_numbers_are_short(value, text):
-    assert number(value) == text
-
-
-def test_shares_and_times_are_short():
-    assert [share(one) for one in (None, 0.0, 0.333, 0.986, 1.0)] == ["-", "0%", "33%", "98.6%", "100%"]
-    assert [seconds(one) for one in (None, 0.0415, 0.9999, 1.234, 61.0)] == ["-", "42 ms", "1000 ms", "1.23 s", "61 s"]
 
 
 def drawn(found, view: ViewOptions = ViewOptions(), width: int = 200, height: int | None = None) -> list[str]:
@@ -232,35 +169,6 @@ def several():
     lines = [belief(f"gpu-{at:02}:8001", 0.1, "gone" if at == 7 else "ready") for at in range(40)]
     worker = {"gateway": "a/1", "models": {"a": lines}}
     return make_snapshot([PolledGateway("http://x", recent((0.0, before), (10.0, after)), beliefs=[worker])], {})
-
-
-def order(lines: list[str]) -> list[str]:
-    return [line.split()[0] for line in lines if re.match(r"[ab] ", line)]
-
-
-def test_what_is_most_worth_a_look_comes_first():
-    found = several()
-    assert order(drawn(found)) == ["a", "b"]
-    assert order(drawn(found, ViewOptions("waiting"))) == ["b", "a"]
-    assert order(drawn(found, ViewOptions("goodput"))) == ["b", "a"]
-    assert ViewOptions("name").cycle_sort_order() == ViewOptions("requests")
-    assert all(len(order(drawn(found, ViewOptions(name)))) == 2 for name in SORT_ORDERS)
-
-
-def test_what_wakes_somebody_is_red():
-    from rich.console import Console
-
-    bad = make_snapshot(
-        [PolledGateway("x", recent((0.0, metrics()), (10.0, metrics(good=80, late=10, ttft=(0, 0, 100)))))], {}
-    )
-    console = Console(width=200, force_terminal=True, color_system="standard")
-    with console.capture() as taken:
-        console.print(render_screen(bad, ViewOptions(), 200))
-    # 80 of 100 good; the first tokens of all came after the last bound, 500 ms, which is not above the first limit
-    colours = {text: style for style, text in re.findall(r"\x1b\[([\d;]+)m *([^\x1b]+?) *\x1b\[0m", taken.get())}
-    assert (colours["80%"], colours["2/3"]) == ("1;31", "33")
-    assert "500 ms" in taken.get()
-    assert "500 ms" not in colours
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
@@ -348,15 +256,6 @@ def test_nobody_there_is_an_exit_code():
 def test_what_is_no_gateway_is_said(gateway, page, problem):
     gateway.page = page
     assert problem in top("--once", "--url", gateway.url).output
-
-
-def test_a_balancer_is_no_gateway(gateway):
-    """Two processes that answer in turn: what the one counted has nothing to do with the other's."""
-    turns = iter(range(1000))
-    gateway.workers = lambda: [{"gateway": f"host/{next(turns) % 2}", "models": {}}]
-    done = top("--once", "--json", "--url", gateway.url)
-    assert "balancer" in json.loads(done.stdout)["gateways"][0]["problem"]
-    assert json.loads(done.stdout)["models"] == []
 
 
 def test_an_address_that_is_none_is_refused():

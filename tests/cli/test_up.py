@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from llmops.cli.stack import MAX_RESTARTS, Stack
+from llmops.cli.up import DEMO_TOKENS
 from llmops.errors import ServerError
 from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.waiting import GENEROUS, wait_until
@@ -192,3 +193,34 @@ def test_a_taken_port_is_known_before_anything_is_built(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
     assert not (tmp_path / "x").exists()
+
+
+# -- Tests of the settings that `llmops up` gives its gateway
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def settings(port: int | None = None, config: Path | None = None, max_tokens: int | None = None):
+    return Stack(None, port, config, None, None, max_tokens)._settings
+
+
+def test_the_port_comes_from_the_flag_the_environment_and_the_file_in_this_order(port, tmp_path, monkeypatch):
+    config = tmp_path / "gateway.yaml"
+    config.write_text(f"port: {port}\n")
+    assert settings(config=config).port == port
+    monkeypatch.setenv("LLMOPS_PORT", str(port + 1))
+    assert settings(config=config).port == port + 1
+    assert settings(port=0, config=config).port == 0
+
+
+def test_the_demo_limits_answers_that_name_no_limit_unless_the_settings_do(port, tmp_path):
+    config = tmp_path / "gateway.yaml"
+    config.write_text(f"port: {port}\nsampling: {{max_tokens: 77}}\n")
+    assert settings(port, max_tokens=DEMO_TOKENS).sampling.max_tokens == 512
+    assert settings(port).sampling.max_tokens is None
+    assert settings(port, config, DEMO_TOKENS).sampling.max_tokens == 77

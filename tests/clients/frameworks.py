@@ -1,10 +1,9 @@
-"""Runs LangChain and LlamaIndex against a gateway: python frameworks.py BASE_URL MODEL ENCODER.
+"""Runs LangChain against a gateway: python frameworks.py BASE_URL MODEL ENCODER.
 
 Prints {check: "ok" | what went wrong}. Lives in an environment of its own, so it uses nothing of the tests'.
 """
 
 import asyncio
-import gc
 import json
 import sys
 import time
@@ -13,11 +12,6 @@ import urllib.request
 
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-from llama_index.core.llms import ChatMessage
-from llama_index.core.prompts import PromptTemplate
-from llama_index.core.tools import FunctionTool
-from llama_index.embeddings.openai_like import OpenAILikeEmbedding
-from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel, Field
 
 BASE_URL, MODEL, ENCODER = sys.argv[1:4]
@@ -39,11 +33,6 @@ def get_weather(city: str) -> str:
 def langchain(**options):
     settings = {"temperature": 0, "max_tokens": 40, "max_retries": 0, **options}
     return ChatOpenAI(base_url=BASE_URL, api_key="test", model=MODEL, **settings)
-
-
-def llama_index(**options):
-    settings = {"is_chat_model": True, "is_function_calling_model": True, "max_tokens": 40, "max_retries": 0, **options}
-    return OpenAILike(api_base=BASE_URL, api_key="test", model=MODEL, temperature=0.0, **settings)
 
 
 def langchain_chat():
@@ -97,31 +86,6 @@ def langchain_responses():
     assert "Paris" in str(answer.content), answer
 
 
-def llama_index_chat():
-    answer = llama_index().chat([ChatMessage(role="user", content=QUESTION)])
-    assert "Paris" in answer.message.content
-
-
-def llama_index_stream():
-    deltas = [one.delta for one in llama_index().stream_chat([ChatMessage(role="user", content=QUESTION)])]
-    assert "Paris" in "".join(delta or "" for delta in deltas)
-
-
-def llama_index_complete():
-    model = llama_index(is_chat_model=False)
-    assert model.complete("The capital of France is").text
-    assert "".join(one.delta or "" for one in model.stream_complete("The capital of France is"))
-
-
-def llama_index_tools():
-    tools = [FunctionTool.from_defaults(get_weather)]
-    model = llama_index(max_tokens=80)
-    answer = model.chat_with_tools(tools, user_msg="Weather in Paris?", tool_required=True)
-    call = model.get_tool_calls_from_response(answer)[0]
-    assert call.tool_name == "get_weather"
-    assert isinstance(call.tool_kwargs["city"], str)
-
-
 def langchain_async_chat():
     assert "Paris" in asyncio.run(langchain().ainvoke(QUESTION)).content
 
@@ -137,48 +101,6 @@ def langchain_embeddings():
     # its default cuts texts into tokens of OpenAI's own models
     model = OpenAIEmbeddings(base_url=BASE_URL, api_key="test", model=ENCODER, check_embedding_ctx_length=False)
     near_and_far(model.embed_query("capital of France"), *model.embed_documents(["Paris", "a recipe for soup"]))
-
-
-def llama_index_async():
-    async def both():
-        question = [ChatMessage(role="user", content=QUESTION)]
-        whole = await llama_index().achat(question)
-        deltas = [one.delta or "" async for one in await llama_index().astream_chat(question)]
-        return whole.message.content, "".join(deltas)
-
-    whole, streamed = asyncio.run(both())
-    assert "Paris" in whole
-    assert streamed == whole
-
-
-def llama_index_streamed_tools():
-    tools = [FunctionTool.from_defaults(get_weather)]
-    model = llama_index(max_tokens=80)
-    *_, last = model.stream_chat_with_tools(tools, user_msg="Weather in Paris?", tool_required=True)
-    assert model.get_tool_calls_from_response(last)[0].tool_name == "get_weather"
-
-
-def llama_index_structured():
-    answer = llama_index(max_tokens=80).structured_predict(City, PromptTemplate(QUESTION))
-    assert isinstance(answer, City), answer
-
-
-def llama_index_abort():
-    question = [ChatMessage(role="user", content=QUESTION)]
-    stream = llama_index(max_tokens=4000, additional_kwargs={"extra_body": {"ignore_eos": True}}).stream_chat(question)
-    next(stream)
-    stream.close()
-    # its generators hold the HTTP response in a cycle, and close nothing themselves
-    del stream
-    gc.collect()
-    becomes_idle()
-
-
-def llama_index_embeddings():
-    model = OpenAILikeEmbedding(model_name=ENCODER, api_base=BASE_URL, api_key="test")
-    texts = model.get_text_embedding_batch(["Paris", "a recipe for soup"])
-    near_and_far(model.get_query_embedding("capital of France"), *texts)
-    assert len(asyncio.run(model.aget_text_embedding("Paris"))) == len(texts[0])
 
 
 def near_and_far(query, near, far):
@@ -202,7 +124,7 @@ def active():
     return sum(float(line.split()[-1]) for line in lines if line.startswith("llmops_active_streams{"))
 
 
-CHECKS = [value for name, value in list(globals().items()) if name.startswith(("langchain_", "llama_index_"))]
+CHECKS = [value for name, value in list(globals().items()) if name.startswith("langchain_")]
 
 
 def outcome(check):

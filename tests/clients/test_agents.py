@@ -1,7 +1,6 @@
 """Codex and Claude Code from npm edit a file through the gateway, and talk to nothing else.
 
-A mock engine on the real Triton plays a model that can program. The real small model, which cannot, answers the first
-request of each agent.
+A mock engine on the real Triton plays a model that can program.
 """
 
 import json
@@ -13,7 +12,7 @@ import pytest
 
 from llmops.model_repository.launch import Ports, start_triton
 from tests.clients.agents import CONTEXT, DONE, PATCH, TASK, ClaudeCode, Codex
-from tests.clients.conftest import HERE, MODEL, locked, needs
+from tests.clients.conftest import HERE, locked, needs
 from tests.clients.recording import no_way_out, recorded_gateway
 from tests.support.mock_engine.repository import make_mock_engine
 
@@ -198,24 +197,6 @@ def bare(message):
         return message["role"], [{"type": "text", "text": message["content"]}]
     blocks = [{key: value for key, value in block.items() if key != "cache_control"} for block in message["content"]]
     return message["role"], blocks
-
-
-@pytest.mark.parametrize("kind", [Codex, ClaudeCode])
-def test_the_real_small_model_answers_the_first_request(kind, installed, full_triton, tmp_path):
-    """The model has a context of 8,192 tokens and cannot program: the agents send short instructions and few tools.
-
-    The answers are cut off after a few tokens, which both agents call a failure.
-    """
-    bounds = {"sampling": {"max_tokens": 16}}
-    with (
-        no_way_out() as (proxy, asked),
-        recorded_gateway(full_triton.grpc_address, MODEL, **bounds) as (url, exchanges),
-    ):
-        kind(installed, tmp_path, proxy).ask(url, MODEL, short=True)
-    assert asked == []
-    assert exchanges[0].path in ("/v1/responses", "/v1/messages")
-    assert {one.status for one in exchanges} == {200}
-    assert TASK in json.dumps(exchanges[0].body)
 
 
 def test_a_second_session_of_claude_code_finds_its_prefix(played, tmp_path):

@@ -1,4 +1,4 @@
-"""LangChain, LlamaIndex, node's openai and the Vercel AI SDK against the real stack."""
+"""LangChain, node's openai and the Vercel AI SDK against the real stack."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 # the first test installs the clients
 pytestmark = pytest.mark.timeout(1500)
 HERE = Path(__file__).parent
-PYTHON = re.findall(r"^def ((?:langchain|llama_index)_\w+)\(", (HERE / "frameworks.py").read_text(), re.M)
+PYTHON = re.findall(r"^def (langchain_\w+)\(", (HERE / "frameworks.py").read_text(), re.M)
 OPENAI = ["chat", "stream", "streamed tool call", "structured output", "responses", "background", "embeddings", "abort"]
 AI = ["generateText", "streamText", "tools", "streamed tool call", "structured output", "abort"]
 NODE = [f"openai {check}" for check in OPENAI]

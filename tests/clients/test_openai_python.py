@@ -1,6 +1,5 @@
 """openai-python, sync and async, against the real stack."""
 
-import asyncio
 import base64
 import json
 import time
@@ -59,48 +58,6 @@ async def test_async_stream(base_url):
         assert "Paris" in "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
-@pytest.fixture
-async def async_client(base_url):
-    async with openai.AsyncOpenAI(base_url=base_url, api_key="test", max_retries=0) as client:
-        yield client
-
-
-async def test_async_parse_tools_and_helpers(async_client):
-    asked = {"model": "smollm2", "messages": QUESTION, "max_tokens": 80, "temperature": 0}
-    parsed = await async_client.chat.completions.parse(**asked, response_format=City)
-    assert isinstance(parsed.choices[0].message.parsed, City)
-    tools = [openai.pydantic_function_tool(City, name="capital")]
-    called = await async_client.chat.completions.parse(**asked, tools=tools, tool_choice="required")
-    assert isinstance(called.choices[0].message.tool_calls[0].function.parsed_arguments, City)
-    async with async_client.chat.completions.stream(**asked, tools=tools, tool_choice="required") as stream:
-        kinds = {event.type async for event in stream}
-        final = await stream.get_final_completion()
-    assert "tool_calls.function.arguments.done" in kinds
-    assert isinstance(final.choices[0].message.tool_calls[0].function.parsed_arguments, City)
-
-
-async def test_async_abort_frees_the_engine(async_client, base_url):
-    stream = await ask(async_client, stream=True, max_tokens=4000, extra_body={"ignore_eos": True})
-    await anext(aiter(stream))
-    await stream.close()
-    deadline = time.monotonic() + 90
-    while active(base_url) and time.monotonic() < deadline:
-        await asyncio.sleep(0.02)
-    assert active(base_url) == 0
-
-
-async def test_async_responses(async_client):
-    asked = {"model": "smollm2", "input": "Is Paris a capital?", "temperature": 0, "max_output_tokens": 80}
-    parsed = await async_client.responses.parse(**asked, text_format=City)
-    assert isinstance(parsed.output_parsed, City)
-    async with async_client.responses.stream(**asked) as stream:
-        deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
-        final = await stream.get_final_response()
-    assert "".join(deltas) == final.output_text
-    items = await async_client.responses.input_items.list(final.id)
-    assert [item.role async for item in items] == ["user"]
-
-
 def test_a_background_stream_is_taken_up_again(client):
     stream = respond(client, background=True, stream=True)
     seen = [next(stream) for _ in range(5)]
@@ -111,33 +68,6 @@ def test_a_background_stream_is_taken_up_again(client):
     text = "".join(event.delta for event in seen if event.type == "response.output_text.delta")
     assert text == client.responses.retrieve(name).output_text == respond(client).output_text
     assert list(client.responses.retrieve(name, stream=True)) == seen
-
-
-def test_echo_and_best_of(client):
-    asked = {"model": "smollm2", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
-    plain = client.completions.create(**asked).choices[0].text
-    assert client.completions.create(**asked, echo=True).choices[0].text == asked["prompt"] + plain
-    several = client.completions.create(**{**asked, "temperature": 1.5}, n=2, best_of=4, seed=1)
-    assert [choice.index for choice in several.choices] == [0, 1]
-    guided = client.completions.create(**asked, extra_body={"guided_regex": " (Lyon|Paris)"}).choices[0].text
-    assert guided in (" Lyon", " Paris")
-
-
-def test_parse(client):
-    answer = client.chat.completions.parse(
-        model="smollm2", messages=QUESTION, response_format=City, max_tokens=80, temperature=0
-    )
-    assert isinstance(answer.choices[0].message.parsed, City)
-
-
-def test_stream_helper_with_structured_output(client):
-    with client.chat.completions.stream(
-        model="smollm2", messages=QUESTION, response_format=City, max_tokens=80, temperature=0
-    ) as stream:
-        kinds = {event.type for event in stream}
-        final = stream.get_final_completion()
-    assert {"content.delta", "content.done"} <= kinds
-    assert isinstance(final.choices[0].message.parsed, City)
 
 
 @pytest.mark.parametrize(
@@ -153,32 +83,11 @@ def test_forced_calls(client, choice, reason):
         assert (set(arguments) == {"city", "unit"}) if call.function.name == "get_weather" else arguments == {}
 
 
-def test_forced_call_streams(client):
-    deltas = [
-        call
-        for chunk in ask(client, tools=[WEATHER], tool_choice="required", stream=True, max_tokens=120)
-        for call in chunk.choices[0].delta.tool_calls or ()
-    ]
-    assert (deltas[0].function.name, deltas[0].type, bool(deltas[0].id)) == ("get_weather", "function", True)
-    assert all(delta.id is None and delta.function.name is None for delta in deltas[1:] if delta.index == 0)
-    assert len(deltas) > 5
-    first = "".join(delta.function.arguments for delta in deltas if delta.index == 0)
-    assert set(json.loads(first)) == {"city", "unit"}
-
-
 def test_tool_history(client):
     call = ask(client, tools=[WEATHER], tool_choice="required", max_tokens=120).choices[0].message
     results = [{"role": "tool", "tool_call_id": one.id, "content": "sunny"} for one in call.tool_calls]
     answer = ask(client, messages=[*QUESTION, call, *results], tools=[WEATHER], tool_choice="none")
     assert answer.choices[0].message.content
-
-
-def test_guides(client):
-    assert ask(client, extra_body={"guided_choice": ["Lyon", "Paris"]}).choices[0].message.content in ("Lyon", "Paris")
-    assert ask(client, extra_body={"guided_regex": "[A-F]{4}"}).choices[0].message.content.strip("ABCDEF") == ""
-    whole = ask(client, response_format={"type": "json_object"}, max_tokens=200).choices[0]
-    if whole.finish_reason == "stop":
-        assert isinstance(json.loads(whole.message.content), dict)
 
 
 def test_abort_frees_the_engine(client, base_url):
@@ -327,37 +236,6 @@ def test_embedding_forms(client, base_url):
     short = np.array(client.embeddings.create(model="minilm", input=TEXTS[0], dimensions=64).data[0].embedding)
     assert np.allclose(short, plain[:64] / np.linalg.norm(plain[:64]), atol=1e-6)
     assert np.allclose(post(input=[[101, 102], [101, 3000, 102]]), post(input=""), atol=1e-6)
-
-
-async def test_many_embeddings_at_once(base_url):
-    async with openai.AsyncOpenAI(base_url=base_url, api_key="test", max_retries=0) as client:
-        lists = [[f"text {i} " * (i % 9 + 1) for i in range(k, k + 40)] for k in range(6)]
-        answers = await asyncio.gather(*(client.embeddings.create(model="minilm", input=texts) for texts in lists))
-        alone = await client.embeddings.create(model="minilm", input=lists[3][17])
-    assert np.allclose(answers[3].data[17].embedding, alone.data[0].embedding, atol=1e-5)
-    assert [entry.index for entry in answers[5].data] == list(range(40))
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"input": []}, "input"),
-        ({"input": "word " * 400}, "input"),
-        ({"input": [[]]}, "input[0]"),
-        ({"input": [10**6]}, "input[0]"),
-        ({"input": "x", "dimensions": 385}, "dimensions"),
-        ({"input": {"a": 1}}, "input"),
-    ],
-)
-def test_embedding_errors(base_url, body, param):
-    answer = httpx.post(base_url + "/embeddings", json={"model": "minilm", **body}, timeout=60)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
-
-
-def test_truncation_is_asked_for(base_url):
-    body = {"model": "minilm", "input": "word " * 400, "truncate_prompt_tokens": -1}
-    assert httpx.post(base_url + "/embeddings", json=body, timeout=60).json()["usage"]["prompt_tokens"] == 256
 
 
 def test_the_model_list_says_what_is_ready(client):

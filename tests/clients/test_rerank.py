@@ -110,15 +110,6 @@ def test_documents_are_cut_where_they_are_asked_to_be(root):
     assert one_word[0]["relevance_score"] == pytest.approx(one_word[1]["relevance_score"], abs=1e-6)
 
 
-def test_more_results_than_documents_are_all_of_them(root):
-    assert len(post(root, top_n=1000).json()["results"]) == len(DOCUMENTS)
-
-
-def test_equal_scores_keep_their_order(root):
-    results = post(root, documents=["same"] * 40).json()["results"]
-    assert [result["index"] for result in results] == list(range(40))
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
@@ -149,14 +140,3 @@ def test_refused_with_its_param(root, fields, param, code):
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param
     assert code is None or error["code"] == code
-
-
-@pytest.mark.parametrize("model", ["smollm2", "nobody"])
-def test_a_model_that_cannot_rank(root, model):
-    answer = post(root, model=model)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
-
-
-def test_what_changes_nothing_is_named(root):
-    answer = post(root, max_chunks_per_doc=3, priority=1)
-    assert answer.headers["x-llmops-ignored"] == "max_chunks_per_doc, priority"

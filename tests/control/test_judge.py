@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from llmops.control.rollouts.judge import CanaryJudge, JudgeSettings, RequestOutcome
-from llmops.control.rollouts.sequential import BettingTest, NoWorseTest, QuantileWindow
+from llmops.control.rollouts.sequential import BettingTest
 from llmops.perf.lab.canary_judge import CAUGHT_WITHIN, FAULTS, STEPS, golden_verdict, simulate
 
 SETTINGS = JudgeSettings(stable="v1", canary="v2", min_requests=100, min_seconds=10)
@@ -105,20 +103,6 @@ def test_promotion_needs_requests_time_and_every_criterion():
     assert judge.decide() == ("continue", "0 of 100 requests of this step have ended.")
 
 
-def test_a_clock_that_jumps_makes_no_step_longer():
-    clock = Clock()
-    judge = judged(clock=clock)
-    judge.begin_step()
-    feed(judge, 150, outcomes())
-    for jump in (-1e9, 5, -1e6):
-        clock.now += jump
-        assert judge.decide()[0] == "continue"
-    longer = CanaryJudge(replace(SETTINGS, min_seconds=3600), clock)
-    feed(longer, 150, outcomes())
-    clock.now += 1e9
-    assert "of 3600 s" in longer.decide()[1]
-
-
 def test_without_requests_of_the_stable_version_there_is_no_verdict():
     judge = CanaryJudge(SETTINGS, Clock())
     assert judge.decide()[0] == "continue"
@@ -206,13 +190,6 @@ def test_sweeps_of_golden_prompts_are_paired_by_prompt():
     assert reason.startswith("golden prompts: the mean score of 40 prompts is 0.000, of the stable version 1.000")
 
 
-def test_outcomes_of_other_versions_are_ignored():
-    judge = judged()
-    before = judge.verdict()
-    judge.observe(RequestOutcome("v0", ok=False))
-    assert judge.verdict() == before
-
-
 def test_a_test_by_betting_keeps_its_probability_of_a_false_alarm():
     dice, alarms = random.Random(6), 0
     for _ in range(400):
@@ -221,34 +198,3 @@ def test_a_test_by_betting_keeps_its_probability_of_a_false_alarm():
             test.observe(dice.random() < 0.05, 0.05)
         alarms += test.is_worse
     assert alarms <= 20 + 13, "5 % of 400, and three standard deviations"
-
-
-def test_a_fault_after_a_long_time_is_found():
-    test, dice = BettingTest(0.001), random.Random(7)
-    for _ in range(5000):
-        test.observe(dice.random() < 0.05, 0.05)
-    assert not test.is_worse
-    for _ in range(100):
-        test.observe(dice.random() < 0.5, 0.05)
-    assert test.is_worse
-
-
-def test_no_worse_needs_evidence():
-    test = NoWorseTest(0.02)
-    for _ in range(100):
-        test.observe(False, 0.001)
-    assert not test.is_ok
-    for _ in range(100):
-        test.observe(False, 0.001)
-    assert test.is_ok
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=300))
-def test_a_window_keeps_its_newest_values_in_order(values: list[float]):
-    window = QuantileWindow(100)
-    for value in values:
-        window.add(value)
-    assert list(window) == sorted(values[-100:])
-    bound = window.upper_bound(0.5)
-    assert bound is None or bound >= window.quantile(0.5)

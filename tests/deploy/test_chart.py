@@ -18,7 +18,7 @@ import yaml
 
 from llmops.gateway.settings import load_settings
 from llmops.units import parse_duration
-from tests.deploy.chart_values import BASE, KEYS, ONE, REQUESTS, RUNBOOKS, VALUES
+from tests.deploy.chart_values import BASE, KEYS, ONE, RUNBOOKS, VALUES
 from tests.deploy.test_compose import files_there, parsed
 from tests.deploy.walk import NAMESPACE, Pod, allowed, matches
 
@@ -89,14 +89,6 @@ def containers(name: str) -> Iterator[tuple[str, dict]]:
 
 
 each = pytest.mark.parametrize("name", VALUES)
-
-
-@each
-def test_helm_finds_nothing(name):
-    done = helm("lint", "--strict", str(CHART), values=VALUES[name])
-    assert done.returncode == 0, done.stdout
-    assert "0 chart(s) failed" in done.stdout
-    assert "[WARNING]" not in done.stdout
 
 
 # apart from the tests: a library in Go brings its own handlers of signals, of which a process that loads it may die
@@ -350,16 +342,6 @@ def test_a_leader_enters_the_workers_of_its_pool_and_no_other_pod(name, workers)
     }  # fmt: skip
 
 
-@each
-def test_every_gateway_has_an_address_of_its_own(name):
-    """`llmops top` needs the addresses, because it must not poll a load balancer."""
-    (service,) = [one for one in kind(name, "Service") if one["metadata"]["name"] == "release-gateway-each"]
-    (template,) = [template for label, template in pods(name) if label == "Deployment release-gateway"]
-    assert service["spec"]["clusterIP"] == "None"
-    assert matches({"matchLabels": service["spec"]["selector"]}, template["metadata"]["labels"])
-    assert service["spec"]["ports"][0]["port"] == template["spec"]["containers"][0]["ports"][0]["containerPort"]
-
-
 def test_the_rules_and_dashboards_are_those_of_deploy():
     (rule,) = kind("watched", "PrometheusRule")
     files = [
@@ -376,48 +358,6 @@ def test_the_rules_and_dashboards_are_those_of_deploy():
             for one in monitor["spec"]["endpoints"][0]["relabelings"] if one["targetLabel"] == "job"]  # fmt: skip
     # the alert that looks for Triton's job by its name
     assert [job for job in jobs if re.fullmatch(".*triton.*", job)] == ["llmops-triton"]
-
-
-def test_kedas_queries_are_of_metrics_that_exist():
-    from llmops.gateway.telemetry.metric_definitions import GATEWAY_METRICS
-
-    known = {one.name for one in GATEWAY_METRICS} | {"nv_trt_llm_kv_cache_block_metrics"}
-    queries = [
-        trigger["metadata"]["query"]
-        for one in kind("all scaled by KEDA", "ScaledObject")
-        for trigger in one["spec"]["triggers"]
-        if trigger["type"] == "prometheus"
-    ]
-    assert len(queries) == 6
-    for query in queries:
-        # sums: with a mean, what one more replica changes would be counted twice
-        assert re.match(r"sum\((?:rate\()?(\w+)\{", query)[1] in known
-
-
-def test_what_is_simulated_is_what_keda_is_told():
-    """perf/simulate/autoscaler.py has the chart's figures: what is replayed there is what a cluster does."""
-    from llmops.perf.simulate.autoscaler import AutoscalingSpec
-    from llmops.perf.simulate.fleet import RATE_SECONDS
-
-    (pool,) = [one for one in kind("all scaled by KEDA", "ScaledObject") if one["metadata"]["name"] == "release-one"]
-    spec, simulated = pool["spec"], AutoscalingSpec()
-    behaviour = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-    up, down = behaviour["scaleUp"], behaviour["scaleDown"]
-    assert spec["pollingInterval"] == simulated.period
-    assert up == {
-        "stabilizationWindowSeconds": 0,
-        "policies": [
-            {"type": "Percent", "value": 100 * (simulated.grow - 1), "periodSeconds": simulated.up_period},
-        ],
-    }
-    assert down == {
-        "stabilizationWindowSeconds": simulated.window,
-        "policies": [{"type": "Pods", "value": simulated.shrink, "periodSeconds": simulated.down_period}],
-    }
-    thresholds = {one["name"]: float(one["metadata"]["threshold"]) for one in spec["triggers"]}
-    assert thresholds == {**simulated.targets, "requests": REQUESTS}
-    (rate,) = [one["metadata"]["query"] for one in spec["triggers"] if one["name"] == "requests"]
-    assert f"[{RATE_SECONDS / 60:.0f}m]" in rate
 
 
 @pytest.mark.parametrize(("values", "words"), REFUSED)

@@ -110,20 +110,6 @@ def test_a_cluster_would_run_it(written):
     assert values["builds"]["llama-70b"]["gpus"] * 80e9 > 141e9 * 1.3 > values["engines"]["llama-70b"]["gpus"] * 80e9
 
 
-def test_no_password_is_written(written):
-    assert not re.search("password:|PASSWORD|hf_", yaml.safe_dump(written[0]))
-
-
-def test_a_startup_of_an_hour_is_an_hour_for_the_server_and_the_probe(written):
-    values = copy.deepcopy(written[0])
-    for minutes in (60, 90):
-        values["engines"]["llama-70b"]["startupMinutes"] = minutes
-        (engine,) = [one for one in rendered(values) if one["kind"] == "StatefulSet"]
-        (server,) = engine["spec"]["template"]["spec"]["containers"]
-        assert server["args"][server["args"].index("--ready-timeout") + 1] == f"{minutes * 60}s"
-        assert server["startupProbe"]["failureThreshold"] * server["startupProbe"]["periodSeconds"] == minutes * 60 + 60
-
-
 def changed(*path: str, to: object = None) -> Callable[[dict], None]:
     """A change of the values; without `to` the key is removed."""
 
@@ -179,60 +165,6 @@ def test_values_that_are_wrong_again_are_noticed(written, row, change, said):
     assert any(said in fault for fault in found), found
 
 
-# a named template, to the beginning of the next one
-CHECK = r'(?s)(\{\{- define "llmops.%s" -\}\}).*?\{\{- define'
-# row, file of the chart, what is replaced by what, what is said
-CHARTS = [
-    (2, "network.yaml", r'"names" \(list "store" "redis".*?\)', '"names" list', "gateway cannot reach PostgreSQL"),
-    (2, "network.yaml", r'"store" "kafka" "extra"', '"extra"', "control cannot reach Kafka"),
-    (2, "network.yaml", r'\(list "hub"\)', "list", "build cannot reach the Hugging Face hub"),
-    (2, "../values.yaml", r"    - \{to.*?5353.*?\n", "", "cannot reach OpenShift's DNS"),
-    (2, "../values.yaml", r"    - \{to.*?169.*?\n", "", "cannot reach NodeLocal DNSCache"),
-    (3, "builds.yaml", r"  - \{name: HF_HOME.*\n", "", "HF_HOME is not on the claim"),
-    (3, "builds.yaml", r'dict "ephemeral-storage" \(.*?\)', "dict", "no request for disk"),
-    (3, "builds.yaml", r"  - \{name: HF_TOKEN.*\n", "", "no token of the hub"),
-    (3, "builds.yaml", r"image\.build ", "image.engine ", "has another ModelOpt"),
-    (4, "_engine.tpl", r"(?s)  initContainers:.*?mountPath: /tmp\}\n", "", "nothing waits for the repository"),
-    (5, "_engine.tpl", r', --ready-timeout, \{\{.*?\}\}', "", "gives up after its own 30 minutes"),
-    (5, "_engine.tpl", r"add \(div \$startup 10\) 6", "180", "the startup probe kills after 1800 s"),
-    (28, "engines.yaml", r", resourceNames: [^\n]*\}\n", "}\n", "may reach ['pods/exec'] of every pod"),
-    (28, "engines.yaml", r'printf "%s-%d-%d" \$name', 'printf "%s-%d-%d" $release', "may reach ['pods'] of every pod"),
-    (28, "network.yaml", r"(?s)kind: NetworkPolicy.{10,60}-deny.*?---\n", "", "no policy denies"),
-    (23, "_engine.tpl", r"llmops\.place\.gpu", "llmops.place", "no toleration"),
-    (23, "_helpers.tpl", CHECK % "image", r"\1{{- end }}{{- define", "no full"),
-    (23, "_helpers.tpl", CHECK % "requests", r"\1{{- end }}{{- define", "no req"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("row", "file", "old", "new", "said"), CHARTS)
-def test_a_chart_that_is_wrong_again_is_noticed(written, tmp_path, row, file, old, new, said):
-    values = copy.deepcopy(written[0])
-    if said == "no full":
-        values["image"]["gateway"] = "llmops:gateway"
-    if row == 28:
-        pool = values["engines"]["llama-70b"]
-        values["engines"]["big"] = {**pool, "nodes": 2, "leaderScript": "true"}
-        assert walked(values) == []
-    if said == "no req":
-        del values["engines"]["llama-70b"]["resources"]["requests"]["cpu"]
-    shutil.copytree(CHART, tmp_path / "chart")
-    place = tmp_path / "chart" / "templates" / file
-    text, count = re.subn(old, new, place.read_text())
-    assert count
-    place.write_text(text)
-    found = walked(values, tmp_path / "chart")
-    assert any(said in fault for fault in found), found
-
-
-def test_without_the_schema_wrong_values_would_be_taken(written, tmp_path):
-    """Row 22: only the schema notices them."""
-    shutil.copytree(CHART, tmp_path / "chart")
-    (tmp_path / "chart" / "values.schema.json").unlink()
-    values = copy.deepcopy(written[0])
-    changed("gateway", "autoscaling", "enabeld", to=True)(values)
-    assert walked(values, tmp_path / "chart") == []
-
-
 def notes_of(values: dict, folder: Path, text: str) -> str:
     """Render a text as NOTES.txt: `helm template` leaves notes out, and `helm install --dry-run` asks a cluster."""
     shutil.copytree(CHART, folder / "chart")
@@ -256,22 +188,6 @@ def test_the_commands_of_the_notes_work_in_their_order(written, tmp_path, monkey
     codes = [CliRunner().invoke(cli, [names.get(word, word) for word in one]).exit_code for one in commands]
     assert [one[:2] for one in commands][-1] == ["key", "create"]
     assert any(codes) is faulty
-
-
-def test_the_schema_is_the_one_that_the_command_writes(tmp_path):
-    result = CliRunner().invoke(cli, ["chart", "--schema-only"], catch_exceptions=False)
-    wanted = "run `make docs`"
-    assert (CHART / "values.schema.json").read_text() == result.stdout, wanted
-
-
-def test_the_models_of_the_values_have_the_charts_defaults():
-    from llmops.cli.service.helm_schema import ChartValues
-
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert len(values["network"].pop("dns")) == 3
-    model = ChartValues().model_dump(by_alias=True)
-    assert model["network"].pop("dns") == []
-    assert values == model
 
 
 def test_the_waiting_container_says_what_it_waits_for(engine_dir, tmp_path):
@@ -303,21 +219,6 @@ def test_the_waiting_container_ends_on_sigterm(tmp_path):
     assert process.stdout.readline().startswith("Waiting for")
     process.terminate()
     assert process.wait(timeout=10) == 143
-
-
-def test_a_build_with_another_modelopt_ends_before_it_starts(monkeypatch):
-    """Row 3: NVIDIA's images have one whose exports differ."""
-    import importlib.util
-
-    from llmops.build.quantize import model_loading
-    from llmops.errors import MissingDependencyError
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(model_loading, "installed_version", lambda name: "0.44.1")
-    with pytest.raises(MissingDependencyError, match=r"needs ModelOpt 0\.47, and 0\.44\.1 is installed"):
-        model_loading.require_quantize_extra()
-    (bounds,) = re.findall(r'"nvidia-modelopt>=([\d.]+),<', (ROOT / "pyproject.toml").read_text())
-    assert bounds == model_loading.MODELOPT
 
 
 @pytest.mark.parametrize(

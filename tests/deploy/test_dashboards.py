@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
 import yaml
 
 from llmops.gateway.telemetry.metric_definitions import GATEWAY_METRICS, OPTIONAL_METRICS
@@ -54,11 +53,11 @@ def test_what_is_shipped_is_what_is_made():
     assert shipped == {f"{one.name}.json": module.text(one) for one in module.DASHBOARDS}
 
 
-@pytest.mark.parametrize(("dashboard", "panel", "query"), panels())
-def test_a_panel_shows_metrics_that_exist(dashboard, panel, query):
-    used = set(re.findall(r"\b(?:(?:llmops|llm|gpu|nv|process)_\w+|ALERTS)\b", re.sub(r'"[^"]*"', "", query)))
-    assert used
-    assert used <= known()
+def test_panels_show_metrics_that_exist():
+    for panel in panels():
+        used = set(re.findall(r"\b(?:(?:llmops|llm|gpu|nv|process)_\w+|ALERTS)\b", re.sub(r'"[^"]*"', "", panel[2])))
+        assert used, panel
+        assert used <= known(), panel
 
 
 def test_prometheus_can_read_every_query(promtool, tmp_path):
@@ -69,19 +68,6 @@ def test_prometheus_can_read_every_query(promtool, tmp_path):
     done = subprocess.run([*promtool, "check", "rules", str(file)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(queries)} rules found" in done.stdout
-
-
-def test_panels_of_a_dashboard_lie_beside_each_other():
-    for path in DASHBOARDS.glob("*.json"):
-        content = json.loads(path.read_text())
-        taken: set[tuple[int, int]] = set()
-        for panel in content["panels"]:
-            place = panel["gridPos"]
-            cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
-            assert not cells & taken
-            assert max(x for x, _ in cells) < 24
-            taken |= cells
-        assert len({panel["id"] for panel in content["panels"]}) == len(content["panels"])
 
 
 def test_pictures_have_every_panel_with_what_was_answered():

@@ -49,26 +49,6 @@ async def test_hostile_headers_and_sizes(able_stack, family, share):
     await able_stack.idle()
 
 
-async def test_what_templates_get_to_see(able_stack):
-    able_stack.say("Paris")
-    findings = await fuzz(able_stack.client, some("templates", TARGET, COUNT // 5, SEED))
-    assert findings.violations == []
-    assert findings.statuses[200] > COUNT / 50
-    end = able_stack.tokenizer.token_id("<|end|>")
-    assert [request for request in able_stack.triton.requests if end in request["input_ids"]] == []
-
-
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("family", ["schemas", "grammars"])
-async def test_hostile_requests(able_stack, family):
-    able_stack.say("yes")
-    findings = await fuzz(able_stack.client, some(family, TARGET, COUNT // 15, SEED), parallel=4)
-    print(dict(findings.statuses))
-    assert findings.violations == []
-    assert set(findings.statuses) == {200, 400}
-    await able_stack.idle()
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_seed_gives_the_same_requests(family):
     first, again, other = (list(some(family, TARGET, 50, seed)) for seed in (1, 1, 2))

@@ -5,12 +5,8 @@ runs in a process group of its own. `stop` says where it is stopped, from inside
 
     {"argv": [...], "env": {...}, "stop": {"call": "module:name", "number": 2, "signal": 9}}
 
-stops the group at the second call of that function, and
-
-    {"stop": {"write": 17, "signal": 9}}
-
-at the 17th change of the file system. `disk` gives the command a disk of its own, {"at": folder, "kilobytes": 300}.
-The answer tells exit code, output, how many changes there were, and what lay on that disk in the end.
+stops the group at the second call of that function. `disk` gives the command a disk of its own,
+{"at": folder, "kilobytes": 300}. The answer tells exit code, output, and what lay on that disk in the end.
 """
 
 from __future__ import annotations
@@ -28,8 +24,6 @@ from typing import Any
 
 import llmops.cli.build
 import llmops.cli.main  # noqa: F401
-
-CHANGES = {"os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.link", "os.truncate", "shutil.copyfile"}
 
 
 def warm_up(source: str) -> None:
@@ -84,7 +78,8 @@ def child(order: dict[str, Any], out: Path, err: Path, count: Path) -> None:
     os.environ.update(order.get("env", {}))
     if disk := order.get("disk"):
         own_disk(disk["at"], disk["kilobytes"])
-    changes = prepare(order.get("stop") or {})
+    if "call" in (order.get("stop") or {}):
+        trap(order["stop"])
     sys.argv = ["llmops", *order["argv"]]
     code = 1
     try:
@@ -99,7 +94,7 @@ def child(order: dict[str, Any], out: Path, err: Path, count: Path) -> None:
         traceback.print_exc()
     finally:
         left = sorted(map(str, Path(disk["at"]).rglob("*"))) if disk else []
-        count.write_text(json.dumps({"changes": changes[0], "left": left}))
+        count.write_text(json.dumps({"left": left}))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -120,27 +115,6 @@ def own_disk(at: str, kilobytes: int) -> None:
         or libc.mount(b"none", at.encode(), b"tmpfs", 0, options)
     ):
         os._exit(77)
-
-
-def prepare(stop: dict[str, Any]) -> list[int]:
-    """Sets the trap; returns the counter of changes to the file system."""
-    changes = [0]
-
-    def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in CHANGES or (event == "open" and opens_to_write(arguments)):
-            changes[0] += 1
-            if changes[0] == stop.get("write"):
-                os.kill(0, stop["signal"])
-
-    sys.addaudithook(audit)
-    if "call" in stop:
-        trap(stop)
-    return changes
-
-
-def opens_to_write(arguments: tuple[Any, ...]) -> bool:
-    path, _, flags = arguments
-    return isinstance(path, str) and not path.startswith("/dev/") and bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
 def trap(stop: dict[str, Any]) -> None:

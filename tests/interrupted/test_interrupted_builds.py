@@ -94,30 +94,6 @@ def test_stopped_at_every_stage(builder, source, whole, tmp_path, number, code):
     assert beside(output) == []
 
 
-def test_kills_one_after_the_other(builder, source, whole, tmp_path):
-    """Each build is killed at every ninth change of the file system, one after the other.
-
-    An engine was in the output folder before.
-    """
-    output = tmp_path / "engine"
-    assert builder(*command("pytorch", source, output, "--max-batch-size", 2))["code"] == 0
-    old, new = contents(output), whole("pytorch")
-    for number in range(4, 1000, 9):
-        result = builder(*command("pytorch", source, output), stop={"write": number, "signal": signal.SIGKILL})
-        if result["code"] == 0:
-            break
-        assert result["code"] == -signal.SIGKILL
-        if output.exists():
-            assert contents(output) in (old, new)
-        else:  # between the two renames, where the next build puts it back
-            assert "replaced" in beside(output)
-        assert beside(output).count("building") <= 1
-    assert number > 30
-    assert contents(output) == new
-    assert not (output / ".engine.lock").exists()
-    assert beside(output) == []
-
-
 def test_the_calibration_texts_decide(builder, source, tmp_path):
     """Finished stages and finished engines are of the file's content, not of its name."""
     output, texts = tmp_path / "engine", tmp_path / "texts.txt"
@@ -201,17 +177,6 @@ def test_stopped_in_trtllm_build(builder, source, trtllm, tmp_path, number):
     assert beside(output) == []
 
 
-def test_killed_after_trtllm_build(builder, source, trtllm, tmp_path):
-    """Hours of work: the engine is a stage too."""
-    output = tmp_path / "engine"
-    stop = {"call": "llmops.build.engine_folder.atomic_folder:replace_folder", "signal": signal.SIGKILL}
-    assert builder(*engine_command(source, output), env=trtllm, stop=stop)["code"] == -signal.SIGKILL
-    again = builder(*engine_command(source, output), env=trtllm)
-    assert (again["code"], taken(again)) == (0, [SOURCE, QUANTISED, QUALITY, ENGINE])
-    assert "Building" not in again["err"]
-    assert sorted(path.name for path in (output / "model").iterdir()) == ["config.json", "rank0.engine", "rank1.engine"]
-
-
 def test_resume_killed_in_trtllm_build(builder, source, trtllm, tmp_path):
     output, reference = tmp_path / "engine", tmp_path / "reference"
     assert builder(*engine_command(source, reference), env=trtllm)["code"] == 0
@@ -224,20 +189,6 @@ def test_resume_killed_in_trtllm_build(builder, source, trtllm, tmp_path):
     assert builder("build", "--resume", output, env=trtllm)["code"] == 0
     assert engine_contents(output) == engine_contents(reference)
     assert beside(output) == []
-
-
-def test_the_log_of_a_failed_trtllm_build_can_be_read(builder, source, trtllm, tmp_path):
-    output, program = tmp_path / "engine", tmp_path / "bin" / "trtllm-build"
-    program.write_text("#!/bin/sh\necho '[TRT-LLM] [E] out of memory'\nexit 3\n")
-    failed = builder(*engine_command(source, output), env=trtllm)
-    log = tmp_path / ".engine.stages" / "trtllm-build.log"
-    assert failed["code"] == 1
-    last = failed["err"].splitlines()[-2:]
-    assert last == [
-        f"Error: trtllm-build ended with code 3. The end of {log}:", "  [TRT-LLM] [E] out of memory"
-    ]  # fmt: skip
-    assert log.read_text() == "[TRT-LLM] [E] out of memory\n"
-    assert not output.exists()
 
 
 def test_disks_that_fill_up(builder, source, tmp_path):

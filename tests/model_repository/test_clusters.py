@@ -52,12 +52,6 @@ def test_an_image_that_only_this_machine_knows_is_not_exported(repository: Path,
         export_launch("lws", repository, LaunchOptions(), gpus_per_node=8, image=image, claim="models")
 
 
-def test_traces_are_exported_where_they_are_asked_for(repository: Path) -> None:
-    for kind in ("slurm", "lws"):
-        assert "opentelemetry,url=http://c:4318" in export(kind, repository, traces="http://c:4318")
-        assert "trace-config" not in export(kind, repository)
-
-
 def test_slurm_starts_one_task_per_gpu_and_tells_them_apart(repository: Path, tmp_path: Path) -> None:
     """A program in place of srun runs every task.
 
@@ -93,13 +87,6 @@ def test_the_llm_api_has_its_own_launcher(repository: Path) -> None:
     assert f"trtllm-llmapi-launch {SERVER} --model-repository={repository}" in script
     assert "SLURM_PROCID" not in script
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-
-
-def test_a_path_with_a_space_is_not_for_that_launcher(tmp_path: Path) -> None:
-    repository = parking_repository(tmp_path / "my models")
-    marker(tiny=engine(16, "python")).save(repository)
-    with pytest.raises(InputError, match="cannot take a path with a space"):
-        export("slurm", repository)
 
 
 def test_the_leaderworkerset_is_one_pod_per_machine(repository: Path, tmp_path: Path) -> None:

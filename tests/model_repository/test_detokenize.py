@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llmops_postprocessing.detokenize import text_delta
@@ -109,9 +108,3 @@ def test_broken_bytes_come_out_at_the_end_and_not_before() -> None:
     assert parts[:3] == ["o", "k", " "]
     assert "".join(parts[:-1]) == "ok "
     assert "".join(parts) == byte_level().decode(ids) == "ok \ufffd"
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_without_streaming_the_whole_text_comes_at_once(text: str) -> None:
-    ids = byte_level().encode(text).ids
-    assert text_delta(byte_level().decode, [], ids, True) == text

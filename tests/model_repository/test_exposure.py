@@ -14,12 +14,10 @@ from pathlib import Path
 
 import pytest
 import tritonclient.grpc as grpc
-from click.testing import CliRunner
 from tritonclient.utils import InferenceServerException
 
-from llmops.cli.main import cli
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
-from llmops.model_repository.server.exposure import describe_exposure, describe_stack_exposure
+from llmops.model_repository.server.exposure import describe_exposure
 from tests.model_repository.test_launch import echo_repository, infer, segments
 from tests.support.waiting import GENEROUS
 
@@ -94,10 +92,6 @@ def test_nothing_can_be_loaded_or_unloaded_and_the_gateway_still_finds_the_model
     assert b'"data":[7]' in infer(server)
 
 
-def test_the_backends_memory_has_the_prefix_that_newer_tritons_never_map(server: TritonServer) -> None:
-    assert backend_segment(server).startswith("/triton_python_backend_shm_region_")
-
-
 def send_chunks(port: int, path: str, count: int) -> None:
     """A body of that many chunks of one byte, which the HTTP server of 2.51 counts on its stack."""
     with socket.create_connection(("127.0.0.1", port), timeout=GENEROUS) as connection:
@@ -129,17 +123,6 @@ def listening(pid: int) -> set[int]:
     return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
 
 
-def test_the_secret_is_another_one_at_each_start(server: TritonServer, tmp_path: Path) -> None:
-    def secret(running: TritonServer) -> str:
-        words = Path("/proc", str(running.pid), "cmdline").read_text().split("\0")
-        return next(word for word in words if word.startswith("--grpc-restricted-protocol=")).split("=")[-1]
-
-    with start_triton(echo_repository(tmp_path), ports=Ports(0, 0, 0)) as other:
-        other.wait_ready(120)
-        assert len(secret(server)) == len(secret(other)) == 32
-        assert secret(server) != secret(other)
-
-
 LINES = {
     ("127.0.0.1", "", True): (
         "Open to this machine only: gRPC and metrics. Metrics are closed by --no-metrics. HTTP is off; --http opens it."
@@ -158,20 +141,3 @@ LINES = {
 @pytest.mark.parametrize(("host", "http_host", "metrics"), LINES)
 def test_the_line_of_serve(host: str, http_host: str, metrics: bool) -> None:
     assert describe_exposure(host, http_host, metrics) == LINES[host, http_host, metrics]
-
-
-def test_the_line_of_up() -> None:
-    told = describe_stack_exposure(
-        "0.0.0.0", "http://0.0.0.0:90", "127.0.0.1:41", "http://127.0.0.1:42/metrics", keys=True
-    )
-    assert told == (
-        "The gateway http://0.0.0.0:90 is open to anyone who reaches 0.0.0.0, with a key; --host 127.0.0.1 closes it.\n"
-        "Triton's gRPC 127.0.0.1:41 and metrics http://127.0.0.1:42/metrics are open to this machine only, without a "
-        "key; its HTTP is off."
-    )
-
-
-def test_an_http_port_without_http_is_a_mistake(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli, ["serve", str(tmp_path), "--http-port", "8080"])
-    assert result.exit_code == 2
-    assert "--http-port is for Triton's HTTP server, which is off: add --http" in result.output

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, So
 from llmops.build.engine_folder.manifest_extras import TensorrtExtra
 from llmops.errors import InputError, VersionMismatchError
 from llmops.model_repository.generate import generate_repository, read_engines
-from llmops.model_repository.repository.pbtxt import parse_config, quote, render_config
+from llmops.model_repository.repository.pbtxt import parse_config, quote
 from llmops.model_repository.repository.validation import check_repository
 
 
@@ -67,31 +66,6 @@ REQUIRED = {
     "-tensorrt_llm": {"input_lengths", "request_output_len"},
     "-postprocessing": {"TOKENS_BATCH", "SEQUENCE_LENGTH"},
 }
-TYPES = {
-    "": "text_input STRING 1; max_tokens INT32 1; stop_words STRING -1; top_k INT32 1; seed UINT64 1; stream BOOL 1; "
-    "length_penalty FP32 1; embedding_bias_weights FP32 -1; lora_config INT32 -1,3; guided_decoding_guide STRING 1; "
-    "prompt_embedding_table FP16 -1,-1",
-    "-tensorrt_llm": "input_ids INT32 -1; stop_words_list INT32 2,-1; embedding_bias FP32 -1; seed UINT64 1; "
-    "stop BOOL 1; runtime_top_p FP32 1; lora_weights FP16 -1,-1; mrope_position_deltas INT64 1; "
-    "context_phase_params UINT8 -1; lookahead_window_size INT32 1; "
-    "guided_decoding_guide_type STRING 1; retention_decode_priority INT32 1",
-    "-preprocessing": "QUERY STRING 1; STOP_WORDS_DICT STRING -1; EMBEDDING_BIAS_WEIGHTS FP32 -1; END_ID INT32 1",
-    "-postprocessing": "TOKENS_BATCH INT32 -1,-1; SEQUENCE_LENGTH INT32 -1",
-}
-
-
-@pytest.mark.parametrize("model", TYPES)
-def test_input_types_and_shapes(engine: Path, tmp_path: Path, model: str) -> None:
-    generate_repository(read_engines([str(engine)]), tmp_path / "r")
-    config = configs(tmp_path / "r")[f"tiny{model}"]
-    data_types = config.input[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
-    found = {
-        t.name: f"{data_types[t.data_type].name.removeprefix('TYPE_')} {','.join(map(str, t.dims))}"
-        for t in config.input
-    }
-    for line in TYPES[model].split("; "):
-        name, expected = line.split(" ", 1)
-        assert found[name] == expected, name
 
 
 def test_every_step_of_the_ensemble_fits_the_model_it_calls(engine: Path, tmp_path: Path) -> None:
@@ -123,39 +97,12 @@ def test_the_card_says_what_the_gateway_must_know(engine: Path, tmp_path: Path) 
     assert card["sampling"] == {}
 
 
-@pytest.mark.parametrize(("asked", "says"), [(None, "32"), (5, "5"), (0, "0")])
-def test_what_may_wait_is_four_batches_or_what_was_asked_for(
-    engine: Path, tmp_path: Path, asked: int | None, says: str
-) -> None:
-    generate_repository(read_engines([str(engine)], asked), tmp_path / "r")
-    config = parse_config((tmp_path / "r" / "tiny-tensorrt_llm" / "config.pbtxt").read_text(), "tiny")
-    assert config.parameters["max_queue_size"].string_value == says
-
-
 def test_a_repository_is_replaced_as_a_whole(engine: Path, tmp_path: Path) -> None:
     output = tmp_path / "r"
     generate_repository(read_engines([f"a={engine}", f"b={engine}"]), output)
     generate_repository(read_engines([f"a={engine}"]), output)
     assert list(check_repository(output)) == ["a", "a-postprocessing", "a-preprocessing", "a-tensorrt_llm"]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
-def test_a_template_that_lacks_a_value_writes_nothing(
-    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(jinja2.UndefinedError, match="max_batch_size"):
-        render_config("preprocessing", {"name": "x"})
-    monkeypatch.setattr("llmops.model_repository.generate.render_config", _fail_for_postprocessing)
-    with pytest.raises(InputError):
-        generate_repository(read_engines([str(engine)]), tmp_path / "r")
-    assert not (tmp_path / "r").exists()
-    assert {path.name for path in tmp_path.iterdir()} == {"engine"}
-
-
-def _fail_for_postprocessing(template: str, values: dict[str, Any]) -> str:
-    if template == "postprocessing":
-        raise InputError("does not parse")
-    return render_config(template, values)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
@@ -170,12 +117,6 @@ def test_a_folder_with_other_files_is_left_alone(engine: Path, tmp_path: Path) -
     with pytest.raises(InputError, match="holds other files"):
         generate_repository(read_engines([str(engine)]), tmp_path / "home")
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["thesis.txt"]
-
-
-def test_two_engines_of_one_name_need_another(engine: Path) -> None:
-    with pytest.raises(InputError, match=r"Two engines are called tiny; .*other="):
-        read_engines([str(engine), str(engine)])
-    assert [entry.name for entry in read_engines([str(engine), f"second={engine}"])] == ["tiny", "second"]
 
 
 @pytest.mark.parametrize(
@@ -221,13 +162,6 @@ def test_an_edited_repository_is_noticed_before_the_server_starts(engine: Path, 
     change(tmp_path / "r" / "tiny-tensorrt_llm")
     with pytest.raises(InputError, match=message):
         check_repository(tmp_path / "r")
-
-
-def test_no_repository_at_all(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such folder"):
-        check_repository(tmp_path / "none")
-    with pytest.raises(InputError, match=r"no folder in it has a config\.pbtxt"):
-        check_repository(tmp_path)
 
 
 def test_a_planned_engine_is_served_as_it_was_planned(tmp_path: Path) -> None:

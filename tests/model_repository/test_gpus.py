@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
 from llmops.errors import InputError, ResourceError
 from llmops.model_repository import gpu_assignment
-from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus, check_gpu_count, parse_gpus
+from llmops.model_repository.doctor import collectives
+from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus, check_gpu_count
 from llmops.model_repository.multi_gpu.launch_plan import without_slurm_variables
 
 
@@ -28,11 +30,6 @@ def test_several_engines_get_gpus_of_their_own() -> None:
         GpuRequirement("d", 1),
     ]
     assert assign_gpus(needs, {"b": (1,)}) == {"a": (2, 3), "b": (1,), "c": (4, 5, 6, 7), "d": (0,)}
-
-
-def test_an_engine_that_is_alone_keeps_the_choice_of_its_library() -> None:
-    assert assign_gpus([GpuRequirement("a", 8)], {}) == {}
-    assert assign_gpus([GpuRequirement("a", 1)], {"a": (3,)}) == {"a": (3,)}
 
 
 @pytest.mark.parametrize(
@@ -61,13 +58,6 @@ def test_more_gpus_than_there_are_is_one_sentence(monkeypatch: pytest.MonkeyPatc
         check_gpu_count(8)
 
 
-def test_the_option_is_parsed() -> None:
-    assert parse_gpus(["a=0,1", "b=7"]) == {"a": (0, 1), "b": (7,)}
-    for wrong in ("a", "a=", "=0", "a=0;1", "a=x"):
-        with pytest.raises(InputError, match="write NAME=0,1"):
-            parse_gpus([wrong])
-
-
 def test_the_gpus_are_counted_as_nvidia_smi_lists_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.undo()
     program = tmp_path / "nvidia-smi"
@@ -85,3 +75,63 @@ def test_mpi_does_not_see_the_slurm_allocation() -> None:
     assert without_slurm_variables(launched) == launched
     outside = {"PMIX_RANK": "0", "PATH": "/bin"}
     assert without_slurm_variables(outside) == outside
+
+
+# -- `llmops doctor` on several GPUs, against made-up /proc, /etc and /dev trees
+
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Eight healthy GPUs: locked memory without a limit, four NVSwitches and their fabric manager."""
+    monkeypatch.setattr(collectives.shutil, "disk_usage", lambda path: Usage(8 << 30, 0, 8 << 30))
+    limits = "Limit                     Soft Limit           Hard Limit           Units\n"
+    _write(
+        tmp_path / "proc/self/limits", limits + "Max locked memory         unlimited            unlimited    bytes\n"
+    )
+    for switch in range(4):
+        _write(tmp_path / f"proc/driver/nvidia-nvswitch/devices/0000:0{switch}:00.0", "")
+    _write(tmp_path / "proc/77/comm", "nv-fabricmanage\n")
+    return tmp_path
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _found(root: Path, **environment: str) -> dict[str, collectives.CheckResult]:
+    return {one.name: one for one in collectives.check_collectives(root, environment)}
+
+
+def test_a_healthy_machine_has_nothing_to_mend(machine):
+    found = _found(machine, NCCL_DEBUG="WARN", NCCL_P2P_DISABLE="0")
+    assert {name: one.status for name, one in found.items()} == {
+        "NCCL": "ok", "locked memory": "ok", "NVSwitch": "ok",
+    }  # fmt: skip
+    assert "NCCL_DEBUG=WARN" in found["NCCL"].detail
+
+
+@pytest.mark.parametrize("name", collectives.DISABLED)
+def test_a_transport_that_is_off_is_named_with_its_cost(machine, name):
+    check = _found(machine, **{name: "1"})["NCCL"]
+    expected = "note" if name == "NCCL_IB_DISABLE" else "not ok"
+    assert (check.status, f"{name}=1: " in check.detail) == (expected, True)
+    assert name in check.fix
+
+
+def test_nccl_conf_counts_and_the_environment_wins(machine):
+    _write(machine / "etc/nccl.conf", "# NCCL_IB_DISABLE=1\nNCCL_P2P_DISABLE = 1\n")
+    assert _found(machine)["NCCL"].detail.startswith("NCCL_P2P_DISABLE=1")
+    assert _found(machine, NCCL_P2P_DISABLE="0")["NCCL"].status == "ok"
+
+
+def test_limits_of_a_plain_container_are_named(machine, monkeypatch):
+    monkeypatch.setattr(collectives.shutil, "disk_usage", lambda path: Usage(64 << 20, 0, 64 << 20))
+    limits = machine / "proc/self/limits"
+    limits.write_text("Max locked memory         65536                65536                bytes\n")
+    found = _found(machine)
+    assert (found["locked memory"].status, found["locked memory"].detail) == ("note", "65536 bytes")
+    assert "64 MiB" in found["/dev/shm for NCCL"].detail

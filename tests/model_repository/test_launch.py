@@ -19,12 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
+from llmops.errors import MissingDependencyError, ResourceError, ServerError
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
 from llmops.model_repository.server import installation
 from llmops.model_repository.server.installation import Installation, find_installation
 from llmops.model_repository.server.shared_memory import SHM_DIR, remove_stale_segments
-from llmops.model_repository.server.triton_log import LogLine
+from llmops.model_repository.server.triton_log import LogLine, explain_failure, last_error, parse_line
 from tests.support.engine_client import EngineClient
 from tests.support.waiting import GENEROUS, wait_until
 
@@ -145,18 +145,6 @@ def test_a_client_that_keeps_its_stream_open_does_not_hold_up_the_stop(tmp_path:
     assert segments(server) == []
 
 
-def test_two_servers_at_once(tmp_path: Path, repository: Path) -> None:
-    with (
-        start_triton(repository, ports=ANY) as first,
-        start_triton(repository, ports=ANY, http=True) as second,
-    ):
-        first.wait_ready(120)
-        second.wait_ready(120)
-        assert not {first.ports.metrics, first.ports.grpc} & {second.ports.metrics, second.ports.grpc}
-        first.stop()
-        assert b'"data":[7]' in infer(second)
-
-
 def test_the_server_ends_when_its_parent_is_killed(repository: Path) -> None:
     code = f"""
         import sys, time
@@ -185,11 +173,6 @@ def test_a_port_that_is_taken_is_named(repository: Path, which: str) -> None:
         port = listener.getsockname()[1]
         with pytest.raises(ResourceError, match=f"Port {port} .*for {which} .*--{which}-port"):
             start_triton(repository, ports=Ports(**{"http": 0, "grpc": 0, "metrics": 0, which: port}), http=True)
-
-
-def test_equal_ports_are_refused(repository: Path) -> None:
-    with pytest.raises(InputError, match=r"the same port \(grpc 9000, http 9000, metrics 0\); give each its own"):
-        start_triton(repository, ports=Ports(9000, 9000, 0), http=True)
 
 
 FAILURES: dict[str, tuple[dict[str, str], str]] = {
@@ -248,16 +231,6 @@ def test_an_end_names_the_last_error_since(tmp_path: Path) -> None:
             server.wait(threading.Event())
 
 
-def test_a_server_that_dies_later_is_noticed(repository: Path) -> None:
-    with start_triton(repository, ports=ANY) as server:
-        server.wait_ready(120)
-        os.kill(server.pid, signal.SIGKILL)
-        with pytest.raises(ServerError, match="ended unexpectedly with code -9"):
-            server.wait(threading.Event())
-    assert processes(server.pid) == []
-    assert segments(server) == []
-
-
 LOCK_FAULT = """#!/bin/sh
 # the real server, but for its first {faults} starts, which end as upstream's do now and then
 echo "$*" >> {starts}
@@ -294,21 +267,6 @@ def test_a_lock_fault_of_upstream_at_the_start_is_tried_again(tmp_path: Path, re
         "memory; starting it once more."
     ]
     assert segments(server) == []
-
-
-@pytest.mark.parametrize(("exception", "expected"), [(LOCK_EXCEPTION, 2), ("std::bad_alloc", 1)])
-def test_a_start_is_tried_again_once_and_for_that_fault_only(
-    tmp_path: Path, repository: Path, exception: str, expected: int
-) -> None:
-    installation, starts = faulty(tmp_path, 3, exception)
-    with (
-        start_triton(repository, ports=ANY, installation=installation) as server,
-        pytest.raises(ServerError, match=f"Triton did not start: terminate called .*{exception}"),
-    ):
-        server.wait_ready(120)
-    prefixes = re.findall(r"shm-region-prefix-name=(\S+)", starts.read_text())
-    assert len(prefixes) == expected
-    assert [path for prefix in prefixes for path in SHM_DIR.glob(f"{prefix}*")] == []
 
 
 PORT_TAKEN = """#!/bin/sh
@@ -395,3 +353,48 @@ def test_numpy_2_beside_the_wheel_is_refused_before_it_crashes(monkeypatch: pyte
     monkeypatch.setattr(installation, "installed_version", lambda name: "2.5.5")
     with pytest.raises(MissingDependencyError, match=r"numpy 2\.5\.5 is installed, .* `pip install 'numpy<2'`"):
         installation.check_numpy()
+
+
+# -- Triton's log as a person reads it. The lines are real ones of tritonserver 2.51
+
+
+LOADED = "I1121 09:34:19.123456 2475 model_lifecycle.cc:849] \"successfully loaded 'smollm2'\""
+TABLE = "+------------------+------+"
+FAILED = (
+    "E1121 09:34:19.123456 2475 model_lifecycle.cc:655] \"failed to load 'echo' version 1: Internal: "
+    'ValueError: no such engine\\n\\nAt:\\n  /r/echo/1/model.py(7): initialize\\n"'
+)
+
+
+NO_GPU = 'E1121 09:34:19.1 24 cuda_driver.cc:31] "CudaDriverHelper has not been initialized."'
+ABORT = ["terminate called after throwing an instance of 'std::bad_alloc'", "  what():  std::bad_alloc"]
+
+
+def test_a_line_without_date_thread_and_source_file() -> None:
+    assert str(parse_line(LOADED)) == "09:34:19 info    successfully loaded 'smollm2'"
+
+
+def test_tables_and_what_a_machine_without_gpu_always_says_are_noise() -> None:
+    assert parse_line(TABLE).is_noise
+    assert parse_line('W1121 09:34:19.1 24 metrics.cc:811] "DCGM unable to start: DCGM initialization error"').is_noise
+    assert not parse_line(LOADED).is_noise
+
+
+def test_the_cause_is_the_exceptions_own_message() -> None:
+    assert explain_failure([parse_line(LOADED), parse_line(FAILED)]) == "model echo did not load: no such engine"
+
+
+def test_what_a_library_says_before_it_aborts_is_a_cause() -> None:
+    lines = [parse_line(line) for line in (NO_GPU, *ABORT, " 0# 0x000055EE4F2E452D in tritonserver")]
+    assert explain_failure(lines) == "terminate called after throwing an instance of 'std::bad_alloc'"
+    assert last_error(lines) == parse_line(ABORT[1])
+
+
+def test_truncated_weights_say_which_command_makes_them_again() -> None:
+    line = FAILED.replace(
+        "ValueError: no such engine", "RuntimeError: Exception from core.cpp:84:\\nIncorrect weights in bin file!."
+    )
+    assert explain_failure([parse_line(line)]) == (
+        "model echo did not load: the engine's weights are incomplete; build the engine again with `llmops build "
+        "--force`, and the repository with `llmops repo`"
+    )

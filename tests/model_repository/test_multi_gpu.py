@@ -5,7 +5,6 @@ Expected words are those of NVIDIA/TensorRT-LLM `triton_backend/scripts/launch_t
 
 from __future__ import annotations
 
-import json
 import secrets
 import shlex
 import shutil
@@ -80,13 +79,6 @@ def test_the_orchestrator_spawns_its_workers_and_keeps_off_their_gpus() -> None:
     assert ":" not in command
     tail = ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false"]
     assert command[-10:] == [*tail, *(f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(8))]
-
-
-@pytest.mark.parametrize("backend", ["python", "tensorrtllm"])
-def test_what_needs_no_mpi_gets_none(backend: str) -> None:
-    """The LLM API starts its own workers, whatever the number of GPUs."""
-    command, environment = words(marker(one=engine(8 if backend == "python" else 1, backend)))
-    assert (command[0], environment) == (SERVER, {})
 
 
 @pytest.mark.parametrize(
@@ -221,11 +213,6 @@ def leader(tmp_path: Path):
 @pytest.mark.stack
 @pytest.mark.xdist_group("stack")
 class TestRealMpirun:
-    def test_rank_zero_serves_while_the_others_wait(self, leader: TritonServer, tmp_path: Path) -> None:
-        leader.wait_ready(120)
-        assert json.loads(infer(leader))["outputs"][0]["data"] == [7]
-        assert (tmp_path / "rank1").read_text() == "tiny-tensorrt_llm"
-
     def test_a_stop_finishes_requests_and_leaves_nothing(self, leader: TritonServer, tmp_path: Path) -> None:
         leader.wait_ready(120)
         answer: list[bytes] = []

@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,13 @@ from tokenizers import Tokenizer
 
 pytest.importorskip("openvino_genai")
 
+import pytest
 from llmops_engine.engine_runtime import EngineRuntime
 from llmops_engine.guided.sandbox import GrammarLimits, GrammarMeasurement, GrammarSandbox
 from llmops_engine.loop import ActiveRequest, EngineLoop
 from llmops_engine.request import RuntimeRequest, RuntimeSamplingParams
 from llmops_engine.runtimes import openvino as runtime_module
+from llmops_engine.runtimes.chunk_size import MeasuredStep, largest_chunk
 from llmops_engine.runtimes.openvino import OpenVINOOptions, OpenVINORuntime
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -155,16 +156,6 @@ def test_others_go_on_while_a_slow_grammar_is_prepared(
     stream.finish()
 
 
-def test_a_slow_grammar_does_not_hold_up_a_quick_one(start: Callable[..., Engine]) -> None:
-    engine = start()
-    slow, quick = Sink(), Sink()
-    slow.clock = lambda: len(quick.ids)
-    engine.ask(8, bounded(100, 4), slow)
-    engine.ask(8, ("json_schema", '{"type":"object"}'), quick)
-    assert (slow.finish().error, len(slow.ids)) == (None, 8)
-    assert slow.arrivals[0] == len(quick.finish().ids) > 0
-
-
 class QuickLane:
     """The kinds of grammars that the quick lane took, in order.
 
@@ -212,21 +203,6 @@ def test_who_brings_many_heavy_grammars_waits_for_them_alone(start: Callable[...
         sink.cancelled = True
 
 
-def test_no_more_than_so_many_grammars_wait(start: Callable[..., Engine], lane: QuickLane) -> None:
-    engine = start(waiting=3, waiting_per_caller=2)
-    working = engine.ask(8, bounded(250, 30), caller="a")
-    assert lane.began.wait(PATIENCE)
-    waiting = [engine.ask(8, bounded(251 + at, 30), caller="a/key") for at in range(2)]
-    third = engine.ask(8, bounded(254, 30), caller="a").finish()
-    assert third.error == "unavailable for new grammars: 2 of this client are already waiting"
-    others = engine.ask(8, bounded(255, 30), caller="b")
-    fourth = engine.ask(8, bounded(256, 30), caller="c").finish()
-    assert fourth.error == "unavailable for new grammars: 3 are already waiting"
-    assert engine.ask(8).finish().error is None, "what needs no grammar goes on"
-    for sink in (working, *waiting, others):
-        sink.cancelled = True
-
-
 def test_what_takes_too_long_is_refused_once_and_for_all(start: Callable[..., Engine]) -> None:
     engine = start(compile_seconds=1)
     stream = engine.ask(10**3)
@@ -239,41 +215,11 @@ def test_what_takes_too_long_is_refused_once_and_for_all(start: Callable[..., En
     assert stream.error is None
 
 
-def test_a_moment_in_which_the_host_is_busy_refuses_no_grammar(
-    start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first measurement of each grammar is lengthened, as by a host that takes the processor away."""
-    lengthened = [GrammarMeasurement(token_seconds=0.065), GrammarMeasurement(join_seconds=0.3)]
-    measure = GrammarSandbox.measure
-
-    def busy(self: GrammarSandbox, guide: tuple[str, str], limits: GrammarLimits) -> GrammarMeasurement:
-        seen = measure(self, guide, limits)
-        late = lengthened.pop() if lengthened else GrammarMeasurement()
-        return replace(
-            seen,
-            join_seconds=seen.join_seconds + late.join_seconds,
-            token_seconds=seen.token_seconds + late.token_seconds,
-        )
-
-    monkeypatch.setattr(GrammarSandbox, "measure", busy)
-    assert start().ask(8, ("regex", "yes|no")).finish().error is None
-    assert lengthened == [], "both were measured again"
-
-
 def test_a_grammar_that_is_slow_to_follow_is_refused(start: Callable[..., Engine]) -> None:
     refusal = start(token_seconds=1e-4).ask(8, bounded(60)).finish().error
     assert refusal is not None
     assert refusal.startswith("guided_decoding_guide: the grammar takes ")
     assert refusal.endswith(" ms per token to follow")
-
-
-def test_a_grammar_whose_client_left_is_not_compiled(start: Callable[..., Engine]) -> None:
-    engine = start()
-    first, left = engine.ask(8, bounded(30, 2)), engine.ask(8, bounded(70))
-    left.cancelled = True
-    assert left.finish().error is None
-    first.finish()
-    assert engine.ask(8, ("regex", "yes|no")).finish().ids
 
 
 def test_a_compiler_process_that_dies_takes_only_its_grammar_along(start: Callable[..., Engine]) -> None:
@@ -371,3 +317,45 @@ def test_the_default_cache_fits_into_the_container(tmp_path, monkeypatch, file, 
     assert runtime_module._container_memory(tmp_path) == limit
     monkeypatch.setattr(runtime_module, "_container_memory", lambda: 1 << 30)
     assert runtime_module._default_cache_bytes() == 256 << 20
+
+
+# -- Long prompts are read in chunks that let running answers keep their pace
+
+
+#: CPU milliseconds of SmolLM2-135M on two cores: the first and the last chunk of a prompt of 4,000 tokens, in chunks
+#: of 256, 64, 16 and 4 tokens.
+MEASURED = [(256, 250, 100), (256, 3750, 251), (64, 250, 39), (64, 3750, 90), (16, 250, 26), (16, 3750, 55)]
+
+
+@pytest.mark.parametrize(
+    ("objective", "least", "chunk"),
+    [(1.0, 1, 256), (0.2, 1, 128), (0.1, 1, 64), (0.06, 1, 32), (0.001, 1, 32), (0.001, 100, 128), (0.001, 300, 256)],
+)
+def test_the_chunk_is_the_largest_whose_mean_step_keeps_the_objective(objective, least, chunk):
+    steps = [MeasuredStep(tokens, depth, ms / 1000) for tokens, depth, ms in MEASURED]
+    assert largest_chunk(steps, objective, 8192, 256, least) == chunk
+
+
+@pytest.mark.parametrize(("step_seconds", "chunk"), [(None, 512), (1e-6, 32)])
+def test_an_engine_measures_its_chunk_and_counts_down_what_is_left_of_a_prompt(
+    engine_dir: Path, step_seconds: float | None, chunk: int
+) -> None:
+    openvino: Any = pytest.importorskip("llmops_engine.runtimes.openvino")
+    own = json.loads((engine_dir / "engine.json").read_text())["extra"]["openvino"]
+    options = openvino.OpenVINOOptions(
+        engine_dir / "model", 4, 2048, 49152, 512, 4096, "CPU", own["properties"], own["kv_cache"],
+        prefix_cache=False, step_seconds=step_seconds,
+    )  # fmt: skip
+    runtime = openvino.OpenVINORuntime(options)
+    try:
+        runtime.submit(1, RuntimeRequest(np.arange(100, 110), 1000), 0)
+        list(runtime.step())
+        runtime.submit(2, RuntimeRequest(np.arange(100, 1600), 1), 0)
+        left = []
+        for _ in range(2):
+            list(runtime.step())
+            left.append(runtime.stats().context_tokens)
+    finally:
+        runtime.close()
+    # the answer that runs takes one token of each step
+    assert left == [1500 - (chunk - 1), 1500 - 2 * (chunk - 1)]

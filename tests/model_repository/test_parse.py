@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import runpy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from llmops_engine.request import RequestRejectedError
-from llmops_engine.tensor_parser import NEUTRAL_VALUES, SUPPORTED_INPUTS, EngineCapabilities, parse_request
+from llmops_engine.runtimes.stop_words import StopWordMatcher
+from llmops_engine.tensor_parser import NEUTRAL_VALUES, SUPPORTED_INPUTS, EngineCapabilities, parse_request, word_list
+from llmops_engine.tensor_parser import word_list as read_words
+from llmops_preprocessing.word_lists import embedding_bias, encode_word_list
+from tokenizers import Tokenizer, models
 
+from llmops import contract
 from llmops.contract import ENGINE_INPUTS, EXTENSION_INPUTS
+from tests.support.model_code import version_folder
 
 LIMITS = EngineCapabilities(target="openvino", max_seq_len=64, vocab_size=100, end_ids=frozenset({2, 3}))
 TYPES = {tensor.name: tensor.data_type for tensor in [*ENGINE_INPUTS, *EXTENSION_INPUTS]}
@@ -102,3 +113,97 @@ def test_no_input_of_tensorrt_llm_is_dropped_silently(tensor: Any) -> None:
 @pytest.mark.parametrize(("name", "value"), [(name, values[0]) for name, values in NEUTRAL_VALUES.items()])
 def test_neutral_values_of_other_inputs_are_taken(name: str, value: Any) -> None:
     assert parse_request({**tensors(), name: np.array([[value]])}, LIMITS)
+
+
+# -- TensorRT-LLM's word lists: what the tokenizer model writes, the engine model reads; and words found in a stream
+
+
+words = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), max_size=6)
+
+
+@given(words)
+def test_a_word_list_survives_the_way_to_the_engine(given_words: list[list[int]]) -> None:
+    tensor = encode_word_list(given_words)
+    assert tensor.dtype == np.int32
+    assert tensor.shape[:2] == (1, 2)
+    assert read_words(tensor, "stop_words_list") == given_words
+
+
+def test_the_layout_is_tensorrt_llms() -> None:
+    # ids of all words in row 0, where each word ends in row 1, padded with -1
+    assert encode_word_list([[5], [7, 8, 9]]).tolist() == [[[5, 7, 8, 9], [1, 4, -1, -1]]]
+
+
+def test_an_offset_outside_the_ids_is_refused_by_name() -> None:
+    with pytest.raises(RequestRejectedError, match=r"^stop_words_list: offset 9 is not within the 2 ids"):
+        read_words(np.array([[[1, 2], [9, -1]]]), "stop_words_list")
+
+
+@given(words.filter(bool), st.lists(st.integers(0, 9), max_size=40), st.lists(st.integers(1, 5), min_size=1))
+def test_a_stop_word_is_found_wherever_the_steps_cut_it(
+    stop_words: list[list[int]], tokens: list[int], sizes: list[int]
+) -> None:
+    expected = next(
+        (
+            end
+            for end in range(1, len(tokens) + 1)
+            if any(tokens[max(0, end - len(word)) : end] == word for word in stop_words)
+        ),
+        None,
+    )
+    matcher, position, turn = StopWordMatcher(stop_words), 0, 0
+    while position < len(tokens):
+        step = tokens[position : position + sizes[turn % len(sizes)]]
+        turn += 1
+        kept = matcher.find(step)
+        if kept is not None:
+            assert position + kept == expected
+            return
+        position += len(step)
+    assert expected is None
+
+
+def test_embedding_bias_needs_a_weight_for_each_word() -> None:
+    with pytest.raises(ValueError, match=r"^embedding_bias_weights: 1 weights for 2 embedding_bias_words"):
+        embedding_bias(None, ["a", "b"], [1.0], 10)
+
+
+# -- Tests of the places in which the tokenizer model puts a model's further ends of text
+
+
+def load(folder: Path, ours: bool):
+    """The model as Triton initialises it, with `end_ids` 2, 8 and 9."""
+    model = runpy.run_path(str(version_folder("preprocessing") / "model.py"))
+    Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    parameters = {"tokenizer_dir": str(folder), "add_special_tokens": "true", "end_ids": "[2, 8, 9]", "pad_id": "2",
+                  "vocab_size": "10"}  # fmt: skip
+    outputs = [contract.PRE_OUT_IDS, *([contract.PRE_OUT_RETURN_CONTEXT] if ours else [])]
+    config = {"parameters": {name: {"string_value": value} for name, value in parameters.items()},
+              "output": [{"name": one.name} for one in outputs]}  # fmt: skip
+    made = model["TritonPythonModel"]()
+    made.initialize({"model_config": json.dumps(config)})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("ours", "least", "stop", "bad"),
+    [
+        (False, None, [[8], [9]], []),
+        (False, 0, [[8], [9]], []),
+        # the backend's penalty withholds end_id alone (cpp/tensorrt_llm/kernels/penaltyKernels.cu)
+        (False, 5, [], [[8], [9]]),
+        (True, 5, [[8], [9]], []),
+    ],
+)
+def test_min_tokens_holds_for_every_end_of_text(tmp_path, ours, least, stop, bad):
+    given = {"QUERY": np.array([[b"a"]], object), "REQUEST_OUTPUT_LEN": np.array([[9]], np.int32)}
+    if least is not None:
+        given["MIN_TOKENS"] = np.array([[least]], np.int32)
+    made = load(tmp_path, ours)._tensors(given)
+    assert word_list(made[contract_tensor(made, "STOP_WORDS_IDS")], "stop") == stop
+    assert word_list(made[contract_tensor(made, "BAD_WORDS_IDS")], "bad") == bad
+
+
+def contract_tensor(made, name):
+    """The model has a copy of the contract of its own."""
+    return next(tensor for tensor in made if tensor.name == name)

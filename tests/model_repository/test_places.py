@@ -55,31 +55,7 @@ def test_a_folder_that_others_may_write_is_not_used(places: Path) -> None:
         cache_dir()
 
 
-def test_a_link_is_not_followed(places: Path) -> None:
-    (places / "elsewhere").mkdir(mode=0o700)
-    (places / f"llmops-cache-{os.getuid()}").symlink_to(places / "elsewhere")
-    with pytest.raises(ResourceError, match="set LLMOPS_CACHE"):
-        cache_dir()
-
-
-def test_no_place_at_all(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", NOWHERE)
-    with pytest.raises(ResourceError, match=r"cache folder cannot be used .*set LLMOPS_CACHE"):
-        cache_dir()
-
-
 def test_the_embedded_server_is_found_with_a_home_that_cannot_be_written(places: Path) -> None:
     pytest.importorskip("pytriton")
     installation = find_installation()
     assert (installation.backends / "python" / "triton_python_backend_stub").exists()
-
-
-def test_a_user_that_the_system_does_not_know(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(uid: int) -> None:
-        raise KeyError(f"getpwuid(): uid not found: {uid}")
-
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr("pwd.getpwuid", unknown)
-    with pytest.raises(RuntimeError):
-        Path.home()
-    assert cache_dir() == places / f"llmops-cache-{os.getuid()}"

@@ -17,7 +17,7 @@ import jsonschema
 import openvino_genai as genai
 from llmops_engine.guided.openvino import GrammarPipeline, _prompt, _sampling
 
-from llmops.gateway.generation.structured.grammar import choice_grammar, json_schema_grammar, regex_grammar
+from llmops.gateway.generation.structured.grammar import choice_grammar, json_schema_grammar
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
@@ -161,11 +161,3 @@ def test_a_text_is_written_as_it_is(walker: Walker, text: str) -> None:
     found = walker.whole(json_schema_grammar(json.dumps(schema), True), 4, 90)
     assert found
     assert all(json.loads(one) == {text: text} for one in found)
-
-
-def test_patterns_and_choices(walker: Walker) -> None:
-    choices = ("xxbb", "axa", "aaaa", "aaa", "xaaa", "xa")
-    assert set(walker.whole(choice_grammar(choices), 60, 8)) <= set(choices)
-    years = walker.whole(regex_grammar("(19|20)[0-9]{2}|[0-9]{3}"), 40, 8)
-    assert years
-    assert all((len(year) == 4 and year[:2] in ("19", "20")) or len(year) == 3 for year in years)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tests.model_repository.reference import load_model
 from tests.support.engine_client import EngineClient, generation, metrics
 from tests.support.waiting import GENEROUS, wait_until
 
@@ -75,23 +74,6 @@ def test_streamed_tokens_are_those_of_one_response(
     assert streamed.ids[-1] == END
 
 
-def test_greedy_tokens_and_log_probs_are_those_of_transformers(
-    client: EngineClient, engine_dir: Path, prompt: list[int]
-) -> None:
-    """The reference runs the same GGUF weights through PyTorch in float32."""
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    reference = load_model()
-    answer = client.ask(prompt, new=12, return_log_probs=True)
-    ids = torch.tensor([prompt + answer.ids])
-    with torch.no_grad():
-        log_probs = torch.log_softmax(reference(ids).logits[0, len(prompt) - 1 : -1].float(), dim=-1)
-    assert log_probs.argmax(dim=-1).tolist() == answer.ids
-    expected = log_probs.max(dim=-1).values.tolist()
-    assert answer.log_probs[0] == pytest.approx(expected, abs=2e-3)
-    assert answer.cum_log_probs[0] == pytest.approx(sum(expected), abs=2e-2)
-
-
 def test_requests_join_and_leave_the_batch_and_do_not_disturb_each_other(
     client: EngineClient, tokenizer: Tokenizer
 ) -> None:
@@ -103,109 +85,9 @@ def test_requests_join_and_leave_the_batch_and_do_not_disturb_each_other(
     assert [together[f"r{index}"].ids for index in range(len(prompts))] == alone
 
 
-def test_a_client_that_goes_away_leaves_the_batch(client: EngineClient, triton: Any, prompt: list[int]) -> None:
-    leaving = EngineClient(triton.grpc_address)
-    for index in range(6):
-        leaving.send(f"gone{index}", **generation(prompt, new=2000, end_id=-1))
-    client.send("stays", **generation(prompt, new=2000, end_id=-1))
-    wait_until(lambda: active(triton) == 7)
-    leaving.close(cancel=True)
-    wait_until(lambda: active(triton) == 1)
-    client.send("stays", stop=True, input_lengths=0, request_output_len=0)
-    wait_until(lambda: active(triton) == 0)
-
-
-def test_stop_with_the_same_id_ends_a_request_and_frees_its_blocks(
-    client: EngineClient, triton: Any, prompt: list[int]
-) -> None:
-    def used() -> float:
-        return metrics(triton.metrics_url, "nv_trt_llm_kv_cache_block_metrics")["used"]
-
-    client.send("long", **generation(prompt, new=2000, end_id=-1))
-    wait_until(lambda: active(triton) == 1 and used() > 0)
-    client.send("long", stop=True, input_lengths=0, request_output_len=0)
-    answers = client.collect(2)["long"]
-    assert answers.error is None
-    assert 0 < len(answers.ids) < 2000
-    wait_until(lambda: active(triton) == 0 and used() == 0)
-
-
 def test_stop_without_an_id_is_refused(client: EngineClient) -> None:
     client.send("", stop=True, input_lengths=0, request_output_len=0)
     assert client.receive()[3] == "stop: needs the request id of the request to stop"
-
-
-@pytest.mark.parametrize("streaming", [True, False])
-def test_stop_words_of_several_tokens(
-    client: EngineClient, prompt: list[int], tokenizer: Tokenizer, streaming: bool
-) -> None:
-    word = tokenizer.encode(" of France", add_special_tokens=False).ids
-    assert len(word) == 2
-    answer = client.ask(prompt, stop_words_list=[word, [2, -1]], streaming=streaming)
-    assert tokenizer.decode(answer.ids) == "The capital of France"
-
-
-def test_a_stop_word_of_one_token_and_end_id(client: EngineClient, prompt: list[int], tokenizer: Tokenizer) -> None:
-    (paris,) = tokenizer.encode(" Paris", add_special_tokens=False).ids
-    stopped = client.ask(prompt, stop_words_list=[[paris], [1]])
-    assert tokenizer.decode(stopped.ids) == "The capital of France is Paris"
-    assert client.ask(prompt, end_id=paris).ids == stopped.ids
-
-
-def test_end_id_minus_one_goes_on_past_the_end_of_text(client: EngineClient, prompt: list[int]) -> None:
-    assert len(client.ask(prompt, new=24, end_id=-1).ids) == 24
-    never = [[49151], [1]]
-    assert len(client.ask(prompt, new=24, end_id=-1, stop_words_list=never).ids) == 24
-
-
-def test_min_tokens_keeps_it_going(client: EngineClient, prompt: list[int]) -> None:
-    assert len(client.ask(prompt, new=30).ids) == 8
-    assert len(client.ask(prompt, new=30, min_tokens=20).ids) >= 20
-
-
-def test_a_seed_repeats_and_no_seed_varies(client: EngineClient, prompt: list[int]) -> None:
-    def draw(seed: int | None) -> list[int]:
-        return client.ask(prompt, new=12, temperature=1.5, end_id=-1, seed=seed).ids
-
-    assert draw(7) == draw(7)
-    assert draw(7) != draw(8)
-    assert len({tuple(draw(None)) for _ in range(4)}) > 1
-
-
-def test_several_sequences_of_one_request(client: EngineClient, prompt: list[int]) -> None:
-    answer = client.ask(
-        prompt, new=8, temperature=1.5, end_id=-1, seed=1, num_return_sequences=3, return_log_probs=True
-    )
-    assert sorted(answer.tokens) == [0, 1, 2]
-    assert {len(ids) for ids in answer.tokens.values()} == {8}
-    assert len({tuple(ids) for ids in answer.tokens.values()}) == 3
-    assert {len(values) for values in answer.log_probs.values()} == {8}
-    greedy = client.ask(prompt, new=4, num_return_sequences=2)
-    assert greedy.tokens[0] == greedy.tokens[1]
-
-
-def test_penalties_change_what_is_said(client: EngineClient, tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("one one one one one one one one", add_special_tokens=False).ids
-    plain = client.ask(ids, new=12, end_id=-1).ids
-    for penalty in ({"repetition_penalty": 1.8}, {"frequency_penalty": 2.0}, {"presence_penalty": 2.0}):
-        assert client.ask(ids, new=12, end_id=-1, **penalty).ids != plain, penalty
-
-
-GUIDES = {
-    "regex": ("(yes|no)!!", lambda text: text in ("yes!!", "no!!")),
-    "ebnf_grammar": ('root ::= "<" [0-9] [0-9] ">"', lambda text: text[0] == "<" and text[1:3].isdigit()),
-    "json_schema": (
-        '{"type":"object","properties":{"ok":{"type":"boolean"}},"required":["ok"],"additionalProperties":false}',
-        lambda text: isinstance(json.loads(text)["ok"], bool),
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", GUIDES)
-def test_guided_decoding(client: EngineClient, prompt: list[int], tokenizer: Tokenizer, kind: str) -> None:
-    guide, holds = GUIDES[kind]
-    answer = client.ask(prompt, new=40, guided_decoding_guide_type=kind, guided_decoding_guide=guide)
-    assert holds(tokenizer.decode(answer.ids)), tokenizer.decode(answer.ids)
 
 
 BROKEN = [
@@ -239,13 +121,6 @@ def test_a_refusal_names_the_tensor_and_comes_before_any_token(client: EngineCli
     assert answer.error == "embedding_bias: not supported by target openvino"
     assert answer.responses == []
     assert client.ask(prompt, new=2).error is None
-
-
-def test_counts_come_when_asked_for(client: EngineClient, prompt: list[int]) -> None:
-    answer = client.ask(prompt, return_num_input_tokens=True, return_num_output_tokens=True)
-    last = answer.responses[-1]
-    assert last["num_input_tokens"].item() == len(prompt)
-    assert last["num_output_tokens"].item() == len(answer.ids)
 
 
 def test_metrics_have_nvidias_families_and_labels(triton: Any) -> None:

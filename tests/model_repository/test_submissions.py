@@ -107,16 +107,6 @@ def test_every_tensor_of_a_submission_message_is_declared() -> None:
     assert set(json.loads(submission.tensors)) <= set(declared)
 
 
-def test_a_request_that_is_refused_does_not_take_the_others_with_it() -> None:
-    fine, wrong = EngineRequest("x", [1, 2], 3), EngineRequest("y", [1], 64)
-    steps = StepWriter(WRITER, "abc")
-    message = steps.submit([steps.submission(request, slot) for slot, request in enumerate((wrong, fine))])
-    (_, first), (_, second) = SUBMISSIONS.read(received(message))
-    with pytest.raises(RequestRejectedError, match="request_output_len: 1 prompt tokens and 64 new ones"):
-        parse_request(first, LIMITS)
-    assert parse_request(second, LIMITS).input_ids.tolist() == [1, 2]
-
-
 LEAST = {"input_lengths": 3, "request_output_len": 2}
 
 
@@ -141,12 +131,6 @@ LEAST = {"input_lengths": 3, "request_output_len": 2}
 def test_a_message_that_is_not_understood_is_refused(wrong: Any, said: str) -> None:
     with pytest.raises(RequestRejectedError, match=f"^(submissions|input_ids): .*{said}"):
         submitted({"slot": 0, "input_lengths": 0}, wrong)
-
-
-def test_lists_are_taken_as_they_are() -> None:
-    values = {"prompt_table_extra_ids": [2**64 - 1, 1], "seed": [], "stop_words_list": [[5, 6], [1, 2]]}
-    ((_, tensors),) = submitted({"slot": 0, **LEAST, **values})
-    assert {name: tensors[name].tolist() for name in values} == values
 
 
 @pytest.mark.parametrize(
@@ -175,9 +159,3 @@ def test_a_value_that_its_datatype_cannot_hold_ends_its_own_request_only(values:
     assert isinstance(wrong, RequestRejectedError)
     assert str(wrong).startswith(said)
     assert (slot, other["input_ids"].tolist()) == (1, [3, 4, 5])
-
-
-def test_what_the_datatype_holds_is_checked_as_in_a_request_of_its_own() -> None:
-    ((_, tensors),) = submitted({"slot": 0, **LEAST, "runtime_top_k": [1, 2]})
-    with pytest.raises(RequestRejectedError, match="runtime_top_k: one value per request"):
-        parse_request(tensors, LIMITS)

@@ -8,14 +8,15 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from llmops.perf.load.runner import run_async
 from tests.support.delay_server import Delays, DelayServer
+from tests.support.forked_cli import run
 
 LLMOPS = Path(sys.executable).parent / "llmops"
 
@@ -43,9 +44,7 @@ def delay_server(**delays):
         thread.join(60)
 
 
-def bench(*arguments, **given):
-    command = [str(LLMOPS), "bench", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **given)
+bench = partial(run, "bench")
 
 
 def test_a_run_writes_json_and_a_page_that_compare_reads(tmp_path):
@@ -70,13 +69,6 @@ def test_concurrency_is_four_and_bounds_an_open_loop(load, most):
         assert bench(server.url, "-n", 16, "-o", 1, "--warmup", 0, *load).returncode == 0
         times = [(one.read, one.sent[0]) for one in server.served]
     assert max(sum(read <= at < sent for read, sent in times) for at, _ in times) == most
-
-
-def test_json_to_stdout_is_nothing_but_json():
-    with delay_server(ttft=0, itl=0) as server:
-        result = bench(server.url, "-n", 3, "-o", 2, "--json", "-")
-    assert json.loads(result.stdout)["summary"]["completed"] == 3
-    assert "TTFT" in result.stderr
 
 
 def test_the_request_body_is_what_the_options_say():
@@ -162,15 +154,6 @@ def test_output_files_are_checked_before_the_load(option, path):
         assert result.returncode == 2
         assert f"{path} cannot be written (" in result.stderr
         assert not server.served
-
-
-def test_a_device_is_written_and_not_replaced(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with delay_server(ttft=0, itl=0) as server, ThreadPoolExecutor() as threads:
-        read = threads.submit(pipe.read_text)
-        assert bench(server.url, "-n", 1, "-o", 2, "--json", pipe).returncode == 0
-        assert json.loads(read.result(60))["summary"]["completed"] == 1
 
 
 @pytest.mark.parametrize(("objective", "code"), [("ttft:9s", 0), ("ttft:20ms", 1)])

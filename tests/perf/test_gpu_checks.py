@@ -70,14 +70,6 @@ def test_a_step_that_fails_leaves_the_others(check, monkeypatch):
     assert "published" not in rows["throughput"]["detail"]
 
 
-def test_an_engine_that_does_not_start_is_not_measured(check, monkeypatch):
-    monkeypatch.setenv("UP_FAILS", "1")
-    result, rows = check()
-    assert result.exit_code == 1
-    assert not rows["serve"]["ok"]
-    assert "bench" not in rows
-
-
 def test_an_unknown_recipe_is_one_sentence(check):
     result, rows = check("--recipe", "llama-3.3-70c")
     assert (result.exit_code, rows) == (1, {})

@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
@@ -23,14 +20,11 @@ from llmops.build.plan.speed.step_time import Prefill, StepModel
 from llmops.build.plan.timing.silicon import timing_source
 from llmops.build.quant_formats import FORMATS
 from llmops.cli.main import cli
-from llmops.gateway.routing.admission.admission_controller import AdmissionLimits
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier
 from llmops.perf.simulate.arrivals import DAY, ConversationArrivals, arrivals_from_trace
 from llmops.perf.simulate.engine import EngineSpec, LinearStepTimes, PlannedStepTimes
 from llmops.perf.simulate.fleet import Arrivals, FleetSpec, ReplicaFailure, SimulatedFleet, SimulationOutcome
-from llmops.perf.simulate.prefix_cache import PrefixCache
 from llmops.perf.simulate.replica import SimulatedRequest
-from llmops.perf.simulate.run import cell_sizes, make_cells
 from llmops.perf.simulate.totals import sum_up
 from llmops.perf.workloads.lengths import parse_lengths
 
@@ -58,15 +52,6 @@ def test_a_prompt_that_comes_while_others_decode_waits_for_the_end_of_their_step
     assert first.end == pytest.approx(0.02 + 10 * 0.0101 + 0.01)
 
 
-def test_a_long_prompt_is_read_in_chunks_while_others_get_their_tokens() -> None:
-    engine = EngineSpec(ENGINE.steps, blocks=1000, block_tokens=100, max_num_tokens=501)
-    talking, long = SimulatedRequest(0.0, 100, 100), SimulatedRequest(0.1, 1500, 1)
-    run([talking, long], engine)
-    # three steps of 500 tokens beside one sequence, from the end of the step under way
-    begin = 0.015 + 9 * 0.0101
-    assert long.first == pytest.approx(begin + 3 * (0.0101 + 500 * 0.00005))
-
-
 def test_waiting_for_a_server_with_one_place_is_as_queueing_theory_has_it() -> None:
     """M/D/1: the mean wait is ρ · service ÷ 2 (1 − ρ)."""
     engine = EngineSpec(LinearStepTimes(0.0, 0.0, 0.001), blocks=10**6, max_num_tokens=100, max_batch_size=10**6)
@@ -87,99 +72,6 @@ def test_a_conversation_finds_what_was_said_before() -> None:
     assert [job.cached for job in (first, second, other)] == [0, 600, 200]
     found = sum_up(outcome)
     assert (found.cached_tokens, found.seen_tokens, found.prompt_tokens) == (800, 800, 1850)
-
-
-def test_who_works_most_is_told_beside_the_mean() -> None:
-    found = sum_up(run([SimulatedRequest(0.0, 1000, 5)], replicas=2))
-    assert (found.busy, found.busiest, found.imbalance) == (pytest.approx(0.5), pytest.approx(1.0), 2.0)
-
-
-def test_what_was_not_used_for_longest_makes_room() -> None:
-    engine = EngineSpec(ENGINE.steps, blocks=10, block_tokens=100)
-    jobs = [
-        SimulatedRequest(float(at), 400, 1, tuple(range(10 * name, 10 * name + 4)))
-        for at, name in enumerate((1, 2, 1, 3, 1, 2))
-    ]
-    run(jobs, engine)
-    # four blocks each, as an answer's last token is not computed: of the second half is left when it comes back
-    assert [job.cached for job in jobs] == [0, 0, 399, 0, 399, 200]
-
-
-def test_what_is_reserved_for_an_answer_is_used_for_others_until_it_is_needed() -> None:
-    engine = EngineSpec(ENGINE.steps, blocks=12, block_tokens=100)
-
-    def beside(answer: int) -> tuple[SimulatedRequest, SimulatedRequest]:
-        """An answer, and a prompt that was there before."""
-        first, long, same = (
-            SimulatedRequest(0.0, 400, 1, (1, 2, 3, 4)),
-            SimulatedRequest(0.5, 100, answer, (9,)),
-            SimulatedRequest(1.0, 450, 1, (1, 2, 3, 4)),
-        )
-        run([first, long, same], engine)
-        return long, same
-
-    long, same = beside(401)
-    assert (same.cached, same.first < long.end) == (400, True)
-    # there is no room beside it, and in the end it has taken nine of twelve blocks
-    long, same = beside(801)
-    assert (same.cached, same.first > long.end) == (300, True)
-
-
-class Caches(RuleBasedStateMachine):
-    """The counters of a cache, beside the sequences that hold its blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cache = PrefixCache(30)
-        self.sequences: list[tuple[tuple[int, ...], int, int, bool]] = []
-        self.known: set[int] = set()
-
-    def news(self, unused: int = 0) -> None:
-        """`unused`: what is empty of what is reserved for answers."""
-        self.cache.use(min(unused, self.answers()))
-        self.known |= set(self.cache.added)
-        self.known -= set(self.cache.evicted)
-        self.cache.added, self.cache.evicted = [], []
-
-    def answers(self) -> int:
-        return sum(needed - len(hashes) for hashes, _, needed, is_read in self.sequences if is_read)
-
-    @rule(unused=st.integers(0, 9))
-    def fill(self, unused: int) -> None:
-        self.news(unused)
-
-    @rule(name=st.integers(0, 3), size=st.integers(0, 6), answer=st.integers(1, 3))
-    def start(self, name: int, size: int, answer: int) -> None:
-        hashes = tuple(10 * name + at for at in range(size))
-        known = self.cache.start(hashes, size + answer)
-        if known is not None:
-            assert set(hashes[:known]) <= self.known
-            self.sequences.append((hashes, known, size + answer, False))
-        self.news()
-
-    @precondition(lambda self: self.sequences)
-    @rule(at=st.integers(0, 100))
-    def read_or_end(self, at: int) -> None:
-        hashes, known, needed, is_read = self.sequences.pop(at % len(self.sequences))
-        if is_read:
-            self.cache.end(hashes, needed - len(hashes), ())
-        else:
-            self.cache.was_read(hashes, known)
-            self.sequences.append((hashes, known, needed, True))
-        self.news()
-
-    @invariant()
-    def adds_up(self) -> None:
-        unread = sum(needed - known for _, known, needed, is_read in self.sequences if not is_read)
-        answers = self.answers() - self.cache.unused
-        held = {h for hashes, known, _, is_read in self.sequences for h in (hashes if is_read else hashes[:known])}
-        assert self.cache.free == 30 - unread - answers - len(held) >= 0
-        assert held <= self.known
-        assert len(self.known) + unread + answers <= 30
-
-
-TestCaches = Caches.TestCase
-TestCaches.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 def talk(rate: float = 30.0, seconds: float = 60.0, **fields: object) -> ConversationArrivals:
@@ -241,46 +133,6 @@ def test_without_a_gate_overload_leaves_nobody_in_time() -> None:
     assert max(open_.queues.values()) > 50
 
 
-def test_two_gateways_find_as_much_in_the_caches_as_one() -> None:
-    one, two = sum_up(fleet(talk(20.0))), sum_up(fleet(talk(20.0), gateways=2))
-    assert two.hit_rate > 0.98 * one.hit_rate
-
-
-@pytest.mark.parametrize("times", [2, 10])
-def test_replicas_that_report_nothing_are_measured_and_answer_as_much_in_time(times: int) -> None:
-    """Steps are noisy, prompts are read in chunks, and one of four replicas is half as fast: nothing says so. An engine
-    that reads a quarter as fast as one is taken to before it was measured."""
-    steps = LinearStepTimes(0.02, 0.0004, 0.0002, 1e-8)
-    engine = EngineSpec(steps, blocks=4000, block_tokens=32, max_batch_size=64, max_num_tokens=1024)
-    spec = FleetSpec(
-        engine,
-        4,
-        tiers=(PriorityTier("standard", max_wait=0.3),),
-        bounds=AdmissionLimits(tpot=0.05),
-        noise=0.15,
-        slow={1: 2.0},
-    )
-    reported, measured = (
-        [SimulatedFleet(replace(spec, measured=one)).run(single(6.0 * times, seed).arrivals()) for seed in range(2)]
-        for one in (False, True)
-    )
-    assert sum(map(in_time, measured)) > 0.95 * sum(map(in_time, reported))
-    assert sum(sum_up(one).hit_rate for one in measured) > 0.98 * sum(sum_up(one).hit_rate for one in reported)
-
-
-def single(rate: float, seed: int) -> ConversationArrivals:
-    """Requests that do not depend on what was answered, refused or late."""
-    message = parse_lengths("lognormal:800,0.6")
-    return ConversationArrivals(
-        rate, 20.0, parse_lengths("1"), system=2000, apps=12, message=message, block_tokens=32, seed=seed
-    )
-
-
-def in_time(outcome: SimulationOutcome) -> int:
-    answered = [job for job in outcome.jobs if job.refused < 0]
-    return sum(job.first - job.arrived <= 0.5 and job.end - job.first <= 0.05 * job.answer for job in answered)
-
-
 def test_a_tenant_that_floods_does_not_take_the_others_places() -> None:
     calm = fleet(talk(20.0, 40.0, tenants=4))
     flooded = fleet(talk(200.0, 40.0, tenants=4, flood=27.0))
@@ -306,40 +158,6 @@ def test_a_replica_that_dies_takes_no_answer_with_it() -> None:
     during = [job for job in outcome.jobs if 10.0 < job.arrived < 19.9 and job.first >= 0]
     assert all(job.replica != "replica-0" for job in during if job.end < 20.0)
     assert any(job.replica == "replica-0" for job in outcome.jobs if job.arrived > 25)
-
-
-def test_of_a_continued_request_what_its_answer_had_is_prompt() -> None:
-    engine = replace(ENGINE, max_batch_size=1)
-    fleet = SimulatedFleet(FleetSpec(engine, 2, "least-loaded", tiers=()))
-    long, other, said = SimulatedRequest(0.0, 1000, 50), SimulatedRequest(0.1, 100, 1000), []
-
-    def fail() -> None:
-        fleet.fail(long.replica)
-        look()
-
-    def look() -> None:
-        view = fleet.replicas[other.replica].views[0]
-        said.append((long.made, view.in_flight_tokens, view.waiting_tokens))
-
-    # a first token after 60 ms, another each 10.1 ms: 43 until 0.5 s. The step of the other replica ends by 0.52 s
-    fleet.clock.at(0.5, fail)
-    fleet.clock.at(0.52, look)
-    fleet.run(Arrivals(iter([long, other])))
-    assert said == [(44, 1044, 0), (44, 0, 1044)]
-
-
-def test_in_a_large_fleet_the_replica_that_fails_is_in_one_of_the_cells() -> None:
-    spec = FleetSpec(ENGINE, 128, failures=(ReplicaFailure(5, 1.0), ReplicaFailure(64, 2.0), ReplicaFailure(127, 3.0)))
-    parts = make_cells(spec, cell_sizes(128), lambda *_: Arrivals(iter(())), 0.0)
-    failing = [[(one.replica, one.at) for one in part.spec.failures] for part in parts]
-    assert failing == [[(5, 1.0)], [(0, 2.0), (63, 3.0)]]
-
-
-def test_a_request_larger_than_the_cache_fails_and_holds_up_nobody() -> None:
-    large, small = SimulatedRequest(0.0, 200_000, 10), SimulatedRequest(0.1, 100, 10)
-    run([large, small])
-    assert large.failed
-    assert small.end > 0
 
 
 def test_the_evening_is_the_peak_and_the_day_has_the_mean() -> None:
@@ -414,18 +232,6 @@ def test_a_block_of_a_trace_is_found_only_after_what_came_before_it(tmp_path: Pa
     assert [job.cached for job in done] == [0, 1536, 0, 512]
 
 
-def test_what_the_way_adds_comes_to_first_tokens_and_not_to_the_pace(
-    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = {}
-    for added in (0.0, 0.05):
-        monkeypatch.setattr("llmops.cli.simulate.GATEWAY_LATENCY", added)
-        simulated(plan, "--rate", "2", "-d", "5s", "--replicas", "1", "--json", str(tmp_path / "run.json"))
-        said[added] = json.loads((tmp_path / "run.json").read_text())["summary"]
-    for metric, more in (("ttft", 50), ("e2e", 50), ("tpot", 0)):
-        assert said[0.05][metric]["p95"] == pytest.approx(said[0.0][metric]["p95"] + more, abs=1e-3)
-
-
 def test_a_rollout_is_judged_and_moved_by_the_products_own_judge() -> None:
     spec = ConversationArrivals(
         30.0, 450.0, system=300, think=5.0, answer=parse_lengths("50"), message=parse_lengths("50"), block_tokens=100
@@ -459,27 +265,6 @@ def test_a_herd_comes_in_the_middle_of_other_load_after_ten_minutes_without_repl
     assert any(outage < at < herd for at in failed)
     assert sum(herd < at for at in answered) > 200
     assert ">herd<" in page.read_text()
-
-
-def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: Path) -> None:
-    ways = "cheapest,least-loaded,cheapest+no-queue"
-    output = simulated(
-        plan,
-        "--rate",
-        "20",
-        "-d",
-        "20s",
-        "--replicas",
-        "35",
-        "--policy",
-        ways,
-        "--json",
-        str(tmp_path / "r.json"),
-    )
-    assert all(name in output for name in ("Hit rate", "least-loaded", "cheapest+no-queue"))
-    files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["r-cheapest+no-queue.json", "r-cheapest.json", "r-least-loaded.json"]
-    assert json.loads((tmp_path / "r-cheapest.json").read_text())["options"]["simulated"]["replicas"] == 35
 
 
 @pytest.mark.parametrize(

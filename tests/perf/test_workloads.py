@@ -81,11 +81,6 @@ def test_the_same_seed_gives_the_same_prompts_and_another_one_others():
     assert len(set(texts)) == 50
 
 
-def test_sessions_share_their_system_prompt():
-    systems = {request.messages[0]["content"] for request in requests(shape(prefix_tokens=100))}
-    assert [len(one.split()) for one in systems] == [100]
-
-
 def test_a_conversation_repeats_what_was_said_and_ends_after_its_turns():
     session = SyntheticWorkload(shape(turns=parse_lengths("3")), WordFiller()).session(0)
     request, said = session.next(None), []
@@ -95,29 +90,6 @@ def test_a_conversation_repeats_what_was_said_and_ends_after_its_turns():
         said += [request.messages[-1]["content"], f"answer {turn}"]
         request = session.next(Record(0, text=f"answer {turn}"))
     assert request is None
-
-
-def test_a_conversation_ends_with_a_failed_turn():
-    session = SyntheticWorkload(shape(turns=parse_lengths("3")), WordFiller()).session(0)
-    session.next(None)
-    assert session.next(Record(0, error="timeout")) is None
-
-
-def test_token_conversations_carry_the_ids_that_came_back():
-    session = SyntheticWorkload(shape(turns=parse_lengths("2"), form="prompt"), TokenIdFiller(500)).session(0)
-    first = session.next(None).prompt
-    second = session.next(Record(0, ids=[7, 8])).prompt
-    assert second[:22] == [*first, 7, 8]
-    assert len(second) == 42
-    assert all(100 <= token < 500 for token in first)
-
-
-def test_cancellations_come_at_the_share_asked_for_and_leave_prompts_alone():
-    plain, leaving = requests(shape(), 2000), requests(shape(cancel_share=0.3), 2000)
-    share = sum(request.cancel_after is not None for request in leaving) / 2000
-    assert share == pytest.approx(0.3, abs=0.03)
-    assert all(1 <= request.cancel_after <= 10 for request in leaving if request.cancel_after)
-    assert [request.messages for request in plain] == [request.messages for request in leaving]
 
 
 def write_lines(path, *lines):

@@ -6,18 +6,9 @@ import pytest
 
 from llmops.build.model.architecture import Architecture, SlidingWindow
 from llmops.errors import CheckpointError
+from tests.plan import published_shapes
 
-LLAMA_70B = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-}
+LLAMA_70B = published_shapes.LLAMA31_70B_CONFIG
 GEMMA3_4B = {
     "architectures": ["Gemma3ForConditionalGeneration"],
     "torch_dtype": "bfloat16",
@@ -29,46 +20,6 @@ GEMMA3_4B = {
         "sliding_window": 1024,
     },
     "vision_config": {"hidden_size": 1152},
-}
-DEEPSEEK_V3 = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "vocab_size": 129280,
-    "max_position_embeddings": 163840,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 2048,
-    "first_k_dense_replace": 3,
-    "moe_layer_freq": 1,
-    "num_nextn_predict_layers": 1,
-    "quantization_config": {"quant_method": "fp8"},
-}
-GPT_OSS_20B = {
-    "architectures": ["GptOssForCausalLM"],
-    "attention_bias": True,
-    "head_dim": 64,
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "layer_types": ["sliding_attention", "full_attention"] * 12,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 8,
-    "num_local_experts": 32,
-    "sliding_window": 128,
-    "vocab_size": 201088,
-    "tie_word_embeddings": False,
 }
 
 
@@ -89,7 +40,7 @@ def test_gemma3_takes_its_text_model_and_its_family_defaults():
 
 
 def test_deepseek_keeps_its_first_layers_dense():
-    model = Architecture.from_hf_config(DEEPSEEK_V3)
+    model = published_shapes.DEEPSEEK_V3
     assert model.moe is not None
     assert model.moe.layers == tuple(range(3, 61))
     assert model.moe.num_shared_experts == 1
@@ -100,7 +51,7 @@ def test_deepseek_keeps_its_first_layers_dense():
 
 
 def test_gpt_oss_alternates_windows():
-    model = Architecture.from_hf_config(GPT_OSS_20B)
+    model = published_shapes.GPT_OSS_20B
     assert model.sliding_window == SlidingWindow(128, tuple(range(0, 24, 2)))
     assert model.output_bias
     assert model.attention_sinks

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 from llmops.build.engine_folder.manifest import Parallelism
 from llmops.build.plan.gpu_specs import find_gpu
@@ -60,17 +62,6 @@ def test_a_measured_step_takes_what_was_measured(request_):
         assert steps.seconds(0, 0, Prefill(1, step.tokens)) == pytest.approx(step.seconds, rel=1e-9)
 
 
-def test_other_layouts_are_corrected_by_the_median(request_):
-    factors = measured_correction(
-        measured(request_, 1.5, 0.8), request_, lambda layout: step_model(request_, GPU, layout, TIMES)
-    )
-    plain = fit_layout(request_, GPU, ParallelLayout(8), TIMES).replica.steps
-    steps = fit_layout(request_, GPU, ParallelLayout(8), TIMES, factors).replica.steps
-    assert steps.seconds(32, 500) == pytest.approx(1.5 * plain.seconds(32, 500))
-    mixed = 1.5 * plain.seconds(32, 500) + 0.8 * (plain.seconds(32, 500, Prefill(1, 700)) - plain.seconds(32, 500))
-    assert steps.seconds(32, 500, Prefill(1, 700)) == pytest.approx(mixed)
-
-
 def test_a_slower_host_needs_more(request_):
     def hourly(request: PlanRequest) -> float:
         return search_layouts(request, RooflineTimes).best.cost.hourly
@@ -96,3 +87,64 @@ def test_a_file_of_something_else_is_refused_in_one_sentence(request_, fields, w
     with pytest.raises(InputError, match=words) as caught:
         search_layouts(replace(request_, measured=measured(request_, 1.0, 1.0, **fields)), RooflineTimes)
     assert "\n" not in caught.value.message
+
+
+# -- The file of step times: written, read again, and refused with the field that is wrong
+
+
+STEP = {"phase": "decode", "batch_size": 1, "tokens": 1, "context": 0, "seconds": 0.01}
+FILE = {
+    "device": "Xeon", "model": "m", "architecture": "LlamaForCausalLM", "target": "openvino", "quantisation": "none",
+    "kv_cache_dtype": "bf16", "steps": [STEP],
+}  # fmt: skip
+
+
+def test_what_is_saved_is_read_again(tmp_path):
+    written = MeasuredSteps(**FILE)
+    written.save(tmp_path / "host.json")
+    text = (tmp_path / "host.json").read_text()
+    assert MeasuredSteps.load(tmp_path / "host.json") == written
+    assert json.loads(text)["format"] == 1
+    assert text.splitlines()[1].startswith('  "')
+    assert written.layout.model_dump() == {"tp_size": 1, "pp_size": 1, "ep_size": 1}
+    assert written.steps[0].samples == 1
+    with pytest.raises(ValidationError):
+        written.device = "another"
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"format": 2}, "format"),
+        ({"steps": []}, "steps"),
+        ({"more": 1}, "more"),
+        ({"layout": {"tp_size": 0}}, "layout.tp_size"),
+        ({"layout": {"pp_size": 0}}, "layout.pp_size"),
+        ({"layout": {"ep_size": 0}}, "layout.ep_size"),
+        *(({"steps": [STEP, {**STEP, field: value}]}, f"steps.1.{field}") for field, value in (
+            ("phase", "draft"), ("batch_size", 0), ("tokens", 0), ("context", -1), ("seconds", 0), ("samples", 0),
+        )),
+    ],
+)  # fmt: skip
+def test_the_field_that_is_wrong_is_named(tmp_path, change, where):
+    path = tmp_path / "host.json"
+    path.write_text(json.dumps({**FILE, **change}))
+    with pytest.raises(InputError) as caught:
+        MeasuredSteps.load(path)
+    assert caught.value.message.startswith(f"{path} does not hold measured step times ({where}: ")
+    assert caught.value.message.endswith("; measure a host with `llmops verify --calibrate host.json`.")
+
+
+def test_the_whole_file_is_wrong(tmp_path):
+    path = tmp_path / "host.json"
+    for text, words in (("[]", "does not hold measured step times (the file: "), ("{", "is not JSON (")):
+        path.write_text(text)
+        with pytest.raises(InputError) as caught:
+            MeasuredSteps.load(path)
+        assert words in caught.value.message
+    with pytest.raises(InputError, match=r"none.json does not exist; measure"):
+        MeasuredSteps.load(tmp_path / "none.json")
+    with pytest.raises(InputError, match=r"is not JSON \(.*Is a directory"):
+        MeasuredSteps.load(tmp_path)
+    with pytest.raises(InputError, match=r"cannot be written \(No such file or directory\); create the folder first"):
+        MeasuredSteps(**FILE).save(tmp_path / "no folder" / "host.json")

@@ -7,17 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmops.build.plan.gpu_specs import find_gpu
-from llmops.build.plan.memory.kv_sizes import BLOCK_TOKENS, token_bytes
+from llmops.build.plan.memory.kv_sizes import BLOCK_TOKENS, sequence_bytes, token_bytes
 from llmops.build.plan.memory.memory_budget import (
     PlannedLimits,
     activation_bytes,
     communication_bytes,
-    graph_bytes,
-    graph_sizes,
     plan_memory,
 )
-from llmops.build.plan.memory.parallel_layout import ParallelLayout
-from llmops.build.quant_formats import FORMATS
+from llmops.build.plan.memory.parallel_layout import ParallelLayout, layout_problem
+from llmops.build.plan.memory.weight_bytes import checkpoint_weights, rank_weights, stage_weights
+from llmops.build.plan.search.plan_request import find_precision
+from llmops.build.quant_formats import FORMATS, PLANNED
 
 H100 = find_gpu("h100-sxm")
 
@@ -64,13 +64,6 @@ def test_activations_of_8b_by_hand(models):
 
 
 @pytest.mark.parametrize(
-    ("name", "published"), [("h100-sxm", 80e9), ("h200-sxm", 141e9), ("a100-sxm", 80e9), ("l40s", 48e9)]
-)
-def test_a_gpu_has_about_its_advertised_memory(name, published):
-    assert published <= find_gpu(name).memory <= 1.08 * published
-
-
-@pytest.mark.parametrize(
     ("layout", "expected"),
     [
         (ParallelLayout(), 0),
@@ -87,37 +80,7 @@ def test_buffers_of_communication(layout, expected):
     assert communication_bytes(layout) == expected
 
 
-def test_captured_batch_sizes():
-    assert graph_sizes(1) == [1]
-    assert graph_sizes(16) == [1, 2, 4, 8, 16]
-    assert graph_sizes(100) == [1, 2, 4, 8, 16, 32, 64, 96]
-    assert graph_sizes(4095) == [1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 512, 1024, 2048]
-    assert graph_sizes(9000)[-1] == 4096
-
-
-def test_graphs_keep_8_kib_for_each_of_12_kernels_per_layer(models):
-    assert graph_bytes(models.LLAMA31_8B, ParallelLayout(), 4) == 3 * 32 * 12 * 8192
-    assert graph_bytes(models.LLAMA31_70B, ParallelLayout(pp=3), 1) == 27 * 12 * 8192
-
-
 ONE = PlannedLimits(max_batch_size=0, max_num_tokens=1, max_seq_len=4096)
-
-
-def test_activations_of_one_token_where_attention_is_the_widest(models):
-    """Queries and attention's output, keys and values; residual stream and normed input; 2 bytes each."""
-    slim = models.llama(intermediate_size=1024, head_dim=512)
-    attention = 2 * (32 * 512 + 32 * 512 + 2 * 8 * 512)
-    assert activation_bytes(slim, FORMATS["none"], ParallelLayout(), ONE) == 3 * 4096 * 2 + attention
-    # two of 8 KV heads and 8 of 32 heads on each rank
-    assert activation_bytes(slim, FORMATS["none"], ParallelLayout(tp=4), ONE) == 3 * 4096 * 2 + attention // 4
-
-
-def test_activations_of_one_token_in_fp8(models):
-    """Inputs of matrix products take one byte: the normed input and the MLP's activation."""
-    mlp = 14336 * 2 * 2 + 14336 + 4096 * 2
-    assert activation_bytes(models.LLAMA31_8B, FORMATS["fp8"], ParallelLayout(), ONE) == 2 * 4096 * 2 + 4096 + mlp
-    split = 7168 * 2 * 2 + 7168 + 4096 * 2
-    assert activation_bytes(models.LLAMA31_8B, FORMATS["fp8"], ParallelLayout(tp=2), ONE) == 2 * 4096 * 2 + 4096 + split
 
 
 def test_activations_of_one_token_in_experts(models):
@@ -128,23 +91,6 @@ def test_activations_of_one_token_in_experts(models):
     assert activation_bytes(models.QWEN3_30B, FORMATS["none"], ParallelLayout(tp=2, ep=2), ONE) == stream + 4 * each
     halved = 384 * 2 * 2 + 384 * 2 + 2 * 2048 * 2
     assert activation_bytes(models.QWEN3_30B, FORMATS["none"], ParallelLayout(tp=2), ONE) == stream + 8 * halved
-
-
-def test_activations_of_one_token_with_latent_attention(models):
-    """DeepSeek V3 on one GPU: each of 128 heads has its own key, 128 + 64 wide; dense MLP and experts take less."""
-    attention = 2 * 192 * (2 * 128 + 2 * 128)
-    expected = 3 * 7168 * 2 + attention
-    assert activation_bytes(models.DEEPSEEK_V3, FORMATS["none"], ParallelLayout(tp=1, ep=1), ONE) == max(
-        expected, 3 * 7168 * 2 + 8 * (2048 * 6 + 7168 * 4)
-    )
-
-
-def test_the_logits_are_padded_to_the_ranks(models):
-    odd = models.llama(vocab_size=32001)
-    none = activation_bytes(odd, FORMATS["none"], ParallelLayout(8), ONE)
-    assert (
-        activation_bytes(odd, FORMATS["none"], ParallelLayout(8), PlannedLimits(3, 1, 4096)) - none == 2 * 3 * 32008 * 4
-    )
 
 
 def test_the_cache_takes_its_share_of_what_is_free(models):
@@ -159,3 +105,165 @@ def test_the_cache_takes_its_share_of_what_is_free(models):
     assert memory.weight_bytes == 16_060_522_496
     assert memory.fits
     assert memory.short == 0
+
+
+# -- KV cache by hand
+
+
+def test_bytes_per_token(models):
+    assert token_bytes(models.LLAMA31_70B, "bf16") == 327_680  # 2 x 80 layers x 8 heads x 128 x 2 bytes
+    assert token_bytes(models.LLAMA2_7B, "bf16") == 524_288  # 2 x 32 x 32 x 128 x 2
+    assert token_bytes(models.LLAMA31_70B, "fp8") == 163_840
+
+
+def test_split_over_ranks_and_stages(models):
+    assert token_bytes(models.LLAMA31_70B, "bf16", ParallelLayout(tp=8)) == 327_680 // 8
+    assert token_bytes(models.LLAMA31_70B, "bf16", ParallelLayout(tp=2, pp=4)) == 327_680 // 8
+    # 4 KV heads on 8 ranks: one head each, held twice
+    assert token_bytes(models.QWEN25_7B, "bf16", ParallelLayout(tp=8)) == token_bytes(
+        models.QWEN25_7B, "bf16", ParallelLayout(tp=4)
+    )
+
+
+def test_mla_keeps_one_latent_on_every_rank(models):
+    expected = 61 * (512 + 64) * 2
+    assert token_bytes(models.DEEPSEEK_V3, "bf16") == expected
+    assert token_bytes(models.DEEPSEEK_V3, "bf16", ParallelLayout(tp=8)) == expected
+
+
+def test_sequences_take_whole_blocks_of_32_tokens(models):
+    one, full, more = (sequence_bytes(models.LLAMA31_8B, "bf16", ParallelLayout(), length) for length in (1, 32, 33))
+    assert one == full == 32 * token_bytes(models.LLAMA31_8B, "bf16")
+    assert more == 2 * full
+
+
+def test_layers_with_a_sliding_window_keep_every_token(models):
+    """Neither trtllm-build's engines nor the LLM API bound a layer's cache unless max_attention_window says so."""
+    per_layer = 2 * 8 * 64 * 2
+    for length in (128, 4096, 8192):
+        assert sequence_bytes(models.GPT_OSS_20B, "bf16", ParallelLayout(), length) == 24 * length * per_layer
+
+
+# -- Layouts that TensorRT-LLM cannot run are refused with the reason
+
+
+@pytest.mark.parametrize(
+    ("model", "quant", "gpu", "layout", "words"),
+    [
+        ("LLAMA31_8B", "fp8", "a100-sxm", ParallelLayout(), "fp8 needs SM89; a100-sxm is SM80"),
+        ("LLAMA31_8B", "none", "h100-sxm", ParallelLayout(tp=16), "leaves the node of 8"),
+        ("QWEN25_7B", "none", "h100-sxm", ParallelLayout(tp=8), "28 attention heads do not divide by tp 8"),
+        ("PHI4", "none", "h100-sxm", ParallelLayout(tp=4), "10 KV heads and tp 4"),
+        ("LLAMA31_8B", "none", "h100-sxm", ParallelLayout(pp=64), "64 stages for 32 layers"),
+        ("LLAMA31_8B", "none", "h100-sxm", ParallelLayout(tp=2, ep=2), "no experts"),
+        ("MIXTRAL_8X7B", "none", "h100-sxm", ParallelLayout(tp=8, ep=3), "ep 3 does not divide tp 8"),
+        # 18944 / 4 = 4736 = 37 groups of 128; 9472 / 128 = 74 fits at tp 2
+        ("QWEN25_7B", "fp8_block", "h100-sxm", ParallelLayout(tp=28), "leaves the node"),
+        ("DEEPSEEK_V3", "fp8_block", "h100-sxm", ParallelLayout(tp=8, ep=1), None),
+        ("QWEN25_7B", "int4_awq", "h100-sxm", ParallelLayout(tp=4), None),
+        ("QWEN25_7B", "int4_awq", "h100-sxm", ParallelLayout(tp=2), None),
+        ("QWEN3_30B", "int4_awq", "h100-sxm", ParallelLayout(tp=4), "the expert size of a rank is 192"),
+        ("LLAMA31_70B", "int4_awq", "h100-sxm", ParallelLayout(tp=8), None),
+        ("LLAMA31_405B", "fp8", "h100-sxm", ParallelLayout(tp=8, pp=2), None),
+        ("LLAMA31_8B", "fp8", "l40s", ParallelLayout(), None),
+        ("LLAMA31_8B", "none", "h100-sxm", ParallelLayout(pp=32), None),
+        ("LLAMA31_8B", "none", "h100-sxm", ParallelLayout(pp=33), "33 stages for 32 layers"),
+        # 10 KV heads: 40 heads divide by 5 and by 8, the KV heads by 5 only
+        ("PHI4", "none", "h100-sxm", ParallelLayout(tp=5), None),
+        ("PHI4", "none", "h100-sxm", ParallelLayout(tp=8), "10 KV heads and tp 8: neither divides the other"),
+        ("MIXTRAL_8X7B", "none", "h100-sxm", ParallelLayout(tp=8, ep=8), None),
+        ("QWEN25_7B", "none", "h100-sxm", ParallelLayout(tp=7), "4 KV heads and tp 7"),
+        # 2880 / 4 = 720 = 22.5 groups of 32
+        ("GPT_OSS_20B", "mxfp4", "h100-sxm", ParallelLayout(tp=4), "the expert size of a rank is 720"),
+        ("GPT_OSS_20B", "mxfp4", "h100-sxm", ParallelLayout(tp=2), None),
+        # all experts on their ranks whole: only the attention output is cut, 4096 / 4
+        ("QWEN3_30B", "int4_awq", "h100-sxm", ParallelLayout(tp=4, ep=4), None),
+        # 11008 / 8 = 1376 = 10.75 groups of 128
+        ("LLAMA2_7B", "int4_awq", "h100-sxm", ParallelLayout(tp=8), "intermediate_size of a rank is 1376"),
+        ("LLAMA2_7B", "int4_wo", "h100-sxm", ParallelLayout(tp=8), None),
+        # attention's output of a rank: 128 heads of 128 values / 8
+        ("DEEPSEEK_V3", "fp8_block", "h100-sxm", ParallelLayout(tp=8, ep=8), None),
+    ],
+)
+def test_refusals(models, model, quant, gpu, layout, words):
+    reason = layout_problem(getattr(models, model), FORMATS[quant], find_gpu(gpu), layout)
+    assert (reason is None) if words is None else (reason is not None and words in reason), reason
+
+
+# -- Bytes of weights against published checkpoints, hand figures and real exports
+
+
+# `metadata.total_size` of the models' model.safetensors.index.json on the Hugging Face hub
+PUBLISHED = {
+    "LLAMA2_7B": 13_476_835_328,
+    "LLAMA31_8B": 16_060_522_496,
+    "LLAMA31_70B": 141_107_412_992,
+    "LLAMA31_405B": 811_706_777_600,
+    "MISTRAL_7B": 14_483_464_192,
+    "MIXTRAL_8X7B": 93_405_585_408,
+    "MIXTRAL_8X22B": 281_241_268_224,
+    "QWEN25_7B": 15_231_233_024,
+    "QWEN3_30B": 61_064_245_248,
+    "GEMMA2_9B": 18_483_411_968,
+    "PHI4": 29_319_014_400,
+    "DEEPSEEK_V3": 688_586_727_753,
+    "GPT_OSS_20B": 13_761_264_768,
+}
+
+
+# bytes of a checkpoint that no engine keeps: 32 layers' inverse frequencies of the rotary embedding
+BESIDE = {"LLAMA2_7B": 32 * 64 * 2}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED.keys() - {"DEEPSEEK_V3"}))
+def test_a_published_checkpoint_has_these_bytes(models, name: str):
+    model = getattr(models, name)
+    total = sum(checkpoint_weights(model, find_precision("auto", model)).values())
+    assert total + BESIDE.get(name, 0) == PUBLISHED[name]
+
+
+def test_deepseek_v3_s_checkpoint(models):
+    """All but the corrections of the routers' scores and what its index counts beside the tensors."""
+    weights = checkpoint_weights(models.DEEPSEEK_V3, find_precision("auto", models.DEEPSEEK_V3))
+    assert sum(weights.values()) == pytest.approx(PUBLISHED["DEEPSEEK_V3"], rel=0.00002)
+    # 62 layers with two norms of 7168 and those of the latents, 1536 and 512; the last norm, and three of the layer
+    # that predicts the token after the next
+    assert weights["norms"] == 2 * (62 * (2 * 7168 + 1536 + 512) + 7168 + 3 * 7168)
+
+
+def test_70b_fp8_over_8_gpus(models):
+    """9.1 GB each: 68.45e9 weights in one byte, embedding and head of 1.05e9 in two, all split over 8."""
+    parts = rank_weights(models.LLAMA31_70B, FORMATS["fp8"], ParallelLayout(tp=8))
+    assert sum(parts.values()) == pytest.approx(9.1e9, rel=0.005)
+    assert parts["embedding"] == parts["lm_head"] == 128256 // 8 * 8192 * 2
+
+
+def test_tied_embeddings_are_held_once_unless_the_ends_are_on_different_stages(models):
+    tied = models.llama(tie_word_embeddings=True)
+    assert "lm_head" not in rank_weights(tied, FORMATS["none"], ParallelLayout())
+    assert "lm_head" in stage_weights(tied, FORMATS["none"], ParallelLayout(pp=2), 1)
+
+
+def test_pipeline_remainder_goes_to_the_first_stages(models):
+    """80 layers in 3 stages: 27, 27, 26; the first has the embedding too."""
+    layer = stage_weights(models.LLAMA31_70B, FORMATS["none"], ParallelLayout(pp=80), 5)
+    stages = [stage_weights(models.LLAMA31_70B, FORMATS["none"], ParallelLayout(pp=3), stage) for stage in range(3)]
+    assert [stage["mlp"] // layer["mlp"] for stage in stages] == [27, 27, 26]
+    assert rank_weights(models.LLAMA31_70B, FORMATS["none"], ParallelLayout(pp=3)) == dict(stages[0])
+
+
+def test_awq_by_hand():
+    """A 4096 x 4096 matrix: half a byte each, a 2-byte scale per 128 weights, a 2-byte factor per input."""
+    expected = 4096 * 4096 // 2 + 4096 * 32 * 2 + 4096 * 2
+    assert FORMATS["int4_awq"].linear_bytes(4096, 4096, "mlp", 2) == expected
+
+
+@settings(max_examples=40)
+@given(tp=st.sampled_from([1, 2, 4, 8]), pp=st.integers(1, 8), name=st.sampled_from(sorted(PLANNED)))
+def test_ranks_together_hold_at_least_the_model(models, tp: int, pp: int, name: str):
+    precision = FORMATS[name]
+    whole = sum(stage_weights(models.LLAMA31_8B, precision, ParallelLayout(), 0).values())
+    layout = ParallelLayout(tp, pp)
+    ranks = sum(tp * sum(stage_weights(models.LLAMA31_8B, precision, layout, s).values()) for s in range(pp))
+    norms = whole * 0.02
+    assert whole <= ranks <= whole + norms * tp

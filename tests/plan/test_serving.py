@@ -5,13 +5,20 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.search.candidate import spare_replicas
-from llmops.build.plan.speed.disaggregated import decode_worker, match_workers, prefill_worker
+from llmops.build.plan.speed.disaggregated import (
+    WorkerPool,
+    decode_worker,
+    match_workers,
+    prefill_latency,
+    prefill_worker,
+)
 from llmops.build.plan.speed.replica_model import ReplicaModel, highest_point
 from llmops.build.plan.speed.step_time import Prefill, StepModel
 from llmops.build.plan.speed.workload import PlanWorkload
@@ -161,6 +168,79 @@ def test_disaggregated_sides_match(models):
     assert match_workers(prefill, decode, 40.0, pair.gpus - 1) is None
 
 
-def test_a_prefill_worker_that_cannot_keep_the_target_is_no_worker(models):
-    machine = replica(models, replace(PlanWorkload(3000, 300), ttft_p95=0.001))
-    assert prefill_worker(machine, H100) is None
+# -- The formulas behind latencies, against textbook results and steps whose time is known
+
+
+PREFILL = WorkerPool(ParallelLayout(tp=2), rate=3.0, latency=0.4, latency_p95=0.7, gpus=2, service=0.25, unloaded=0.3)
+DECODE = WorkerPool(ParallelLayout(tp=4), rate=2.0, latency=0.01, latency_p95=0.02, gpus=4)
+
+
+class Clockwork:
+    """Steps of 10 ms; a prompt's token adds 0.1 ms."""
+
+    def __init__(self, model, pp: int = 1) -> None:
+        self.model, self.kv, self.layout = model, "bf16", ParallelLayout(pp=pp)
+
+    def seconds(self, batch, length, prefill=None, drafts=0):
+        return 0.01 * (batch > 0) + (prefill.prompts * prefill.tokens * 1e-4 if prefill else 0.0)
+
+
+NETWORK = SimpleNamespace(send=lambda bytes_, nodes: bytes_ / (50e9 if nodes else 450e9))
+
+
+def machine(
+    models, load: PlanWorkload, batch: int = 64, tokens: int = 8192, pp: int = 1, prompts: bool = True
+) -> ReplicaModel:
+    return ReplicaModel(Clockwork(models.LLAMA31_8B, pp), load, batch, tokens, prompts)
+
+
+def test_the_mean_wait_is_that_of_an_md1_queue():
+    """Pollaczek and Khinchine at 80 %: half of service x 0.8 / 0.2. A simulated queue agrees, in its tail too."""
+    mean, p95, p99 = prefill_latency(0.1, 0.15, 8.0)
+    assert mean == pytest.approx(0.15 + 0.1 * 0.8 / (2 * 0.2))
+    draw, arrival, free, waits = random.Random(3), 0.0, 0.0, []
+    for _ in range(200_000):
+        arrival += draw.expovariate(8.0)
+        waits.append(max(0.0, free - arrival))
+        free = max(free, arrival) + 0.1
+    waits.sort()
+    assert sum(waits) / len(waits) == pytest.approx(mean - 0.15, rel=0.05)
+    assert waits[int(0.95 * len(waits))] == pytest.approx(p95 - 0.15, rel=0.1)
+    assert waits[int(0.99 * len(waits))] == pytest.approx(p99 - 0.15, rel=0.1)
+
+
+@pytest.mark.parametrize("target", [0.15, 0.3, 0.6])
+def test_a_prefill_worker_is_as_busy_as_its_target_allows(models, target):
+    worker = prefill_worker(machine(models, PlanWorkload(1000, 200, ttft_p95=target)), NETWORK)
+    assert worker.latency_p95 == pytest.approx(target, rel=1e-3)
+    busier = prefill_latency(worker.service, worker.unloaded, worker.rate * 1.02)
+    assert busier[1] > target
+
+
+def test_ratios():
+    """3 and 2 requests/s: two prefill workers of 2 GPUs feed three decode workers of 4 without loss."""
+    best = match_workers(PREFILL, DECODE, None, 64)
+    assert (best.prefill_count, best.decode_count) == (2, 3)
+    assert best.rate / best.gpus == pytest.approx(6 / 16)
+    small = match_workers(PREFILL, DECODE, None, 6)
+    assert (small.prefill_count, small.decode_count) == (1, 1)
+    assert match_workers(PREFILL, DECODE, None, 5) is None
+    asked = match_workers(PREFILL, DECODE, 7.0, 64)
+    assert (asked.prefill_count, asked.decode_count, asked.gpus) == (3, 4, 22)
+    assert match_workers(PREFILL, DECODE, 7.0, 22) is not None
+    assert match_workers(PREFILL, DECODE, 7.0, 21) is None
+    slow = replace(PREFILL, rate=0.25)
+    # eight of a kind at most
+    assert match_workers(slow, DECODE, None, 64).prefill_count == 8
+
+
+def test_the_steady_state_of_clockwork(models):
+    """40 sequences: each step of 10 ms lets in 0.2 prompts of 0.1 s, so a token takes 30 ms on average."""
+    point = machine(models, PlanWorkload(1000, 200)).at(40, bursts=False)
+    assert point.tpot == point.tpot_p95 == pytest.approx(0.03)
+    assert point.rate == pytest.approx(40 / (200 * 0.03))
+    assert point.tokens_per_second == pytest.approx(40 / 0.03)
+    assert point.prefill_share == pytest.approx(2 / 3)
+    assert point.gpus == 1
+    # the longest pause: a step with a whole prompt
+    assert point.pause == pytest.approx(0.11)

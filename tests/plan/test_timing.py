@@ -12,8 +12,8 @@ from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.speed.step_time import Prefill, StepModel
 from llmops.build.plan.timing.interpolation import InterpolationGrid
-from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape
-from llmops.build.plan.timing.roofline import RooflineTimes, prefill_work
+from llmops.build.plan.timing.operation_times import AttentionShape
+from llmops.build.plan.timing.roofline import RooflineTimes
 from llmops.build.plan.timing.silicon import package_root, table_folder, timing_source
 from llmops.build.quant_formats import FORMATS
 from llmops.errors import InputError
@@ -65,24 +65,11 @@ def test_more_work_takes_longer(models, source):
     assert steps.seconds(0, 0, Prefill(1, 500, 4500)) < steps.seconds(0, 0, Prefill(1, 5000))
 
 
-def test_few_tokens_touch_few_experts():
-    """One token of Mixtral reads 2 of 8 experts, 64 tokens all of them."""
-    times, layer = RooflineTimes(H100), ExpertsShape(4096, 14336, 2, 8, 1, 1)
-    expert = 3 * 4096 * 14336 * 2 / (H100.bandwidth * 0.75)
-    assert times.moe(1, layer, "none") == pytest.approx(2 * expert, rel=0.03)
-    assert times.moe(64, layer, "none") == pytest.approx(8 * expert, rel=0.03)
-
-
 def test_grid_interpolates_between_and_holds_beyond():
     grid = InterpolationGrid({(1, 10): 1.0, (4, 10): 4.0, (1, 1000): 10.0, (4, 1000): 40.0})
     assert grid.at(2, 10) == pytest.approx(2.0)
     assert grid.at(2, 100) == pytest.approx(2 * 10**0.5)
     assert grid.at(100, 10) == grid.at(4, 10) == pytest.approx(4.0)
-
-
-def test_grid_takes_the_nearest_where_nothing_was_measured():
-    grid = InterpolationGrid({(1, 1): 5.0, (8, 8): 7.0})
-    assert grid.at(8, 1) in (pytest.approx(5.0), pytest.approx(7.0))
 
 
 @needs_tables
@@ -101,51 +88,6 @@ def test_a_measured_point_gives_the_measured_time():
     filters = [*heads, *sizes, ("kv_cache_dtype", "==", "bfloat16")]
     decode = parquet.read_table(folder / "generation_attention_perf.parquet", filters=filters).to_pylist()
     assert times.decode(8, 2048, HEADS) == pytest.approx(decode[0]["latency"] / 1e3, rel=1e-6)
-
-
-@needs_tables
-def test_a_cache_is_never_read_faster_than_hbm_streams():
-    """A large batch's cache, against the best that the tables show for large weights."""
-    times = timing_source(H100, "silicon")
-    for batch, length in ((256, 2000), (64, 20000), (512, 1000)):
-        read = batch * length * 2 * 8 * 128 * 2 / H100.bandwidth
-        assert times.decode(batch, length, HEADS) >= read / 0.85
-
-
-@given(tokens=st.integers(1, 60), prefix=st.integers(0, 60), window=st.integers(1, 50))
-def test_a_token_sees_no_more_than_its_window(tokens, prefix, window):
-    """Against counting, one token at a time."""
-    heads = AttentionShape(1, 1, 1, window=window)
-    pairs = sum(min(prefix + place + 1, window) for place in range(tokens))
-    assert prefill_work(1, tokens, prefix, heads)[0] == 4 * pairs
-    full = AttentionShape(1, 1, 1)
-    assert prefill_work(1, tokens, prefix, full)[0] == 4 * sum(prefix + place + 1 for place in range(tokens))
-
-
-class Recorded(RooflineTimes):
-    """The roofline, and the rows of each matrix product."""
-
-    def __init__(self) -> None:
-        super().__init__(H100)
-        self.rows: set[int] = set()
-
-    def gemm(self, m, n, k, precision):
-        self.rows.add(m)
-        return super().gemm(m, n, k, precision)
-
-
-def test_a_step_without_prompts_runs_as_the_next_captured_graph(models):
-    def rows(batch: int, prefill: Prefill | None = None) -> set[int]:
-        times = Recorded()
-        model = StepModel(models.LLAMA31_8B, FORMATS["fp8"], "fp8", ParallelLayout(), times, graphs=(256, 384))
-        model.seconds(batch, 1000, prefill)
-        return times.rows
-
-    # the output head takes the sequences that are there
-    assert rows(300) == {384, 300}
-    assert rows(384) == {384}
-    assert rows(500) == {500}
-    assert rows(300, Prefill(1, 100)) == {400, 301}
 
 
 @needs_tables

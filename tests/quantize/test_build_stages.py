@@ -12,10 +12,7 @@ import pytest
 from llmops.build.engine_folder.manifest import EngineManifest, Quantisation
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
 from llmops.build.progress import SilentProgress
-from llmops.build.quality.checkpoint_models import load_exported, open_source
-from llmops.build.quality.export_comparison import compare_export
 from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
-from llmops.build.quality.reference_answers import ReferenceAnswers
 from llmops.build.quant_formats import FORMATS
 from llmops.build.quantize.calibration import CalibrationSettings
 from llmops.build.quantize.model_loading import load_model, load_tokenizer
@@ -51,19 +48,6 @@ def test_calibration_knows_how_much_is_left(checkpoint, quant, group):
     ((title, total, advanced),) = progress.stages
     assert title == f"Calibrating {quant} on 5 sequences (240 tokens) of the bundled texts"
     assert advanced == pytest.approx(total)
-
-
-def test_the_gate_knows_how_much_is_left(checkpoint, export, tmp_path):
-    _, folder, source = export("llama", "fp8")
-    progress = CountingProgress()
-    # no token ends an answer, so every answer is as long as it was reckoned
-    reference = ReferenceAnswers.record(
-        open_source(source), load_tokenizer(source), set(), tmp_path / "reference", progress
-    )
-    compare_export(load_exported(folder, "tensorrt", source), reference, progress)
-    assert [stage[0] for stage in progress.stages] == ["Recording the source", "Measuring quality"]
-    for _, total, advanced in progress.stages:
-        assert advanced == pytest.approx(total)
 
 
 # what the kernel says that the build took at most, and the models that are in memory when the export is read back.
@@ -147,11 +131,3 @@ def test_smoothing_is_no_fault_but_swapped_shards_are():
     gates.check(found)
     with pytest.raises(BuildError, match="is off by 131%"):
         gates.check(QualityMetrics(**{**found.as_dict(), "weight_error": 1.31}))
-
-
-def test_a_small_cache_may_cost_something_too():
-    plain, with_cache = QualityGates.from_options({}, "fp8"), QualityGates.from_options({}, "fp8", "fp8")
-    assert with_cache.max_ppl_ratio > plain.max_ppl_ratio
-    assert with_cache.min_top1 < plain.min_top1
-    assert with_cache.max_mean_kl > plain.max_mean_kl
-    assert with_cache.max_weight_error == plain.max_weight_error

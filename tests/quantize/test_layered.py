@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
-from llmops.build.job.dry_run import dry_run
 from llmops.build.quality import layerwise_model
 from llmops.build.quality.checkpoint_models import load_exported, open_source
 from llmops.build.quality.reference_answers import greedy_decode
 from llmops.build.quantize import embedding_tables
-from llmops.build.quantize.embedding_tables import DenseTable, StoredTable, cache_if_small
 from llmops.build.quantize.model_loading import load_model
-from llmops.build.spec import BuildSpec
 
 TEXTS = [[3, 7, 11, 250, 30, 31, 32, 5], [9] * 40, [4, 300]]
 FAMILIES = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "phi3", "deepseek_v3"]
@@ -71,34 +66,3 @@ def test_an_export_that_is_too_large_to_be_kept(export, keep, target):
     whole = torch.cat(list(open_source(source).log_probs(TEXTS)))
     error = float((answers - whole).norm() / whole.norm())
     assert 1e-5 < error < 0.05
-
-
-def test_rows_of_shards(checkpoint):
-    """Two ranks with 300 rows each, of which 512 count."""
-    import numpy as np
-
-    from llmops.build.checkpoint.weight_sources import Weight
-
-    shards = [np.arange(start, start + 1200, dtype=np.float32).reshape(300, 4) for start in (0, 1200)]
-    table = StoredTable([Weight(shard, shard.shape, "f32") for shard in shards], 512)
-    assert table.shape == (512, 4)
-    assert table.rows(np.array([511, 0, 300]))[:, 0].tolist() == [2044.0, 0.0, 1200.0]
-    assert torch.cat(list(table.blocks())).flatten().tolist() == list(range(2048))
-    assert isinstance(cache_if_small(table), DenseTable)
-
-
-@pytest.mark.parametrize("quant", ["fp8", "int4_awq"])
-def test_70b_fits_eight_h100(tmp_path, quant):
-    """8 x 80 GiB of GPU memory, 512 GiB of RAM: every stage of the build, and each says how long it takes."""
-    spec = BuildSpec(
-        "meta-llama/Llama-3.3-70B-Instruct", tmp_path / "engine", target="tensorrt", quant=quant, tp=8, gpu="h100-sxm"
-    )
-    line = re.compile(r"(.+?) +([\d.]+) GiB +([\d.]+) GiB +([\d.]+) GiB(?: +(\d+) min)?")
-    rows = [found.groups() for found in map(line.fullmatch, dry_run(spec).steps) if found]
-    assert [row[0] for row in rows] == [
-        "quantise and export", "quality gate", "trtllm-build, 8 ranks", "serving, weights only"
-    ]  # fmt: skip
-    assert all(float(ram) < 512 and float(gpu) < 640 for _, ram, gpu, *_ in rows)
-    # a layer has 0.86 billion parameters: two of them in float32, and what is kept and computed beside
-    assert 2 * 0.86e9 * 4 / 2**30 < float(rows[1][2]) < 16
-    assert [row[4] is None for row in rows] == [False, False, False, True]

@@ -216,13 +216,6 @@ def test_fp8_of_llm_compressor_is_served_as_it_is_from_1_3_on(published, tmp_pat
     assert ("take --set image=trtllm-1.3, or give the full-precision checkpoint" in older) == (says is None)
 
 
-def test_exceptions_by_pattern_are_refused(published, tmp_path):
-    folder, _ = published("float")
-    described(folder, CHANNEL, TOKEN, ignore=("re:.*lm_head",))
-    words = ("build", folder, "-o", tmp_path / "engine", "--target", "pytorch", "--set", "image=trtllm-1.3")
-    assert "with exceptions given as patterns (re:…), where" in run(*words)[1]
-
-
 @pytest.mark.parametrize("place", ["config.json", "hf_quant_config.json"])
 def test_modelopts_newer_descriptions_are_served_as_they_are_from_1_3_on(published, tmp_path, place):
     folder, _ = published("fp8")
@@ -255,10 +248,3 @@ def test_modelopt_checkpoints(export, checkpoint, tmp_path):
     says = "(modelopt NVFP4), which needs a Blackwell GPU, not --gpu h100-sxm"
     assert says in run("build", folder, "-o", engine, "--target", "pytorch", "--gpu", "h100-sxm")[1]
     assert "ModelOpt's NVFP4 weights cannot be read back" in run("eval", folder, "--against", source.path)[1]
-
-
-def test_a_checkpoint_needs_something_to_be_compared_with(published):
-    folder, _ = published("awq")
-    assert run("eval", folder)[1] == (
-        f"{folder} is a checkpoint, not an engine; give what to compare it with: --against SOURCE."
-    )

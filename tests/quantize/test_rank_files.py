@@ -106,29 +106,6 @@ def test_int4_awq_on_eight_gpus(export, family, sizes, group):
     check_within_bounds(weights, read_all(RankFileReader(folder, family)))
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "phi3", "mixtral"]
-)
-def test_every_engine_family_in_fp8(export, family):
-    weights, folder, _ = export(family, "fp8", tp=4)
-    check_within_bounds(weights, read_all(RankFileReader(folder, family)), tied=family.startswith("gemma"))
-
-
-@pytest.mark.parametrize("quant", ["none", "fp8_pc_pt", "int8_sq", "int8_wo", "int4_wo"])
-@pytest.mark.parametrize("family", ["llama", "phi3"])
-def test_the_other_formats(export, family, quant):
-    weights, folder, _ = export(family, quant, tp=2)
-    check_within_bounds(weights, read_all(RankFileReader(folder, family)))
-    algorithm = {"none": None, "fp8_pc_pt": "FP8_PER_CHANNEL_PER_TOKEN", "int8_sq": "W8A8_SQ_PER_CHANNEL",
-                 "int8_wo": "W8A16", "int4_wo": "W4A16"}[quant]  # fmt: skip
-    assert json.loads((folder / "config.json").read_text())["quantization"]["quant_algo"] == algorithm
-
-
-def test_w4a8(export):
-    weights, folder, _ = export("llama", "w4a8_awq", tp=2, group=128)
-    check_within_bounds(weights, read_all(RankFileReader(folder, "llama")))
-
-
 def test_pipeline_stages_and_kv_heads_on_two_gpus_each(export):
     weights, folder, _ = export("llama", "fp8", tp=2, pp=2, kv="fp8")
     files = RankFileReader(folder, "llama")
@@ -137,11 +114,6 @@ def test_pipeline_stages_and_kv_heads_on_two_gpus_each(export):
     assert files.config["mapping"] == {"world_size": 4, "tp_size": 2, "pp_size": 2, "cp_size": 1}
     assert files.config["quantization"]["kv_cache_quant_algo"] == "FP8"
     assert len(exported.kv_scales) == 4
-
-
-def test_more_gpus_than_kv_heads(export):
-    weights, folder, _ = export("llama", "fp8", tp=8)
-    check_within_bounds(weights, read_all(RankFileReader(folder, "llama")))
 
 
 def test_rope_reaches_the_engine(export):

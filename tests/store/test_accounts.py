@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
-from llmops.errors import InputError
-from llmops.store.accounts.key_secrets import hash_secret, is_secret
+from llmops.control.retention import prune_expired
+from llmops.errors import InputError, VersionMismatchError
+from llmops.gateway.auth.authentication import keys_required
+from llmops.gateway.auth.credential_cache import CachedDirectory
+from llmops.gateway.auth.keys import KeyDirectory
+from llmops.gateway.errors import UnavailableError
+from llmops.gateway.settings import GatewaySettings
+from llmops.store.accounts.key_secrets import hash_secret, is_secret, new_secret
 from llmops.store.accounts.keys import (
     KeySpec,
     create_key,
     find_key,
-    list_keys,
     require_key,
     revoke_key,
     rotate_key,
@@ -28,11 +36,12 @@ from llmops.store.accounts.tenants import (
     list_tenants,
     require_tenant,
     restore_tenant,
-    update_tenant,
 )
 from llmops.store.accounts.users import ensure_user, find_user, require_user
-from llmops.store.audit import list_audit_entries
-from llmops.store.tables import api_keys, users
+from llmops.store.audit import AuditContext, list_audit_entries, record_action
+from llmops.store.dead_letters import DeadLetter, add_dead_letters, count_dead_letters
+from llmops.store.factory import open_store
+from llmops.store.tables import SCHEMA_TABLE, api_keys, users
 
 LIMITS = Limits(rpm=60, tpm=90_000, concurrent=4, budget=Budget(50_000_000, "month"))
 
@@ -70,12 +79,6 @@ async def test_the_store_does_not_hold_the_key(store, by, url, kind):
         # SHA-256 of the key, as sha256sum prints it
         assert await connection.scalar(select(api_keys.c.hash)) == hash_secret(secret)
         assert await connection.scalar(select(users.c.api_key_hash)) == hash_secret(secret)
-
-
-def test_the_hash_is_sha256():
-    # printf %s sk-llmops-00000000000000000000000000000000 | sha256sum
-    expected = "bc4a4971e12c171814576b179989dfd4323d21f796a9f804efc152a9b65c1f3c"
-    assert hash_secret("sk-llmops-" + "0" * 32) == expected
 
 
 async def test_a_rotated_key_is_the_same_key_under_two_secrets_until_the_overlap_is_over(store, by):
@@ -140,26 +143,6 @@ async def test_a_deleted_tenants_keys_are_refused_and_come_back_with_it(store, b
             await restore_tenant(connection, "acme", by)
 
 
-async def test_a_tenants_limits(store, by):
-    async with store.write() as connection:
-        _, secret = await create_key(connection, await account(connection, by), KeySpec(), by)
-        await update_tenant(connection, "acme", LIMITS, by)
-        assert (await require_tenant(connection, "acme")).limits == LIMITS
-        assert (await find_key(connection, hash_secret(secret))).tenant_limits == LIMITS
-
-
-async def test_keys_are_listed_by_tenant_and_user(store, by):
-    async with store.write() as connection:
-        made = {}
-        for tenant, email in [("zeta", "b@z.example"), ("acme", "b@a.example"), ("acme", "a@a.example")]:
-            user = await account(connection, by, email, tenant)
-            made[email] = (await create_key(connection, user, KeySpec(), by))[0]
-        assert [key.email for key in await list_keys(connection)] == ["a@a.example", "b@a.example", "b@z.example"]
-        assert [key.email for key in await list_keys(connection, "acme")] == ["a@a.example", "b@a.example"]
-        mine = await list_keys(connection, user_id=made["b@z.example"].user_id)
-        assert mine == [made["b@z.example"]]
-
-
 async def test_an_address_is_one_user_of_one_tenant(store, by):
     async with store.write() as connection:
         user = await account(connection, by)
@@ -197,40 +180,6 @@ async def test_names_and_addresses_that_are_none(store, by):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: Limits(rpm=0), "rpm 0: a limit is 1 to 1,000,000,000"),
-        (lambda: Limits(tpm=-5), "tpm -5"),
-        (lambda: Limits(concurrent=10**9 + 1), "concurrent 1000000001"),
-        (lambda: Budget(0, "month"), r"more than \$0"),
-        (lambda: Budget(10**15 + 1, "month"), r"at most \$1,000,000,000"),
-        (lambda: Budget(1, "fortnight"), "cannot be per fortnight; write one of day, week, month"),
-        (
-            lambda: KeySpec(scopes=("inference", "root")),
-            "no scope root; a key has one or more of inference, usage, metrics, admin",
-        ),
-        (lambda: KeySpec(scopes=()), "one or more of"),
-        (lambda: KeySpec(tier="Gold!"), "is not a tier"),
-        (lambda: KeySpec(name="x" * 101), "1 to 100 characters"),
-        (lambda: KeySpec(models=("",)), "name is not empty"),
-    ],
-)
-def test_what_no_key_can_have(make, said):
-    with pytest.raises(InputError, match=said):
-        make()
-
-
-async def test_a_key_cannot_begin_expired(store, by):
-    async with store.write() as connection:
-        user = await account(connection, by)
-        with pytest.raises(InputError, match="cannot expire in the past"):
-            await create_key(connection, user, KeySpec(expires_at=by.at), by)
-        key, _ = await create_key(connection, user, KeySpec(), by)
-        with pytest.raises(InputError, match="cannot expire in the past"):
-            await update_key(connection, key, KeySpec(expires_at=by.at - timedelta(days=1)), by)
-
-
-@pytest.mark.parametrize(
     ("period", "begins"),
     # 22 November 2026 is a Sunday
     [("day", "2026-11-22"), ("week", "2026-11-16"), ("month", "2026-11-01")],
@@ -239,17 +188,112 @@ def test_periods_begin_at_midnight_utc(by, period, begins):
     assert Budget(1, period).begins(by.at).isoformat() == f"{begins}T00:00:00+00:00"
 
 
-@pytest.mark.parametrize(
-    ("text", "is_one"),
-    [
-        ("sk-llmops-" + "aZ9" * 10 + "00", True),
-        ("sk-llmops-" + "a" * 31, False),
-        ("sk-llmops-" + "a" * 33, False),
-        ("sk-llmops-" + "a" * 31 + "-", False),
-        ("sk-proj-" + "a" * 32, False),
-        ("sk-llmops-" + "a" * 32 + "\n", False),
-        ("sk-llmops-" + "ä" * 32, False),
-    ],
-)
-def test_the_form_of_a_key(text, is_one):
-    assert is_secret(text) is is_one
+# -- The audit log: in the transaction of what it tells about, the newest first; on both databases
+
+
+async def test_entries_come_newest_first_of_a_tenant_or_since_a_time(store, by):
+    async with store.write() as connection:
+        for number in range(4):
+            who = replace(by, at=by.at + timedelta(seconds=number))
+            await record_action(
+                connection, who, "key.refused", f"key-{number}", ("acme", "zeta")[number % 2], {"n": number}
+            )
+    async with store.read() as connection:
+        assert [one.detail["n"] for one in await list_audit_entries(connection)] == [3, 2, 1, 0]
+        assert [one.detail["n"] for one in await list_audit_entries(connection, tenant_id="acme")] == [2, 0]
+        assert [
+            one.detail["n"] for one in await list_audit_entries(connection, since=by.at + timedelta(seconds=2))
+        ] == [3, 2]
+        [last] = await list_audit_entries(connection, limit=1)
+    assert (last.created_at, last.actor, last.action, last.subject, last.tenant_id) == (
+        by.at + timedelta(seconds=3), "cli:tester", "key.refused", "key-3", "zeta",
+    )  # fmt: skip
+
+
+async def test_old_entries_and_parked_events_are_deleted_and_newer_ones_stay(store, by, monkeypatch):
+    monkeypatch.setattr("llmops.store.audit.PRUNE_BATCH_SIZE", 10)
+    for age in (500, 401, 399, 0):
+        at = by.at - timedelta(days=age)
+        async with store.write() as connection:
+            for number in range(12):
+                await record_action(connection, AuditContext("cli:ann", at), "key.create", f"key-{age}-{number}")
+        parked = [DeadLetter("not signed by a gateway", "t[0] at 1", b"%d" % age)]
+        await store.transact(lambda connection, parked=parked, at=at: add_dead_letters(connection, parked, at))
+    assert await prune_expired(store, by.at, timedelta(days=400)) == (24, 2)
+    async with store.read() as connection:
+        assert {entry.subject.split("-")[1] for entry in await list_audit_entries(connection)} == {"399", "0"}
+        assert await count_dead_letters(connection) == {"not signed by a gateway": 2}
+
+
+# -- A gateway's keys in a real PostgreSQL, which goes away and comes back; stores that a gateway cannot start with
+
+
+async def make_key(url: str, by) -> str:
+    async with await open_store(url) as store, store.write() as connection:
+        await create_tenant(connection, "acme", Limits(), by)
+        user = await ensure_user(connection, "acme", "ann@acme", by)
+        _, secret = await create_key(connection, user, KeySpec(models=("tiny",)), by)
+    return secret
+
+
+async def test_keys_are_found_in_either_database(url, by):
+    secret = await make_key(url, by)
+    directory = KeyDirectory(url)
+    try:
+        found = await directory.find(secret)
+        assert (found.tenant_id, found.models, found.share) == ("acme", {"tiny"}, f"acme/{found.key_id}")
+        assert await directory.find(new_secret()) is None
+        assert await directory.has_credentials()
+    finally:
+        await directory.close()
+
+
+async def test_a_postgresql_that_is_killed_leaves_the_keys_in_use(own_postgres, by):
+    url, stop, start = own_postgres
+    secret = await make_key(url, by)
+    now = [0.0]
+    cached = CachedDirectory(KeyDirectory(url), clock=lambda: now[0])
+    try:
+        found = await cached.find(secret)
+        stop()
+        for now[0] in (31, 3599):
+            assert await cached.find(secret) is found
+            with pytest.raises(UnavailableError) as refused:
+                await cached.find(new_secret())
+            assert refused.value.status == 503
+        now[0] = 3601
+        with pytest.raises(UnavailableError):
+            await cached.find(secret)
+        start()
+        now[0] = 3603
+        assert (await cached.find(secret)).key_id == found.key_id
+        assert await cached.find(new_secret()) is None
+    finally:
+        await cached.close()
+
+
+def test_a_store_of_a_newer_schema_is_refused_at_the_start(newest_file, tmp_path: Path):
+    shutil.copy(newest_file, tmp_path / "newer.db")
+    with sqlite3.connect(tmp_path / "newer.db") as connection:
+        connection.execute(f"UPDATE {SCHEMA_TABLE} SET version_num = '9999'")
+    with pytest.raises(VersionMismatchError, match="newer llmops"):
+        keys_required(GatewaySettings(store=f"sqlite:///{tmp_path}/newer.db"))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "gateway.example"])
+def test_other_hosts_are_refused_without_keys(host, newest_file, tmp_path: Path):
+    shutil.copy(newest_file, tmp_path / "empty.db")
+    for store, why in ((None, "it has no store of keys"), (f"sqlite:///{tmp_path}/empty.db", "its store has no keys")):
+        with pytest.raises(InputError, match=f"{why}: make a key"):
+            keys_required(GatewaySettings(host=host, store=store))
+        assert not keys_required(GatewaySettings(host=host, store=store, open=True))
+        assert not keys_required(GatewaySettings(host="::1", store=store))
+
+
+def test_the_first_key_is_made_once(empty_url):
+    from llmops.cli.stack import create_first_key as first_key
+
+    secret = first_key(empty_url)
+    assert is_secret(secret)
+    assert first_key(empty_url) == ""
+    assert keys_required(GatewaySettings(host="0.0.0.0", store=empty_url))

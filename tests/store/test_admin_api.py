@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 
 import httpx
 import pytest
 from sqlalchemy import make_url
 
-from llmops.cli.accounts.admin_client import AdminClient
-from llmops.control.admin.routes import router
-from llmops.control.admin.schemas import TenantListQuery, TenantRead
-from llmops.control.app import control_plugin, create_app
-from llmops.errors import InputError, ServerError, UnknownResourceError
+from llmops.control.app import control_plugin
 from llmops.gateway.app import create_app as create_gateway
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts.key_secrets import hash_secret, is_secret
-from llmops.store.tables import SCHEMA_TABLE
 from tests.store.control_client import bearer, control, make_key
 
 ONLY_SQLITE = pytest.mark.parametrize("kind", ["sqlite"])
@@ -166,32 +160,6 @@ async def test_a_store_that_is_away_is_503_its_place_is_for_the_log_and_it_comes
 
 
 @ONLY_SQLITE
-async def test_a_store_of_a_newer_schema_is_not_touched(url, folder):
-    admin, _, _ = await make_key(url)
-    with sqlite3.connect(folder / "store.db") as newer:
-        newer.execute(f"UPDATE {SCHEMA_TABLE} SET version_num = '9999'")
-    newer.close()
-    async with control(url) as client:
-        assert said(await client.get("/api/admin/tenants", headers=bearer(admin)))[0] == 503
-        assert (await client.get("/health/ready")).status_code == 503
-
-
-@ONLY_SQLITE
-async def test_the_openapi_document_has_every_operation_with_its_fields(url):
-    document = create_app(GatewaySettings(store=url), tuple).openapi()
-    create = document["paths"]["/api/admin/keys"]["post"]
-    assert create["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/KeyCreate"}
-    assert {"tenant", "user", "rpm", "budget"} <= set(document["components"]["schemas"]["KeyCreate"]["properties"])
-    assert create["responses"]["201"]["content"]["application/json"]["schema"]["$ref"].endswith("/KeyWithSecret")
-    listed = {one["name"]: one["in"] for one in document["paths"]["/api/admin/audit"]["get"]["parameters"]}
-    assert listed == {"tenant": "query", "action": "query", "since": "query", "limit": "query"}
-    shown = document["paths"]["/api/admin/keys/{key}"]["get"]["parameters"]
-    assert [(one["name"], one["in"], one["required"]) for one in shown] == [("key", "path", True)]
-    operations = [one["operationId"] for path in document["paths"].values() for one in path.values()]
-    assert {route.name for route in router.routes} <= set(operations)
-
-
-@ONLY_SQLITE
 async def test_a_gateway_has_it_behind_its_own_door_only_as_a_guest(url):
     admin, _, _ = await make_key(url)
     settings = GatewaySettings(triton="127.0.0.1:1", store=url)
@@ -220,65 +188,4 @@ async def test_a_gateway_has_it_behind_its_own_door_only_as_a_guest(url):
         assert (await client.get("/api/models")).json() == {"object": "list", "data": []}
 
 
-@ONLY_SQLITE
-async def test_what_strangers_ask_for_grows_no_metrics(url):
-    secret, _, _ = await make_key(url)
-    async with control(url) as client:
-
-        async def series() -> int:
-            shown = (await client.get("/metrics", headers=bearer(secret))).text
-            return sum(not line.startswith("#") for line in shown.splitlines())
-
-        async def ask(number: int) -> None:
-            for at in range(number):
-                await client.get(f"/api/admin/keys/{at}", headers=bearer(f"sk-llmops-{at:032}"))
-                await client.get(f"/nowhere/{at}")
-
-        await ask(1)
-        await series()
-        before = await series()
-        await ask(50)
-        assert await series() == before
-
-
 # -- whom the CLI can meet at a --url --------------------------------------------------------------------------------
-
-
-def envelope(status: int, message: str) -> httpx.Response:
-    return httpx.Response(status, json={"error": {"message": message, "code": "x"}})
-
-
-STRANGERS = {
-    "a gateway alone": (envelope(404, "There is no GET /api/admin/tenants."), ServerError, "name an `llmops control`"),
-    "a web server": (httpx.Response(404, text="<html>"), ServerError, "answers, and has no admin API"),
-    "another API": (httpx.Response(200, json={"hello": 1}), ServerError, "answers, and has no admin API"),
-    "a wrong key": (
-        envelope(401, "This API key is not known here."),
-        InputError,
-        "not known here); set LLMOPS_API_KEY",
-    ),
-    "no such thing": (envelope(404, "There is no tenant x."), UnknownResourceError, "There is no tenant x."),
-    "a store that is away": (envelope(503, "Try again."), ServerError, "http://control failed: Try again."),
-    "nobody": (httpx.ConnectError("refused"), ServerError, "Nothing answers at"),
-}
-
-
-@pytest.mark.parametrize(("met", "kind", "sentence"), STRANGERS.values(), ids=STRANGERS)
-def test_whoever_answers_at_a_url_is_told_apart(met, kind, sentence):
-    def answer(request: httpx.Request) -> httpx.Response:
-        if isinstance(met, Exception):
-            raise met
-        assert request.headers["authorization"] == "Bearer sk-admin"
-        return met
-
-    client = AdminClient(url="http://control/v1", api_key="sk-admin", transport=httpx.MockTransport(answer))
-    with pytest.raises(kind) as refused:
-        client.request("GET", ("tenants",), tuple[TenantRead, ...], query=TenantListQuery())
-    assert sentence in refused.value.message
-    assert type(refused.value) is kind
-
-
-@pytest.mark.parametrize("url", ["localhost:9100", "ftp://control", "http://[::1", "nonsense"])
-def test_what_is_no_url_is_told(url):
-    with pytest.raises(InputError, match="is not a URL; write http://HOST:PORT"):
-        AdminClient(url=url).request("GET", ("tenants",), tuple[TenantRead, ...])

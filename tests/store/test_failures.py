@@ -82,11 +82,6 @@ async def test_a_server_without_tls(postgres):
     assert error.message.endswith("does not speak TLS, which sslmode asks for.")
 
 
-async def test_a_host_that_there_is_not():
-    error = await refused("postgresql://llmops@nowhere.invalid/llmops")
-    assert error.message.endswith("its host name has no address; correct the name in the store's URL.")
-
-
 @pytest.mark.parametrize("kind", ["postgresql"])
 async def test_a_server_that_goes_away_in_between(store, databases):
     """Its backends are ended, and gone, as by a restart: that transaction fails, the next one has a new connection."""
@@ -118,11 +113,6 @@ async def test_a_file_that_is_no_database(folder):
     error = await refused(f"sqlite:///{file}")
     assert error.message == f"The store {file} is not a SQLite database; name another file."
     assert file.read_text().startswith("not a database")
-
-
-async def test_a_folder(folder):
-    error = await refused(f"sqlite:///{folder}")
-    assert "cannot be opened: it is a folder" in error.message
 
 
 async def test_a_damaged_file(newest_file, folder):
@@ -181,25 +171,6 @@ async def test_a_python_with_an_old_sqlite(monkeypatch, folder):
 async def test_a_file_is_its_owners_alone(folder):
     await (await open_store(f"sqlite:///{folder}/new.db")).close()
     assert (folder / "new.db").stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize("kind", ["sqlite"])
-async def test_a_file_of_the_callers_own_is_not_the_store(store, folder):
-    async def read_another() -> None:
-        async with store.read():
-            (folder / "another").read_text()
-
-    with pytest.raises(FileNotFoundError, match="another"):
-        await read_another()
-
-
-async def test_what_only_a_bug_can_cause_keeps_its_traceback(store):
-    from sqlalchemy import text
-    from sqlalchemy.exc import DBAPIError
-
-    with pytest.raises(DBAPIError, match="nothing_of_this_name"):
-        async with store.read() as connection:
-            await connection.execute(text("SELECT nothing_of_this_name"))
 
 
 @pytest.mark.parametrize("given", ["sslmode=require", "ssl=require"])

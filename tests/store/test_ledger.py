@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
+import json
 import os
+import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from sqlalchemy import select
+from click.testing import CliRunner
+from sqlalchemy import func, select
 
-from llmops.cli.local_replicas import CheckedReplicas
+from llmops.cli.main import cli
 from llmops.control import ledger as ledger_module
-from llmops.control.app import make_leader_jobs
+from llmops.control.admin.reconcile import ACTION, reconcile
+from llmops.control.admin.schemas import EngineTokens, MissingEvents, ReconciliationRequest
 from llmops.control.leader_jobs import run_jobs
 from llmops.control.ledger import Ledger
+from llmops.control.reconcile import Reconciler, served_tokens
 from llmops.errors import InputError, ResourceError
-from llmops.gateway.interfaces import UsageEvent
-from llmops.gateway.settings import GatewaySettings, KafkaSettings, load_settings
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Caller, Outcome, Usage, UsageEvent
+from llmops.gateway.settings import GatewaySettings, KafkaSettings, UsageSettings, load_settings
 from llmops.gateway.usage.delivery import UsageDelivery
 from llmops.gateway.usage.event_formats import encode_event
 from llmops.gateway.usage.kafka import KafkaSink, client_options
 from llmops.gateway.usage.ledger_sink import ANONYMOUS_USER_ID, LedgerSink
 from llmops.gateway.usage.outbox import UsageOutbox
-from llmops.gateway.usage.usage_check import create_usage_check
+from llmops.gateway.usage.sink import NoPrices
+from llmops.gateway.usage.usage_check import UsageCheck, create_usage_check
+from llmops.store.audit import list_audit_entries
 from llmops.store.dead_letters import count_dead_letters
+from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
-from llmops.store.tables import usage_records
+from llmops.store.tables import tenant_totals, usage_records
 from llmops.store.usage_queries import UsageFilter, UsageSum, high_water_mark, sum_usage
 from tests.support.servers import Broker
 
@@ -119,29 +131,7 @@ async def test_events_arrive_once_whatever_else_is_in_the_topic(broker, store, u
         assert await count_dead_letters(reading) == {"not signed by a gateway": 4}
 
 
-async def test_killed_before_it_told_kafka(broker, store, url, monkeypatch):
-    """The batch is in the store, and comes again."""
-    kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
-    sink = KafkaSink(kafka, LedgerSink(url))
-    await sink.write([event(seq) for seq in range(10)])
-    committed = ledger_module.AIOKafkaConsumer.commit
-    monkeypatch.setattr(ledger_module.AIOKafkaConsumer, "commit", _dies)
-    ledger = Ledger(kafka, url)
-    with pytest.raises(KeyboardInterrupt):
-        await ledger.run()
-    assert await mark(store) == 10
-    monkeypatch.setattr(ledger_module.AIOKafkaConsumer, "commit", committed)
-    await sink.write([event(10)])
-    async with at_work(ledger):
-        await until(store, 11)
-    await sink.close()
-    assert (await total(store)).requests == 11
-
-
-async def _dies(*_):
-    raise KeyboardInterrupt
-
-
+@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_a_broker_that_forgot_what_it_acknowledged_gets_it_again(store, url, tmp_path):
     (tmp_path / "gw-1").mkdir()
     outbox = UsageOutbox(tmp_path / "gw-1")
@@ -167,6 +157,7 @@ async def test_a_broker_that_forgot_what_it_acknowledged_gets_it_again(store, ur
     assert (await total(store)).requests == 1200
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_a_broker_whose_log_is_shorter_than_what_was_read_of_it(broker, store, url):
     """One that forgot its events, and was told by a ledger that it had read many."""
     kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
@@ -207,17 +198,6 @@ async def _arrived(sink, events) -> int:
         return len(await sink.confirmed([one.id for one in events]))
     except ResourceError:
         return -1
-
-
-async def test_brokers_that_are_away():
-    sink = KafkaSink(
-        KafkaSettings(servers="127.0.0.1:9", user="me", password="secret", signing_keys=KEY),
-        LedgerSink("sqlite:///none.db"),
-    )
-    with pytest.raises(ResourceError) as refused:
-        await sink.write([event(0)])
-    assert refused.value.message.startswith("Kafka at 127.0.0.1:9 does not take or give events of llmops.usage (")
-    assert "secret" not in repr(sink._settings)
 
 
 # -- what the tables take --------------------------------------------------------------------------------------------
@@ -273,13 +253,7 @@ def test_kafka_without_a_store_is_told():
         load_settings(None, kafka={"servers": "http://broker"})
 
 
-def test_the_leader_keeps_the_ledger_where_there_is_kafka():
-    settings = GatewaySettings(store="sqlite:///x.db")
-    assert "The ledger" not in [duty.name for duty in make_leader_jobs(settings, CheckedReplicas())]
-    settings = GatewaySettings(store="sqlite:///x.db", kafka=KafkaSettings(servers="127.0.0.1:9092", signing_keys=KEY))
-    assert "The ledger" in [duty.name for duty in make_leader_jobs(settings, CheckedReplicas())]
-
-
+@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_while_kafka_is_away_the_outbox_grows_and_not_the_memory(store, url, tmp_path):
     """LiteLLM #38193 lost such events up to 1.97, and kept them in memory from 1.98 on.
 
@@ -312,3 +286,174 @@ async def test_while_kafka_is_away_the_outbox_grows_and_not_the_memory(store, ur
     finally:
         broker.close()
     assert (await total(store)).requests == 3000
+
+
+# -- A gateway's usage while its PostgreSQL is away
+
+
+GENEROUS = 60.0
+CALLER = Caller("acme", str(UUID(int=7)), "key-a", "acme/key-a")
+
+
+async def test_litellm_38193_no_row_is_dropped_and_no_memory_filled(own_postgres, tmp_path):
+    url, stop, start = own_postgres
+    check = UsageCheck(tmp_path / "usage", UsageSettings(), LedgerSink(url), NoPrices())
+    await check.start()
+
+    async def requests(count: int) -> None:
+        for at in range(count):
+            context = RequestContext(f"req_{at}", caller=CALLER)
+            await check.before({"type": "http", "method": "POST", "headers": []}, context)
+            context.usage_recorder.begin("tiny", f"chatcmpl-{at}", 10)
+            context.usage_recorder.end(Outcome(200, "stop", Usage(10, 5)))
+            check.after(context, Outcome(200))
+            # As the gateway's own task does ten times a second.
+            if at % 50 == 49:
+                check.worker.writer.flush()
+
+    await requests(100)
+    await check.settle(GENEROUS)
+    assert check.worker.delivery.behind == 0
+    stop()
+    tracemalloc.start()
+    await requests(1000)
+    before, _ = tracemalloc.get_traced_memory()
+    await requests(3000)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    # one event is some 600 bytes: they are in the outbox, and only there
+    assert grown < 300_000
+    start()
+    await check.settle(GENEROUS)
+    assert check.worker.delivery.behind == 0
+    await check.close()
+    async with await open_store(url) as store, store.read() as connection:
+        seqs = (await connection.execute(select(usage_records.c.seq))).scalars().all()
+        total = await connection.scalar(select(func.sum(tenant_totals.c.output_tokens)))
+    assert sorted(seqs) == list(range(4100))
+    assert total == 5 * (4100)
+
+
+# -- The reconciler: what has not arrived, and what engines say that they served
+
+
+NOTHING = ReconciliationRequest()
+PAGE = b"""# TYPE nv_llm_output_token_len histogram
+nv_llm_output_token_len_bucket{le="10",model="tiny-tensorrt_llm",response_metric_type="total_output_tokens"} 1
+nv_llm_output_token_len_sum{model="tiny-tensorrt_llm",response_metric_type="total_output_tokens",version="1"} 90
+nv_llm_output_token_len_count{model="tiny-tensorrt_llm",response_metric_type="total_output_tokens"} 9
+nv_llm_input_token_len_sum{model="tiny-tensorrt_llm",response_metric_type="total_input_tokens"} 1000
+"""
+
+
+def events(by, *numbers, gateway="gw-1"):
+    return [
+        UsageEvent(
+            f"{gateway[-1] * 8}-0000-7000-8000-{seq:012x}", gateway, seq, by.at, "r", "", "", "", "tiny", 5, 0, 10
+        )
+        for seq in numbers
+    ]
+
+
+async def report(store, by, **served):
+    async with store.write() as connection:
+        return await reconcile(connection, by, ReconciliationRequest(served=served))
+
+
+async def test_gaps_are_told_until_they_are_filled(store, url, by):
+    sink = LedgerSink(url)
+    await sink.write(events(by, 0, 1, 4, 5, 8))
+    await sink.write(events(by, 0, 1, 2, gateway="gw-2"))
+    first = await report(store, by)
+    assert (first.gateways, first.missing) == (2, 4)
+    expected = [MissingEvents(gateway="gw-1", first=a, last=b, since=by.at) for a, b in ((2, 3), (6, 7))]
+    assert list(first.gaps) == expected
+    later = replace(by, at=by.at + timedelta(hours=1))
+    await sink.write(events(by, 2, 3))
+    second = await report(store, later)
+    # it is known since the first report
+    assert (second.missing, list(second.gaps)) == (2, expected[1:])
+    await sink.write(events(by, 6, 7))
+    assert (await report(store, later)).missing == 0
+    await sink.close()
+    async with store.read() as connection:
+        kept = await list_audit_entries(connection, action=ACTION)
+    assert sorted(one.detail["missing"] for one in kept) == [0, 2, 4]
+
+
+async def test_what_engines_served_since_the_last_report(store, url, by):
+    sink = LedgerSink(url)
+    await sink.write(events(by, 0, 1))
+    hours = [replace(by, at=by.at + timedelta(hours=hour)) for hour in range(4)]
+    told = (await report(store, hours[0], tiny=100)).engines
+    assert told == (EngineTokens(model="tiny", served=100, billed=20),)
+    await sink.write(events(by, 2, 3))
+    # a report without engines in between changes nothing
+    await report(store, hours[1])
+    assert [one.unbilled for one in (await report(store, hours[2], tiny=123)).engines] == [3]
+    # started again
+    assert [one.unbilled for one in (await report(store, hours[3], tiny=7)).engines] == [None]
+    await sink.close()
+
+
+@pytest.fixture
+def page():
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/metrics" else 404)
+            self.end_headers()
+            self.wfile.write(PAGE)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+        server.shutdown()
+
+
+async def test_tritons_page_is_read(page, monkeypatch):
+    assert await served_tokens([page, page]) == {"tiny": 180}
+    for other in (f"{page}/none", "http://127.0.0.1:9/metrics", "no url"):
+        with pytest.raises(ResourceError, match="cannot be read"):
+            await served_tokens([other])
+    monkeypatch.setattr("llmops.control.reconcile.MAX_PAGE_BYTES", len(PAGE) - 1)
+    with pytest.raises(ResourceError, match="cannot be read"):
+        await served_tokens([page])
+
+
+async def test_the_leader_says_what_is_missing(store, url, by, caplog):
+    sink = LedgerSink(url)
+    await sink.write(events(by, 0, 3))
+    await sink.close()
+    task = asyncio.create_task(Reconciler(url, interval=0.01).run())
+    while not caplog.messages:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert caplog.messages[0] == "2 usage events have not arrived, the first of gateway gw-1 with number 1."
+
+
+def test_the_command(url, by, page):
+    async def write(*numbers):
+        sink = LedgerSink(url)
+        await sink.write(events(by, *numbers))
+        await sink.close()
+
+    run = CliRunner().invoke
+    told = run(cli, ["usage", "reconcile", "--store", url])
+    assert (told.exit_code, told.output) == (0, "Missing: 0 events (gateway workers known: 0).\n")
+    asyncio.run(write(0, 3))
+    told = run(cli, ["usage", "reconcile", "--store", url, "--engine", page])
+    assert told.exit_code == 1
+    assert "gw-1" in told.output
+    assert "1-2" in told.output
+    assert "Missing: 2 events (gateway workers known: 1)" in told.output
+    asyncio.run(write(1, 2))
+    told = run(cli, ["usage", "reconcile", "--store", url, "--json"])
+    assert told.exit_code == 0
+    found = json.loads(told.output)
+    assert (found["missing"], found["gaps"]) == (0, [])
+    # and usage itself is as it was
+    assert json.loads(run(cli, ["usage", "--store", url, "--json"]).output)["requests"] == 4

@@ -10,9 +10,7 @@ import json
 import shutil
 import subprocess
 import sys
-from datetime import date
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -22,10 +20,9 @@ from sqlalchemy import inspect, text
 from llmops.errors import InputError, VersionMismatchError
 from llmops.store.database import connect
 from llmops.store.factory import open_store
-from llmops.store.migrate import FOLDER, migrate
+from llmops.store.migrate import FOLDER
 from llmops.store.store_url import StoreUrl
 from llmops.store.tables import SCHEMA, SCHEMA_TABLE, metadata
-from llmops.store.usage_queries import UsageFilter, sum_usage
 
 COLUMNS = {
     "users": {"id": "UUID", "email": "VARCHAR(255)", "tier": "VARCHAR(20)", "api_key_hash": "VARCHAR(64)"},
@@ -48,7 +45,6 @@ INDEXES = {
     ("usage_records", "idx_usage_user_period"): ["user_id", "created_at"],
     ("usage_records", "idx_usage_billing"): ["user_id", "model", "created_at"],
 }
-COUNTED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
 LATER = f"{int(SCHEMA) + 1:04}"
 NEXT = '''
 """A later schema: a column with a value for each row, a table, an index less."""
@@ -138,39 +134,6 @@ def test_migrations_that_are_killed_and_those_that_come_together(empty_url, anot
     assert asyncio.run(rows(another_url, "SELECT id FROM later")) == [(1,)]
     with pytest.raises(VersionMismatchError, match=rf"has schema {LATER}, which a newer llmops made .*up to {SCHEMA}"):
         asyncio.run(open_store(empty_url))
-
-
-async def test_a_store_of_before_gets_the_totals_of_its_tenants(empty_url, tmp_path):
-    """The totals are sums of the rows of users' days, also of a user who is not in the store."""
-    ann, bob, nobody = (str(UUID(int=one)) for one in range(3))
-    shutil.copytree(FOLDER, tmp_path / "first", ignore=shutil.ignore_patterns("000[2-9]*"))
-    place = StoreUrl.parse(empty_url)
-    place.create()
-    async with connect(place) as store:
-        await migrate(store, tmp_path / "first", "0001")
-        async with store.write() as connection:
-            await connection.execute(text("INSERT INTO tenants (id) VALUES ('acme')"))
-            for user, email in ((ann, "ann@acme"), (bob, "bob@acme")):
-                await connection.execute(
-                    text(f"INSERT INTO users (id, email, tenant_id) VALUES ('{user}', '{email}', 'acme')")
-                )
-            for user, day, model, key, number in (
-                (ann, 21, "tiny", "key-a", 1), (ann, 21, "tiny", "key-b", 2), (bob, 21, "tiny", "", 3),
-                (bob, 22, "tiny", "", 4), (bob, 22, "llama", "", 5), (nobody, 22, "llama", "", 6),
-            ):  # fmt: skip
-                sums = ", ".join(str(number * 10**place) for place in range(6))
-                await connection.execute(
-                    text(f"INSERT INTO usage_totals VALUES ('{user}', '2026-11-{day}', '{model}', '{key}', {sums})")
-                )
-    async with await open_store(empty_url) as store, store.read() as connection:
-        sums = await sum_usage(connection, UsageFilter(), ["tenant", "day", "model"])
-    assert {(one.group["tenant"], one.group["day"].day, one.group["model"]): vars(one) for one in sums} == {
-        group: {"group": {"tenant": group[0], "day": date(2026, 11, group[1]), "model": group[2]}}
-        | {name: number * 10**place for place, name in enumerate(COUNTED)}
-        for group, number in {
-            ("acme", 21, "tiny"): 6, ("acme", 22, "tiny"): 4, ("acme", 22, "llama"): 5, (None, 22, "llama"): 6,
-        }.items()
-    }  # fmt: skip
 
 
 async def rows(url: str, query: str) -> list[tuple]:

@@ -132,48 +132,24 @@ def items(kind: dict) -> dict:
 
 
 # the fields of manifests/crds/analysis-template-crd.yaml of Argo Rollouts (9f8d111d, August 2026) that are used here
+_LIMITS = ("count", "failureLimit", "inconclusiveLimit", "consecutiveErrorLimit", "consecutiveSuccessLimit")
+_WEB = fields(
+    ("url",), url=TEXT, method=TEXT, jsonPath=TEXT, timeoutSeconds=COUNT,
+    headers=items(fields(("key", "value"), key=TEXT, value=TEXT)),
+)  # fmt: skip
+_METRIC = fields(
+    ("name", "provider"), name=TEXT, interval=TEXT, initialDelay=TEXT, successCondition=TEXT, failureCondition=TEXT,
+    **dict.fromkeys(_LIMITS, COUNT),
+    provider=fields(web=_WEB, prometheus=fields(address=TEXT, query=TEXT, timeout=COUNT)),
+)  # fmt: skip
+_SECRET = fields(secretKeyRef=fields(("name", "key"), name=TEXT, key=TEXT))
 ANALYSIS_TEMPLATE = fields(
-    ("apiVersion", "kind", "metadata", "spec"),
-    apiVersion={"const": "argoproj.io/v1alpha1"},
-    kind={"const": "AnalysisTemplate"},
-    metadata=fields(("name",), name=TEXT),
+    ("apiVersion", "kind", "metadata", "spec"), metadata=fields(("name",), name=TEXT),
+    apiVersion={"const": "argoproj.io/v1alpha1"}, kind={"const": "AnalysisTemplate"},
     spec=fields(
-        ("metrics",),
-        args=items(
-            fields(
-                ("name",),
-                name=TEXT,
-                value=TEXT,
-                valueFrom=fields(secretKeyRef=fields(("name", "key"), name=TEXT, key=TEXT)),
-            )
-        ),
-        metrics=items(
-            fields(
-                ("name", "provider"),
-                name=TEXT,
-                interval=TEXT,
-                initialDelay=TEXT,
-                successCondition=TEXT,
-                failureCondition=TEXT,
-                **dict.fromkeys(
-                    ("count", "failureLimit", "inconclusiveLimit", "consecutiveErrorLimit", "consecutiveSuccessLimit"),
-                    COUNT,
-                ),
-                provider=fields(
-                    web=fields(
-                        ("url",),
-                        url=TEXT,
-                        method=TEXT,
-                        jsonPath=TEXT,
-                        timeoutSeconds=COUNT,
-                        headers=items(fields(("key", "value"), key=TEXT, value=TEXT)),
-                    ),
-                    prometheus=fields(address=TEXT, query=TEXT, timeout=COUNT),
-                ),
-            )
-        ),
+        ("metrics",), metrics=items(_METRIC), args=items(fields(("name",), name=TEXT, value=TEXT, valueFrom=_SECRET))
     ),
-)
+)  # fmt: skip
 
 
 def test_the_analysis_template_has_only_fields_of_argo() -> None:

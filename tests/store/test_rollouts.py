@@ -35,10 +35,8 @@ from llmops.store.rollouts import (
     Rollout,
     add_outcomes,
     create_rollout,
-    list_pins,
     list_rollouts,
     list_versions,
-    pin_key,
     require_open_rollout,
 )
 from tests.store.rollout_process import Replicas, carry_out_forever
@@ -73,29 +71,6 @@ def test_a_canary_that_passes_goes_through_all_steps():
         ("keeping", 100),
         ("retiring", 100),
         ("promoted", 100),
-    ]
-
-
-def test_with_approval_every_step_waits_for_a_person():
-    events = RolloutEvent.READY, RolloutEvent.PASSED, RolloutEvent.PROMOTE, RolloutEvent.PASSED, RolloutEvent.PROMOTE
-    assert walk(rollout(approve=True), *events) == [
-        ("shifting", 5),
-        ("waiting", 5),
-        ("shifting", 25),
-        ("waiting", 25),
-        ("shifting", 50),
-    ]
-
-
-def test_pause_keeps_the_weight_and_a_rollback_is_possible_while_the_old_version_is_kept():
-    events = RolloutEvent.READY, RolloutEvent.PAUSE, RolloutEvent.RESUME, RolloutEvent.PROMOTE_FULL
-    assert walk(rollout(), *events, RolloutEvent.ROLLBACK, RolloutEvent.STOPPED) == [
-        ("shifting", 5),
-        ("paused", 5),
-        ("shifting", 5),
-        ("keeping", 100),
-        ("rolling back", 0),
-        ("rolled back", 0),
     ]
 
 
@@ -147,17 +122,6 @@ async def test_a_second_rollout_of_a_model_is_refused(store, by):
         assert {one.name for one in await list_versions(connection)} == {"initial", "v2"}
         with pytest.raises(UnknownResourceError, match="mistral has no roll-out in progress"):
             await require_open_rollout(connection, "mistral")
-
-
-async def test_pins(store, by):
-    async with store.write() as connection:
-        await start(connection, "v2", by)
-        await pin_key(connection, "llama", "key-1", "v2", by)
-        assert await list_pins(connection) == {("llama", "key-1"): "v2"}
-        await pin_key(connection, "llama", "key-1", None, by)
-        assert await list_pins(connection) == {}
-        with pytest.raises(UnknownResourceError, match="its versions are initial, v2"):
-            await pin_key(connection, "llama", "key-1", "v9", by)
 
 
 def outcomes(version: str, count: int, ok: bool = True) -> list[dict]:

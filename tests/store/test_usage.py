@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
-from datetime import date, timedelta, timezone
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta, timezone
+from fractions import Fraction
 from uuid import UUID
 from zlib import crc32
 
@@ -13,14 +17,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
+from llmops.control.metrics import CACHE_SECONDS, MAX_SERIES, OTHERS_LABEL, SpendingCollector
+from llmops.control.store_access import SharedStore
+from llmops.errors import InputError, ResourceError
+from llmops.gateway.errors import ModelNotPricedError, UnavailableError
+from llmops.gateway.interfaces import Usage
+from llmops.gateway.usage.billing import Bill, Billing
 from llmops.store import usage_writes
-from llmops.store.accounts.limits import Limits
-from llmops.store.accounts.tenants import create_tenant
+from llmops.store.accounts.limits import Budget, Limits
+from llmops.store.accounts.tenants import create_tenant, update_tenant
 from llmops.store.accounts.users import ensure_user
+from llmops.store.audit import list_audit_entries
 from llmops.store.factory import open_store
+from llmops.store.prices import Price, list_prices, price_in_force, prices_at, set_price
 from llmops.store.tables import usage_records
 from llmops.store.usage_queries import (
-    SequenceGap,
     UsageFilter,
     UsageSum,
     find_sequence_gaps,
@@ -29,6 +40,7 @@ from llmops.store.usage_queries import (
     sum_usage,
 )
 from llmops.store.usage_writes import UsageRecord, insert_usage
+from tests.store.control_client import BY, make_key
 
 USER = str(UUID(int=1))
 
@@ -121,55 +133,6 @@ async def test_sums_by_tenant_user_model_key_and_day(store, by):
         assert await spent_micros(connection, midnight, tenant_id="acme") == 24
 
 
-async def test_tenants_totals_agree_with_those_of_their_users(store, by):
-    """The two that sums are read from, whatever is asked of both."""
-    async with store.write() as connection:
-        for tenant in ("acme", "zeta"):
-            await create_tenant(connection, tenant, Limits(), by)
-        known = [
-            (await ensure_user(connection, tenant, f"{name}@{tenant}", by)).id
-            for tenant in ("acme", "zeta")
-            for name in "ab"
-        ]
-        draw = random.Random(14)
-        events = [
-            event(
-                by, seq, user_id=draw.choice([*known, USER]), model=draw.choice(["tiny", "llama"]), cost_micros=2**seq,
-                created_at=by.at - timedelta(days=draw.randint(0, 2)), reasoning_tokens=draw.randint(0, 7),
-            )
-            for seq in range(40)
-        ]  # fmt: skip
-        for batch in (events[:15], events[10:30], events[30:]):
-            await insert_usage(connection, batch)
-        for tenant in (None, "acme", "zeta"):
-            wanted = UsageFilter(tenant_id=tenant, first=by.at.date() - timedelta(days=1))
-            whole = await sum_usage(connection, wanted, ["tenant", "day", "model"])
-            parts = await sum_usage(connection, wanted, ["tenant", "day", "model", "user"])
-            assert len(parts) > len(whole) > 2
-            for one in whole:
-                of_users = [part for part in parts if part.group.items() >= one.group.items()]
-                assert one.cost_micros == sum(part.cost_micros for part in of_users)
-                assert one.reasoning_tokens == sum(part.reasoning_tokens for part in of_users)
-                assert one.requests == sum(part.requests for part in of_users)
-
-
-async def test_gaps_are_the_numbers_that_have_not_come(store, by):
-    async with store.write() as connection:
-        await insert_usage(connection, [event(by, seq) for seq in (0, 1, 4, 5, 9)])
-        await insert_usage(connection, [event(by, seq, "g2") for seq in (2, 3)])
-        assert await find_sequence_gaps(connection) == [
-            SequenceGap("g1", 2, 3),
-            SequenceGap("g1", 6, 8),
-            SequenceGap("g2", 0, 1),
-        ]
-        assert await find_sequence_gaps(connection, "g2") == [SequenceGap("g2", 0, 1)]
-        assert await find_sequence_gaps(connection, limit=1) == [SequenceGap("g1", 2, 3)]
-        assert [await high_water_mark(connection, gateway) for gateway in ("g1", "g2", "g3")] == [2, 0, 0]
-        await insert_usage(connection, [event(by, 3), event(by, 2), event(by, 0, "g2"), event(by, 1, "g2")])
-        assert await find_sequence_gaps(connection) == [SequenceGap("g1", 6, 8)]
-        assert [await high_water_mark(connection, gateway) for gateway in ("g1", "g2")] == [6, 4]
-
-
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_in_whatever_batches_events_come_the_books_are_the_same(data, by, newest_file, folder):
@@ -218,8 +181,299 @@ async def test_writers_with_the_same_events_do_not_lock_each_other_out(store, by
         assert await find_sequence_gaps(connection) == []
 
 
-async def test_an_event_without_an_id_is_refused(store, by):
+# -- Tests of what tokens cost, compared with figures computed by hand, on both databases
+
+
+tokens = st.integers(0, 2**31 - 1)
+micros = st.integers(0, 10**12)
+
+
+def price(by, model="smollm2", days=0.0, into=600_000, cached=300_000, out=900_000):
+    return Price(model, by.at + timedelta(days=days), into, cached, out)
+
+
+@pytest.mark.parametrize(
+    ("counts", "cost"),
+    # $0.60, $0.30 and $0.90 per million, by hand: 37 prompt tokens of which 32 were cached, 7 of answer:
+    # 5 x 0.6 + 32 x 0.3 + 7 x 0.9 = 3 + 9.6 + 6.3 = 18.9 micro-dollars
+    [((37, 32, 7), 19), ((0, 0, 0), 0), ((1_000_000, 0, 0), 600_000), ((0, 0, 1), 1), ((1, 1, 0), 0), ((5, 5, 0), 2)],
+)
+def test_cost_by_hand(by, counts, cost):
+    assert price(by).cost_micros(*counts) == cost
+
+
+@given(uncached=tokens, cached=tokens, out=tokens, into=micros, kept=micros, made=micros)
+def test_cost_is_the_exact_sum_rounded_half_up_once(uncached, cached, out, into, kept, made, by):
+    exact = Fraction(uncached * into, 10**6) + Fraction(cached * kept, 10**6) + Fraction(out * made, 10**6)
+    cost = price(by, into=into, cached=kept, out=made).cost_micros(uncached + cached, cached, out)
+    assert isinstance(cost, int)
+    assert Fraction(-1, 2) <= exact - cost < Fraction(1, 2)
+
+
+@pytest.mark.parametrize("counts", [(5, 6, 0), (5, -1, 0), (0, 0, -1), (-1, 0, 0)])
+def test_counts_that_cannot_be_are_not_billed(by, counts):
+    with pytest.raises(ValueError, match="tokens"):
+        price(by).cost_micros(*counts)
+
+
+async def test_a_price_holds_from_its_date_until_the_next(store, by):
+    first, second, other = price(by), price(by, days=10, into=1), price(by, "llama", days=1)
     async with store.write() as connection:
-        for wrong in ("", "not-a-uuid"):
-            with pytest.raises(ValueError, match="UUID"):
-                await insert_usage(connection, [event(by, 0, id=wrong)])
+        for one in (second, first, other):
+            await set_price(connection, one, by)
+        moment = timedelta(microseconds=1)
+        assert price_in_force(await list_prices(connection, "smollm2"), by.at - moment) is None
+        assert price_in_force(await list_prices(connection, "smollm2"), by.at) == first
+        assert price_in_force(await list_prices(connection, "smollm2"), second.valid_from - moment) == first
+        assert price_in_force(await list_prices(connection, "smollm2"), second.valid_from) == second
+        assert price_in_force(await list_prices(connection, "unknown"), by.at) is None
+        assert await prices_at(connection, by.at) == {"smollm2": first}
+        assert await prices_at(connection, by.at + timedelta(days=30)) == {"smollm2": second, "llama": other}
+        assert await list_prices(connection) == [other, first, second]
+        assert await list_prices(connection, "smollm2") == [first, second]
+
+
+async def test_a_price_to_come_can_be_changed_and_one_in_force_cannot(store, by):
+    coming = price(by, days=1)
+    async with store.write() as connection:
+        await set_price(connection, coming, by)
+        cheaper = replace(coming, output_micros=1)
+        await set_price(connection, cheaper, by)
+        assert await list_prices(connection) == [cheaper]
+        with pytest.raises(InputError, match="cannot begin in the past"):
+            await set_price(connection, coming, replace(by, at=coming.valid_from + timedelta(seconds=1)))
+        logged = await list_audit_entries(connection)
+    assert [entry.subject for entry in logged] == ["smollm2@2026-11-23T13:30:00Z"] * 2
+    assert {entry.detail["output_micros"] for entry in logged} == {1, 900_000}
+
+
+# -- Tests of the cost of requests at a gateway, on both databases
+
+
+# $0.60, $0.30 and $0.90 per million tokens
+CENTS = (600_000, 300_000, 900_000)
+# 5 x 0.6 + 32 x 0.3 + 7 x 0.9 = 18.9 micro-dollars
+USED, COST = Usage(37, 7, 0, 32), 19
+# the same, as a tariff is asked
+TOKENS = (37, 32, 7)
+
+
+class Now:
+    def __init__(self, at: datetime) -> None:
+        self.at = at
+
+    def __call__(self) -> datetime:
+        return self.at
+
+
+@asynccontextmanager
+async def billing_on(url: str, now: Now):
+    billing = Billing(url, now)
+    try:
+        await billing.refresh()
+        yield billing
+    finally:
+        await billing.close()
+
+
+async def priced(store, by, *prices: Price) -> None:
+    async with store.write() as connection:
+        for price in prices:
+            await set_price(connection, price, by)
+
+
+async def test_each_price_holds_from_its_moment_on_without_another_look(url, store, by):
+    later = by.at + timedelta(days=9)
+    await priced(store, by, Price("tiny", later, 1, 1, 10**6), Price("tiny", by.at, *CENTS))
+    now = Now(by.at)
+    async with billing_on(url, now) as billing:
+        first, second = Bill(COST, "tiny@2026-11-22T13:30:00Z"), Bill(7, "tiny@2026-12-01T13:30:00Z")
+        assert billing.bill("tiny", USED) == first
+        now.at = later - timedelta(microseconds=1)
+        assert billing.bill("tiny", USED) == first
+        now.at = later
+        assert billing.bill("tiny", USED) == second
+        # what began before is billed at the price of its time
+        assert billing.bill("tiny", USED, by.at) == first
+        assert billing.tariff("tiny")(*TOKENS) == 7
+
+
+async def test_cached_tokens_have_their_price_where_the_engine_tells(url, store, by):
+    await priced(store, by, Price("tiny", by.at, *CENTS))
+    async with billing_on(url, Now(by.at)) as billing:
+        assert billing.tariff("tiny")(1000, 1000, 0) == 300
+        assert billing.tariff("tiny")(1000, 0, 0) == 600
+        # an engine that counts more than there was is not believed
+        assert billing.tariff("tiny")(1000, 4000, 0) == 300
+
+
+async def test_a_model_without_a_price_costs_nothing_is_told_once_and_takes_no_budget(url, store, by, caplog):
+    now = Now(by.at)
+    async with billing_on(url, now) as billing:
+        for _ in range(3):
+            assert billing.bill("tiny", USED) == Bill(0, None)
+        assert [record.message for record in caplog.records if "no price" in record.message] == [
+            "The model 'tiny' has no price and is billed as $0; `llmops price set` gives it one."
+        ]
+        with pytest.raises(ModelNotPricedError, match="no budget can pay for it") as refused:
+            billing.tariff("tiny")
+        assert (refused.value.status, refused.value.code) == (403, "model_not_priced")
+        await priced(store, by, Price("tiny", by.at, 0, 0, 0))
+        await billing.refresh()
+        # free is a price
+        billing.tariff("tiny")
+        assert billing.bill("tiny", USED) == Bill(0, "tiny@2026-11-22T13:30:00Z")
+
+
+async def test_what_was_spent_is_the_keys_or_the_tenants_own(url, store, by):
+    async with store.write() as connection:
+        await create_tenant(connection, "acme", Limits(), by)
+        await create_tenant(connection, "zeta", Limits(), by)
+        users = [(await ensure_user(connection, "acme", f"{name}@acme", by)).id for name in ("ann", "bob")]
+        users.append((await ensure_user(connection, "zeta", "zoe@zeta", by)).id)
+        spent = [(0, "key-a", 0, 5), (0, "key-b", 0, 70), (1, "key-c", 0, 900), (2, "key-z", 0, 1), (0, "key-a", 2, 30)]
+        for seq, (user, key, days, micros) in enumerate(spent):
+            record = UsageRecord(
+                str(UUID(int=seq)), "g", seq, by.at - timedelta(days=days), "r", users[user], "tiny", 1, 1, micros,
+                key_id=key,
+            )  # fmt: skip
+            await insert_usage(connection, [record])
+    midnight = datetime.combine(date(2026, 11, 22), datetime.min.time(), UTC)
+    async with billing_on(url, Now(by.at)) as billing:
+        assert await billing.spent("key-a", midnight) == 5
+        assert await billing.spent("key-a", midnight - timedelta(days=2)) == 35
+        assert await billing.spent("tenant acme", midnight) == 975
+        assert await billing.spent("tenant acme", midnight - timedelta(days=2)) == 1005
+        assert await billing.spent("tenant zeta", midnight) == 1
+        assert await billing.spent("key-new", midnight) == 0
+
+
+async def test_a_store_that_goes_away_leaves_the_prices(own_postgres, by, caplog):
+    url, stop, start = own_postgres
+    async with await open_store(url) as store:
+        await priced(store, by, Price("tiny", by.at, *CENTS))
+    now = Now(by.at)
+    async with billing_on(url, now) as billing:
+        stop()
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                await billing.refresh()
+            assert billing.tariff("tiny")(*TOKENS) == COST
+            with pytest.raises(ResourceError):
+                await billing.spent("key-a", by.at)
+            fresh = Billing(url, now)
+            await fresh.refresh()
+            with pytest.raises(UnavailableError) as refused:
+                fresh.tariff("tiny")
+            assert (refused.value.status, refused.value.code) == (503, "prices_unavailable")
+            assert fresh.bill("tiny", USED) == Bill(0, None)
+            start()
+            await fresh.refresh()
+            fresh.tariff("tiny")
+            await fresh.close()
+            later = replace(by, at=by.at + timedelta(seconds=1))
+            async with await open_store(url) as store:
+                await priced(store, later, Price("tiny", later.at, 0, 0, 0))
+            await billing.refresh()
+        now.at = later.at
+        assert billing.tariff("tiny")(*TOKENS) == 0
+    told = [record.message for record in caplog.records if record.message.startswith("Prices")]
+    assert [one.partition(" (")[0].rstrip(".") for one in told].count("Prices can be read again") == 2
+    assert sum("cannot be read" in one for one in told) == 2
+    assert "not-a-secret" not in caplog.text
+
+
+# -- Tests of the spending that control exports to Prometheus
+
+
+NOW = datetime(2026, 9, 10, 12, tzinfo=UTC)
+
+
+def record(number: int, user: str, cost: int, day: int = 3, model: str = "tiny") -> UsageRecord:
+    at = NOW.replace(day=1) + timedelta(days=day)
+    return UsageRecord(str(UUID(int=number + 1)), "g1", number, at, f"r{number}", user, model, 100, 20, cost, 60)
+
+
+async def insert(url: str, *records: UsageRecord) -> None:
+    async with await open_store(url) as store, store.write() as connection:
+        await insert_usage(connection, records)
+
+
+def told(spending: SpendingCollector) -> dict[str, dict[tuple[str, ...], float]]:
+    return {
+        family.name: {tuple(sample.labels.values()): sample.value for sample in family.samples}
+        for family in spending.collect()
+    }
+
+
+async def test_it_is_the_month_of_the_ledger(url):
+    _, _, acme = await make_key(url, "acme")
+    _, _, zeta = await make_key(url, "zeta")
+    await insert(
+        url, record(0, acme, 1_500_000), record(1, acme, 250_000, model="big"), record(2, zeta, 4_000_000, model="big"),
+        # last month's
+        record(3, zeta, 9_000_000, day=-3),
+    )  # fmt: skip
+    async with await open_store(url) as store, store.write() as connection:
+        await update_tenant(connection, "acme", Limits(budget=Budget(7_000_000, "month")), BY)
+        await update_tenant(connection, "zeta", Limits(budget=Budget(1_000_000, "day")), BY)
+    store = SharedStore(url)
+    spending = SpendingCollector(store, lambda: NOW)
+    await spending.refresh()
+    await store.close()
+    found = told(spending)
+    assert found["llmops_spent_dollars"] == {("acme",): 1.75, ("zeta",): 4.0}
+    assert found["llmops_model_spent_dollars"] == {("tiny",): 1.5, ("big",): 4.25}
+    assert found["llmops_spent_tokens"] == {
+        ("acme", "input"): 80, ("acme", "cached"): 120, ("acme", "output"): 40,
+        ("zeta", "input"): 40, ("zeta", "cached"): 60, ("zeta", "output"): 20,
+    }  # fmt: skip
+    # zeta's day is another one than that of its usage
+    assert found["llmops_budget_used_ratio"] == {("acme",): 0.25, ("zeta",): 0.0}
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_tenants_that_spend_little_share_a_series(url, kind):
+    spent = {}
+    for number in range(MAX_SERIES + 5):
+        _, _, user = await make_key(url, f"t{number:02}")
+        spent[f"t{number:02}"] = number + 1.0
+        await insert(url, record(number, user, (number + 1) * 10**6))
+    store = SharedStore(url)
+    spending = SpendingCollector(store, lambda: NOW)
+    await spending.refresh()
+    await store.close()
+    found = {tenant: value for (tenant,), value in told(spending)["llmops_spent_dollars"].items()}
+    assert len(found) == MAX_SERIES + 1
+    assert found.pop(OTHERS_LABEL) == 1 + 2 + 3 + 4 + 5
+    assert found == {name: value for name, value in spent.items() if value > 5}
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_the_store_is_asked_once_a_minute_and_may_be_away(url, kind, caplog):
+    _, _, user = await make_key(url, "acme")
+    await insert(url, record(0, user, 10**6))
+    seconds, away = [0.0], [False]
+
+    class Store(SharedStore):
+        def read(self):
+            if away[0]:
+                raise UnavailableError("The store cannot be asked now; try again.")
+            return super().read()
+
+    store = Store(url)
+    spending = SpendingCollector(store, lambda: NOW, lambda: seconds[0])
+
+    async def after(more: float) -> float:
+        seconds[0] += more
+        await spending.refresh()
+        return told(spending)["llmops_spent_dollars"]["acme",]
+
+    assert await after(0) == 1.0
+    await insert(url, record(1, user, 10**6))
+    assert await after(CACHE_SECONDS - 1) == 1.0
+    assert await after(1) == 2.0
+    away[0] = True
+    assert await after(CACHE_SECONDS) == 2.0
+    assert "cannot be read for Prometheus: The store cannot be asked now" in caplog.text
+    await store.close()

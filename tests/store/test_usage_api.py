@@ -259,36 +259,6 @@ async def test_the_sdk_reads_usage_bucket_by_bucket(acme, organization, width, d
     assert found == wanted
 
 
-async def test_usage_of_some_models_keys_and_users(acme, organization):
-    async def requests(**only):
-        answer = await organization.completions(start_time=BEGIN, end_time=BEGIN + 4 * 86_400, **only)
-        return sum(result.num_model_requests for bucket in answer.data for result in bucket.results)
-
-    inside = [one for one in acme.records if one.created_at >= MIDNIGHT]
-    assert await requests() == len(inside)
-    assert await requests(models=["tiny"]) == sum(one.model == "tiny" for one in inside)
-    assert await requests(api_key_ids=[acme.plain_key]) == sum(one.key_id == acme.plain_key for one in inside)
-    assert await requests(user_ids=[acme.user]) == len(inside)
-    for nothing in ({"user_ids": ["user-abc"]}, {"project_ids": ["proj_a"]}, {"batch": True}, {"models": ["none"]}):
-        assert await requests(**nothing) == 0
-    assert await requests(batch=False) == len(inside)
-
-
-async def test_the_sdk_reads_costs(acme, organization):
-    answer = await organization.costs(start_time=BEGIN, end_time=BEGIN + 4 * 86_400, group_by=["line_item"], limit=180)
-    assert (answer.object, answer.has_more, answer.next_page) == ("page", False, None)
-    found = {
-        (bucket.start_time, result.line_item): (result.amount.value, result.amount.currency)
-        for bucket in answer.data
-        for result in bucket.results
-    }
-    wanted = acme.sums(lambda one: (bucket_of(one, 86_400), one.model), lambda one: one.created_at >= MIDNIGHT)
-    assert found == {of: (total["cost_micros"] / 1e6, "usd") for of, total in wanted.items()}
-    whole = await organization.costs(start_time=BEGIN + 40_000, end_time=BEGIN + 86_401)
-    # whole days: the one that holds the start, and the one that holds the last second
-    assert [bucket.start_time for bucket in whole.data] == [BEGIN, BEGIN + 86_400]
-
-
 @ONLY_SQLITE
 async def test_what_the_organization_cannot_be_asked(acme):
     async with control(acme.url) as client:

@@ -99,91 +99,33 @@ def _read(name: str, text: str) -> Any:
 # name, type, dims; then r: reshaped to a scalar, g: allow_ragged_batch, ! : not optional, t: the type is a choice of
 # whoever fills the template (its documented default is given)
 INPUTS = """
-input_ids INT32 -1 g
-encoder_input_features FP16 -1,-1 gt
-encoder_output_lengths INT32 1 r
-input_lengths INT32 1 r!
-request_output_len INT32 1 r!
-num_return_sequences INT32 1 r
-draft_input_ids INT32 -1 g
-decoder_input_ids INT32 -1 g
-decoder_input_lengths INT32 1 r
-draft_logits FP32 -1,-1 gt
-draft_acceptance_threshold FP32 1 r
-end_id INT32 1 r
-pad_id INT32 1 r
-stop_words_list INT32 2,-1 g
-bad_words_list INT32 2,-1 g
-embedding_bias FP32 -1 g
-beam_width INT32 1 r
-temperature FP32 1 r
-runtime_top_k INT32 1 r
-runtime_top_p FP32 1 r
-runtime_top_p_min FP32 1 r
-runtime_top_p_decay FP32 1 r
-runtime_top_p_reset_ids INT32 1 r
-len_penalty FP32 1 r
-early_stopping BOOL 1 r
-repetition_penalty FP32 1 r
-min_tokens INT32 1 r
-beam_search_diversity_rate FP32 1 r
-presence_penalty FP32 1 r
-frequency_penalty FP32 1 r
-seed UINT64 1 r
-return_log_probs BOOL 1 r
-return_context_logits BOOL 1 r
-return_generation_logits BOOL 1 r
-return_perf_metrics BOOL 1 r
-return_num_input_tokens BOOL 1 r
-return_num_output_tokens BOOL 1 r
-exclude_input_in_output BOOL 1 r
-stop BOOL 1 r
-streaming BOOL 1 r
-prompt_embedding_table FP16 -1,-1 gt
-prompt_table_extra_ids UINT64 -1 g
-prompt_vocab_size INT32 1 r
-cross_attention_mask BOOL -1,-1 g
-mrope_rotary_cos_sin FP32 -1 -
-mrope_position_deltas INT64 1 -
-lora_task_id UINT64 1 r
-lora_weights FP16 -1,-1 g
-lora_config INT32 -1,3 g
-context_phase_params UINT8 -1 g
-skip_cross_attn_blocks BOOL 1 g
-retention_token_range_starts INT32 -1 g
-retention_token_range_ends INT32 -1 g
-retention_token_range_priorities INT32 -1 g
-retention_token_range_durations_ms INT32 -1 g
-retention_decode_priority INT32 1 g
-retention_decode_duration_ms INT32 1 g
-guided_decoding_guide_type STRING 1 g
-guided_decoding_guide STRING 1 g
-lookahead_window_size INT32 1 g
-lookahead_ngram_size INT32 1 g
+input_ids INT32 -1 g; encoder_input_features FP16 -1,-1 gt; encoder_output_lengths INT32 1 r;
+input_lengths INT32 1 r!; request_output_len INT32 1 r!; num_return_sequences INT32 1 r; draft_input_ids INT32 -1 g;
+decoder_input_ids INT32 -1 g; decoder_input_lengths INT32 1 r; draft_logits FP32 -1,-1 gt;
+draft_acceptance_threshold FP32 1 r; end_id INT32 1 r; pad_id INT32 1 r; stop_words_list INT32 2,-1 g;
+bad_words_list INT32 2,-1 g; embedding_bias FP32 -1 g; beam_width INT32 1 r; temperature FP32 1 r;
+runtime_top_k INT32 1 r; runtime_top_p FP32 1 r; runtime_top_p_min FP32 1 r; runtime_top_p_decay FP32 1 r;
+runtime_top_p_reset_ids INT32 1 r; len_penalty FP32 1 r; early_stopping BOOL 1 r; repetition_penalty FP32 1 r;
+min_tokens INT32 1 r; beam_search_diversity_rate FP32 1 r; presence_penalty FP32 1 r; frequency_penalty FP32 1 r;
+seed UINT64 1 r; return_log_probs BOOL 1 r; return_context_logits BOOL 1 r; return_generation_logits BOOL 1 r;
+return_perf_metrics BOOL 1 r; return_num_input_tokens BOOL 1 r; return_num_output_tokens BOOL 1 r;
+exclude_input_in_output BOOL 1 r; stop BOOL 1 r; streaming BOOL 1 r; prompt_embedding_table FP16 -1,-1 gt;
+prompt_table_extra_ids UINT64 -1 g; prompt_vocab_size INT32 1 r; cross_attention_mask BOOL -1,-1 g;
+mrope_rotary_cos_sin FP32 -1 -; mrope_position_deltas INT64 1 -; lora_task_id UINT64 1 r; lora_weights FP16 -1,-1 g;
+lora_config INT32 -1,3 g; context_phase_params UINT8 -1 g; skip_cross_attn_blocks BOOL 1 g;
+retention_token_range_starts INT32 -1 g; retention_token_range_ends INT32 -1 g;
+retention_token_range_priorities INT32 -1 g; retention_token_range_durations_ms INT32 -1 g;
+retention_decode_priority INT32 1 g; retention_decode_duration_ms INT32 1 g; guided_decoding_guide_type STRING 1 g;
+guided_decoding_guide STRING 1 g; lookahead_window_size INT32 1 g; lookahead_ngram_size INT32 1 g;
 lookahead_verification_set_size INT32 1 g
 """
 OUTPUTS = """
-output_ids INT32 -1,-1
-sequence_length INT32 -1
-cum_log_probs FP32 -1
-output_log_probs FP32 -1,-1
-context_logits FP32 -1,-1
-generation_logits FP32 -1,-1,-1
-batch_index INT32 1
-sequence_index INT32 1
-context_phase_params UINT8 -1
-kv_cache_alloc_new_blocks INT32 1
-kv_cache_reused_blocks INT32 1
-kv_cache_alloc_total_blocks INT32 1
-arrival_time_ns INT64 1
-first_scheduled_time_ns INT64 1
-first_token_time_ns INT64 1
-last_token_time_ns INT64 1
-acceptance_rate FP32 1
-total_accepted_draft_tokens INT32 1
-total_draft_tokens INT32 1
-num_input_tokens INT32 1
-num_output_tokens INT32 1
+output_ids INT32 -1,-1; sequence_length INT32 -1; cum_log_probs FP32 -1; output_log_probs FP32 -1,-1;
+context_logits FP32 -1,-1; generation_logits FP32 -1,-1,-1; batch_index INT32 1; sequence_index INT32 1;
+context_phase_params UINT8 -1; kv_cache_alloc_new_blocks INT32 1; kv_cache_reused_blocks INT32 1;
+kv_cache_alloc_total_blocks INT32 1; arrival_time_ns INT64 1; first_scheduled_time_ns INT64 1;
+first_token_time_ns INT64 1; last_token_time_ns INT64 1; acceptance_rate FP32 1; total_accepted_draft_tokens INT32 1;
+total_draft_tokens INT32 1; num_input_tokens INT32 1; num_output_tokens INT32 1
 """
 
 
@@ -201,4 +143,4 @@ def as_table(tensors: Any) -> set[str]:
 
 
 def table(text: str) -> set[str]:
-    return {line.replace(" gt", " g") for line in text.split("\n") if line}
+    return {row.strip().replace(" gt", " g") for row in text.split(";")}

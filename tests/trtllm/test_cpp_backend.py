@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 
 import pytest
 
 from llmops import contract
 from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Parallelism, Source, TokenizerInfo
-from llmops.build.trtllm.backend_parameters import PARAMETERS, checked_parameters
+from llmops.build.trtllm.backend_parameters import checked_parameters
 from llmops.errors import InputError
 from llmops.gateway.interfaces import EngineRequest, SamplingParams
 from llmops.gateway.triton.request_writer import RequestWriter
@@ -71,21 +70,6 @@ def test_the_keys_without_a_default_are_there_with_and_without_grammars(tmp_path
     assert guided["xgrammar_tokenizer_info_path"] == str(tmp_path / "b" / "xgrammar_tokenizer_info.json")
 
 
-@pytest.mark.parametrize("name", cpp_backend.MUST)
-def test_a_missing_key_is_what_the_backend_throws_for(tmp_path: Path, name: str) -> None:
-    config = engine_config(make_engine(tmp_path / "e"))
-    parameters = {key: one.string_value for key, one in config.parameters.items() if key != name}
-    with pytest.raises(cpp_backend.LoadError, match=f"Cannot find parameter with name: {name}"):
-        cpp_backend.load(parameters)
-
-
-def test_every_parameter_that_a_user_may_set_is_read_there_in_our_kind() -> None:
-    kinds = {"int": int, "float": float, "bool": bool, "ints": list, "lists": str, "text": str}
-    assert {name: kinds[one.kind] for name, one in PARAMETERS.items()} == {
-        name: cpp_backend.KEYS[name] for name in PARAMETERS
-    }
-
-
 def test_settings_reach_the_backend_as_they_were_meant(tmp_path: Path) -> None:
     serve = {"kv_cache_free_gpu_mem_fraction": 0.85, "max_attention_window_size": "4096,1024", "cuda_graph_mode": True}
     serve |= {"kv_cache_host_memory_bytes": "10000000000", "gpu_device_ids": "0,1;2,3"}
@@ -109,13 +93,6 @@ def test_settings_reach_the_backend_as_they_were_meant(tmp_path: Path) -> None:
 def test_what_it_would_only_warn_about_is_refused(given: dict[str, str], says: str) -> None:
     with pytest.raises(InputError, match=says):
         checked_parameters(given)
-
-
-def test_a_greedy_log_probability_is_a_real_number(tmp_path: Path) -> None:
-    read = loaded(make_engine(tmp_path / "e"))
-    assert cpp_backend.log_prob_of_the_chosen(read, log_prob=-0.7, kept=math.exp(-0.7)) == -0.7
-    told = loaded(make_engine(tmp_path / "f", serve={"normalize_log_probs": True}))
-    assert cpp_backend.log_prob_of_the_chosen(told, log_prob=-0.7, kept=math.exp(-0.7)) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from llmops.cli.main import cli
 from llmops.model_repository.doctor import deep, launch_commands
 from llmops.model_repository.multi_gpu import launch_plan
 from llmops.model_repository.server.installation import find_installation
-from tests.trtllm.image_folder import BuildFailedError, ImageFolder, interpreter_of
+from tests.trtllm.image_folder import ImageFolder, interpreter_of
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 ROOT = Path(__file__).parents[2]
@@ -55,21 +55,6 @@ def test_every_path_and_version_is_a_fact_of_the_image() -> None:
     assert json.loads(arguments("ENTRYPOINT")[0])[0] == IMAGES[DEFAULT_TAG].layout.entrypoint
     recipe = IMAGES[OWN_TAG].recipe(IMAGES[OWN_TAG].own)
     assert recipe.split()[4:6] == ["--build-arg", f"BASE={IMAGES[OWN_TAG].stage}"]
-
-
-def test_every_fact_names_its_source() -> None:
-    for image in IMAGES.values():
-        assert {"triton", "versions", "python"} <= image.sources.keys()
-        assert not image.openai_needed or "openai_needed" in image.sources
-        assert not image.transformers or "transformers" in image.sources
-
-
-def test_the_wheels_triton_and_tensorrt_llm_each_get_their_python() -> None:
-    stage = stages()[OWN_TAG]
-    wheel = re.search(r'(\S+)/bin/pip install \S+ "numpy<2" (nvidia-pytriton==\S+)', stage)
-    assert f"{wheel[2]}\n" in (ROOT / "constraints.txt").read_text()
-    assert f"{wheel[1]}/bin/python" == IMAGES[OWN_TAG].layout.ours
-    assert f"PATH={wheel[1]}/bin:" in stage
 
 
 IMAGE = IMAGES[DEFAULT_TAG]
@@ -166,12 +151,6 @@ def test_an_image_without_what_its_facts_name(image: ImageFolder, monkeypatch: p
         shutil.move(backend.with_suffix(".away"), backend)
 
 
-def test_the_systems_python_is_not_the_one_to_install_into(tmp_path: Path) -> None:
-    """Upstream's Dockerfile.triton.trt_llm_backend (r26.07, lines 121 and 132) has a virtual environment."""
-    with pytest.raises(BuildFailedError, match="No module named pip"):
-        built(tmp_path, lambda line: line.replace(IMAGE.layout.python, "/usr/bin/python3"))
-
-
 @pytest.mark.parametrize(
     ("said", "outcome", "detail"),
     [
@@ -220,15 +199,6 @@ def stages() -> dict[str, str]:
         elif found:
             found[name] += f"\n{line}"
     return found
-
-
-def test_what_is_copied_makes_the_whole_package(image: ImageFolder) -> None:
-    data = [*ROOT.glob("model_repository/**/*.j2"), *ROOT.glob("model_repository/*/1/**/*.py")]
-    modules = [
-        path for folder in ("build", "model_repository", "gateway", "cli") for path in ROOT.glob(f"{folder}/**/*.py")
-    ]
-    for path in [*data, *modules]:
-        assert (image.site / "llmops" / path.relative_to(ROOT)).is_file()
 
 
 def test_it_runs_as_nobody_special_and_is_reachable() -> None:

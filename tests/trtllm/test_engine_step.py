@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ from llmops.build.spec import BuildSpec
 from llmops.build.targets import tensorrt
 from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.trtllm.image_selection import image_of
-from llmops.errors import BuildError, InputError, MissingDependencyError, VersionMismatchError
+from llmops.errors import BuildError, MissingDependencyError, VersionMismatchError
 from tests.support.processes import commands
 
 PROGRAM = """#!{python}
@@ -166,18 +165,6 @@ def test_build_sh_does_the_same(folder, program):
     assert EngineManifest.load(folder).complete
 
 
-@pytest.mark.parametrize("fault", ["code", "kill", "empty"])
-def test_build_sh_that_fails_does_not_call_the_folder_finished(folder, program, fault):
-    environment = {**os.environ, "FAULT": fault}
-    result = subprocess.run(
-        ["sh", str(folder / trtllm_build.SCRIPT)], env=environment, capture_output=True, check=False
-    )
-    assert result.returncode != 0
-    assert not EngineManifest.load(folder).complete
-    subprocess.run(["sh", str(folder / trtllm_build.SCRIPT)], check=True, capture_output=True)
-    assert EngineManifest.load(folder).complete
-
-
 def test_without_the_program_the_image_is_named(folder, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(MissingDependencyError, match=r"26\.07-trtllm-python-py3, or add --in-container"):
@@ -220,8 +207,3 @@ def test_in_container_runs_build_sh_as_the_owner(folder, tmp_path, monkeypatch):
     assert f"--user {os.getuid()}:{os.getgid()}" in words
     assert f"source={folder},target=/engine" in words
     assert words.endswith("tritonserver:26.07-trtllm-python-py3 sh /engine/build.sh\n")
-
-
-def test_a_folder_that_is_none(tmp_path):
-    with pytest.raises(InputError, match=r"not an engine folder"):
-        resume(Path(tmp_path))

@@ -204,25 +204,6 @@ def test_min_tokens_holds_for_every_end_token(engine, runtime, end):
     assert collect(runtime)[1][:3] == [[11, 12, 13, 14, 15, 16, 17], [], "stop"]
 
 
-def test_an_ignored_end_and_min_tokens_go_together(engine, runtime):
-    runtime.submit(1, ask(engine, [10], 3, min_tokens=3), 0)
-    assert collect(runtime)[1][0] == [11, 12, 13]
-
-
-def test_bad_words_bias_adapter_and_salt(engine, runtime, standin):
-    torch = pytest.importorskip("torch")
-    bias = np.zeros(1000, np.float32)
-    bias[7] = -2.5
-    fields = {"bad_words": [[12]], "embedding_bias": bias, "adapter": 3, "cache_salt": 2**64 - 1}
-    runtime.submit(1, ask(engine, [10], 2, **fields), 0)
-    assert collect(runtime)[1][0] == [13, 14]
-    made = standin.Executor.made[-1].requests[-1]
-    assert (made.bad_words, made.lora_config.task_id, made.cache_salt_id) == ([[12]], 3, 2**64 - 1)
-    assert made.embedding_bias.dtype == torch.float32
-    # the engine has more logits than the tokenizer has tokens
-    assert made.embedding_bias.tolist() == [*bias.tolist(), 0, 0, 0]
-
-
 @pytest.mark.parametrize(
     ("guide", "kind"),
     [
@@ -265,13 +246,6 @@ def test_the_backends_parameters_become_the_executors(engine, standin, folder):
     assert (config.peft_cache_config.lora_prefetch_dir, config.peft_cache_config.host_cache_size) == ("/adapters", 2000)
     assert (config.extended_runtime_perf_knob_config.cuda_graph_mode, config.gpu_weights_percent) == (True, 0.5)
     assert (config.normalize_log_probs, config.enable_chunked_context, config.max_batch_size) == (False, True, 4)
-
-
-def test_without_reuse_nothing_is_reported(engine, standin, folder):
-    runtime = make(engine, standin, folder, enable_kv_cache_reuse="false")
-    runtime.submit(1, ask(engine, list(range(10)), 2), 0)
-    assert collect(runtime)[1][4] == 0
-    assert list(runtime.take_kv_events()) == []
 
 
 MPIRUN = """#!{python}
@@ -326,13 +300,6 @@ def test_an_engine_of_two_gpus_has_a_rank_for_each_and_leaves_none(engine, sever
     finally:
         runtime.close()
     assert runtime._process.returncode == 0
-
-
-def test_a_rank_that_cannot_load_is_one_sentence(engine, several):
-    path = Path(several["gpt_model_path"]) / "config.json"
-    path.write_text(json.dumps({"pretrained_config": {"mapping": {"tp_size": 4}}}))
-    with pytest.raises(ValueError, match=r"MPI worldSize is expected to be equal to tp\*pp\*cp"):
-        engine.create(several, CARD)
 
 
 def test_a_rank_that_dies_ends_the_engine(engine, several):

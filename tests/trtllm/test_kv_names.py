@@ -59,13 +59,6 @@ def test_blocks_are_named_by_all_that_comes_before_them(names) -> None:
     assert names.translate([removed(72, 71, 4711)]) == [(KV_REMOVED, [c, b])]
 
 
-def test_what_has_no_name_is_left_out(names) -> None:
-    assert names.translate([stored(None, (1, [1, 2, 3]))]) == [], "not a whole block"
-    assert names.translate([stored(99, (2, [1, 2, 3, 4]))]) == [], "nobody said what comes before it"
-    assert names.translate([removed(1, 2)]) == []
-    assert names.translate([{"window_size": 4096, "data": {"type": "updated", "block_hash": 2}}]) == []
-
-
 def test_each_window_says_the_same_again_and_is_heard_once(names) -> None:
     (a,) = ours([1, 2, 3, 4])
     first, again = stored(None, (7, [1, 2, 3, 4])), stored(None, (7, [1, 2, 3, 4]), window=128)

@@ -67,21 +67,6 @@ def collect(runtime, seconds=90.0):
     return found
 
 
-def test_tokens_and_reasons(engine, runtime):
-    runtime.submit(1, ask(engine, [5, 10], 4, end_ids=frozenset({99})), 0)
-    runtime.submit(2, ask(engine, [20], 50, end_ids=frozenset({23, 500})), 0)
-    found = collect(runtime)
-    assert found[1][0] == [11, 12, 13, 14]
-    assert found[1][2] == "length"
-    assert found[2][0] == [21, 22, 23]
-    assert found[2][2] == "stop"
-
-
-def test_log_probs_are_of_the_chosen_token(engine, runtime):
-    runtime.submit(1, ask(engine, [10], 2, log_probs=True), 0)
-    assert collect(runtime)[1][1] == pytest.approx([-0.11, -0.12])
-
-
 @pytest.mark.parametrize("version", ["1.2.1", "1.3.0"])
 def test_alternatives_are_the_most_likely_tokens_without_the_sampled_one(engine, version):
     """1.2 has them in TorchSampler alone, which may leave the sampled token out; 1.3 adds that one."""
@@ -116,14 +101,6 @@ def test_a_bias_is_a_tensor_of_the_librarys(engine, version):
         assert torch.equal(standin.LLM.made[-1].results[0].params.embedding_bias, torch.tensor([0, -2.5]))
     finally:
         runtime.close()
-
-
-def test_stop_words_of_several_tokens_end_a_sequence_there(engine, runtime):
-    runtime.submit(1, ask(engine, [10], 50, stop_words=[[13, 14]]), 0)
-    ids, _, finish, _ = collect(runtime)[1]
-    assert finish == "stop"
-    assert ids[:2] == [11, 12]
-    assert len(ids) <= 4
 
 
 def test_cancel_reaches_the_library(engine, runtime):
@@ -187,18 +164,6 @@ def test_guides(engine, guide, field, value):
     assert getattr(made.guided_decoding, field) == value
 
 
-def test_a_schema_that_is_not_json_is_refused(engine):
-    with pytest.raises(engine.RequestRejectedError, match="guided_decoding_guide: is not JSON"):
-        engine.sampling_params(standin, ask(engine, [1], 7, guide=("json_schema", "{")), 0, 1)
-
-
-def test_prefixes_of_different_salts_are_kept_apart_by_the_library(engine, runtime):
-    for key, salt in ((1, 2**63), (2, 0)):
-        runtime.submit(key, ask(engine, [5, 10], 2, cache_salt=salt), 0)
-    collect(runtime)
-    assert standin.LLM.made[-1].salts == ["9223372036854775808", None]
-
-
 def until(condition, seconds=90.0):
     deadline = time.monotonic() + seconds
     while not condition():
@@ -234,24 +199,6 @@ def test_statistics_are_read_as_long_as_the_runtime_lives(engine, quick, runtime
         library.used = iteration
         library.iterate()
         until(lambda wanted=iteration: runtime.stats().kv_blocks_used == wanted)
-
-
-def test_statistics_that_fail_are_told_once_and_asked_for_again(engine, quick, runtime, monkeypatch, capfd):
-    library, asked, real = standin.LLM.made[-1], [], standin.LLM.made[-1].get_stats
-
-    def failing(timeout=2):
-        asked.append(timeout)
-        if len(asked) <= 2:
-            raise RuntimeError("the beta broke")
-        return real(timeout)
-
-    monkeypatch.setattr(library, "get_stats", failing)
-    runtime.submit(1, ask(engine, [10, 11, 12], 1_000_000), 0)
-    until(lambda: runtime.stats().kv_blocks_max)
-    assert len(asked) >= 3
-    assert capfd.readouterr().err == (
-        "TensorRT-LLM's statistics cannot be read (RuntimeError: the beta broke); they are asked for again.\n"
-    )
 
 
 REUSE = {**ARGUMENTS, "kv_cache_config": {"enable_block_reuse": True, "tokens_per_block": 4}}
@@ -417,23 +364,6 @@ def test_speculation_inside_the_model_respects_the_temperature(engine, version, 
         runtime.close()
 
 
-@pytest.mark.parametrize("speculative", SPECULATING)
-def test_a_temperature_that_would_be_ignored_is_refused(engine, speculative):
-    speculative = {**speculative, "allow_advanced_sampling": False}
-    runtime = make(engine, "1.2.1", {**ARGUMENTS, "speculative_config": speculative})
-    try:
-        with pytest.raises(
-            engine.RequestRejectedError, match=r"temperature: .*always takes the most likely token; send temperature 0"
-        ):
-            runtime.submit(1, ask(engine, [10], 2), 0)
-        cold = ask(engine, [10], 2)
-        cold.sampling.temperature = 0
-        runtime.submit(2, cold, 0)
-        assert collect(runtime)[2][0] == [11, 12]
-    finally:
-        runtime.close()
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("end", [99, 12])
 def test_min_tokens_holds_for_every_end_token(engine, version, end):
@@ -449,12 +379,6 @@ def test_min_tokens_holds_for_every_end_token(engine, version, end):
         runtime.close()
 
 
-def test_the_token_that_ended_it_is_counted(engine, runtime):
-    runtime.submit(1, ask(engine, [10], 50, stop_words=[[13]]), 0)
-    ids, _, finish, _ = collect(runtime)[1]
-    assert (ids, finish) == ([11, 12, 13], "stop")
-
-
 def test_an_engine_that_died_says_so_once(engine, runtime):
     runtime.submit(1, ask(engine, [507], 10), 0)
     said = "worker 0 exited" if standin.LLM.made[-1].later else "LLM is shutting down"
@@ -463,38 +387,6 @@ def test_an_engine_that_died_says_so_once(engine, runtime):
     runtime.submit(2, ask(engine, [10], 10), 0)
     with pytest.raises(engine.DeadEngineError, match=said):
         collect(runtime)
-
-
-def test_a_token_outside_the_computed_ones_gets_openais_value(engine):
-    # the default sampler of 1.2 gives the most likely tokens only
-    runtime = make(engine, arguments={**ARGUMENTS, "sampler_type": "TorchSampler"})
-    try:
-        runtime.submit(1, ask(engine, [10], 2, log_probs=True), 0)
-        assert collect(runtime)[1][1] == pytest.approx([-9999.0, -0.12])
-    finally:
-        runtime.close()
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_min_p_seed_and_penalties_reach_a_sampler_that_knows_them(engine, version):
-    runtime = make(engine, version, capabilities={"min_p": True, "seed": True, "penalties": True})
-    try:
-        request = ask(engine, [10], 2)
-        request.sampling.min_p, request.sampling.seed, request.sampling.repetition_penalty = 0.1, 7, 1.1
-        runtime.submit(1, request, 0)
-        assert collect(runtime)[1][2] == "length"
-    finally:
-        runtime.close()
-
-
-NGRAM = {**ARGUMENTS, "speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}}
-
-
-@pytest.mark.parametrize(("version", "lacks"), [("1.2.1", "min_p, seed, penalties"), ("1.3.0", "min_p, penalties")])
-def test_what_speculation_ignores_is_not_announced(engine, version, lacks):
-    announced = {"min_p": True, "seed": True, "penalties": True}
-    with pytest.raises(ValueError, match=f"announces {lacks}, which TensorRT-LLM {version} would ignore"):
-        make(engine, version, NGRAM, capabilities=announced)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -542,15 +434,3 @@ def test_a_model_sees_its_own_gpus(engine, monkeypatch):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-c"
     with pytest.raises(ValueError, match=r"runs on GPU 2, and CUDA_VISIBLE_DEVICES=GPU-a,GPU-c shows 2: show more"):
         engine.restrict_visible_gpus("2")
-
-
-def test_usage_is_not_reported_unless_it_is_wanted(monkeypatch):
-    library = importlib.import_module("llmops_engine.runtimes.trtllm_library")
-    for given, expected in ((None, "1"), ("0", "0")):
-        monkeypatch.delenv("TRTLLM_NO_USAGE_STATS", raising=False)
-        if given is not None:
-            monkeypatch.setenv("TRTLLM_NO_USAGE_STATS", given)
-        monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
-        with pytest.raises(ImportError):
-            library.load_library()
-        assert os.environ["TRTLLM_NO_USAGE_STATS"] == expected

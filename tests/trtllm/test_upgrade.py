@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from llmops.build.engine_folder.build_lock import exclusive_build
 from llmops.build.engine_folder.manifest import (
     EngineLimits,
     EngineManifest,
@@ -20,7 +17,6 @@ from llmops.build.engine_folder.manifest import (
     Source,
     TokenizerInfo,
 )
-from llmops.build.job.upgrade import apply_upgrade
 from llmops.cli.main import cli
 from llmops.errors import InputError, VersionMismatchError
 
@@ -136,20 +132,3 @@ def test_downward_speculation_that_the_release_lacks_goes_as_a_whole(tmp_path: P
     ]
     assert not [one for one in found["changes"] if "speculative" in one]
     assert EngineManifest.load(folder).extra.llm_args == {"backend": "pytorch", "max_seq_len": 512}
-
-
-def test_it_waits_for_a_build_in_the_folder_and_reads_what_that_left(tmp_path: Path) -> None:
-    folder, waits, said = engine(tmp_path / "e"), threading.Event(), []
-    before = (folder / "engine.json").read_bytes()
-
-    def say(line: str) -> None:
-        said.append(line)
-        waits.set()
-
-    with ThreadPoolExecutor(1) as pool, exclusive_build(folder, print, inside=True):
-        waiting = pool.submit(apply_upgrade, folder, "1.3", say)
-        assert waits.wait(60)
-        assert (folder / "engine.json").read_bytes() == before
-        EngineManifest.load(folder).model_copy(update={"name": "renamed"}).save(folder)
-    assert waiting.result().manifest.name == EngineManifest.load(folder).name == "renamed"
-    assert "another build for" in said[0]

@@ -39,19 +39,6 @@ def test_checkpoints_serve_on_every_later_release_but_not_before_1_2():
         image_of("27.01")
 
 
-def test_the_made_arguments_are_of_the_api():
-    made = make_llm_args(
-        LIMITS, LlmParallelism(8, 1, 4, moe=True), "fp8", {"kv_cache_config.host_cache_size": 1 << 34}, "1.2.1"
-    )
-    assert made["tensor_parallel_size"] == 8
-    assert (made["moe_expert_parallel_size"], made["moe_tensor_parallel_size"]) == (4, 2)
-    assert made["kv_cache_config"] == {
-        "enable_block_reuse": True, "free_gpu_memory_fraction": 0.9, "dtype": "fp8", "host_cache_size": 1 << 34,
-        "tokens_per_block": 32,
-    }  # fmt: skip
-    assert made["cuda_graph_config"]["batch_sizes"] == [1, 2, 4, 8, 16, 32, 64]
-
-
 def test_a_plan_decides_how_it_is_served_unless_the_user_does():
     serving = ServingOptions.of_plan(
         {"kv_cache_fraction": 0.83, "chunked_prefill": False, "tokens_per_block": 64, "gpu": "x"}
@@ -130,27 +117,6 @@ def test_what_a_release_has_no_more_is_left_out_where_nothing_is_lost():
         arguments_for_release(lossy, (1, 3))
     with pytest.raises(InputError, match=r"moe_config\.backend is 'WIDEEP'"):
         arguments_for_release({"moe_config": {"backend": "WIDEEP"}}, (1, 3))
-
-
-@pytest.mark.parametrize(
-    ("given", "kept", "old", "new"),
-    [
-        ("ngram", "NGram", "NGram", "NGram"),
-        ("Eagle", "Eagle3", "Eagle", "Eagle3"),
-        ("EAGLE3", "Eagle3", "Eagle", "Eagle3"),
-        ("DraftTarget", "Draft_Target", "DraftTarget", "Draft_Target"),
-        ("mtp", "MTP", "MTP", "MTP"),
-        ("AUTO", "AUTO", "AUTO", "AUTO"),
-    ],
-)
-def test_an_engine_keeps_one_name_and_each_release_gets_its_own(given, kept, old, new):
-    speculative = {"decoding_type": given, "max_draft_len": 2, "speculative_model_dir": "/draft"}
-    made = make_llm_args(
-        LIMITS, LlmParallelism(1, 1, 1, moe=False), "auto", {"speculative_config": speculative}, "1.2.1"
-    )
-    assert made["speculative_config"] == {"decoding_type": kept, "max_draft_len": 2, "speculative_model": "/draft"}
-    assert arguments_for_release(made, (1, 2))["speculative_config"]["decoding_type"] == old
-    assert arguments_for_release(made, (1, 3))["speculative_config"]["decoding_type"] == new
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from llmops.gateway.interfaces import Capabilities
-from llmops.perf.verify.contract import kv_cache_reports, outputs, sampling, stopping
+from llmops.perf.verify.contract import kv_cache_reports, outputs, sampling
 from llmops.perf.verify.engine_context import EngineContext
 from llmops.perf.verify.findings import Finding, VerifyCheck, WrongError
 from tests.verify.test_other_backends import desk, response
@@ -76,40 +76,3 @@ def test_gauges_that_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.gauges = FrozenGauges()  # type: ignore[assignment]
     with pytest.raises(WrongError, match="its reader has stopped"):
         _run(kv_cache_reports.CHECKS, "KV gauges", engine)
-
-
-class EndedEvents:
-    """A subscription whose engine reports the first prompt's blocks and none after."""
-
-    def __init__(self, engine: EngineContext, watch: bool) -> None:
-        self._found = [0, 3]
-
-    async def __aenter__(self) -> EndedEvents:
-        return self
-
-    async def __aexit__(self, *error: object) -> None: ...
-
-    async def stored(self, patience: float) -> int:
-        return self._found.pop(0) if self._found else 0
-
-
-def test_events_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache_reports, "Subscriber", EndedEvents)
-    engine = _scored(_greedy)
-    engine.card.kv_events, engine.card.max_seq_len, engine.card.target = True, 4096, "pytorch"
-    with pytest.raises(WrongError, match="none came for the new prompt number 2"):
-        _run(kv_cache_reports.CHECKS, "KV events", engine)
-
-
-def test_min_tokens_of_the_first_end_token_only() -> None:
-    """The answer ends at a second end token, which the C++ backend gets as a bad word."""
-
-    def drops(request: service_pb2.ModelInferRequest) -> list[Any]:
-        (new,) = _given(request, "request_output_len", "i") or [0]
-        ends = _given(request, "bad_words_list", "i")
-        return _tokens(request, ends[0] - 100 + 1 if ends else new, -1.5)
-
-    engine = _scored(drops)
-    engine.probe.inputs.update(bad_words_list="INT32", min_tokens="INT32")
-    with pytest.raises(WrongError, match="holds for the first end token only"):
-        _run(stopping.CHECKS, "min_tokens", engine)

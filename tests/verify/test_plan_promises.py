@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.plan.speed.measured_steps import MeasuredSteps
+from tests.support.forked_cli import run
 from tests.support.mock_engine.repository import make_mock_engine
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton"), pytest.mark.timeout(600)]
@@ -93,15 +92,13 @@ def test_step_times_that_plan_can_read(verify, served, engine_dir: Path, tmp_pat
     ],
 )
 def test_nothing_to_look_at(arguments: list[str], code: int, sentence: str) -> None:
-    command = [sys.executable, "-m", "llmops.cli", "verify", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run("verify", *arguments)
     assert done.returncode == code
     assert done.stderr.startswith(f"Error: {sentence}")
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_model_that_is_not_there(served) -> None:
-    command = [sys.executable, "-m", "llmops.cli", "verify", *served, "--model", "other"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run("verify", *served, "--model", "other")
     assert done.returncode == 2
     assert "has no model other-tensorrt_llm ready" in done.stderr

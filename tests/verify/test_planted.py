@@ -22,7 +22,6 @@ from tests.support.mock_engine.repository import make_mock_engine
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton"), pytest.mark.timeout(600)]
 
-TESTS = Path(__file__).parents[1]
 TEMPLATE = "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}> "
 
 
@@ -215,14 +214,3 @@ def test_the_contract(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
     assert report.named("wrong") == wanted
     assert all(sentence.startswith("contract, ") for sentence in report.report["faults"])
     assert f"Fault: {report.report['faults'][0]}" in report.output
-
-
-def test_a_client_that_cannot_leave(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
-    repository = make_mock_engine(engine_dir, tmp_path / "repository", 0.01)
-    package = repository / "mock-tensorrt_llm" / "1" / "llmops_engine"
-    loop = (package / "loop.py").read_text()
-    assert "if active.sink.is_cancelled():" in loop
-    (package / "loop.py").write_text(loop.replace("if active.sink.is_cancelled():", "if False:"))
-    report = verify(*serve(repository), "--only", "contract")
-    assert report.named("wrong") == {"cancel frees batch and blocks"}, report.detail("cancel frees batch and blocks")
-    assert "still in the batch" in report.report["faults"][0]

@@ -6,14 +6,17 @@ It consists of means, as the planner predicts them.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from llmops.perf.load.runner import LoadRun
 from llmops.perf.records import Record
 from llmops.perf.report.document import Document
 from llmops.perf.report.summary import summarise
-from llmops.perf.verify.findings import WrongError
+from llmops.perf.verify.findings import CheckOutcome, WrongError, unseen, works, wrong
+from llmops.perf.verify.report import VerifyReport, write_textfile
 from llmops.perf.verify.speed import ratios_of, steady
 
 STREAMS, SESSIONS = 2, 4 * 2 + 20
@@ -62,3 +65,36 @@ def test_requests_that_fail() -> None:
     records[7] = replace(records[7], error="grpc_unavailable")
     with pytest.raises(WrongError, match="1 of 28 requests failed under load: grpc_unavailable"):
         steady(document(records), STREAMS)
+
+
+# -- Tests of the metrics that an evaluation leaves for Prometheus
+
+
+def report(model: str, *findings) -> VerifyReport:
+    results = [CheckOutcome("answers", f"check {at}", finding) for at, finding in enumerate(findings)]
+    return VerifyReport(model, "host:8001", "tensorrt", "", True, results)
+
+
+def values(path: Path) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, sample.labels["model"], sample.labels["eval"]): sample.value
+        for family in text_string_to_metric_families(path.read_text())
+        for sample in family.samples
+    }
+
+
+def test_a_model_that_got_worse_is_told_as_one_that_did_not(tmp_path):
+    bad = wrong("81 % of the tokens are the source's", agreement=0.81, agreement_when_built=0.97)
+    path = write_textfile(report("llama", works("tokenizer"), bad), tmp_path)
+    assert path == tmp_path / "llmops_eval_llama.prom"
+    assert values(path) == {("llm_eval_score", "llama", "greedy"): 0.81, ("llm_eval_baseline", "llama", "greedy"): 0.97}
+    # each model has a file of its own, whatever it is called
+    other = write_textfile(report("org/llama", works("", agreement=1.0, agreement_when_built=1.0)), tmp_path)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["llmops_eval_llama.prom", "llmops_eval_org%2Fllama.prom"]
+    assert values(other)["llm_eval_score", "org/llama", "greedy"] == 1.0
+
+
+def test_what_was_not_measured_leaves_what_there_was(tmp_path):
+    write_textfile(report("llama", works("", agreement=0.9, agreement_when_built=1.0)), tmp_path)
+    assert write_textfile(report("llama", unseen("no answers of the source"), wrong("it ended")), tmp_path) is None
+    assert values(tmp_path / "llmops_eval_llama.prom")["llm_eval_score", "llama", "greedy"] == 0.9

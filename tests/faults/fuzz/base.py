@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 
@@ -35,9 +33,3 @@ class Case:
 
 # endless, and the same for the same state of `Random`
 Family = Callable[[Target, random.Random], Iterator[Case]]
-
-
-def chat(target: Target, **fields: Any) -> Case:
-    """A short chat request with `fields`."""
-    body = {"model": target.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **fields}
-    return Case("/v1/chat/completions", json.dumps(body).encode())
