@@ -19,7 +19,6 @@ from llmops.gateway.generation.prompt_limits import (
     check_message_limits,
     check_prompt_characters,
     check_prompt_text,
-    template_cost,
 )
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_context import RequestContext, context_of
@@ -27,6 +26,7 @@ from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest, RequestMessage, Tool
 from llmops.gateway.schemas.request_fields import RequestModel, TokenId
 from llmops.gateway.schemas.response_schemas import DetokenizeResponse, TokenizeResponse
+from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
 
 #: Entries of an array that are encoded while holding the interpreter's lock.
 TOKENS_PER_TURN = 8192
@@ -89,7 +89,8 @@ class TokenizeEndpoints:
         limits = self._service.limits
         check_prompt_characters(len(body.prompt or ""), limits, "prompt")
         check_message_limits(body.messages or (), limits)
-        return await self._respond(context, lambda: self._tokens(model, body), template_cost(model))
+        is_slow = model.template is not None and model.template.is_slow
+        return await self._respond(context, lambda: self._tokens(model, body), THREAD_CHARACTERS if is_slow else 0)
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""

@@ -16,7 +16,7 @@ from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.request_hints import apply_request_hints
 from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import RequestContext
-from llmops.gateway.interfaces import Engine, EngineRequest, TokenStream
+from llmops.gateway.interfaces import DegradedLimits, Engine, EngineRequest, TokenStream
 from llmops.gateway.routing.admission.degradation import FALL_SECONDS, Degradation
 from llmops.gateway.routing.admission.rejected_clients import RETRY_AFTER_JITTER
 from llmops.gateway.routing.auto_model import AutoModel
@@ -257,17 +257,18 @@ def degraded_retry_after() -> float:
 def limit_degraded(
     state: AppState,
     model: GenerativeModel,
-    context: RequestContext,
+    limits: DegradedLimits,
     prompt_tokens: int,
     max_tokens: int,
-    least: int = 0,
+    *,
+    least: int,
 ) -> int:
-    """Return the maximum tokens of an answer, of which degraded mode allows fewer.
+    """Return the maximum tokens of an answer in degraded mode.
 
     Args:
         state: The gateway's state.
         model: The model of the request.
-        context: The request.
+        limits: The restrictions of degraded mode.
         prompt_tokens: Tokens of its prompt.
         max_tokens: The tokens that the answer may have otherwise.
         least: Tokens that the answer must have.
@@ -275,9 +276,6 @@ def limit_degraded(
     Raises:
         OverloadedError: The prompt is too long for degraded mode.
     """
-    limits = context.degraded
-    if limits is None:
-        return max_tokens
     if limits.prompt_tokens is not None and prompt_tokens > limits.prompt_tokens:
         state.count_degraded(model.name, "prompt_tokens")
         raise OverloadedError(

@@ -26,7 +26,7 @@ from llmops.gateway.generation.parsers.harmony import FINAL_CHANNEL, HarmonyPars
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputProcessor, ProcessorChain
 from llmops.gateway.generation.parsers.reasoning import ReasoningParser, prompt_opens_reasoning, reasoning_markers
 from llmops.gateway.generation.parsers.tool_plan import FirstCallOnly, ToolPlan, plan_tools
-from llmops.gateway.generation.prompt_limits import check_message_limits, check_prompt_text, template_cost
+from llmops.gateway.generation.prompt_limits import check_message_limits, check_prompt_text
 from llmops.gateway.generation.provider_chat import start_provider_chat
 from llmops.gateway.generation.sampling import (
     check_capabilities,
@@ -38,8 +38,8 @@ from llmops.gateway.generation.sampling import (
     tokenize_bad_words,
 )
 from llmops.gateway.generation.structured.request_guide import (
+    GUIDE_FIELDS,
     compile_guide,
-    guide_cost,
     guide_field,
     parse_guide,
     requires_strict_guide,
@@ -107,7 +107,8 @@ def validate_chat(body: ChatRequest, model: GenerativeModel, limits: RequestLimi
     top = body.top_logprobs or 0
     if top and not body.logprobs:
         raise InvalidRequestError("top_logprobs need logprobs to be true; set it.", param="top_logprobs")
-    check_logprobs(bool(body.logprobs), top, model.card, "top_logprobs")
+    if body.logprobs:
+        check_logprobs(top, model.card, "top_logprobs")
 
 
 async def start_chat(
@@ -321,7 +322,10 @@ async def _reserve_max_tokens(
     max_tokens = resolve_max_tokens(
         requested, prompt_tokens, model.card, default=state.default_tokens, param=field, fit=fit
     )
-    max_tokens = limit_degraded(state, model, context, prompt_tokens, max_tokens, body.min_tokens or 0)
+    if context.degraded is not None:
+        max_tokens = limit_degraded(
+            state, model, context.degraded, prompt_tokens, max_tokens, least=body.min_tokens or 0
+        )
     if context.reservation is None:
         return max_tokens
     n, is_bounded = body.n or 1, requested is not None
@@ -333,11 +337,12 @@ async def prepare_chat_in_thread(
 ) -> PreparedChat:
     """Run `prepare_chat` on a text thread when the caller's fair turn comes."""
     # each message costs rendering time, however short it is
-    size = context.work_bytes + 64 * len(body.messages) + template_cost(model)
-    size += (THREAD_CHARACTERS if body.tools else 0) + guide_cost(body)
-    return await state.text_threads.run(
-        lambda: prepare_chat(model, body, state.limits, context.mark), size, context.caller.share
-    )
+    size = context.work_bytes + 64 * len(body.messages)
+    is_slow = model.template is not None and model.template.is_slow
+    if is_slow or body.tools or not GUIDE_FIELDS.isdisjoint(body.model_fields_set):
+        size += THREAD_CHARACTERS
+    prepare = partial(prepare_chat, model, body, state.limits, context.mark)
+    return await state.text_threads.run(prepare, size, context.caller.share)
 
 
 def prepare_chat(
@@ -348,11 +353,14 @@ def prepare_chat(
     `mark` ends a stage of its timeline.
     """
     mark("queue")
-    schema_limits = SchemaLimits.of(limits)
     template = model.template.source if model.template else ""
-    own_guide = parse_guide(body, schema_limits)
-    tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, template, own_guide, schema_limits)
-    guide = _chat_guide(body, tools, own_guide, model)
+    tools, guide = ToolPlan(), None
+    if body.tools or body.tool_choice or not GUIDE_FIELDS.isdisjoint(body.model_fields_set):
+        schema_limits = SchemaLimits.of(limits)
+        own_guide = parse_guide(body, schema_limits)
+        tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, template, own_guide, schema_limits)
+        if tools.guide is not None:
+            guide = _chat_guide(body, tools.guide, own_guide, model)
     prompt = render_chat(model, body, tools.definitions)
     if tools.guide is not None and is_harmony(template) and model.template is not None:
         prompt = prompt.then(model.template.own(FINAL_CHANNEL))
@@ -367,26 +375,31 @@ def prepare_chat(
         input_ids=input_ids,
         guide=guide,
         processor=parsing.processor,
-        skip_special_tokens=body.skip_special_tokens is not False and not model.tokenizer.has_special(visible),
-        bad_words=tokenize_bad_words(body, model.tokenizer, limits),
+        skip_special_tokens=body.skip_special_tokens is not False
+        and not (visible and model.tokenizer.has_special(visible)),
+        bad_words=tokenize_bad_words(body.bad_words, model.tokenizer, limits) if body.bad_words else (),
         marker_ids=_marker_ids(model, parsing.markers) if parsing.markers else None,
     )
 
 
-def _chat_guide(body: ChatRequest, tools: ToolPlan, own_guide: Guide | None, model: GenerativeModel) -> Guide | None:
-    """Return the engine's guide.
+def _chat_guide(body: ChatRequest, guide: Guide, own_guide: Guide | None, model: GenerativeModel) -> Guide:
+    """Return `guide` in a form that the engine takes.
 
     Schemas of functions that are not `strict` are enforced as far as a grammar can.
+
+    Args:
+        body: The request.
+        guide: The guide of the request's tools and its `response_format`.
+        own_guide: The guide of the `response_format` alone.
+        model: The model.
     """
-    if tools.guide is None:
-        return None
-    field = guide_field(body) if tools.guide == own_guide else "tool_choice"
-    check_guide(tools.guide, model.card, field)
+    field = guide_field(body) if guide == own_guide else "tool_choice"
+    check_guide(guide, model.card, field)
     strict = (
         requires_strict_guide(body) if own_guide is not None else any(tool.function.strict for tool in body.tools or ())
     )
-    named = field if tools.guide == own_guide else "tools"
-    return compile_guide(tools.guide, model.card.capabilities.guided, strict, named)
+    named = field if guide == own_guide else "tools"
+    return compile_guide(guide, model.card.capabilities.guided, strict, named)
 
 
 class OutputParsing(NamedTuple):

@@ -9,12 +9,18 @@ from typing import Any
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError, missing_parameter
 from llmops.gateway.generation.parsers.families import detect_family, renders_tools
 from llmops.gateway.generation.parsers.reasoning import reasoning_effort_arguments
-from llmops.gateway.generation.parsers.tool_messages import messages_for_template, tools_in_system_message
+from llmops.gateway.generation.parsers.tool_messages import (
+    CALL_ROLES,
+    messages_for_template,
+    tools_in_system_message,
+)
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest, ContentPart, MessageToolCall, RequestMessage
 from llmops.gateway.text.control_tokens import RenderedPrompt
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
+#: Fields of a message that belongs to a tool call.
+_CALL_FIELDS = frozenset({"tool_calls", "tool_call_id"})
 
 
 def render_chat(
@@ -31,15 +37,19 @@ def render_chat(
         )
     knows_developer = "developer" in model.template.source
     messages = [_template_message(message, position, knows_developer) for position, message in enumerate(body.messages)]
-    variables = {**_reasoning_effort_variables(body, model), **(body.chat_template_kwargs or {})}
+    has_calls = any(not _CALL_FIELDS.isdisjoint(message) or message["role"] in CALL_ROLES for message in messages)
+    shows_tools = bool(tools) and renders_tools(model.template.source)
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None or body.reasoning is not None:
+        variables = _reasoning_effort_variables(body, model) | variables
     if body.documents:
         variables.setdefault("documents", body.documents)
 
     def render(as_text: bool) -> RenderedPrompt:
         assert model.template is not None
         return model.template.render(
-            _with_tools(messages, tools or (), model.template.source, as_text),
-            tools=(tools or None) if renders_tools(model.template.source) else None,
+            _with_tools(messages, tools or (), model.template.source, as_text) if tools or has_calls else messages,
+            tools=tools if shows_tools else None,
             add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
             variables=variables,
         )
@@ -91,7 +101,8 @@ def _without_turn_end(prompt: RenderedPrompt, last: dict[str, Any]) -> RenderedP
 
 def _template_message(message: RequestMessage, position: int, knows_developer: bool) -> dict[str, Any]:
     role = "system" if message.role == "developer" and not knows_developer else message.role
-    plain: dict[str, Any] = {"role": role, "content": _content(message, position)}
+    content = message.content if isinstance(message.content, str) else _content(message, position)
+    plain: dict[str, Any] = {"role": role, "content": content}
     if message.name is not None:
         plain["name"] = message.name
     if message.tool_call_id is not None:
@@ -109,12 +120,11 @@ def _template_message(message: RequestMessage, position: int, knows_developer: b
 
 
 def _content(message: RequestMessage, position: int) -> str:
+    """Return the text of a message whose content is a list of parts, or missing."""
     if message.content is None:
         if message.refusal is None and not _may_be_empty(message):
             raise missing_parameter(f"messages[{position}].content")
         return message.refusal or ""
-    if isinstance(message.content, str):
-        return message.content
     return "\n".join(_part(part, f"messages[{position}].content[{at}]") for at, part in enumerate(message.content))
 
 

@@ -20,8 +20,8 @@ from llmops.gateway.generation.sampling import (
     tokenize_bad_words,
 )
 from llmops.gateway.generation.structured.request_guide import (
+    GUIDE_FIELDS,
     compile_guide,
-    guide_cost,
     guide_field,
     parse_guide,
     requires_strict_guide,
@@ -32,6 +32,7 @@ from llmops.gateway.interfaces import EngineRequest, Guide, QuotaReservation
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.request_fields import CompletionRequest
 from llmops.gateway.settings import RequestLimits
+from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
 
 #: Maximum tokens of an answer whose request sets none, as in OpenAI's API.
 DEFAULT_MAX_TOKENS = 16
@@ -59,7 +60,8 @@ def validate_completion(body: CompletionRequest, model: GenerativeModel) -> None
             "stream_options need stream to be true; set it, or leave stream_options out.", param="stream_options"
         )
     check_capabilities(body, model.card)
-    check_logprobs(body.logprobs is not None, body.logprobs or 0, model.card, "logprobs")
+    if body.logprobs is not None:
+        check_logprobs(body.logprobs, model.card, "logprobs")
     _check_best_of(body, model)
 
 
@@ -101,7 +103,8 @@ async def start_completion(
         def prepare() -> tuple[list[list[int]], Guide | None]:
             return [tokenize_prompt(model, one, body) for one in prompts], _completion_guide(body, model, state)
 
-        size = context.work_bytes + guide_cost(body)
+        # a guide is always made on a text thread
+        size = context.work_bytes + (0 if GUIDE_FIELDS.isdisjoint(body.model_fields_set) else THREAD_CHARACTERS)
         encoded, guide = await state.text_threads.run(prepare, size, context.caller.share)
         context.mark("tokenise")
         texts: list[str] = []
@@ -180,17 +183,21 @@ def _engine_request(
 ) -> EngineRequest:
     default = min(DEFAULT_MAX_TOKENS, state.default_tokens or DEFAULT_MAX_TOKENS)
     max_tokens = resolve_max_tokens(body.max_tokens, len(input_ids), model.card, default=default, param="prompt")
+    if context.degraded is not None:
+        max_tokens = limit_degraded(
+            state, model, context.degraded, len(input_ids), max_tokens, least=body.min_tokens or 0
+        )
     return EngineRequest(
         request_id=request_id,
         input_ids=input_ids,
-        max_tokens=limit_degraded(state, model, context, len(input_ids), max_tokens, body.min_tokens or 0),
+        max_tokens=max_tokens,
         sampling=resolve_sampling(body, model.card),
         n=sequences_per_prompt(body),
         min_tokens=body.min_tokens or 0,
         end_ids=end_ids,
         logprobs=body.logprobs is not None or sequences_per_prompt(body) > (body.n or 1),
         top_logprobs=body.logprobs or 0,
-        bad_words=tokenize_bad_words(body, model.tokenizer, state.limits),
+        bad_words=tokenize_bad_words(body.bad_words, model.tokenizer, state.limits) if body.bad_words else (),
         guide=guide,
         caller=context.caller.share,
         cache_salt=state.cache_salt(context.caller.share),

@@ -9,15 +9,6 @@ from llmops.gateway.http.request_body import json_cost
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import MessageToolCall, RequestMessage
 from llmops.gateway.settings import RequestLimits
-from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
-
-
-def template_cost(model: GenerativeModel) -> int:
-    """Return the cost of rendering in characters of a prompt.
-
-    A template that was slow recently costs a thread.
-    """
-    return THREAD_CHARACTERS if model.template is not None and model.template.is_slow else 0
 
 
 def check_prompt_characters(characters: int, limits: RequestLimits, param: str) -> None:

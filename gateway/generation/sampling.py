@@ -6,7 +6,7 @@ The module also checks that the engine supports these parameters.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -94,12 +94,9 @@ def check_capabilities(body: SamplingFields, card: ModelMetadata) -> None:
         raise UnsupportedError(f"n is at most {can.n} with target {card.target}.", param="n")
 
 
-def check_logprobs(wanted: bool, top: int, card: ModelMetadata, top_field: str) -> None:
-    """Raise UnsupportedError if the engine cannot give the requested log-probabilities.
-
-    An engine may give none, or not those of `top` alternatives.
-    """
-    if wanted and not card.capabilities.logprobs:
+def check_logprobs(top: int, card: ModelMetadata, top_field: str) -> None:
+    """Raise UnsupportedError if the engine cannot give log-probabilities, or not of `top` alternatives."""
+    if not card.capabilities.logprobs:
         raise _unsupported("logprobs", card)
     if top > card.capabilities.top_logprobs:
         can: Capabilities = card.capabilities
@@ -136,17 +133,10 @@ def resolve_sampling(body: SamplingFields, card: ModelMetadata) -> SamplingParam
         ),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        seed=_resolve_seed(body.seed) if can.seed else None,
-        logit_bias=_logit_bias(body, card),
+        # without a seed, engines would give the same "random" answer each time
+        seed=(secrets.randbits(63) if body.seed is None else body.seed % 2**64) if can.seed else None,
+        logit_bias=_logit_bias(body.logit_bias, card) if body.logit_bias else None,
     )
-
-
-def _resolve_seed(seed: int | None) -> int:
-    """Return `seed`, or a random seed for a request without one.
-
-    Without a seed, engines would give the same "random" answer each time.
-    """
-    return secrets.randbits(63) if seed is None else seed % 2**64
 
 
 def first_not_none(requested: T | None, model_default: T | None, fallback: T) -> T:
@@ -169,15 +159,7 @@ def resolve_stop_conditions(body: SamplingFields, card: ModelMetadata, limits: R
         )
     if body.stop_token_ids:
         ids = tuple(dict.fromkeys((*ids, *_stop_token_ids(body.stop_token_ids, card, limits))))
-    return StopConditions(ids, _stop_strings(body.stop, limits))
-
-
-def remaining_context(card: ModelMetadata, prompt_tokens: int) -> int:
-    """Return the tokens that the context window has left for an answer.
-
-    Not positive if the prompt fills it.
-    """
-    return card.max_seq_len - prompt_tokens
+    return StopConditions(ids, _stop_strings(body.stop, limits) if body.stop is not None else ())
 
 
 def resolve_max_tokens(
@@ -202,7 +184,7 @@ def resolve_max_tokens(
     Raises:
         ContextLengthError: Prompt and answer do not fit into the context window.
     """
-    room = remaining_context(card, prompt_tokens)
+    room = card.max_seq_len - prompt_tokens
     if room < 1:
         raise ContextLengthError(
             f"This model's maximum context length is {card.max_seq_len} tokens, but the prompt has {prompt_tokens}. "
@@ -223,15 +205,12 @@ def resolve_max_tokens(
 
 
 def tokenize_bad_words(
-    body: SamplingFields, tokenizer: TextTokenizer, limits: RequestLimits
+    words: Sequence[str], tokenizer: TextTokenizer, limits: RequestLimits
 ) -> tuple[tuple[int, ...], ...]:
     """Return the token sequences that the engine must ban.
 
     Each word has the sequences that it has at the start of a text and after a space.
     """
-    words = body.bad_words
-    if not words:
-        return ()
     if len(words) > limits.stop_strings or any(len(word) > limits.stop_length for word in words):
         raise InvalidRequestError(
             f"At most {limits.stop_strings} bad_words of {limits.stop_length} characters are allowed.",
@@ -258,9 +237,7 @@ def _stop_token_ids(ids: Sequence[int], card: ModelMetadata, limits: RequestLimi
     return ids
 
 
-def _stop_strings(stop: str | Sequence[str] | None, limits: RequestLimits) -> tuple[str, ...]:
-    if stop is None:
-        return ()
+def _stop_strings(stop: str | Sequence[str], limits: RequestLimits) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if len(stops) > limits.stop_strings:
         raise InvalidRequestError(f"At most {limits.stop_strings} stop strings are allowed.", param="stop")
@@ -272,11 +249,9 @@ def _stop_strings(stop: str | Sequence[str] | None, limits: RequestLimits) -> tu
     return stops
 
 
-def _logit_bias(body: SamplingFields, card: ModelMetadata) -> dict[int, float] | None:
-    if not body.logit_bias:
-        return None
+def _logit_bias(bias: Mapping[str, float], card: ModelMetadata) -> dict[int, float]:
     try:
-        biases = {int(token): value for token, value in body.logit_bias.items()}
+        biases = {int(token): value for token, value in bias.items()}
     except ValueError as error:
         raise InvalidRequestError("The keys of logit_bias must be token ids.", param="logit_bias") from error
     if not 0 <= min(biases) <= max(biases) < card.vocab_size:

@@ -25,6 +25,9 @@ from llmops.gateway.text.detokenizer import BYTE_OF
 #: Bytes that are counted at once, between two comparisons with `enough`.
 SLICE_BYTES = 2**18
 
+#: The most tokens that a character can become: one per byte in UTF-8.
+MAX_TOKENS_PER_CHARACTER = 4
+
 #: The most bytes that a text can have per byte of its canonical composition (NFC).
 MAX_COMPOSITION_RATIO = 4
 
@@ -55,8 +58,6 @@ class TokenLowerBound:
 
     def least(self, text: str, enough: int) -> int:
         """Return a lower bound of the tokens in `text`. Counting stops above `enough`."""
-        if len(text) * 4 <= enough:
-            return 0
         weights = self._weights if text.isascii() else self._composed
         data, total = text.encode("utf-8", "replace"), 0.0
         for start in range(0, len(data), SLICE_BYTES):

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from llmops.errors import InputError
 from llmops.gateway.text.control_tokens import ControlTokens, RenderedPrompt, find_control_tokens
 from llmops.gateway.text.detokenizer import Detokenizer, DetokenizerFactory
-from llmops.gateway.text.token_lower_bound import bound_for_tokenizer
+from llmops.gateway.text.token_lower_bound import MAX_TOKENS_PER_CHARACTER, bound_for_tokenizer
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -75,9 +75,11 @@ class TextTokenizer:
     def min_token_count(self, text: str, enough: int) -> int:
         """Return a lower bound of the tokens in `text` without tokenizing it.
 
-        Counting stops above `enough`.
+        The bound is 0 for texts so short that they have at most `enough` tokens. Counting stops
+        above `enough`.
         """
-        return self._lower_bound.least(text, enough) if self._lower_bound is not None else 0
+        is_short = len(text) * MAX_TOKENS_PER_CHARACTER <= enough
+        return 0 if is_short or self._lower_bound is None else self._lower_bound.least(text, enough)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`."""

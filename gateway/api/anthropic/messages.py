@@ -44,7 +44,6 @@ from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.chat_generation import prepare_chat_in_thread, start_chat, validate_chat
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.parsers.output_processor import OutputDelta, ToolCallDelta
-from llmops.gateway.generation.sampling import remaining_context
 from llmops.gateway.http.anthropic_errors import REQUEST_ID_HEADER, envelope_json
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_body import validate_body
@@ -90,7 +89,7 @@ class MessagesEndpoints:
 
         def stop(answer: Answer, choice: Choice, called: bool) -> dict[str, Any]:
             return stop_fields(
-                choice, called=called, cut=body.max_tokens > remaining_context(model.card, answer.prompt_tokens)
+                choice, called=called, cut=body.max_tokens > model.card.max_seq_len - answer.prompt_tokens
             )
 
         def error_event(error: ApiError) -> bytes:

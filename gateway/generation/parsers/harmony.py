@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from math import inf
 
 from llmops.gateway.generation.parsers.output_processor import (
@@ -35,6 +36,7 @@ _MAX_HEADER = 512
 FINAL_CHANNEL = "<|channel|>final<|message|>"
 
 
+@lru_cache(maxsize=64)
 def is_harmony(template: str) -> bool:
     """Return True if a chat template writes this format."""
     return "<|channel|>" in template and _MESSAGE in template

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 from math import inf
 from typing import Any
 
@@ -35,6 +36,7 @@ class ReasoningMarkers:
 _KNOWN = (ReasoningMarkers("<think>", "</think>"), ReasoningMarkers("[THINK]", "[/THINK]"))
 
 
+@lru_cache(maxsize=64)
 def reasoning_markers(template: str) -> ReasoningMarkers | None:
     """Return the markers that the chat template knows, None for a model that does not think."""
     return next((markers for markers in _KNOWN if markers.end in template), None)

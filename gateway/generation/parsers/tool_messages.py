@@ -22,6 +22,9 @@ _INTRODUCTION = (
 
 TemplateMessage = dict[str, Any]
 
+#: Roles of messages that hold the result of a call.
+CALL_ROLES = ("tool", "function")
+
 
 def messages_for_template(
     messages: Sequence[Mapping[str, Any]], *, mistral_ids: bool = False, as_text: bool = False
@@ -100,7 +103,7 @@ def _calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[TemplateMessag
     plain: list[TemplateMessage] = []
     after_result = False
     for message in messages:
-        is_result = message["role"] in ("tool", "function")
+        is_result = message["role"] in CALL_ROLES
         if is_result and after_result:
             plain[-1]["content"] += f"\n{_result(message)}"
         elif is_result:

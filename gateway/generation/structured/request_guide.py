@@ -26,7 +26,6 @@ from llmops.gateway.generation.structured.schema_validation import (
 )
 from llmops.gateway.interfaces import Guide
 from llmops.gateway.schemas.request_fields import ResponseFormat, SamplingFields
-from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
 
 #: Any JSON object. The guide type `json` of engines allows every JSON value, also a bare string.
 JSON_OBJECT = Guide("json_schema", '{"type":"object"}')
@@ -50,14 +49,6 @@ def parse_guide(request: SamplingFields, limits: SchemaLimits = DEFAULT_LIMITS) 
 def guide_field(request: SamplingFields) -> str:
     """Return the field from which `parse_guide` takes the guide, to be named in errors."""
     return next((field for field in _guide_fields(request) if _asks_for_guide(field, request)), "response_format")
-
-
-def guide_cost(request: SamplingFields) -> int:
-    """Return the cost of making the guide, in characters of a prompt.
-
-    The cost is always high enough for the work to go to a text thread.
-    """
-    return THREAD_CHARACTERS if _guide_fields(request) else 0
 
 
 def requires_strict_guide(request: SamplingFields) -> bool:
@@ -104,8 +95,6 @@ def _asks_for_guide(field: str, request: SamplingFields) -> bool:
 
 def _guide_fields(request: SamplingFields) -> list[str]:
     """Return the fields with a value that may ask for a guide."""
-    if _GUIDE_FACTORIES.keys().isdisjoint(request.model_fields_set):
-        return []
     return [field for field in _GUIDE_FACTORIES if getattr(request, field) is not None]
 
 
@@ -199,3 +188,5 @@ _GUIDE_FACTORIES: dict[str, _GuideFactory] = {
     "guided_grammar": _from_grammar,
     "structured_outputs": _from_structured_outputs,
 }
+#: A request with none of these fields has no guide.
+GUIDE_FIELDS = frozenset(_GUIDE_FACTORIES)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from functools import lru_cache
 
 from llmops.gateway.generation.parsers.tool_parser import ToolParser
 
@@ -39,11 +40,13 @@ _SIGNS: tuple[tuple[int, str, str | None], ...] = tuple(
 )
 
 
+@lru_cache(maxsize=64)
 def renders_tools(template: str) -> bool:
     """Return True if the template renders `tools` at all."""
     return "tools" in template
 
 
+@lru_cache(maxsize=64)
 def detect_family(template: str) -> str | None:
     """Return the name of the parser for `template`, None if no parser reads its format.
 
