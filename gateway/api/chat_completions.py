@@ -130,7 +130,7 @@ class ChatEvents(AnswerEvents):
             parts.append(self._chunks.role(index))
         parts.extend(self._content(choice, text))
         if finished:
-            parts.append(self._chunks.finish(choice))
+            parts.append(self._chunks.finish(index, choice.finish_reason))
         return b"".join(parts)
 
     def _content(self, choice: Choice, text: str) -> list[bytes]:

@@ -101,11 +101,7 @@ class ChatChunks(ChunkWriter):
             delta = f'"tool_calls":[{json.dumps(tool_call_chunk(piece), ensure_ascii=False, separators=(",", ":"))}]'
         return f'{self._openings[index]}{delta}}},"logprobs":null,"finish_reason":null{self._end}'.encode()
 
-    def finish(self, choice: Choice) -> bytes:
-        """Return the last chunk of a choice."""
-        return self.finished(choice.index, choice.finish_reason)
-
-    def finished(self, index: int, reason: str) -> bytes:
+    def finish(self, index: int, reason: str) -> bytes:
         """Return the last chunk of the choice `index`."""
         return f'{self._openings[index]}}},"logprobs":null,"finish_reason":"{reason}"{self._end}'.encode()
 

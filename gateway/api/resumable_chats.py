@@ -646,7 +646,7 @@ class ResumableOpenAIChunks(_ResumableChatChunks):
         if run.error is not None:
             return b""
         reason = _finish_reason(run)
-        last = b"" if reason is None else self.finished(0, reason)
+        last = b"" if reason is None else self.finish(0, reason)
         return last + self.last(usage_counts(run))
 
 

@@ -212,7 +212,8 @@ class Answer:
         try:
             batch = await self._stream.__anext__()
         except StopAsyncIteration:
-            self._finish_open()
+            self._over = True
+            self._ended = [choice for choice in self.choices if not choice.done]
             return self._next_ended()
         except CancelledStreamError:
             if self._over:
@@ -266,10 +267,6 @@ class Answer:
         self.meter.forget(choice.completion_tokens)
         replacement = self.choices[choice.index] = self._make_choice(choice.index)
         return replacement
-
-    def _finish_open(self) -> None:
-        self._over = True
-        self._ended = [choice for choice in self.choices if not choice.done]
 
     def _next_ended(self) -> ChoiceDelta | None:
         if not self._ended:

@@ -58,15 +58,9 @@ class AnswerEvents(EventSource):
             self._answer.error_finish = "error"
             return self.failed(InternalError("The gateway failed in the middle of the stream."))
         self._over = True
-        return self._failover_comment() + self.end()
-
-    def _failover_comment(self) -> bytes:
-        """Return a comment that tells of a failover, because the headers were sent before it.
-
-        Clients skip comments.
-        """
+        # the headers were sent before a failover, so a comment reports it; clients skip comments
         quality = self._answer.failover_quality
-        return f": continued {quality}\n\n".encode() if quality else b""
+        return (f": continued {quality}\n\n".encode() if quality else b"") + self.end()
 
     def attach(self, writer: ChunkedWriter) -> None:
         """Render and write tokens in one plain call, without waking this stream's coroutine.

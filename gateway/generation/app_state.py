@@ -97,7 +97,7 @@ class AppState:
             context.ignored_fields.append("service_tier")
             self.metrics.ignored.labels("service_tier").inc()
         candidates = self.models.candidates(name, context.caller)
-        provider_model = self.providers.find(name, context) if overflow else None
+        provider_model = self.providers.find(name, context) if overflow and name in self.providers.models else None
         if self.auto_model is None or name not in self.auto_model.aliases:
             return self._first_with_room(name, candidates, body, context, provider_model)
         decision = await self.auto_model.choose(name, body, context)
@@ -314,7 +314,10 @@ async def start_answer(
     """
     prompt_tokens = sum(len(request.input_ids) for request in requests)
     choices = [make_choice(index) for index in range(len(requests) * requests[0].n)]
-    stream = await _open_streams(model.engine, requests)
+    if len(requests) == 1:
+        stream = await model.engine.open(requests[0])
+    else:
+        stream = await _open_merged(model.engine, requests)
     context.version = stream.version
     if state.version_router is not None and state.version_router.is_judged(model.parent or model.name):
         context.describe_answer = partial(_describe_answer, model.tokenizer, requests[0].input_ids, stream)
@@ -389,10 +392,8 @@ async def continue_answer(
     )
 
 
-async def _open_streams(engine: Engine, requests: Sequence[EngineRequest]) -> TokenStream:
+async def _open_merged(engine: Engine, requests: Sequence[EngineRequest]) -> TokenStream:
     """Return one stream for all requests: sequence s of request r becomes sequence r * n + s."""
-    if len(requests) == 1:
-        return await engine.open(requests[0])
     streams: list[TokenStream] = []
     try:
         for request in requests:

@@ -32,7 +32,12 @@ class TokenLogprob(NamedTuple):
 
 
 class Choice:
-    """A choice of an answer. `completion_tokens` counts its tokens without the end token."""
+    """A choice of an answer.
+
+    Attributes:
+        completion_tokens: Its tokens without the end token.
+        plain: True if all text is content, so that `sort` need not be called.
+    """
 
     def __init__(
         self,
@@ -66,6 +71,7 @@ class Choice:
         self._end_ids = end_ids
         self._stop = StopStringMatcher(stops) if stops else None
         self._processor = processor
+        self.plain = processor is None
         self._received = 0
         self._decoded = 0  # characters of text so far
         self._starts = starts
@@ -77,11 +83,6 @@ class Choice:
         self.done = False
         self.finish_reason: FinishReason = "length"
         self.stop_reason: str | int | None = None
-
-    @property
-    def plain(self) -> bool:
-        """Return True if all text is content, so that `sort` need not be called."""
-        return self._processor is None
 
     @property
     def reasoning_tokens(self) -> int:
@@ -107,7 +108,12 @@ class Choice:
             tokens = tokens[:-1]
             self.done = True
         self.completion_tokens += len(tokens)
-        text = self._decode(tokens, batch.logprobs, batch.tops)
+        if self.logprobs is None and self._starts is None:
+            text = self._detokenizer.feed(tokens) if tokens else ""
+        else:
+            text = "".join([self._decode_one(token, at, batch.logprobs, batch.tops) for at, token in enumerate(tokens)])
+        if self._stop is not None:
+            text = self._stop.feed(text)
         if self.done or (self._stop is not None and self._stop.matched is not None):
             text += self._end("stop")
         return text if self.guard is None else self._filter(text)
@@ -178,15 +184,6 @@ class Choice:
     def _end_if_filtered(self) -> None:
         if self.guard is not None and self.guard.finding is not None:
             self.done, self.finish_reason, self.stop_reason = True, "content_filter", None
-
-    def _decode(
-        self, tokens: Sequence[int], logprobs: Sequence[float] | None, tops: Sequence[TopLogprobs] | None
-    ) -> str:
-        if self.logprobs is not None or self._starts is not None:
-            text = "".join([self._decode_one(token, at, logprobs, tops) for at, token in enumerate(tokens)])
-        else:
-            text = self._detokenizer.feed(tokens) if tokens else ""
-        return self._stop.feed(text) if self._stop is not None else text
 
     def _decode_one(
         self, token: int, at: int, logprobs: Sequence[float] | None, tops: Sequence[TopLogprobs] | None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from starlette.types import Scope, Send
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 #: Keys of the ASGI scope.
@@ -45,12 +45,6 @@ class WriteBatch:
                 # uvloop raises for a connection that an earlier write found closed; the others are
                 # open
                 continue
-
-
-def server_send(scope: Scope, send: Send) -> Send:
-    """Return the server's own `send`, or `send` if the application runs without the middleware."""
-    found: Send = scope.get(SERVER_SEND_KEY, send)
-    return found
 
 
 class ChunkedWriter:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llmops.gateway.errors import ApiError, InternalError, log_detail
-from llmops.gateway.http.chunked_writer import ChunkedWriter, chunked_writer_of, server_send
+from llmops.gateway.http.chunked_writer import SERVER_SEND_KEY, ChunkedWriter, chunked_writer_of
 from llmops.gateway.http.error_handlers import error_response
 from llmops.gateway.http.request_context import RequestContext, context_from_scope
 from llmops.gateway.settings import Timeouts
@@ -196,7 +196,9 @@ class EventStreamResponse(Response):
             self._watcher.close()
 
     async def _stream(self, source: EventSource) -> None:
-        writer, write = self._writer, server_send(self._scope, self._send)
+        writer = self._writer
+        # the server's own `send`, if the application runs behind the middleware
+        write: Send = self._scope.get(SERVER_SEND_KEY, self._send)
         if writer is not None:
             source.attach(writer)
         while True:

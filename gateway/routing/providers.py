@@ -205,7 +205,11 @@ class Provider:
 
 
 class Providers:
-    """The providers of a gateway and the models at the ends of its aliases."""
+    """The providers of a gateway.
+
+    Attributes:
+        models: The providers' models at the end of each alias that has some.
+    """
 
     def __init__(self, settings: GatewaySettings | None = None) -> None:
         """Read the providers' keys.
@@ -214,21 +218,21 @@ class Providers:
             InputError: A key cannot be read.
         """
         self._providers: dict[str, Provider] = {}
-        self._models: dict[str, list[ProviderModel]] = {}
+        self.models: dict[str, list[ProviderModel]] = {}
         if settings is None:
             return
         for name, one in settings.providers.items():
             self._providers[name] = Provider(name, one, settings.timeouts.connect)
         for alias, models in settings.provider_aliases.items():
             named = [one.split("/", 1) for one in models]
-            self._models[alias] = [self._providers[provider].model(model) for provider, model in named]
+            self.models[alias] = [self._providers[provider].model(model) for provider, model in named]
 
     def find(self, alias: str, context: RequestContext) -> ProviderModel | None:
-        """Return the first provider's model that may answer a request for `alias`, None if there is none."""
-        if not self._models.get(alias) or OVERFLOW_HEADER.encode() in context.headers:
+        """Return the first of the alias's models that may answer a request, None if there is none."""
+        if OVERFLOW_HEADER.encode() in context.headers:
             return None
         caller = context.caller
-        for model in self._models[alias]:
+        for model in self.models[alias]:
             assert model.provider is not None
             tenants = model.provider.settings.tenants
             if (caller.may_use(alias) or caller.may_use(model.name)) and (

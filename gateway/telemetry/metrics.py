@@ -311,10 +311,9 @@ class AnswerMeter:
         self._leave_queue()
         if outcome == "aborted":
             self.cancelled()
-            outcome = self._judged(self.tpot)
-        self.outcome = outcome
-        if outcome is not None:
-            self._count(outcome, self.tpot)
+            self._conclude()
+        elif outcome is not None:
+            self._conclude(outcome)
 
     def end(self, usage: Usage, finish: str) -> None:
         """Record the end of the answer. `finish` is the finish reason as in Outcome."""
@@ -334,24 +333,18 @@ class AnswerMeter:
         if tpot is not None:
             metrics.tpot.observe(tpot * 1e3)
         self._left = self._left or finish == "cancelled"
-        self.outcome = "failed" if finish in FAILED_FINISH_REASONS else self._judged(tpot)
-        self._count(self.outcome, tpot)
+        self._conclude("failed" if finish in FAILED_FINISH_REASONS else None)
 
-    def _count(self, outcome: GoodputOutcome, tpot: float | None) -> None:
+    def _conclude(self, outcome: GoodputOutcome | None = None) -> None:
+        """Count the request. The objectives of its tier decide the outcome unless it is given."""
+        now, tpot = perf_counter(), self.tpot
+        ttft, e2e = (self.first or now) - self._started, (self.last or now) - self._started
+        if outcome is None:
+            outcome = self._tier.objectives.judge(ttft, tpot, e2e, left=self._left)
+        self.outcome = outcome
         self._metrics.answers[outcome].value += 1
         if self._tier.counts:
-            self._tier.count({"ttft": self._ttft_so_far, "tpot": tpot, "e2e": self._e2e_so_far}, outcome)
-
-    def _judged(self, tpot: float | None) -> GoodputOutcome:
-        return self._tier.objectives.judge(self._ttft_so_far, tpot, self._e2e_so_far, left=self._left)
-
-    @property
-    def _ttft_so_far(self) -> float:
-        return (self.first or perf_counter()) - self._started
-
-    @property
-    def _e2e_so_far(self) -> float:
-        return (self.last or perf_counter()) - self._started
+            self._tier.count({"ttft": ttft, "tpot": tpot, "e2e": e2e}, outcome)
 
     @property
     def ttft(self) -> float | None:

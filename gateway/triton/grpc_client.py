@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -44,10 +45,8 @@ class TritonClient:
         self._timeout = timeout
         self._channel = aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-
-    def start_call(self, metadata: GrpcMetadata | None = None) -> Any:
-        """Start a bidirectional ModelStreamInfer call."""
-        return self._stub.ModelStreamInfer(metadata=metadata)
+        #: Starts a bidirectional ModelStreamInfer call.
+        self.start_call: Callable[..., Any] = self._stub.ModelStreamInfer
 
     async def server_ready(self) -> bool:
         """Return True if Triton answers that it is ready."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -37,7 +36,7 @@ class RequestStreamTransport(Engine):
 
     async def open(self, request: EngineRequest) -> TokenStream:
         message = self._writer.write(request)
-        call = self._start_call(((TRACEPARENT, request.trace),)) if request.trace else self._start_call()
+        call = self._start_call(metadata=((TRACEPARENT, request.trace),)) if request.trace else self._start_call()
         try:
             await call.write(message)
             await call.done_writing()
@@ -61,10 +60,10 @@ class RequestStream(TokenStream):
     async def __anext__(self) -> TokenBatch:
         if self._cancelled:
             raise CancelledStreamError()
-        while not self._final:
-            if self._done:
-                raise StopAsyncIteration
+        while not self._done:
             response = await self._read()
+            if response is aio.EOF:
+                break
             if response.error_message:
                 self.cancel()
                 raise error_from_message(response.error_message)
@@ -74,30 +73,33 @@ class RequestStream(TokenStream):
             batch = self._reader.read(inner)
             if batch is not None:
                 return batch
-        await self._read_end()
         raise StopAsyncIteration
 
-    async def _read_end(self) -> None:
-        """Let the call end by itself: dropping it now would cancel it, which costs Triton work."""
-        if not self._done:
-            with suppress(ApiError):
-                await self._read()
-
     async def _read(self) -> Any:
+        """Return the next message, aio.EOF at the end of the call.
+
+        The call ends by itself after the final response: dropping it would cancel it, which costs
+        Triton work. An error that comes so late is the end as well.
+        """
         try:
             response = await self._call.read()
         except aio.AioRpcError as error:
             self._done = True
+            if self._final:
+                return aio.EOF
             raise (CancelledStreamError() if self._cancelled else _error_from_status(error)) from error
         except asyncio.CancelledError:
             # grpc.aio answers a read with this both when the call and when the reading task is
             # cancelled
+            if self._cancelled and self._final:
+                return aio.EOF
             if self._cancelled:
                 raise CancelledStreamError() from None
             raise
         if response is aio.EOF:
             self._done = True
-            raise EngineError("The engine ended the stream without its final response.")
+            if not self._final:
+                raise EngineError("The engine ended the stream without its final response.")
         return response
 
     def cancel(self) -> None:

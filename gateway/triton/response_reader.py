@@ -66,23 +66,15 @@ class ResponseReader:
         if count != self._names:
             self._names = count
             self._positions = {output.name: position for position, output in enumerate(response.outputs)}
-        raw = response.raw_output_contents
-        tokens = self._tokens(raw)
+        raw, positions = response.raw_output_contents, self._positions
+        tokens = _ints(raw[positions[_OUTPUT_IDS]])
+        # NVIDIA's backend pads output_ids; sequence_length counts the real ones
+        if len(tokens) > 1 and _SEQUENCE_LENGTH in positions:
+            tokens = tokens[: _ints(raw[positions[_SEQUENCE_LENGTH]])[0]]
         if not tokens:
             return None
-        return TokenBatch(self._sequence(raw), tokens, self._floats(raw, len(tokens)) if self._logprobs else None)
-
-    def _tokens(self, raw: Sequence[bytes]) -> list[int]:
-        tokens = _ints(raw[self._positions[_OUTPUT_IDS]])
-        at = self._positions.get(_SEQUENCE_LENGTH)
-        # NVIDIA's backend pads output_ids; sequence_length counts the real ones
-        if at is not None and len(tokens) > 1:
-            return tokens[: _ints(raw[at])[0]]
-        return tokens
-
-    def _sequence(self, raw: Sequence[bytes]) -> int:
-        at = self._positions.get(_SEQUENCE_INDEX)
-        return 0 if at is None else _ints(raw[at])[0]
+        sequence = _ints(raw[positions[_SEQUENCE_INDEX]])[0] if _SEQUENCE_INDEX in positions else 0
+        return TokenBatch(sequence, tokens, self._floats(raw, len(tokens)) if self._logprobs else None)
 
     def _floats(self, raw: Sequence[bytes], count: int) -> list[float] | None:
         at = self._positions.get(_OUTPUT_LOG_PROBS)
