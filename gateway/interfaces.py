@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import Field
@@ -480,42 +481,25 @@ class TokenStream(ABC):
         cached_tokens: Tokens of the prompt in the engine's cache, None before the first token or if
             unknown.
         ended: Sequences that have ended, if there are several.
+        replica: The id of the current replica, empty if there is only one server.
+        version: The version of the model that generates, empty for a model without versions.
+        moves: Every move to another replica.
+        splices: The number of moves by whether the text is the same after them: `exact` or
+            `approximate`.
+        is_failing_over: True during the search for another replica, when silence is no timeout.
     """
 
     cached_tokens: int | None = None
     ended: Collection[int] = frozenset()
-
-    @property
-    def moves(self) -> Sequence[Failover]:
-        """Return every move to another replica."""
-        return ()
-
-    @property
-    def replica(self) -> str:
-        """Return the id of the current replica, empty if there is only one server."""
-        return ""
-
-    @property
-    def version(self) -> str:
-        """Return the version of the model that generates, empty for a model without versions."""
-        return ""
+    replica: str = ""
+    version: str = ""
+    moves: Sequence[Failover] = ()
+    splices: Mapping[str, int] = MappingProxyType({})
+    is_failing_over: bool = False
 
     def beginning(self) -> Sequence[int]:
         """Return the tokens of the first sequence so far, where they are kept."""
         return ()
-
-    @property
-    def splices(self) -> Mapping[str, int]:
-        """Return the number of moves by whether the text is the same after them.
-
-        The keys are `exact` and `approximate`.
-        """
-        return {}
-
-    @property
-    def is_failing_over(self) -> bool:
-        """Return True during the search for another replica, when silence is no timeout."""
-        return False
 
     def __aiter__(self) -> TokenStream:
         return self
@@ -558,26 +542,26 @@ class ForwardingStream(TokenStream):
         return self._stream.ended
 
     @property
-    def moves(self) -> Sequence[Failover]:
+    def moves(self) -> Sequence[Failover]:  # type: ignore[override]
         return self._stream.moves
 
     @property
-    def replica(self) -> str:
+    def replica(self) -> str:  # type: ignore[override]
         return self._stream.replica
 
     @property
-    def version(self) -> str:
+    def version(self) -> str:  # type: ignore[override]
         return self._stream.version
 
     def beginning(self) -> Sequence[int]:
         return self._stream.beginning()
 
     @property
-    def splices(self) -> Mapping[str, int]:
+    def splices(self) -> Mapping[str, int]:  # type: ignore[override]
         return self._stream.splices
 
     @property
-    def is_failing_over(self) -> bool:
+    def is_failing_over(self) -> bool:  # type: ignore[override]
         return self._stream.is_failing_over
 
     async def __anext__(self) -> TokenBatch:

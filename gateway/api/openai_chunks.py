@@ -46,7 +46,10 @@ def usage_counts(answer: HasUsage) -> dict[str, Any]:
 class ChunkWriter:
     """A writer of one answer's chunks. Their heads and tails are rendered once."""
 
+    #: The `object` of each chunk.
     kind: str
+    #: The beginning of a choice's JSON, with a place for its index.
+    opening: str
 
     def __init__(self, answer_id: str, body: SamplingFields, created: int, choices: int) -> None:
         """Prepare the chunks of an answer to `body`, which started at the Unix time `created`."""
@@ -56,10 +59,7 @@ class ChunkWriter:
             f'"model":{json.dumps(body.model)},"choices":['
         )
         self._end = '}],"usage":null}\n\n' if self._include_usage else "}]}\n\n"
-        self._openings = [self._opening(index) for index in range(choices)]
-
-    def _opening(self, index: int) -> str:
-        raise NotImplementedError
+        self._openings = [self._head + self.opening % index for index in range(choices)]
 
     def last(self, usage: dict[str, Any]) -> bytes:
         """Return the usage chunk, if the client requested one, and the end of the stream."""
@@ -73,9 +73,7 @@ class ChatChunks(ChunkWriter):
     """Chunks of a chat completion."""
 
     kind = "chat.completion.chunk"
-
-    def _opening(self, index: int) -> str:
-        return f'{self._head}{{"index":{index},"delta":{{'
+    opening = '{"index":%d,"delta":{'
 
     def role(self, index: int) -> bytes:
         """Return the chunk that opens a choice."""
@@ -110,9 +108,7 @@ class CompletionChunks(ChunkWriter):
     """Chunks of a text completion."""
 
     kind = "text_completion"
-
-    def _opening(self, index: int) -> str:
-        return f'{self._head}{{"index":{index},"text":'
+    opening = '{"index":%d,"text":'
 
     def content(self, index: int, text: str, logprobs: dict[str, Any] | None = None) -> bytes:
         """Return a chunk of text."""

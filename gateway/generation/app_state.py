@@ -7,18 +7,19 @@ import random
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from llmops.gateway.errors import OVERLOADED, ApiError, ModelNotFoundError, OverloadedError, UnavailableError
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.choice import Choice
-from llmops.gateway.generation.request_hints import apply_request_hints
 from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import DegradedLimits, Engine, EngineRequest, TokenStream
 from llmops.gateway.routing.admission.degradation import FALL_SECONDS, Degradation
 from llmops.gateway.routing.admission.rejected_clients import RETRY_AFTER_JITTER
+from llmops.gateway.routing.admission.request_queue import DEFAULT_TIER_NAME
+from llmops.gateway.routing.admission.slo_headers import FAIRNESS_SCOPE
 from llmops.gateway.routing.auto_model import AutoModel
 from llmops.gateway.routing.engine_slots import EngineSlots
 from llmops.gateway.routing.failover import FailoverEngine
@@ -38,6 +39,52 @@ from llmops.gateway.text.tokenizer import TextTokenizer
 
 #: Tokens of a prompt and of an answer that are read for the judge of a roll-out.
 DESCRIBED_TOKENS = 200
+#: Values of `service_tier` that ask for the key's own tier, in OpenAI's and in Anthropic's API.
+OWN_TIER = frozenset({"auto", "default", "standard_only"})
+#: Characters of an end user's name that are kept: OpenAI's maximum for `safety_identifier`.
+MAX_END_USER_LENGTH = 64
+
+
+def apply_request_hints(body: object, context: RequestContext, tiers: Sequence[str]) -> bool:
+    """Set the tier, the cache key and the end user of a request from its body.
+
+    The end user is `safety_identifier`, its predecessor `user`, or Anthropic's `metadata.user_id`.
+    The body is read before the model is chosen, because tiers decide what a saturated model takes.
+
+    Args:
+        body: The body of any API.
+        context: The request, which gets them.
+        tiers: The tiers of the settings, the highest first.
+
+    Returns:
+        False if `service_tier` changes nothing, because there is no such tier, or because the tier
+        is above the key's. The latter adds a warning.
+    """
+    context.prompt_cache_key = getattr(body, "prompt_cache_key", None) or ""
+    end_user = (
+        getattr(body, "safety_identifier", None)
+        or getattr(body, "user", None)
+        or getattr(getattr(body, "metadata", None), "user_id", None)
+    )
+    if end_user:
+        # it is written to the log and the store
+        context.end_user = "".join(char if char.isprintable() else "?" for char in end_user[:MAX_END_USER_LENGTH])
+        if not context.fairness_id and FAIRNESS_SCOPE in context.caller.scopes:
+            context.fairness_id = context.end_user
+    wanted = getattr(body, "service_tier", None)
+    if wanted is None or wanted in OWN_TIER:
+        return True
+    if wanted not in tiers:
+        return False
+    own = context.caller.tier or DEFAULT_TIER_NAME
+    # a tier that is not described is served as the default tier, or as the last one
+    rank = next((tiers.index(name) for name in (own, DEFAULT_TIER_NAME) if name in tiers), len(tiers) - 1)
+    if tiers.index(wanted) < rank:
+        context.warnings.append(f"The tier of this key is {tiers[rank]}; service_tier cannot ask for a higher one.")
+        return False
+    context.service_tier = wanted
+    context.caller = replace(context.caller, tier=wanted)
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +170,9 @@ class AppState:
             with suppress(UnavailableError, ModelNotFoundError):
                 if not self.models.is_ready(one):
                     continue
-                model = self._version(self.models.find(one), body, context)
+                model = self.models.find(one)
+                if self.version_router is not None:
+                    model = self.version_router.route(model, body, context)
                 if self._sheds(model, context):
                     continue
                 if model.engine.gated:
@@ -135,15 +184,10 @@ class AppState:
             context.alias_of = provider_model.name
             return provider_model
         last = candidates[-1]
-        model = self._version(self.models.find(last), body, context)
+        model = self.models.find(last)
+        if self.version_router is not None:
+            model = self.version_router.route(model, body, context)
         context.alias_of = model.name if name != model.name and model.name == last else ""
-        return model
-
-    def _version(self, model: GenerativeModel, body: object, context: RequestContext) -> GenerativeModel:
-        if self.version_router is None:
-            return model
-        model = self.version_router.route(model, body, context)
-        context.version = model.version
         return model
 
     def _sheds(self, model: GenerativeModel, context: RequestContext) -> bool:
@@ -217,7 +261,7 @@ async def admit(
     Raises:
         UnavailableError: Too many requests are waiting.
     """
-    meter = context.meter = state.metrics.meter(model.name, context.started, context.caller.tier)
+    meter = context.meter = AnswerMeter(state.metrics.model(model.name), context.started, context.caller.tier)
     context.model = model.name
     release_slots = None
     try:

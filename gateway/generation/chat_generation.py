@@ -297,12 +297,12 @@ def _make_choice(
     continued = prepared.prompt if body.continue_final_message else ""
     return Choice(
         index,
-        model.tokenizer.detokenizer(skip_special_tokens=prepared.skip_special_tokens),
+        model.tokenizer.detokenizers.make(prepared.skip_special_tokens),
         max_tokens=max_tokens,
         end_ids=frozenset(stop_conditions.end_ids),
         stops=stop_conditions.stops,
         processor=processor,
-        logprobs=LogprobBuffer(model.tokenizer.token_bytes) if body.logprobs else None,
+        logprobs=LogprobBuffer(model.tokenizer.detokenizers.token_bytes) if body.logprobs else None,
         starts=TokenOffsets(prepared.marker_ids) if prepared.marker_ids is not None else None,
         guard=state.safety.guard(context.caller, continued, end_user=context.end_user)
         if state.safety is not None
@@ -376,7 +376,7 @@ def prepare_chat(
         guide=guide,
         processor=parsing.processor,
         skip_special_tokens=body.skip_special_tokens is not False
-        and not (visible and model.tokenizer.has_special(visible)),
+        and not any(map(model.tokenizer.detokenizers.is_special, visible)),
         bad_words=tokenize_bad_words(body.bad_words, model.tokenizer, limits) if body.bad_words else (),
         marker_ids=_marker_ids(model, parsing.markers) if parsing.markers else None,
     )

@@ -133,11 +133,11 @@ async def start_completion(
             request = requests[at]
             return Choice(
                 index,
-                model.tokenizer.detokenizer(skip_special_tokens=body.skip_special_tokens is not False),
+                model.tokenizer.detokenizers.make(body.skip_special_tokens is not False),
                 max_tokens=request.max_tokens,
                 end_ids=frozenset(stop_conditions.end_ids),
                 stops=stop_conditions.stops,
-                logprobs=LogprobBuffer(model.tokenizer.token_bytes) if request.logprobs else None,
+                logprobs=LogprobBuffer(model.tokenizer.detokenizers.token_bytes) if request.logprobs else None,
                 guard=state.safety.guard(context.caller, texts[at], end_user=context.end_user)
                 if state.safety is not None
                 else None,

@@ -54,15 +54,17 @@ class ChunkedWriter:
 
     Attributes:
         wrote: True after a write. The code that checks for recent writes resets it.
+        flush: Performs the pending writes. Needed before `send`: the coroutine that calls it may
+            have been woken before a write of the same loop iteration and would overtake it.
     """
 
-    __slots__ = ("_batch", "_cycle", "_flow", "_write", "wrote")
+    __slots__ = ("_batch", "_cycle", "_flow", "_write", "flush", "wrote")
 
     def __init__(self, cycle: RequestResponseCycle, batch: WriteBatch) -> None:
         self._cycle = cycle
         self._flow = cycle.flow
         self._write = cycle.transport.write
-        self._batch = batch
+        self._batch, self.flush = batch, batch.flush
         self.wrote = False
 
     @property
@@ -77,14 +79,6 @@ class ChunkedWriter:
         """Write one chunk (RFC 9112, 7.1). `data` must not be empty: an empty chunk ends the body."""
         self.wrote = True
         self._batch.add(self._write, b"%x\r\n%b\r\n" % (len(data), data))
-
-    def flush(self) -> None:
-        """Perform the pending writes.
-
-        Needed before `send`: the coroutine that calls it may have been woken before a write of the
-        same loop iteration and would overtake it.
-        """
-        self._batch.flush()
 
     def abort(self) -> None:
         """Drop the connection and everything the client has not read."""

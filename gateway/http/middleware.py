@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -35,10 +36,18 @@ from llmops.gateway.logging_setup import current_request
 log = logging.getLogger(__name__)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+BeforeHook = Callable[[Scope, RequestContext], Awaitable[None]]
 
 
 class Check:
     """A pair of hooks around every request. Subclasses override one of them or both."""
+
+    def applies_to(self, method: str, route: str) -> bool:
+        """Return False for a method and path template whose requests `before` need not inspect.
+
+        Called once for each pair of them.
+        """
+        return True
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
         """Inspect a request before it reaches its endpoint. Not called for paths without a route.
@@ -87,7 +96,14 @@ class RequestMiddleware:
             handlers: The application's exception handlers, by class of exception.
         """
         self._app, self._route_of, self._handlers = app, route_of, handlers
-        self._before = [check.before for check in checks if type(check).before is not Check.before]
+        inspecting = [check for check in checks if type(check).before is not Check.before]
+
+        # clients can send any method, so the memory must be bounded
+        @lru_cache(maxsize=1024)
+        def checks_of(method: str, route: str) -> list[BeforeHook]:
+            return [check.before for check in inspecting if check.applies_to(method, route)]
+
+        self._before_hooks = checks_of
         self._after = [check.after for check in checks if type(check).after is not Check.after]
         self._write_batch = WriteBatch()
 
@@ -114,7 +130,7 @@ class RequestMiddleware:
 
         try:
             if context.route:
-                for before in self._before:
+                for before in self._before_hooks(scope["method"], context.route):
                     await before(scope, context)
             await self._app(scope, receive, send_with_headers)
         except Exception as error:

@@ -146,14 +146,6 @@ class RequestContext:
         self.stages[stage] = now - (self.stage_ended or self.started)
         self.stage_ended = now
 
-    def all_stages(self) -> dict[str, float]:
-        """Return the seconds of each stage.
-
-        `upstream` is the time of the engine, and `write` the rest of the overhead.
-        """
-        write = self.overhead_seconds - sum(self.stages.values()) - self.detokenize_seconds
-        return {**self.stages, "upstream": self.engine_seconds, "detokenise": self.detokenize_seconds, "write": write}
-
     def response_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers that every response carries, and record the overhead.
 

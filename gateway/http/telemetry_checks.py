@@ -51,8 +51,11 @@ class RequestCounter(Check):
         """Count the request, and observe its stages if an engine worked on it."""
         if context.engine_seconds:
             self._total.observe(context.overhead_seconds)
-            stage = self._stage
-            for name, seconds in context.all_stages().items():
+            stage, detokenize = self._stage, context.detokenize_seconds
+            # `upstream` is the time of the engine, and `write` the rest of the overhead
+            write = context.overhead_seconds - sum(context.stages.values()) - detokenize
+            stages = {**context.stages, "upstream": context.engine_seconds, "detokenise": detokenize, "write": write}
+            for name, seconds in stages.items():
                 stage(name).observe(seconds)
         self._requests(context.route, outcome.status).value += 1
 

@@ -35,16 +35,15 @@ class ReadLimit(Check):
         # by caller: the time at which all of its burst will be unused again
         self._full_at: dict[str, float] = {}
 
+    def applies_to(self, method: str, route: str) -> bool:
+        return (method != "POST" or route.endswith("/cancel")) and route not in _SHARED
+
     async def before(self, scope: Scope, context: RequestContext) -> None:
         """Count a request that generates nothing.
 
         Raises:
             RateLimitError: The caller's rate is exceeded.
         """
-        if scope["method"] == "POST" and not context.route.endswith("/cancel"):
-            return
-        if context.route in _SHARED:
-            return
         name, now = caller_name(context.caller), monotonic()
         full_at = max(self._full_at.get(name, now), now) + 1 / self._rate
         wait = full_at - now - _BURST

@@ -176,12 +176,12 @@ class FailoverStream(TokenStream):
         engine.streams.add(self)
 
     @property
-    def replica(self) -> str:
+    def replica(self) -> str:  # type: ignore[override]
         """Return the replica that generates the tokens; empty once the request is split."""
         return self._attempt.stream.replica
 
     @property
-    def version(self) -> str:
+    def version(self) -> str:  # type: ignore[override]
         return self._attempt.stream.version
 
     def beginning(self) -> Sequence[int]:
@@ -197,15 +197,15 @@ class FailoverStream(TokenStream):
         return self._cached_tokens if self._known_at_start else self._attempt.stream.cached_tokens
 
     @property
-    def is_failing_over(self) -> bool:
+    def is_failing_over(self) -> bool:  # type: ignore[override]
         return self._search is not None or self._attempt.stream.is_failing_over
 
     @property
-    def moves(self) -> Sequence[Failover]:
+    def moves(self) -> Sequence[Failover]:  # type: ignore[override]
         return [*self._failovers, *self._attempt.stream.moves]
 
     @property
-    def splices(self) -> Mapping[str, int]:
+    def splices(self) -> Mapping[str, int]:  # type: ignore[override]
         return self._splices + Counter(self._attempt.stream.splices)
 
     def attach(self, sink: TokenSink, taken: list[TokenBatch] | None = None) -> None:
@@ -625,11 +625,7 @@ class _LostStream(TokenStream):
     """The stream of a gateway that is gone."""
 
     def __init__(self, cached: int | None, version: str) -> None:
-        self.cached_tokens, self._version = cached, version
-
-    @property
-    def version(self) -> str:
-        return self._version
+        self.cached_tokens, self.version = cached, version
 
     async def __anext__(self) -> TokenBatch:
         raise _GatewayLostError("The gateway that generated this answer is gone; send the request again.")

@@ -30,20 +30,20 @@ class MergedStream(TokenStream):
         return None if None in found else sum(one or 0 for one in found)
 
     @property
-    def version(self) -> str:
+    def version(self) -> str:  # type: ignore[override]
         """Return the version of the first request."""
         return self._streams[0].version
 
     @property
-    def is_failing_over(self) -> bool:
+    def is_failing_over(self) -> bool:  # type: ignore[override]
         return any(stream.is_failing_over for stream in self._streams)
 
     @property
-    def moves(self) -> Sequence[Failover]:
+    def moves(self) -> Sequence[Failover]:  # type: ignore[override]
         return [move for stream in self._streams for move in stream.moves]
 
     @property
-    def splices(self) -> Mapping[str, int]:
+    def splices(self) -> Mapping[str, int]:  # type: ignore[override]
         found: dict[str, int] = {}
         for stream in self._streams:
             for kind, count in stream.splices.items():

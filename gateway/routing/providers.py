@@ -263,7 +263,7 @@ class ProviderStream(TokenStream):
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"provider-{provider.name}")
 
     @property
-    def replica(self) -> str:
+    def replica(self) -> str:  # type: ignore[override]
         """Return the provider's name."""
         return self._provider.name
 

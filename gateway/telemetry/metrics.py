@@ -132,10 +132,6 @@ class GatewayMetrics:
             found = self._models[model] = ModelMetrics(self.of_models, model, partial(self._objectives, model))
         return found
 
-    def meter(self, model: str, started: float, tier: str = "") -> AnswerMeter:
-        """Return a meter for a request that arrived at `started` (perf_counter)."""
-        return AnswerMeter(self.model(model), started, tier)
-
 
 class ModelMetricFamilies:
     """The metrics with the label `model`."""
@@ -260,7 +256,7 @@ class AnswerMeter:
         "total",
     )
 
-    def __init__(self, metrics: ModelMetrics, started: float, tier: str) -> None:
+    def __init__(self, metrics: ModelMetrics, started: float, tier: str = "") -> None:
         """Count the request as waiting. `started` is perf_counter() at its arrival."""
         self._metrics = metrics
         self._started = started

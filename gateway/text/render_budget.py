@@ -162,6 +162,16 @@ def checked_value(value: Any) -> Any:
     return value
 
 
+def output_value(value: Any) -> Any:
+    """Return a value that the template writes.
+
+    Text was counted when it was made; other values become text here.
+    """
+    if not isinstance(value, str):
+        spend_characters(text_size(value))
+    return value
+
+
 def timed_iteration(items: Iterable[Any]) -> Iterator[Any]:
     """Yield `items` and check the time before each. Raise TemplateTimeoutError if none is left."""
     for item in items:

@@ -28,6 +28,7 @@ from llmops.gateway.text.render_budget import (
     checked_count,
     checked_value,
     join_texts,
+    output_value,
     spend_characters,
     text_size,
     timed_iteration,
@@ -186,7 +187,7 @@ class LimitedSandbox(ImmutableSandboxedEnvironment):
             _CHECK: checked_value,
             _CONCATENATE: _concatenate,
             _ITERATE: timed_iteration,
-            _OUTPUT: _output_value,
+            _OUTPUT: output_value,
         }
         self.tests = {name: _limited_test(name, cast(Callable[..., Any], test)) for name, test in self.tests.items()}
         del self.globals["lipsum"]
@@ -239,16 +240,6 @@ class _LimitedFormatter(SandboxedFormatter):
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         return super().convert_field(checked_value(value), conversion)
-
-
-def _output_value(value: Any) -> Any:
-    """Return a value that the template writes.
-
-    Text was counted when it was made; other values become text here.
-    """
-    if not isinstance(value, str):
-        spend_characters(text_size(value))
-    return value
 
 
 def _add(*operands: Any) -> Any:

@@ -6,7 +6,7 @@ The folder has tokenizer.json and tokenizer_config.json.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from llmops.errors import InputError
 from llmops.gateway.text.control_tokens import ControlTokens, RenderedPrompt, find_control_tokens
-from llmops.gateway.text.detokenizer import Detokenizer, DetokenizerFactory
+from llmops.gateway.text.detokenizer import DetokenizerFactory
 from llmops.gateway.text.token_lower_bound import MAX_TOKENS_PER_CHARACTER, bound_for_tokenizer
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -51,7 +51,7 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self.config = _read_config(directory / "tokenizer_config.json")
         self.chat_template = _read_template(directory, self.config)
-        self._detokenizers = DetokenizerFactory(self._tokenizer)
+        self.detokenizers = DetokenizerFactory(self._tokenizer)
         self._lower_bound = bound_for_tokenizer(self._tokenizer)
         self.vocab_size = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
         self.controls: ControlTokens | None = None
@@ -145,24 +145,6 @@ class TextTokenizer:
         """
         found: int | None = self._tokenizer.token_to_id(token)
         return found
-
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """Return a new incremental detokenizer for one sequence."""
-        return self._detokenizers.make(skip_special_tokens)
-
-    def has_special(self, tokens: Iterable[str]) -> bool:
-        """Return True if one of `tokens` is a special token.
-
-        `skip_special_tokens` would remove special tokens from the text.
-        """
-        return any(self._detokenizers.is_special(token) for token in tokens)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the UTF-8 bytes that a token adds to the text.
-
-        A token may be a part of a character.
-        """
-        return self._detokenizers.token_bytes(token_id)
 
 
 class SpecialTokenFrame:

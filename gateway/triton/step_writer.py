@@ -10,8 +10,7 @@ from tritonclient.grpc import service_pb2
 
 from llmops import contract
 from llmops.gateway.interfaces import EngineRequest
-from llmops.gateway.triton.request_writer import RequestWriter
-from llmops.gateway.triton.tensor_writers import JsonTensorWriter, MessageTensorWriter
+from llmops.gateway.triton.request_writer import JsonTensorWriter, MessageTensorWriter, RequestWriter
 
 
 class Submission(NamedTuple):

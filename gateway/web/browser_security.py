@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from ipaddress import ip_address
 
 from starlette.types import Scope
@@ -75,13 +76,16 @@ class TrustedHostCheck(Check):
         """Create the check. `hosts` are the names of this gateway."""
         self._hosts = frozenset(host.lower() for host in hosts)
 
+    def applies_to(self, method: str, route: str) -> bool:
+        return is_browser_route(route)
+
     async def before(self, scope: Scope, context: RequestContext) -> None:
         """Check the host. Runs after authentication.
 
         Raises:
             ForbiddenError: The name is unknown.
         """
-        if not is_browser_route(context.route) or context.caller.tenant_id or not context.caller.scopes:
+        if context.caller.tenant_id or not context.caller.scopes:
             return
         host = _host_of(context.headers.get(b"host", b"").decode("latin-1").lower())
         if not is_local_host(host) and host not in self._hosts:
@@ -93,6 +97,7 @@ class TrustedHostCheck(Check):
             )
 
 
+@lru_cache(maxsize=1024)
 def is_browser_route(route: str) -> bool:
     """Return True for the pages and the routes that they call."""
     return route.startswith("/api/") or route in PAGE_ROUTES

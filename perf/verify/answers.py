@@ -18,7 +18,7 @@ from llmops.contract import POSTPROCESSING_SUFFIX, PREPROCESSING_SUFFIX
 from llmops.errors import LlmopsError
 from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
-from llmops.gateway.triton.tensor_writers import MessageTensorWriter
+from llmops.gateway.triton.request_writer import MessageTensorWriter
 from llmops.perf.verify.engine_context import EngineContext
 from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, unseen, works, wrong
 from llmops.perf.verify.probe import strings

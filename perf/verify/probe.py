@@ -19,8 +19,8 @@ from tritonclient.grpc import service_pb2
 from llmops import contract
 from llmops.contract import BYTES, EMPTY_FINAL_PARAMETER, ENGINE_SUFFIX, FINAL_RESPONSE_PARAMETER
 from llmops.gateway.triton.grpc_client import TritonClient
+from llmops.gateway.triton.request_writer import MessageTensorWriter
 from llmops.gateway.triton.response_reader import trailing_floats
-from llmops.gateway.triton.tensor_writers import MessageTensorWriter
 from llmops.perf.verify.findings import WrongError
 
 #: Seconds without a response after which a request counts as stuck.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llmops.gateway.interfaces import Usage
 from llmops.gateway.settings import GatewaySettings
-from llmops.gateway.telemetry.metrics import GOODPUT_OUTCOMES, GatewayMetrics, LatencyObjectives
+from llmops.gateway.telemetry.metrics import GOODPUT_OUTCOMES, AnswerMeter, GatewayMetrics, LatencyObjectives
 from tests.support.gateway_stack import END, running
 from tests.support.scripted_triton import Step
 from tests.support.waiting import eventually
@@ -125,7 +125,7 @@ def samples(metrics: GatewayMetrics) -> dict[tuple[str, ...], float]:
 def test_tokens_of_several_sequences_come_side_by_side():
     """Four answers to one prompt, each token 10 ms after the last of its answer: TPOT is 10 ms, not 2.5."""
     metrics = GatewayMetrics()
-    meter = metrics.meter("tiny", perf_counter())
+    meter = AnswerMeter(metrics.model("tiny"), perf_counter())
     meter.submitted(5, 4)
     meter.tokens(4)
     meter.first, meter.total, meter.last = 100.0, 404, 101.0
@@ -148,14 +148,14 @@ def test_each_objective_of_a_tier_counts_its_own_requests():
     metrics = GatewayMetrics(settings.objectives_of)
     for ttft in (0.05, 0.2, 0.5):
         for tier in ("interactive", "standard"):
-            meter = metrics.meter("tiny", perf_counter() - 1.0, tier)
+            meter = AnswerMeter(metrics.model("tiny"), perf_counter() - 1.0, tier)
             meter.submitted(5, 1)
             meter.tokens(1)
             meter.first = meter.last = meter._started + ttft
             meter.end(Usage(5, 1), "stop")
-    metrics.meter("tiny", perf_counter(), "interactive").refused("shed")
-    metrics.meter("tiny", perf_counter(), "interactive").refused("aborted")
-    metrics.meter("tiny", perf_counter() - 9.0, "standard").refused("aborted")
+    AnswerMeter(metrics.model("tiny"), perf_counter(), "interactive").refused("shed")
+    AnswerMeter(metrics.model("tiny"), perf_counter(), "interactive").refused("aborted")
+    AnswerMeter(metrics.model("tiny"), perf_counter() - 9.0, "standard").refused("aborted")
     found = {
         key[2:]: value for key, value in samples(metrics).items() if key[0] == "llmops_slo_requests_total" and value
     }
@@ -179,7 +179,7 @@ def test_each_objective_of_a_tier_counts_its_own_requests():
 def test_the_prefix_cache_counts_only_what_the_engine_told():
     metrics = GatewayMetrics()
     for cached in (None, 0, 48):
-        meter = metrics.meter("tiny", perf_counter())
+        meter = AnswerMeter(metrics.model("tiny"), perf_counter())
         meter.submitted(64, 1)
         meter.end(Usage(64, 1, 0, cached), "stop")
     found = samples(metrics)
@@ -190,7 +190,7 @@ def test_the_prefix_cache_counts_only_what_the_engine_told():
 
 def test_tiers_beyond_the_sixteenth_share_a_series():
     metrics = GatewayMetrics()
-    meters = [metrics.meter("tiny", perf_counter(), f"tier-{n}") for n in range(100)]
+    meters = [AnswerMeter(metrics.model("tiny"), perf_counter(), f"tier-{n}") for n in range(100)]
     depth = {key[2]: value for key, value in samples(metrics).items() if key[0] == "llm_queue_depth"}
     assert len(depth) == 17
     assert depth["other"] == 85

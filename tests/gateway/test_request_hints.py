@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmops.gateway.generation.request_hints import apply_request_hints
+from llmops.gateway.generation.app_state import apply_request_hints
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller
 from tests.support.gateway_stack import running

@@ -265,11 +265,11 @@ class ReplicaStream(TokenStream):
         self._stream = await self._replica.open(request, self._in_flight)
 
     @property
-    def replica(self) -> str:
+    def replica(self) -> str:  # type: ignore[override]
         return self._replica.replica_id
 
     @property
-    def version(self) -> str:
+    def version(self) -> str:  # type: ignore[override]
         return self._pool.version
 
     @property

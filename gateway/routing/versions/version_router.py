@@ -20,10 +20,11 @@ class VersionRouter:
         self._directory, self._pools = directory, pools
 
     def route(self, model: GenerativeModel, body: object, context: RequestContext) -> GenerativeModel:
-        """Return the version of `model` for a request.
+        """Return the version of `model` for a request, and note it in `context`.
 
         A version without a ready replica is replaced by an older one that has one.
         """
+        context.version = model.version
         if not model.version:
             return model
         name, table = model.parent or model.name, self._directory.table
@@ -34,7 +35,10 @@ class VersionRouter:
         if found is None or not found.ready:
             older = (other for other_name, other in versions.items() if other.ready and other_name != version)
             found = next(older, found)
-        return found.model if found is not None else model
+        if found is not None:
+            model = found.model
+            context.version = model.version
+        return model
 
     def is_judged(self, model: str) -> bool:
         """Return True while a roll-out compares versions of a model."""
