@@ -125,6 +125,7 @@ def _content(message: RequestMessage, position: int) -> str:
         if message.refusal is None and not _may_be_empty(message):
             raise missing_parameter(f"messages[{position}].content")
         return message.refusal or ""
+    assert not isinstance(message.content, str)
     return "\n".join(_part(part, f"messages[{position}].content[{at}]") for at, part in enumerate(message.content))
 
 
