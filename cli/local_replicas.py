@@ -206,7 +206,7 @@ class LocalReplicas(CheckedReplicas):
 
     def _make_room(
         self, manifest: EngineManifest, key: tuple[str, str], old: tuple[str, str], settings: RolloutSettings
-    ) -> Sequence[int]:
+    ) -> tuple[int, ...]:
         """Return free GPUs for a replica, none for an engine without GPUs. Raises InputError."""
         from llmops.model_repository.gpu_assignment import count_gpus
 
@@ -216,7 +216,7 @@ class LocalReplicas(CheckedReplicas):
             limit = len(used) + need if present is None else present
             free = [gpu for gpu in range(limit) if gpu not in used]
             if len(free) >= need:
-                return free[:need]
+                return tuple(free[:need])
             if not settings.allow_capacity_loss or not servers:
                 left = f"{len(servers) - 1} of {len(servers)}" if servers else "none"
                 raise InputError(

@@ -137,7 +137,10 @@ class PoolScaling(_ChartModel):
 
 
 class PoolValues(SchedulingValues):
-    """Engines that serve one repository. `nodes` above 1 makes each engine a LeaderWorkerSet."""
+    """Engines that serve one repository. `nodes` above 1 makes each engine a LeaderWorkerSet.
+
+    Those of a `version` get requests by a roll-out; the others get them as soon as they are ready.
+    """
 
     repository: _Path
     models: list[str] = []
@@ -145,6 +148,7 @@ class PoolValues(SchedulingValues):
     nodes: _Count = 1
     leader_script: str = ""
     replicas: Annotated[int, Field(ge=0)] = 1
+    version: bool = False
     startup_minutes: _Count = 60
     drain_seconds: _Seconds = 60
     shared_memory: _Quantity = "16Gi"

@@ -296,9 +296,11 @@ class SimulatedFleet:
                 gateway.pump()
 
     def _plan(self, failure: ReplicaFailure) -> None:
-        name = f"replica-{failure.replica}"
-        self.clock.at(failure.at, self.fail, name)
-        self.clock.at(failure.at + failure.back, self.set, name, "ready")
+        # a machine has a replica of each version
+        for name in (f"replica-{failure.replica}", f"new-{failure.replica}"):
+            if name in self.replicas:
+                self.clock.at(failure.at, self.fail, name)
+                self.clock.at(failure.at + failure.back, self.set, name, "ready")
 
     def fail(self, name: str) -> None:
         """Remove a replica with its cache. Its requests continue elsewhere."""

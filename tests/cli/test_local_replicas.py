@@ -48,7 +48,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
         one = Machine(gpus)
 
         def read_engines(_: object, gpus: dict) -> str:
-            one.assigned.append(gpus["m"])
+            one.assigned.append(list(gpus["m"]))
             return ""
 
         async def verify(*_: str) -> None: ...

@@ -40,7 +40,11 @@ VALUES: dict[str, dict] = {
         "network": {"backends": {"store": POSTGRES, "redis": VALKEY, "kafka": KAFKA}},
     },
     "several pools": {
-        **KEYS, "engines": {"one": {**ONE, "gpus": 4}, "two": {**ONE, "replicas": 3, "models": ["a", "b"]}},
+        **KEYS,
+        "engines": {
+            "one": {**ONE, "gpus": 4}, "two": {**ONE, "replicas": 3, "models": ["a", "b"]},
+            "one-v2": {**ONE, "gpus": 4, "version": True},
+        },
     },
     "two nodes": {**KEYS, "engines": {"big": SEVERAL}},
     "gateways scaled by Kubernetes": {**KEYS, "gateway": {"autoscaling": {"enabled": True, "max": 5}}},

@@ -317,6 +317,8 @@ def test_who_may_reach_whom():
         ("console", "control", 9100),
         ("prometheus", "control", 9100),
         ("gateway", "engine", 8001),
+        # the new replicas of a roll-out are checked
+        *(("control", target, 8001) for target in ("engine", "leader", "worker")),
         ("gateway", "leader", 8001),
         ("gateway", "worker", 8001),
         ("prometheus", "engine", 8002),
@@ -340,6 +342,21 @@ def test_a_leader_enters_the_workers_of_its_pool_and_no_other_pod(name, workers)
     assert {tuple(rule["resources"]): rule["resourceNames"] for rule in role["rules"]} == {
         ("pods",): workers, ("pods/exec",): workers,
     }  # fmt: skip
+
+
+def test_a_new_version_gets_no_requests_before_its_rollout_and_has_a_name_for_it():
+    labels = {label: template["metadata"]["labels"] for label, template in pods("several pools")}
+    found = {
+        service["metadata"]["name"]: {
+            label.removeprefix("StatefulSet release-")
+            for label, own in labels.items()
+            if matches({"matchLabels": service["spec"]["selector"]}, own)
+        }
+        for service in kind("several pools", "Service")
+    }
+    assert found["release-engines"] == {"one", "two"}
+    assert found["release-one-v2"] == {"one-v2"}
+    assert "release-one" not in found
 
 
 def test_the_rules_and_dashboards_are_those_of_deploy():
