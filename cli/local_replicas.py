@@ -94,14 +94,14 @@ class LocalReplicas(CheckedReplicas):
     def __init__(
         self,
         start_server: Callable[[Path, int], TritonServer],
-        stop_server: Callable[[TritonServer], None],
+        stop_server: Callable[[TritonServer, float], None],
         folder: Path,
     ) -> None:
         """Create an object without servers.
 
         Args:
             start_server: Starts a Triton on a repository with an exit timeout, and waits for it.
-            stop_server: Drains and stops a Triton.
+            stop_server: Drains a Triton for so many seconds at most, and stops it.
             folder: Where the repositories of versions go.
         """
         self._start_server, self._stop_server, self._folder = start_server, stop_server, folder
@@ -166,7 +166,7 @@ class LocalReplicas(CheckedReplicas):
         # a Triton with several models goes on for the others
         shared = [server for key, others in self.servers.items() if key[0] != version.model for server in others]
         servers = [server for server in servers if server not in shared]
-        await asyncio.gather(*(asyncio.to_thread(self._stop_one, server) for server in servers))
+        await asyncio.gather(*(asyncio.to_thread(self._stop_one, server, drain_timeout) for server in servers))
 
     def start_version(
         self,
@@ -224,7 +224,7 @@ class LocalReplicas(CheckedReplicas):
                     f"{present} are in use. One by one, {left} replicas would serve meanwhile; to accept that, start "
                     "the roll-out with --allow-capacity-loss"
                 )
-            self._stop_one(servers.pop())
+            self._stop_one(servers.pop(), settings.drain_timeout)
 
     def _used_gpus(self) -> Collection[int]:
         # the servers of `llmops up` itself have the first GPUs
@@ -236,8 +236,8 @@ class LocalReplicas(CheckedReplicas):
         )
         return {*range(base), *(gpu for gpus in self._gpus.values() for gpu in gpus)}
 
-    def _stop_one(self, server: TritonServer) -> None:
-        self._stop_server(server)
+    def _stop_one(self, server: TritonServer, timeout: float) -> None:
+        self._stop_server(server, timeout)
         self._gpus.pop(server, None)
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:

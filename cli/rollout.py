@@ -148,11 +148,10 @@ def _action(name: str, event: str, text: str) -> click.Command:
             print_json(rollout.data())
             return
         click.echo(f"{model}: {rollout.state}, {rollout.percent:g} % of the requests go to {rollout.candidate}.")
-        replicas = {one.name: len(one.replicas) for one in rollout.versions}
-        if event == "rollback" and replicas[rollout.stable] < replicas[rollout.candidate]:
+        if event == "rollback" and rollout.settings.get("allow_capacity_loss"):
             click.echo(
-                f"{replicas[rollout.candidate] - replicas[rollout.stable]} replicas of {rollout.stable} had to make "
-                f"room and start again; the new ones took {_start_seconds(admin, rollout):.0f} s to start."
+                f"Replicas of {rollout.stable} that had to make room start again. Those of {rollout.candidate} took "
+                f"{_start_seconds(admin, rollout):.0f} s to start."
             )
 
     return run

@@ -261,11 +261,11 @@ class Stack:
             raise
         return triton
 
-    def _stop(self, triton: TritonServer) -> None:
+    def _stop(self, triton: TritonServer, timeout: float | None = None) -> None:
         leaving = self._tritons.pop(triton, None)
         if leaving is not None:
             leaving.set()
-            triton.stop()
+            triton.stop(timeout=timeout)
             with self._counting:
                 self._running -= 1
 

@@ -232,10 +232,10 @@ class TritonServer:
                 "it is reported ready, so the server is killed. Gateways continue its answers on other replicas."
             )
 
-    def stop(self, at_once: bool = False) -> int:
+    def stop(self, at_once: bool = False, timeout: float | None = None) -> int:
         """Let running requests end, then stop the server and remove what is left.
 
-        Requests have at most the exit timeout to end.
+        Requests have at most `timeout` seconds to end, by default the exit timeout.
 
         With `at_once`, or when a signal handler raises an exception meanwhile, kill everything
         without waiting.
@@ -245,14 +245,15 @@ class TritonServer:
         """
         with self._starting:
             self._is_stopped = True
-        return self._end(at_once)
+        return self._end(at_once, timeout)
 
-    def _end(self, at_once: bool = False) -> int:
+    def _end(self, at_once: bool = False, timeout: float | None = None) -> int:
         below = descendants(self.process.pid) if self._under_mpi else []
         try:
             if self.process.poll() is None and not self._is_broken and not at_once:
-                deadline = time.monotonic() + self._options.launch.exit_timeout
-                drain_engines(self.grpc_address, self._options.launch.exit_timeout)
+                timeout = self._options.launch.exit_timeout if timeout is None else timeout
+                deadline = time.monotonic() + timeout
+                drain_engines(self.grpc_address, timeout)
                 self._finish(deadline)
         finally:
             self._kill_group()

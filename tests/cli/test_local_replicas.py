@@ -62,7 +62,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(local_replicas, "verify_quickly", verify)
         one.replicas = LocalReplicas(
             lambda repository, timeout: Server(repository.name),
-            lambda server: one.stopped.append(server.grpc_address),
+            lambda server, timeout: one.stopped.append(server.grpc_address),
             Path("/versions"),
         )
         one.replicas.servers["m", "initial"] = [Server(f"base-{at}") for at in range(replicas)]

@@ -28,11 +28,18 @@ def test_a_rollout_is_started_watched_pinned_and_rolled_back(run):
     assert [(one["name"], one["weight"]) for one in found["versions"]] == [("initial", 100), ("v2", 0)]
     assert "key-7 gets v2 of llama" in run("pin", "llama", "key-7", "v2").output
     assert "rolling back, 0 %" in run("rollback", "llama", "--reason", "a bad feeling").output
+    assert "had to make room" not in run("history", "llama").output
     shown = run("status", "llama").output
     assert "a bad feeling" in shown
     assert "dns:llama-v2:8001" in shown
     assert "compared    with initial; TTFT for equal numbers of uncached tokens" in shown
     assert "rolling back" in run("history", "llama").output
+
+
+def test_a_rollback_after_a_loss_of_capacity_says_how_long_a_start_takes(run):
+    run("start", "llama", "--replica", "a:1", "--name", "v2", "--allow-capacity-loss")
+    said = run("rollback", "llama").output
+    assert "Replicas of initial that had to make room start again. Those of v2 took 0 s to start." in said
 
 
 @pytest.mark.parametrize(
