@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -247,25 +247,18 @@ class ResponsesEndpoints:
 
         Args:
             request: The request, which names the response.
-            live: Ask Redis for one in progress at another gateway, also if its row is recent.
+            live: Prefer the response in progress, wherever it is, to its row in the store.
 
         Raises:
             NotFoundError: The caller has no such response.
             UnavailableError: Another gateway may have it, and Redis or the store is away.
         """
         response_id, owner = _response_id(request), _owner(request)
-        row, run, own = None, None, self._chats.runs.find(response_id, owner)
-        is_in_progress = own is not None and not own.over and not own.discarded
-        if not is_in_progress:
+        row, run = None, await self._in_progress(response_id, owner, live)
+        if run is None:
             row = await self._store.find(response_id, owner)
-            if row is not None:
-                is_in_progress = row.running and (live or row.age >= LOST_RUN_TIMEOUT)
-            else:
-                # a store that all gateways share has a row of each response in the background
-                is_in_progress = own is None and not self._store.shared
-        if is_in_progress and _RUN_ID.fullmatch(response_id):
-            with suppress(NotFoundError):
-                run = await self._chats.find(response_id, owner)
+            if row.running and row.age >= LOST_RUN_TIMEOUT if row is not None else not self._store.shared:
+                run = await self._in_progress(response_id, owner, live=True)
         if run is not None:
             try:
                 yield run
@@ -275,6 +268,23 @@ class ResponsesEndpoints:
             raise _not_found(response_id)
         else:
             yield row if not row.running or row.age < LOST_RUN_TIMEOUT else await self._lost(row)
+
+    async def _in_progress(self, response_id: str, owner: str, live: bool) -> AnswerRun | None:
+        """Return a response that is generated here, or with `live` at any gateway, as its reader.
+
+        One that has ended is in the store, unless it was deleted since.
+        """
+        own = self._chats.runs.find(response_id, owner)
+        if not _RUN_ID.fullmatch(response_id) or (own is None and not live):
+            return None
+        try:
+            run = await self._chats.find(response_id, owner)
+        except NotFoundError:
+            return None
+        if run is not None and (run.discarded or (run.over and (own is not None or self._store.shared))):
+            run.leave()
+            return None
+        return run
 
     async def _lost(self, row: ResponseRecord) -> ResponseRecord:
         """Store that the gateway which generated a response is gone, and return it as failed."""

@@ -132,6 +132,7 @@ class AnswerRun(ABC):
         error: The error that ended it as OpenAI's APIs send it, None without one.
         saved: True once the answer is stored, False if it is not to be or could not be.
         over: True after the end.
+        discarded: True if it was deleted.
         moved: True if this process does not have the rest, and another gateway may.
     """
 
@@ -143,7 +144,7 @@ class AnswerRun(ABC):
         self.finish: str | None = None
         self.ended_at = 0
         self.error: dict[str, Any] | None = None
-        self.saved = self.over = self.moved = False
+        self.saved = self.over = self.moved = self.discarded = False
         self._waiting: list[asyncio.Future[None]] = []
 
     @property

@@ -100,7 +100,6 @@ class ChatRun(AnswerRun):
         super().__init__(run_id, context.caller.owner, form)
         self.answer, self.log, self._background = answer, log or AnswerLog(), background
         self.failure: ApiError | None = None
-        self.discarded = False
         self._context, self._save, self._checkpoint = context, save, checkpoint
         self._readers, self._is_read_elsewhere = 0, False
         self._unread: asyncio.TimerHandle | None = None

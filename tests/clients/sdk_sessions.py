@@ -24,7 +24,8 @@ def openai_agents(question: str) -> str:
     from agents import Agent, Runner, function_tool, set_tracing_disabled
 
     set_tracing_disabled(True)
-    agent = Agent("Helper", INSTRUCTIONS, model="tiny", tools=[function_tool(read_file), function_tool(edit_file)])
+    tools = [function_tool(read_file), function_tool(edit_file)]
+    agent = Agent("Helper", instructions=INSTRUCTIONS, model="tiny", tools=tools)
     return Runner.run_sync(agent, question).final_output
 
 

@@ -57,7 +57,7 @@ class Client:
 
 def sdk(name: str) -> Callable[[Path, str, str], list[str]]:
     script = str(HERE / "sdk_sessions.py")
-    return lambda installed, url, question: [str(installed / "bin" / "python"), script, name, url, question]
+    return lambda installed, url, question: [str(installed / "bin" / "python"), "-P", script, name, url, question]
 
 
 def aider(installed: Path, url: str, question: str) -> list[str]:

@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,10 @@ async def kill_under(
     return times
 
 
+async def store_is_open(gateway: ForkedGateway) -> bool:
+    return (await gateway.client.get("/v1/responses/none")).status_code == 404
+
+
 async def billed(url: str, run_ids: set[str]) -> dict[str, list[tuple[int, str]]]:
     """Return tokens and finish reasons of all usage events, by answer."""
     found: dict[str, list[tuple[int, str]]] = {one: [] for one in run_ids}
@@ -108,6 +113,8 @@ async def kill_rounds(
         for number in range(rounds):
             for one in gateways:
                 await one.ready()
+                # on a busy machine a store may take longer to open than a request waits for it
+                await eventually(partial(store_is_open, one))
             readers = [ask(number * streams + at) for at in range(streams)]
             times += await kill_under(gateways, readers)
             asked += readers

@@ -7,6 +7,7 @@ import random
 from contextlib import AsyncExitStack
 
 import pytest
+from redis import Redis
 from sqlalchemy import select
 
 from llmops.gateway.settings import GatewaySettings
@@ -28,8 +29,12 @@ def valkey():
 
 
 @pytest.fixture(autouse=True)
-def patient_with_valkey(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that stands still is no Valkey that is away, and no gateway that is gone."""
+def patient(monkeypatch: pytest.MonkeyPatch, valkey: Valkey) -> None:
+    """A machine that stands still is no store or Valkey that is away, and no gateway that is gone."""
+    # what an earlier test left running would be taken over
+    with Redis.from_url(valkey.url) as client:
+        client.flushall()
+    monkeypatch.setattr("llmops.gateway.conversations.database.STORE_TIMEOUT", GENEROUS)
     monkeypatch.setattr("llmops.gateway.conversations.checkpoints.TIMEOUT", GENEROUS)
 
 

@@ -39,6 +39,8 @@ class Pair:
 @pytest.fixture
 async def pair(card, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr("llmops.gateway.conversations.chat_run.SAVE_INTERVAL", 0.05)
+    # a machine that stands still is no store that is away
+    monkeypatch.setattr("llmops.gateway.conversations.database.STORE_TIMEOUT", GENEROUS)
     triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
     await triton.start()
     settings = GatewaySettings(triton=f"127.0.0.1:{triton.port}", store=f"sqlite:///{tmp_path}/store.db", open=True)
