@@ -40,7 +40,8 @@ quick: $(STAMPS)/test ## Tests of the parts that decide without a server (answer
 attacks: $(STAMPS)/test ## The attacks of tests/attacks at full size, with the figures that they measure
 	LLMOPS_ATTACKS=full $(BIN)/python -m pytest -n 0 -rP --show-capture=stderr tests/attacks $(ARGS)
 
-faults: $(STAMPS)/test ## 100 rounds of kill -9 of a gateway under 32 streams; ARGS="--rounds 20"
+faults: $(STAMPS)/test ## 200 streams cut at random, then 100 rounds of kill -9 of a gateway under 32 streams; ARGS="--rounds 20"
+	$(BIN)/python -m tests.faults.stream_cuts
 	$(BIN)/python -m tests.faults.gateway_kills $(ARGS)
 
 matrix: $(STAMPS)/test ## Every family, format, KV cache and target, and a plan of every model; writes the tables of docs/tensorrt-llm.md

@@ -29,21 +29,11 @@ from tests.support.scripted_triton import ScriptedTriton, Step
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".cache" / "test-clients"
 BLOCK = 32
-QUESTIONS = ("Which lines of app.py greet the user?", "Rename the function that adds two numbers.")
+QUESTIONS = ("Which lines of app.py stop the engine?", "Rename the class that ends silent streams.")
 #: The share of the second session's first prompt that may have to be computed.
 MAX_UNCACHED = 0.10
-APP = '''"""A small program."""
-
-
-def add(left: int, right: int) -> int:
-    """Return the sum."""
-    return left + right
-
-
-def main() -> None:
-    """Greet the user."""
-    print("hello world")
-'''
+#: The file that the clients work on, of the size that they are used with.
+APP = (HERE.parents[1] / "gateway" / "generation" / "answer.py").read_text()
 
 
 @dataclass(frozen=True)

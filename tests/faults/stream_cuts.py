@@ -11,21 +11,26 @@ import random
 import tempfile
 import time
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import click
 import httpx
 
 from llmops.gateway.text.tokenizer import TextTokenizer
+from tests.faults.gateway_kills import store_is_open
 from tests.support.forked_gateways import ForkedGateway
 from tests.support.gateway_stack import card_of
 from tests.support.resuming_reader import CHAT, OPENAI, BackgroundReader, ResumingReader
 from tests.support.servers import Valkey
 from tests.support.tokenizer_files import write_tokenizer
 from tests.support.told_answers import ToldAnswers
+from tests.support.waiting import eventually
 
 #: Bytes after which a connection is reset, at least and at most: some do not get past the headers of their answer.
 CUT_AFTER = (100, 6000)
+#: Streams at once.
+AT_ONCE = 16
 
 
 class CuttingProxy:
@@ -81,9 +86,16 @@ async def cut_streams(folder: Path, streams: int, tokens: int = 120, seed: int =
         try:
             for one in gateways:
                 await one.ready()
+                await eventually(partial(store_is_open, one))
             proxies = [CuttingProxy(one.client.base_url.port or 0, chance) for one in gateways]
             async with AsyncExitStack() as stack:
                 clients = [await stack.enter_async_context(await one.start()) for one in proxies]
+
+                turns = asyncio.Semaphore(AT_ONCE)
+
+                async def read_in_turn(number: int) -> None:
+                    async with turns:
+                        await read(number)
 
                 async def read(number: int) -> None:
                     question, at = f"Number {number}?", chance.randrange(2)
@@ -99,7 +111,7 @@ async def cut_streams(folder: Path, streams: int, tokens: int = 120, seed: int =
                     url, key = f"{reader.path}/{reader.run}", {"authorization": "Bearer another"}
                     assert (await gateways[at].client.get(url, headers=key)).status_code == 404, url
 
-                await asyncio.gather(*map(read, range(streams)))
+                await asyncio.gather(*map(read_in_turn, range(streams)))
         finally:
             for one in gateways:
                 await one.close()
