@@ -29,7 +29,7 @@ from llmops.gateway.conversations.answer_run import (
     AnswerLog,
     AnswerReader,
     AnswerRun,
-    parse_last_event_id,
+    last_event_number,
     replay_batches,
 )
 from llmops.gateway.conversations.background_response import BackgroundSaver, ResponseFormat
@@ -326,7 +326,7 @@ class ResumableChats:
         """Send the events after `Last-Event-ID`, to the owner of the answer."""
         run = await self._find(request)
         try:
-            after = parse_last_event_id(request.headers.get("last-event-id"), run)
+            after = await last_event_number(request.headers.get("last-event-id"), run)
             watcher = DisconnectWatcher(request.receive)
             reader = run.read(after)
         finally:

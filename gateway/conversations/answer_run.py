@@ -175,6 +175,10 @@ class AnswerRun(ABC):
         """Return a reader of the events after number `after`."""
         return self.format.read(self, after)
 
+    async def refresh(self) -> None:
+        """Learn of all that any reader may have seen before this call."""
+        return
+
     async def more(self) -> None:
         """Wait until there is another delta, or the end."""
         waiter = asyncio.get_running_loop().create_future()
@@ -250,7 +254,7 @@ class AnswerReader(EventSource):
         return self._id(number) + error + chunks.end(run)
 
 
-def parse_last_event_id(text: str | None, run: AnswerRun) -> int:
+async def last_event_number(text: str | None, run: AnswerRun) -> int:
     """Return the number of the last event that a client says it saw, or -1 if it names none.
 
     Raises:
@@ -264,10 +268,13 @@ def parse_last_event_id(text: str | None, run: AnswerRun) -> int:
         problem = "is not the id of an event"
     elif found[1] != run.tag:
         problem = "is the id of an event of another stream"
-    elif int(found[2]) > run.visible + int(run.over):
-        problem = "is the id of an event that was not sent yet"
     else:
-        return int(found[2])
+        number = int(found[2])
+        if number > run.visible + int(run.over):
+            await run.refresh()
+        if number <= run.visible + int(run.over):
+            return number
+        problem = "is the id of an event that was not sent yet"
     raise InvalidRequestError(
         f"Last-Event-ID '{text[:40]}' {problem}; leave it out to read the stream from its beginning.",
         param="Last-Event-ID",

@@ -48,7 +48,10 @@ class FollowedRun(AnswerRun):
         self._usage = Usage(0)
         self._readers = 0
         self._tokens = FollowedTokens(run_id, self._deliver)
-        self._news: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
+        self._news: asyncio.Queue[tuple[int, bytes, bytes]] = asyncio.Queue()
+        # replies of Redis, and those who wait for the reply of a number
+        self._replies = 0
+        self._refreshing: list[tuple[int, asyncio.Future[None]]] = []
         self._heard = asyncio.get_running_loop().time()
         #: Set once everything that Redis had at first is in the log.
         self.caught_up = asyncio.Event()
@@ -83,16 +86,26 @@ class FollowedRun(AnswerRun):
         if self.moved:
             raise UnavailableError("It is not known whether the answer has stopped; try again.")
 
+    async def refresh(self) -> None:
+        if self.over or self.moved:
+            return
+        # the next reply may have been written before this call
+        waiter = asyncio.get_running_loop().create_future()
+        self._refreshing.append((self._replies + 2, waiter))
+        await waiter
+
     def _deliver(self, news: tuple[bytes, bytes] | None) -> None:
         now = asyncio.get_running_loop().time()
         if news is not None:
             self._heard = now
-            if news[0] or news[1] or not self.caught_up.is_set():
-                self._news.put_nowait(news)
+            self._replies += 1
+            if news[0] or news[1] or self._refreshing or not self.caught_up.is_set():
+                self._news.put_nowait((self._replies, *news))
         elif now - self._heard > SILENCE_TIMEOUT:
             self.moved = True
             self.caught_up.set()
             self._close()
+            self._end_refreshing(self._replies + 2)
             self.wake()
 
     def _close(self) -> None:
@@ -100,14 +113,22 @@ class FollowedRun(AnswerRun):
 
     async def _run(self) -> None:
         while not self.over:
-            tokens, end = await self._news.get()
+            number, tokens, end = await self._news.get()
             await replay_batches(self._choice, list(decode_batches(tokens)), self.log)
             if end:
                 self._close()
                 self._finish(EndedAnswer.model_validate_json(end))
             self.visible = len(self.log)
             self.caught_up.set()
+            self._end_refreshing(self._replies + 2 if self.over else number)
             self.wake()
+
+    def _end_refreshing(self, number: int) -> None:
+        """Wake those who wait for the reply `number` or an earlier one."""
+        for wanted, waiter in self._refreshing:
+            if wanted <= number and not waiter.done():
+                waiter.set_result(None)
+        self._refreshing = [one for one in self._refreshing if one[0] > number]
 
     def _finish(self, ended: EndedAnswer) -> None:
         if ended.finish in _WHOLE and not self._choice.done:

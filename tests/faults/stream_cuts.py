@@ -39,6 +39,13 @@ class CuttingProxy:
     def __init__(self, port: int, chance: random.Random) -> None:
         self._port, self._chance = port, chance
         self.cuts = 0
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """End all connections."""
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
 
     async def start(self) -> httpx.AsyncClient:
         """Listen, and return a client without a pool: each request has a connection of its own."""
@@ -47,6 +54,8 @@ class CuttingProxy:
         return httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_keepalive_connections=0))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(task := asyncio.current_task())
+        task.add_done_callback(self._open.discard)
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._port)
         sending = asyncio.create_task(_copy(reader, up_writer))
         left = self._chance.randint(*CUT_AFTER)
@@ -89,6 +98,8 @@ async def cut_streams(folder: Path, streams: int, tokens: int = 120, seed: int =
                 await eventually(partial(store_is_open, one))
             proxies = [CuttingProxy(one.client.base_url.port or 0, chance) for one in gateways]
             async with AsyncExitStack() as stack:
+                for one in proxies:
+                    stack.push_async_callback(one.close)
                 clients = [await stack.enter_async_context(await one.start()) for one in proxies]
 
                 turns = asyncio.Semaphore(AT_ONCE)
