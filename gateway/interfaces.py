@@ -266,6 +266,14 @@ class UsageRecorder(ABC):
         """Write the end that was kept back, or leave the bill to another gateway."""
 
 
+def shared_answer_id(owner: str, answer_id: str) -> str:
+    """Return the id under which gateways share an answer of `owner`.
+
+    A client may have chosen the id of its own answer, so that two owners may have the same one.
+    """
+    return f"{owner}:{answer_id}"
+
+
 class UsageOwner(Enum):
     """The gateway that bills an answer which several gateways generated.
 

@@ -213,8 +213,14 @@ async def update_conversation(connection: AsyncConnection, conversation_id: str,
 async def update_message(
     connection: AsyncConnection, conversation_id: str, message: StoredMessage, now: datetime
 ) -> bool:
-    """Replace a stored message by its new state. Return False if it was deleted meanwhile."""
-    known = select(messages.c.content, messages.c["items"]).where(messages.c.id == message.id)
+    """Replace a stored message by its new state.
+
+    Return False if the message or its conversation was deleted meanwhile.
+    """
+    visible = select(conversations.c.id).where(
+        conversations.c.id == conversation_id, conversations.c.deleted_at.is_(None)
+    )
+    known = select(messages.c.content, messages.c["items"]).where(messages.c.id == message.id, visible.exists())
     before = (await connection.execute(known.with_for_update())).first()
     if before is None:
         return False

@@ -54,7 +54,7 @@ from llmops.gateway.generation.parsers.output_processor import ContentDelta
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext, context_of
 from llmops.gateway.http.sse import DisconnectWatcher, EventSource, EventStreamResponse
-from llmops.gateway.interfaces import Caller, Outcome, Usage
+from llmops.gateway.interfaces import Caller, Outcome, Usage, shared_answer_id
 from llmops.gateway.routing.providers import ProviderModel
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
@@ -366,19 +366,15 @@ class ResumableChats:
 
         The caller counts as its reader, until `leave`.
 
-        Raises:
-            NotFoundError: The answer has another owner.
-            UnavailableError: Redis is away.
+        Raises UnavailableError if Redis is away.
         """
         run: AnswerRun | None = self.runs.find(run_id, owner)
         followed = None
         if run is None and self._checkpoints is not None:
             async with self._lock:
-                run = followed = self._followed.get(run_id) or await self._follow(run_id, owner)
+                run = followed = await self._follow(run_id, owner)
         if run is None:
             return None
-        if run.owner != owner:
-            raise _no_answer(run_id)
         run.enter()
         if followed is not None:
             try:
@@ -389,30 +385,27 @@ class ResumableChats:
         return run
 
     async def _follow(self, run_id: str, owner: str) -> FollowedRun | None:
-        """Return an answer of another gateway, None if no gateway has it.
-
-        Raises:
-            NotFoundError: The answer has another owner.
-        """
+        """Return an answer of `owner` that another gateway has, None if no gateway has it."""
         from llmops.gateway.conversations.followed_run import FollowedRun
 
         assert self._checkpoints is not None
-        data = await self._checkpoints.record(run_id)
+        shared_id = shared_answer_id(owner, run_id)
+        if shared_id in self._followed:
+            return self._followed[shared_id]
+        data = await self._checkpoints.record(shared_id)
         if data is None:
             return None
         record = AnswerRecord.model_validate_json(data)
-        if record.caller.owner != owner:
-            raise _no_answer(run_id)
         model = self._model(record)
         chat = record.request
         choice = await replayed_choice(self._service, chat, model, record.context(), record.max_tokens, run_id)
-        run = self._followed[run_id] = FollowedRun(
+        run = self._followed[shared_id] = FollowedRun(
             run_id,
             owner,
             record.form(run_id, chat, self.price),
             choice,
             self._checkpoints,
-            on_idle=partial(self._followed.__delitem__, run_id),
+            on_idle=partial(self._followed.__delitem__, shared_id),
         )
         return run
 
@@ -434,7 +427,7 @@ class ResumableChats:
     async def _adopt(self, claimed: ClaimedAnswer) -> None:
         from llmops.gateway.conversations.checkpoints import decode_batches
 
-        record = AnswerRecord.model_validate_json(claimed.record)
+        record, run_id = AnswerRecord.model_validate_json(claimed.record), claimed.id.rpartition(":")[2]
         assert self._checkpoints is not None
         checkpoint = self._checkpoints.checkpoint(claimed.id, len(claimed.tokens))
         checkpoint.register(b"")
@@ -453,13 +446,13 @@ class ResumableChats:
                     await context.reservation.tokens(record.model, record.prompt_tokens, record.max_tokens, known=known)
             if claimed.times > MAX_TAKEOVERS:
                 raise UnavailableError("The gateways that generated this answer were lost, one after the other.")
-            run = await self._continue(claimed.id, record, begun, checkpoint, context)
+            run = await self._continue(run_id, record, begun, checkpoint, context)
             await asyncio.shield(run.task)
         except Exception as error:
             if not isinstance(error, ApiError):
-                log.exception("The answer %s could not be continued.", claimed.id)
+                log.exception("The answer %s could not be continued.", run_id)
                 error = InternalError("The answer could not be continued by another gateway; send the request again.")
-            await self._give_up(error, record, begun, checkpoint, context)
+            await self._give_up(error, run_id, record, begun, checkpoint, context)
         finally:
             for check in self._checks:
                 check.after(context, Outcome(200, context.finish_reason, context.usage))
@@ -528,6 +521,7 @@ class ResumableChats:
     async def _give_up(
         self,
         error: ApiError,
+        run_id: str,
         record: AnswerRecord,
         begun: BegunAnswer,
         checkpoint: AnswerCheckpoint,
@@ -545,7 +539,7 @@ class ResumableChats:
         elif context.usage_recorder is not None:
             context.usage_recorder.begin(
                 record.model,
-                checkpoint.id,
+                run_id,
                 record.prompt_tokens,
                 event_id=record.event_id,
                 known_tokens=len(begun.tokens),
@@ -565,7 +559,7 @@ class ResumableChats:
     def _checkpoint(self, run_id: str, caller: Caller) -> AnswerCheckpoint | None:
         if self._checkpoints is None or not self._checkpoints.up or not self._may_store(caller.tenant_id):
             return None
-        return self._checkpoints.checkpoint(run_id)
+        return self._checkpoints.checkpoint(shared_answer_id(caller.owner, run_id))
 
 
 def check_resumable(body: ChatRequest) -> None:

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 #: The prefix of all keys, with the version of the stored data: gateways of two versions do not
 #: continue each other's answers.
-PREFIX = "{llmops:answers:1}"
+PREFIX = "{llmops:answers:2}"
 #: Seconds between two writes of a gateway. Half of it is added to a token, on average.
 FLUSH_INTERVAL = 0.02
 #: Seconds between two reads of the answers that other gateways generate.

@@ -230,7 +230,10 @@ class ConversationStore:
         return await self._database.write(work, user)
 
     async def save(self, conversation_id: str, message: StoredMessage) -> bool:
-        """Store the present state of a message. Returns False if it was deleted meanwhile."""
+        """Store the present state of a message.
+
+        Return False if the message or its conversation was deleted meanwhile.
+        """
         key, now = row_id(conversation_id), self._now()
         return await self._database.write(lambda connection: table.update_message(connection, key, message, now))
 

@@ -200,7 +200,7 @@ class StoredAnswer:
         return found
 
     async def save(self, run: ChatRun) -> bool:
-        """Store the answer's present state. Returns False if the conversation was purged meanwhile."""
+        """Store the answer's present state. Return False if the conversation was deleted meanwhile."""
         row, before, state = self._row, self.reference, run.state()
         cost = self._price(row.model or "", state.usage)
         self._row = replace(

@@ -13,7 +13,7 @@ from llmops.gateway.conversations.chat_run import EndedAnswer
 from llmops.gateway.conversations.checkpoints import CheckpointStore, FollowedTokens, decode_batches
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.generation.choice import Choice
-from llmops.gateway.interfaces import Usage
+from llmops.gateway.interfaces import Usage, shared_answer_id
 
 #: Seconds without news from Redis after which a reader is sent away, to come back.
 SILENCE_TIMEOUT = 10.0
@@ -47,7 +47,7 @@ class FollowedRun(AnswerRun):
         self._choice, self._store, self._on_idle = choice, store, on_idle
         self._usage = Usage(0)
         self._readers = 0
-        self._tokens = FollowedTokens(run_id, self._deliver)
+        self._tokens = FollowedTokens(shared_answer_id(owner, run_id), self._deliver)
         self._news: asyncio.Queue[tuple[int, bytes, bytes]] = asyncio.Queue()
         # replies of Redis, and those who wait for the reply of a number
         self._replies = 0
@@ -78,7 +78,7 @@ class FollowedRun(AnswerRun):
     async def stop(self) -> None:
         self.enter()
         try:
-            await self._store.request_stop(self.id)
+            await self._store.request_stop(self._tokens.id)
             while not (self.over or self.moved):
                 await self.more()
         finally:

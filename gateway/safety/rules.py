@@ -3,11 +3,17 @@
 A match has a maximum width, which makes a stream safe to filter: a character may leave when the
 text goes on for longer than the widest match could, because a match that began there would have
 been seen whole.
+
+Tool calls and structured answers are JSON, in which `\\u0073k-1` is `sk-1` for whoever reads them.
+Rules therefore also read a text with its escapes replaced, at the same places.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
+import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 from re import _parser as sre_parser  # type: ignore[attr-defined]
@@ -61,6 +67,22 @@ SCRIPTS = frozenset(
 #: not letters may stand between two of them.
 FOREIGN_LETTERS = 8
 
+#: An escape of JSON or Python. A text that is JSON within JSON has several backslashes.
+_ESCAPE = re.compile(
+    r"\\{1,8}(?:u([dD][89abAB][0-9a-fA-F]{2})\\{1,8}u([dD][c-fC-F][0-9a-fA-F]{2})|u([0-9a-fA-F]{4})"
+    r"|U([0-9a-fA-F]{8})|x([0-9a-fA-F]{2})|([0-7]{1,3})|([nrtbfv\"'/]))"
+)
+#: The beginning of an escape at the end of a text that goes on.
+_ESCAPE_BEGUN = re.compile(
+    r"\\{1,8}(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\{1,8}(?:u[0-9a-fA-F]{0,3})?)?"
+    r"|U[0-9a-fA-F]{0,7}|x[0-9a-fA-F]?|[0-7]{0,2})\Z"
+)
+#: Escapes of a text that are replaced on the event loop: a few milliseconds.
+MAX_ESCAPES_ON_LOOP = 4096
+#: Characters of the longest escape.
+MAX_ESCAPE = 26
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v"}
+
 #: A character that no word contains.
 _NO_WORD = r"[^\p{L}\p{M}\p{N}_]"
 
@@ -70,6 +92,41 @@ class Span(NamedTuple):
 
     start: int
     end: int
+
+
+class _PlainText(NamedTuple):
+    """A text without escapes.
+
+    Attributes:
+        text: The text. An escape that has only begun at its end is left out.
+        starts: The place of each character in the text with escapes, and the end.
+    """
+
+    text: str
+    starts: list[int]
+
+
+def _without_escapes(text: str) -> _PlainText:
+    begun = _ESCAPE_BEGUN.search(text, max(0, len(text) - MAX_ESCAPE))
+    end = begun.start() if begun else len(text)
+    parts: list[str] = []
+    starts: list[int] = []
+    at = 0
+    for found in _ESCAPE.finditer(text, 0, end):
+        parts += text[at : found.start()], _character(found)
+        starts += range(at, found.start() + 1)
+        at = found.end()
+    return _PlainText("".join([*parts, text[at:end]]), [*starts, *range(at, end), end])
+
+
+def _character(escape: re.Match[str]) -> str:
+    high, low, short, long, byte, octal, letter = escape.groups()
+    if letter:
+        return _LETTERS.get(letter, letter)
+    code = int(octal, 8) if octal else int(short or long or byte or "0", 16)
+    if high:
+        code = 0x10000 + ((int(high, 16) & 0x3FF) << 10) + (int(low, 16) & 0x3FF)
+    return "\ufffd" if 0xD800 <= code < 0xE000 or code > sys.maxunicode else chr(code)
 
 
 class RuleFilter(TextFilter):
@@ -99,17 +156,46 @@ class RuleFilter(TextFilter):
         self._later_words = _compile(name, rf"{_NO_WORD}({listed})(?:$|{_NO_WORD})", ignore_case) if listed else None
 
     async def judge(self, text: str) -> Finding | None:
-        return self.finding if self.search(text) else None
+        # half a second for 4 MiB of escapes
+        in_thread = text.count("\\") > MAX_ESCAPES_ON_LOOP
+        return (
+            self.finding if (await asyncio.to_thread(self._is_in, text) if in_thread else self._is_in(text)) else None
+        )
+
+    def _is_in(self, text: str) -> bool:
+        if self._search(text, 0) is not None:
+            return True
+        return "\\" in text and self._search(_ESCAPE.sub(_character, text), 0) is not None
 
     @property
     def finding(self) -> Finding:
         return self._finding
 
     def search(self, text: str, start: int = 0) -> Span | None:
-        """Return the first match in `text` from character `start` on.
+        """Return the first match in `text` from character `start` on, also of a text in escapes.
 
         The character before `start` counts as context.
         """
+        found = self._search(text, start)
+        if "\\" not in text:
+            return found
+        plain = _without_escapes(text)
+        hidden = self._search(plain.text, bisect_left(plain.starts, start))
+        if hidden is None:
+            return found
+        # what follows an escape that has only begun is not known
+        end = len(text) if hidden.end == len(plain.text) else plain.starts[hidden.end]
+        span = Span(plain.starts[hidden.start], end)
+        return span if found is None else min(found, span)
+
+    def settled(self, text: str) -> int:
+        """Return the number of characters in which no match can begin that `text` does not show whole."""
+        if "\\" not in text:
+            return len(text) - self.width - 1
+        plain = _without_escapes(text)
+        return plain.starts[max(0, len(plain.text) - self.width - 1)]
+
+    def _search(self, text: str, start: int) -> Span | None:
         spans = []
         if self._pattern is not None and (found := self._pattern.search(text, start)):
             spans.append(Span(*found.span()))

@@ -53,7 +53,7 @@ class RuleStage:
         if found is not None and (final or found.end < len(self._text)):
             released = self._text[self._context : found.start] if holds else text if self.mode == "observe" else ""
             return released, self._rule.finding
-        safe = len(self._text) - (0 if final else self._rule.width + 1)
+        safe = len(self._text) if final else self._rule.settled(self._text)
         boundary, self._start = max(self._context, safe), max(self._start, safe)
         released = self._text[self._context : boundary] if holds else text
         cut = max(0, self._start - 1)

@@ -19,7 +19,7 @@ from typing import Any
 
 from llmops.clocks import utc_now
 from llmops.gateway.http.request_context import RequestContext
-from llmops.gateway.interfaces import Outcome, Usage, UsageEvent, UsageOwner, UsageRecorder
+from llmops.gateway.interfaces import Caller, Outcome, Usage, UsageEvent, UsageOwner, UsageRecorder, shared_answer_id
 from llmops.gateway.usage.event_formats import (
     EncodedEvent,
     encode_event,
@@ -137,7 +137,7 @@ class OutboxWriter:
 
 def shared_answer_ids(folder: Path) -> list[str]:
     """Return the ids of the answers in `folder` that other gateways may have continued."""
-    return [answer.texts[1] for answer in read_slots(folder / _SLOTS_FILE).unfinished if answer.is_shared]
+    return [_shared_id(answer) for answer in read_slots(folder / _SLOTS_FILE).unfinished if answer.is_shared]
 
 
 def recover_open_answers(
@@ -168,7 +168,7 @@ def recover_open_answers(
     lost = [
         answer
         for answer in slots.unfinished
-        if answer.id not in known and answer.tokens and elsewhere.isdisjoint(answer.texts[1:2])
+        if answer.id not in known and answer.tokens and _shared_id(answer) not in elsewhere
     ]
     gateway_id = new_gateway_id()
     events = [event for event in slots.ended if event.id not in known]
@@ -178,6 +178,11 @@ def recover_open_answers(
     path.unlink(missing_ok=True)
     if lost:
         log.warning("%d requests were lost with a gateway that died; they are billed for what they used.", len(lost))
+
+
+def _shared_id(answer: UnfinishedAnswer) -> str:
+    _, answer_id, tenant_id, user_id, *_ = [*answer.texts, *[""] * 4]
+    return shared_answer_id(Caller(tenant_id=tenant_id, user_id=user_id).owner, answer_id)
 
 
 def _lost_event(answer: UnfinishedAnswer, gateway_id: str, seq: int, prices: Prices) -> UsageEvent:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.attacks.harness import MIB, Engine, Gateway, Neighbour, record, scaled
+from tests.support.waiting import wait_until
 
 CHATS, ITEMS = "/api/conversations", "/v1/conversations/{}/items"
 #: Bytes that the gateway may grow by: `limits.held_bytes`, and as much again as is parsed at the moment.
@@ -102,3 +103,18 @@ def test_nobody_takes_the_place_of_an_answer(gateway: Gateway, client: httpx.Cli
     assert {name: answer.status_code for name, answer in seen.items()} == {"victim": 200, "attacker": 200}
     assert '"continues": true' not in seen["victim"].text
     assert '"continues": true' in seen["attacker"].text
+
+
+def test_an_answer_of_a_conversation_that_is_deleted_meanwhile_is_not_said_to_be_saved(start, programs, tmp_path, card):
+    engine = Engine(tmp_path / "slow", card, tokens=40, seconds_per_token=0.03)
+    programs.callback(engine.stop)
+    gateway = start(engine.address, log_level="error", store=f"sqlite:///{tmp_path}/store.db", open=True)
+    gateway.ready()
+    client = caller(gateway, "me")
+    conversation = client.post(CHATS, json={}).json()["id"]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, client, conversation, max_tokens=40)
+        wait_until(lambda: engine.requests == 1, "a running answer")
+        assert caller(gateway, "me").delete(f"{CHATS}/{conversation}").status_code == 200
+    assert answer.result().json()["saved"] is False
+    assert ask(client, client.post(CHATS, json={}).json()["id"]).json()["saved"] is True

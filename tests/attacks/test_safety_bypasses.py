@@ -10,7 +10,8 @@ import pytest
 from llmops.gateway.safety.filters import Finding, TextFilter
 from llmops.gateway.safety.stream_guard import StreamGuard, WindowStage
 from tests.attacks.harness import record
-from tests.support.gateway_stack import Stack, running
+from tests.support.gateway_stack import Stack, card_of, running
+from tests.support.tokenizer_files import TEMPLATE, write_tokenizer
 
 pytest.importorskip("re2")
 
@@ -99,3 +100,35 @@ async def test_the_last_window_is_judged_although_no_text_follows_it():
     await guard.judge("a text with bad in it", final=False)
     await guard.judge("", final=True)
     assert [one.category for one in found] == ["bad"]
+
+
+CALLS = {
+    "JSON": '<tool_call>{"name": "f", "arguments": {"a": "%s"}}</tool_call>',
+    "JSON in JSON": '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"%s\\"}"}</tool_call>',
+    "structured output": '{"a": "%s"}',
+}
+ESCAPED = {
+    "one letter": SECRET.replace("s", r"\u0073"),
+    "every letter": "".join(f"\\u{ord(letter):04x}" for letter in SECRET),
+    "twice": SECRET.replace("s", r"\\u0073"),
+    "a line before a word": r"x\nis",
+}
+
+
+@pytest.mark.parametrize("form", CALLS)
+async def test_escapes_in_an_answer_hide_no_match(tokenizer, tmp_path, form):
+    write_tokenizer(tmp_path)
+    template = "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}"
+    (tmp_path / "chat_template.jinja").write_text(template + TEMPLATE)
+    card = {**card_of(tmp_path, tokenizer), "max_seq_len": 4096}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    async with running(card, tokenizer, safety=SAFETY) as stack:
+        for name, text in ESCAPED.items():
+            stack.say(CALLS[form] % text)
+            for stream in (False, True):
+                asked = {"tools": tools, "max_tokens": 300, "stream": stream}
+                answer = (await stack.chat(**asked)).text
+                record(f"{form}, {name}: {'content_filter' in answer}")
+                assert '"content_filter"' in answer, (name, answer)
+                assert "0123456789abcdef" not in answer
+                assert "u0066" not in answer

@@ -87,7 +87,7 @@ async def test_only_its_owner_reads_or_stops_a_stream_and_a_wrong_event_id_is_re
     await reader.read(one, 3)
     url, theirs = f"{CHAT}/{reader.run}", {"authorization": "Bearer somebody-else"}
     for method in ("GET", "DELETE"):
-        assert (await other.request(method, url, headers=theirs)).status_code == 404
+        assert (await other.request(method, url, headers=theirs)).status_code == 410
     assert (await other.get(f"{CHAT}/chatcmpl-{'0' * 24}")).json()["error"]["code"] == "stream_gone"
     for event, problem in (("x", "not the id"), ("000000-1", "another stream"), (f"{reader.run[-6:]}-99", "not sent")):
         refused = await other.get(url, headers={"last-event-id": event})

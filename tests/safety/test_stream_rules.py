@@ -144,3 +144,31 @@ def test_without_re2_the_filter_and_the_extra_are_named(monkeypatch):
         MissingDependencyError, match=r"^The safety filter s needs RE2, which is not installed; .*safety"
     ):
         rule_filter("s", "s", [], ["a"], ignore_case=False)
+
+
+ESCAPES = {
+    "JSON": lambda char: f"\\u{ord(char):04x}",
+    "JSON in JSON": lambda char: f"\\\\u{ord(char):04X}",
+    "Python": lambda char: f"\\x{ord(char):02x}",
+    "octal": lambda char: f"\\{ord(char):03o}",
+}
+
+
+@given(
+    st.lists(st.sampled_from(["sk-12ab", "sk-", "12ab", "pass", " ", "x", "\n", "top secret"]), max_size=12),
+    st.lists(st.sampled_from(["plain", *ESCAPES]), min_size=1, max_size=40),
+    st.lists(st.integers(0, 10_000), max_size=12),
+)
+def test_a_stream_in_escapes_releases_nothing_of_a_match(parts, kinds, cuts):
+    text = "".join(parts)
+    shown = [char if char == "\n" else ESCAPES.get(kinds[at % len(kinds)], str)(char) for at, char in enumerate(text)]
+    shown = [one.replace("\n", "\\n") for one in shown]
+    stage, released, found = RuleStage(RULE, "hold"), "", None
+    for part, is_last in [*((one, False) for one in chunks("".join(shown), cuts)), ("", True)]:
+        left, found = stage.feed(part, is_last)
+        released += left
+        if found is not None:
+            break
+    first = first_match(text)
+    assert (found is None) == (first is None)
+    assert released == "".join(shown if first is None else shown[: first.start()])
