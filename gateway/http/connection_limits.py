@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import logging
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
@@ -31,6 +31,8 @@ MAX_PIPELINED_BYTES_TOTAL = 16 * 2**20
 #: Bytes of responses that clients do not read, of all connections. Only what exceeds 64 KiB per
 #: connection counts.
 MAX_UNREAD_BYTES_TOTAL = 64 * 2**20
+#: Bytes of incomplete headers of all connections. Only headers of more than 4 KiB count.
+MAX_HEADER_BYTES_TOTAL = 16 * 2**20
 #: The search for connections to close is expensive, so one in this many is closed at once.
 EVICTION_DIVISOR = 64
 #: Seconds without another search after one that found no connection to close.
@@ -73,6 +75,8 @@ class ConnectionLimits:
         rejecting: Connections that are being rejected.
         pipelined_bytes: Bytes that wait behind requests of all connections.
         unread: Connections whose clients do not read, with the bytes in their buffers.
+        unfinished: Connections with a large header that is incomplete, with its bytes.
+        unfinished_bytes: Their sum.
         descriptors: File descriptors that the process may have.
     """
 
@@ -87,6 +91,8 @@ class ConnectionLimits:
     rejecting: int = 0
     pipelined_bytes: int = 0
     unread: dict[Connection, int] = field(default_factory=dict)
+    unfinished: dict[Connection, int] = field(default_factory=dict)
+    unfinished_bytes: int = 0
     descriptors: int = field(default_factory=lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     _logged: dict[str, tuple[float, int]] = field(default_factory=dict)
     _next_eviction: float = 0.0
@@ -133,13 +139,31 @@ class ConnectionLimits:
         self.unread[connection] = size
         if sum(self.unread.values()) <= MAX_UNREAD_BYTES_TOTAL:
             return
-        totals: dict[str | None, int] = {}
-        for one, held in self.unread.items():
-            totals[one.address] = totals.get(one.address, 0) + held
-        worst = max(self.unread, key=lambda one: (totals[one.address], self.unread[one]))
-        self.report("unread", f"{worst.address} left {totals[worst.address]} bytes of answers unread; one was dropped.")
+        worst = _worst_first(self.unread)[0]
+        self.report("unread", f"{worst.address} left {self.unread[worst]} bytes of an answer unread; it was dropped.")
         del self.unread[worst]
         worst.abort()
+
+    def hold_header(self, connection: Connection, size: int) -> None:
+        """Note the bytes of a large header that is incomplete.
+
+        Beyond the limit, drop the largest headers of the worst addresses.
+        """
+        self.unfinished_bytes += size - self.unfinished.get(connection, 0)
+        self.unfinished[connection] = size
+        if self.unfinished_bytes <= MAX_HEADER_BYTES_TOTAL:
+            return
+        # a quarter at once: the order is expensive
+        for worst in _worst_first(self.unfinished):
+            if self.unfinished_bytes <= MAX_HEADER_BYTES_TOTAL * 3 // 4:
+                break
+            self.report("header_bytes", f"A header of {worst.address} was incomplete and too large; dropped.")
+            self.release_header(worst)
+            worst.abort()
+
+    def release_header(self, connection: Connection) -> None:
+        """Stop counting an incomplete header."""
+        self.unfinished_bytes -= self.unfinished.pop(connection, 0)
 
     def report(self, reason: str, message: str) -> None:
         """Count a closed connection and log it, at most once per LOG_INTERVAL and reason."""
@@ -178,6 +202,14 @@ class ConnectionLimits:
                 progress = connection.progress
                 if progress is not None:
                     yield progress, -len(same_client), number, connection
+
+
+def _worst_first(held: Mapping[Connection, int]) -> list[Connection]:
+    """Return connections, those of the address that holds the most first, of these the largest."""
+    totals: dict[str | None, int] = {}
+    for one, size in held.items():
+        totals[one.address] = totals.get(one.address, 0) + size
+    return sorted(held, key=lambda one: (totals[one.address], held[one]), reverse=True)
 
 
 def connection_limits(settings: GatewaySettings, metrics: GatewayMetrics | None = None) -> ConnectionLimits:

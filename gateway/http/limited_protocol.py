@@ -39,12 +39,12 @@ from llmops.gateway.http.request_context import client_network
 # streams with, and from which request_body.py sees that a body is complete.
 PROTOCOL_MEMBERS = (
     *("connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing"),
-    *("on_message_begin", "on_headers_complete", "on_body", "on_message_complete", "on_response_complete"),
+    *("on_message_begin", "on_header", "on_headers_complete", "on_body", "on_message_complete", "on_response_complete"),
     *("client", "cycle", "flow", "headers", "loop", "parser", "transport", "_unset_keepalive_if_required"),
 )
 CYCLE_MEMBERS = (
     *("send", "flow", "transport", "disconnected", "chunked_encoding", "response_complete"),
-    *("response_started", "message_event", "more_body"),
+    *("response_started", "message_event", "more_body", "keep_alive"),
 )
 
 #: Seconds for a rejected client to read why.
@@ -58,6 +58,11 @@ MAX_CONNECTIONS_BEING_REJECTED = 64
 #: Bytes behind a request that is being answered, per connection, before it is no longer read.
 #: Reading a connection shows that its client left, and some clients send a blank line.
 MAX_PIPELINED_BYTES = 4096
+#: Fields of a header. Each costs two objects, so that a header of short fields takes twenty times
+#: its size.
+MAX_HEADER_FIELDS = 256
+#: Bytes of a header that is neither counted nor a reason to close its connection.
+SMALL_HEADER = 4096
 #: Bytes of a chunked body that the parser gets at once, at least: a blank line in it may be the end
 #: of the body.
 MIN_CHUNKED_FEED = 1024
@@ -109,6 +114,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         _body: Bytes of the body so far.
         _framing: Bytes of a chunked body's framing since its last byte of content.
         _closing: True once everything that arrives is dropped.
+        _holds_header: True if the limits count the bytes of an incomplete header.
     """
 
     limits: ConnectionLimits
@@ -120,6 +126,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _body = 0
     _framing = 0
     _closing = False
+    _holds_header = False
     _timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
 
@@ -175,6 +182,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.limits.remove(self.address, self)
             self.address = None
         self.limits.unread.pop(self, None)
+        self._release_header()
         self._take_pipelined()
 
     def _drop(self) -> None:
@@ -220,8 +228,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             start = end
             if self._closing or self.transport.is_closing():
                 return
-        if self._head > 0 and self._timer is None:
-            self._start_header_timer()
+        if self._head > 0:
+            if self._timer is None:
+                self._start_header_timer()
+            if self._head > SMALL_HEADER and self.address is not None:
+                self._holds_header = True
+                self.limits.hold_header(self, self._head)
+
+    def _release_header(self) -> None:
+        if self._holds_header:
+            self._holds_header = False
+            self.limits.release_header(self)
 
     def _end_of_piece(self, data: bytes, start: int) -> int:
         """Return the offset in `data` up to which the parser may read.
@@ -263,7 +280,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError:
-            self._reject_request("invalid", InvalidRequestError("This is not a valid HTTP request."))
+            if self._head >= 0 and len(self.headers) >= MAX_HEADER_FIELDS:
+                error = HeaderTooLargeError(f"The request's header has more than {MAX_HEADER_FIELDS} fields.")
+                self._reject_request("header_bytes", error)
+            else:
+                self._reject_request("invalid", InvalidRequestError("This is not a valid HTTP request."))
             return
         except httptools.HttpParserUpgrade:
             # the request is answered without a switch to another protocol
@@ -294,12 +315,24 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._head = self._head or 1
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head < 0:
+            return  # a field of a trailer, which must not pass for one of the header
+        if len(self.headers) >= MAX_HEADER_FIELDS:
+            raise ValueError("too many fields")
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        is_large = self._head > SMALL_HEADER
+        self._release_header()
         self._head = -1
         self._body = self._framing = 0
         self._length = None
         self._stop_timer()
         super().on_headers_complete()
+        if is_large:
+            # uvicorn would keep the header in memory until the next request
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)

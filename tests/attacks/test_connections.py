@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 
-from tests.attacks.harness import LIVE, MIB, Engine, Neighbour, connect, record, scaled, status
+from tests.attacks.harness import LIVE, MIB, Engine, Neighbour, connect, exchange, record, scaled, status
 
 #: Bytes that a connection may cost which has sent no whole request.
 PER_CONNECTION = 24 * 1024
@@ -107,3 +107,38 @@ def test_clients_that_come_back_at_once(start, programs, tmp_path, card):
     )
     assert p95 < 0.3
     assert gateway.log_bytes < 16_384
+
+
+#: Bytes that one connection may add, whatever header it sends: a kept one of 4 KiB, its objects, and its buffers.
+PER_HEADER = 32 * 1024
+FIELDS = b"a:\r\n" * 15_000
+HEADERS = {
+    "many fields, not complete": LIVE[:-2] + FIELDS,
+    "many fields, answered": LIVE[:-2] + FIELDS + b"\r\n",
+    "one long field, not complete": LIVE[:-2] + b"a: " + b"b" * 60_000,
+    "one long field, answered": LIVE[:-2] + b"a: " + b"b" * 60_000 + b"\r\n\r\n",
+    "many trailer fields": b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n" + FIELDS,
+}
+
+
+def test_headers_are_not_kept_in_memory(start):
+    """Strangers hold connections with as much header as one request may have, in a form that takes much memory."""
+    count = scaled(150, 2000)
+    gateway = start(limits={"connections_per_client": 0})
+    status(gateway, LIVE)
+    before = gateway.memory()
+    with contextlib.ExitStack() as stack, Neighbour(gateway) as other:
+        for name, sent in HEADERS.items():
+            hold(stack, gateway, count, 50, sent)
+            record(f"{name}: {(gateway.peak() - before) / MIB:.1f} MiB after {count} connections more")
+    grown = gateway.peak() - before
+    assert grown < 24 * MIB + count * len(HEADERS) * PER_HEADER
+    assert other.failures == 0
+
+
+def test_a_trailer_is_no_header(start):
+    gateway = start()
+    origin = b"origin: https://evil.example\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n"
+    assert b"foreign_origin" in exchange(gateway, head + origin + b"\r\n0\r\n\r\n")
+    assert b"foreign_origin" not in exchange(gateway, head + b"\r\n0\r\n" + origin + b"\r\n")
