@@ -94,3 +94,16 @@ def chunked_writer_of(scope: Scope) -> ChunkedWriter | None:
     if isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding and scope["method"] != "HEAD":
         return ChunkedWriter(cycle, scope[WRITE_BATCH_KEY])
     return None
+
+
+def abort_response(send: Send) -> bool:
+    """Drop the connection of a response that cannot be completed, so that its client notices.
+
+    Return False if the server is not uvicorn with httptools.
+    """
+    cycle = getattr(send, "__self__", None)
+    if not isinstance(cycle, RequestResponseCycle):
+        return False
+    cycle.disconnected = True
+    cycle.transport.abort()
+    return True

@@ -25,8 +25,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llmops.gateway.errors import ApiError, log_detail
 from llmops.gateway.http.api_docs import add_docs_pages
-from llmops.gateway.http.chunked_writer import SERVER_SEND_KEY, WRITE_BATCH_KEY, WriteBatch
+from llmops.gateway.http.chunked_writer import SERVER_SEND_KEY, WRITE_BATCH_KEY, WriteBatch, abort_response
 from llmops.gateway.http.error_handlers import ExceptionHandlers, handle_exception
 from llmops.gateway.http.openapi import add_body_schemas, route_docs
 from llmops.gateway.http.request_context import RequestContext, create_context
@@ -139,6 +140,11 @@ class RequestMiddleware:
                 return
             if status:
                 context.finish_reason = "error"
+                # Starlette's own error says that it cannot answer a second time
+                failure = error if isinstance(error, ApiError) else error.__cause__
+                if isinstance(failure, ApiError) and abort_response(send):
+                    log_detail(failure)
+                    return
                 raise
             response = await handle_exception(error, Request(scope, receive), self._handlers)
             await response(scope, receive, send_with_headers)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import time
 
+import httpx
 import pytest
 
+from llmops.gateway.errors import UnavailableError
 from tests.attacks.harness import exchange, record, scaled
+from tests.gateway.test_conversations import chats
+
+__all__ = ["chats"]
 
 #: Bytes of log for one kind of request, however many come: a few lines each ten seconds.
 LOG_BYTES = 4096
@@ -17,6 +22,7 @@ KINDS = {
     "h2c": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "connect": b"CONNECT example.com:443 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
     "large header": b"GET / HTTP/1.1\r\nx: " + b"x" * 66_000,
+    "many fields": b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 300 + b"\r\n",
     "odd target": b"GET //[ HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
     "no method": b"GE\x00 / HTTP/1.1\r\n\r\n",
     "body that is none": b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 1\r\nconnection: close\r\n\r\n{",
@@ -38,3 +44,19 @@ def test_requests_write_few_lines(start, kind):
     record(f"{kind}: {sent} requests in {seconds:.1f} s, {grown} bytes of log, {grown / sent:.0f} each")
     assert gateway.alive
     assert grown < LOG_BYTES
+
+
+async def test_an_answer_that_fails_after_its_beginning_writes_one_line(chats, monkeypatch, caplog):
+    """Parallel exports of one owner wait for each other, until the store counts as away in mid-answer."""
+
+    def fail(_branch: object) -> bytes:
+        raise UnavailableError("Conversations cannot be read or written now; try again.", detail="TimeoutError")
+
+    monkeypatch.setattr("llmops.gateway.api.conversations.export_line", fail)
+    await chats.client.post("/api/conversations", json={})
+    with pytest.raises(httpx.RemoteProtocolError):
+        await chats.client.get("/api/conversations/export")
+    lines = [line for line in caplog.records if line.levelname in ("WARNING", "ERROR") and "event loop" not in line.msg]
+    record(f"{sum(len(line.getMessage()) + len(line.exc_text or '') for line in lines)} bytes of log")
+    assert len(lines) == 1
+    assert lines[0].exc_info is None
