@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 from contextvars import ContextVar
+from time import monotonic
 from typing import Any
 
 from llmops.untrusted_text import escape_unsafe
@@ -31,6 +33,25 @@ class SafeFormatter(logging.Formatter):
     def formatException(self, ei: Any) -> str:
         """Return a traceback, in which line breaks are kept."""
         return escape_unsafe(super().formatException(ei), MAX_TRACEBACK_CHARACTERS, lines=True)
+
+
+class RepeatedLines:
+    """Leaves out log lines that callers cause again and again, and counts them."""
+
+    def __init__(self, interval: float) -> None:
+        """Allow one line of each kind in `interval` seconds."""
+        self._interval = interval
+        self._last: dict[Hashable, tuple[float, int]] = {}
+
+    def suffix(self, kind: Hashable) -> str | None:
+        """Return what a line of this kind ends with, None if it is left out."""
+        now = monotonic()
+        last, left_out = self._last.get(kind, (-self._interval, 0))
+        if now - last < self._interval:
+            self._last[kind] = last, left_out + 1
+            return None
+        self._last[kind] = now, 0
+        return f" ({left_out} more since the last such line)" if left_out else ""
 
 
 def configure_logging(level: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -298,10 +298,13 @@ class ChatRunRegistry:
             self._forget(run)
             return
         asyncio.get_running_loop().call_later(RETENTION_SECONDS, self._forget, run)
-        excess = len(self._runs) - MAX_RETAINED_RUNS
-        if excess > 0:
-            for key in [key for key, one in self._runs.items() if one.over][:excess]:
-                del self._runs[key]
+        while len(self._runs) > MAX_RETAINED_RUNS:
+            over = [one for one in self._runs.values() if one.over]
+            if not over:
+                break
+            counts = Counter(one.owner for one in over)
+            # the oldest of the owner that has the most: no owner pushes out another's
+            self._forget(max(over, key=lambda one: counts[one.owner]))
 
     def _forget(self, run: ChatRun) -> None:
         if self._runs.get((run.owner, run.id)) is run:

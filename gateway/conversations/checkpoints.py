@@ -34,6 +34,7 @@ from redis.exceptions import RedisError
 
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.interfaces import ForwardingStream, TokenBatch, TokenStream, UsageOwner
+from llmops.gateway.ratelimit.fairness import FairShares
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,10 @@ MAX_BATCH = 256
 MAX_CLAIMED = 64
 #: Bytes of the largest record of a request. An answer to a larger one ends with its gateway.
 MAX_RECORD_BYTES = 1_000_000
+#: Bytes of all records of a gateway in Redis. An owner may have at most as much as is left free.
+MAX_RECORDS_BYTES = 256 * 2**20
+#: Seconds for which Redis keeps an answer that has ended.
+KEPT_SECONDS = 60.0
 #: The bit of the last token of a batch. Batches are kept, as they decide where events begin.
 _LAST, _TOKEN_MASK = 1 << 31, (1 << 31) - 1
 _ONE_TOKEN = struct.Struct("<I")
@@ -112,7 +117,7 @@ class AnswerCheckpoint:
         self.max_tokens = 0
         self._store = store
         self._unsent = bytearray()
-        self._record = b""
+        self._record, self._record_bytes = b"", 0
         self._end: bytes | None = None
         self._registered = False
         self._cached: int | None = None
@@ -139,7 +144,9 @@ class AnswerCheckpoint:
 
     def register(self, record: bytes) -> None:
         """Let other gateways find the answer. An empty record is that of an answer taken over."""
-        if len(record) <= MAX_RECORD_BYTES and self._store.up:
+        fits = len(record) <= MAX_RECORD_BYTES and self._store.up
+        if fits and self._store.hold_record(self.id, len(record)):
+            self._record_bytes = len(record)
             self._record, self._registered = record, True
             self._store.add(self)
 
@@ -180,10 +187,17 @@ class AnswerCheckpoint:
             self.stop, self.is_read_elsewhere = bool(reply & 1), bool(reply & 2)
         if not self._registered or sent[5]:
             self._store.remove(self)
+            self._store.release_record(self.id, self._record_bytes)
+            self._record_bytes = 0
         answers_end = self._end is None or sent[5] or not self._registered
         if self._reply is not None and answers_end and not self._reply.done():
             self._reply.set_result(None)
         self.on_change()
+
+
+def _owner(answer_id: str) -> str:
+    """Return the owner in the id of a shared answer."""
+    return answer_id.rpartition(":")[0]
 
 
 class _RecordedStream(ForwardingStream):
@@ -232,6 +246,7 @@ class CheckpointStore:
         )
         self._write_script, self._claim_script, self._read_script = map(self._client.register_script, scripts)
         self._answers: dict[str, AnswerCheckpoint] = {}
+        self._records = FairShares(MAX_RECORDS_BYTES)
         self._changed: dict[str, AnswerCheckpoint] = {}
         self._followed: set[FollowedTokens] = set()
         self._wake, self._follow = asyncio.Event(), asyncio.Event()
@@ -268,6 +283,15 @@ class CheckpointStore:
 
     def remove(self, one: AnswerCheckpoint) -> None:
         self._answers.pop(one.id, None)
+
+    def hold_record(self, answer_id: str, size: int) -> bool:
+        """Count a record of `size` bytes. Return False if its owner, or all, have too many."""
+        return self._records.take(_owner(answer_id), size)
+
+    def release_record(self, answer_id: str, size: int) -> None:
+        """Stop counting a record, once Redis has dropped it."""
+        if size:
+            asyncio.get_running_loop().call_later(KEPT_SECONDS, self._records.give_back, _owner(answer_id), size)
 
     def changed(self, one: AnswerCheckpoint) -> None:
         """Write an answer at the next call."""

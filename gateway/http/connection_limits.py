@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 
+from llmops.gateway.logging_setup import RepeatedLines
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry.metrics import GatewayMetrics
 
@@ -94,7 +95,7 @@ class ConnectionLimits:
     unfinished: dict[Connection, int] = field(default_factory=dict)
     unfinished_bytes: int = 0
     descriptors: int = field(default_factory=lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    _logged: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _lines: RepeatedLines = field(default_factory=lambda: RepeatedLines(LOG_INTERVAL))
     _next_eviction: float = 0.0
 
     def reason_to_reject(self, descriptor: int, address: str) -> str | None:
@@ -169,12 +170,8 @@ class ConnectionLimits:
         """Count a closed connection and log it, at most once per LOG_INTERVAL and reason."""
         if self.metrics is not None:
             self.metrics.refused.labels(reason).inc()
-        last, suppressed = self._logged.get(reason, (-LOG_INTERVAL, 0))
-        if monotonic() - last < LOG_INTERVAL:
-            self._logged[reason] = last, suppressed + 1
-            return
-        self._logged[reason] = monotonic(), 0
-        log.warning("%s%s", message, f" ({suppressed} more since the last such line)" if suppressed else "")
+        if (suffix := self._lines.suffix(reason)) is not None:
+            log.warning("%s%s", message, suffix)
 
     def _make_room(self) -> bool:
         """Close some of the connections without a complete request.

@@ -16,6 +16,7 @@ from typing import NoReturn, Protocol
 from llmops.errors import InputError
 from llmops.gateway.errors import ContentPolicyError, SafetyUnavailableError
 from llmops.gateway.interfaces import Caller
+from llmops.gateway.logging_setup import RepeatedLines
 from llmops.gateway.safety.filters import FilterUnavailableError, Finding, StreamMode, TextFilter
 from llmops.gateway.safety.rules import RuleFilter, rule_filter, script_filter
 from llmops.gateway.safety.services import ClassifierFilter, Embed, Generate, GuardFilter, ModerationFilter, read_head
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 #: Texts of `/v1/moderations` that are judged at once. A filter's service has 100 connections, and
 #: most must be left for prompts and answers.
 MAX_MODERATIONS = 16
+#: Seconds between two lines about findings of one filter for one tenant, which a caller can cause
+#: with every request.
+LOG_INTERVAL = 1.0
 
 
 class FindingAudit(Protocol):
@@ -47,7 +51,7 @@ class Safety:
         metrics: GatewayMetrics,
         audit: FindingAudit | None = None,
     ) -> None:
-        self._audit = audit
+        self._audit, self._lines = audit, RepeatedLines(LOG_INTERVAL)
         self._settings, self.filters = settings, dict(filters)
         self._moderating = asyncio.Semaphore(MAX_MODERATIONS)
         self._findings = metrics.numbers(metric_definitions.SAFETY_FINDINGS)
@@ -145,10 +149,13 @@ class Safety:
                 caller, finding.filter, category=finding.category, side=side, action=action, end_user=end_user
             )
         self._findings.labels(finding.filter, side, action).inc()
+        suffix = self._lines.suffix((finding.filter, side, caller.tenant_id))
+        if suffix is None:
+            return
         digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16] if text else "-"
         log.warning(
-            "Safety: filter %s found %s in the %s (%s, tenant %s, sha256 %s)",
-            finding.filter, finding.category, side, action, caller.tenant_id or "-", digest,
+            "Safety: filter %s found %s in the %s (%s, tenant %s, sha256 %s)%s",
+            finding.filter, finding.category, side, action, caller.tenant_id or "-", digest, suffix,
         )  # fmt: skip
 
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 
-from tests.attacks.harness import record
+import httpx
+from redis import Redis
+
+from llmops.gateway.settings import GatewaySettings
+from tests.attacks.harness import MIB, record
 from tests.gateway.test_resumed_streams import gateways, patient_with_valkey, told, valkey
-from tests.support.resuming_reader import ResumingReader
+from tests.support.gateway_stack import serving
+from tests.support.resuming_reader import OPENAI, ResumingReader
 
 __all__ = ["gateways", "patient_with_valkey", "told", "valkey"]
 
@@ -36,3 +43,61 @@ async def test_answers_of_two_owners_with_one_id(gateways, told):
     await asyncio.gather(victim.whole(one), again.whole(other))
     record(f"the attacker stopped {stopped.json().get('id')}, the victim read {len(again.text)} characters elsewhere")
     assert victim.text == again.text == told.text("Where is it?")
+
+
+async def test_answers_of_one_owner_do_not_push_out_anothers(told, tmp_path, monkeypatch):
+    monkeypatch.setattr("llmops.gateway.conversations.chat_run.MAX_RETAINED_RUNS", 10)
+    told.wait = 0.0
+    settings = GatewaySettings(
+        triton=f"127.0.0.1:{told.triton.port}", store=f"sqlite:///{tmp_path}/store.db", open=True
+    )
+    async with serving(settings) as (client, _):
+        victim = ResumingReader("Where is it?", OPENAI)
+        await victim.whole(client)
+        for number in range(15):
+            assert (await ask(client, f"attacker-{number % 2}")).status_code == 200
+        kept = await client.get(f"{OPENAI}/{victim.run}")
+    record(f"{kept.status_code} for the rest of an answer of another owner")
+    assert kept.status_code == 200
+
+
+async def ask(client, key: str, **fields) -> httpx.Response:
+    """Send a request whose answer can be resumed, and read all of it."""
+    headers = {"authorization": f"Bearer {key}", "x-llmops-resume": "true"}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Mine"}], "max_tokens": 1, "stream": True}
+    return await client.post(OPENAI, json={**body, **fields}, headers=headers)
+
+
+async def test_large_requests_do_not_fill_redis(gateways, valkey, monkeypatch):
+    """Redis keeps the request of an answer until a minute after its end."""
+    monkeypatch.setattr("llmops.gateway.conversations.checkpoints.MAX_RECORDS_BYTES", 4_000_000)
+    one, other = gateways
+    redis = Redis.from_url(valkey.url)
+    before = redis.info("memory")["used_memory"]
+    tool = {"type": "function", "function": {"name": "f", "description": "x" * 900_000}}
+    runs = []
+    for number in range(12):
+        answer = await ask(one, f"attacker-{number % 2}", tools=[tool], tool_choice="none")
+        runs.append(json.loads(answer.text.partition("data: ")[2].partition("\n")[0])["id"])
+    grown = redis.info("memory")["used_memory"] - before
+    record(f"{grown / MIB:.1f} MiB more in Redis")
+    assert grown < 8 * MIB
+    # a small request of somebody else is still shared
+    victim = ResumingReader("Where is it?", OPENAI)
+    await victim.whole(one)
+    assert (await other.get(f"{OPENAI}/{victim.run}")).status_code == 200
+
+
+async def test_reading_an_answer_again_and_again_is_cheap(gateways, told):
+    """Another gateway renders an answer from its request, which may have a megabyte."""
+    one, other = gateways
+    tool = {"type": "function", "function": {"name": "f", "description": "x" * 900_000}}
+    answer = await ask(one, "attacker", tools=[tool], tool_choice="none")
+    run = json.loads(answer.text.partition("data: ")[2].partition("\n")[0])["id"]
+    headers = {"authorization": "Bearer attacker"}
+    began = time.process_time()
+    codes = [(await other.get(f"{OPENAI}/{run}", headers=headers)).status_code for _ in range(20)]
+    used = (time.process_time() - began) / 20
+    record(f"{used * 1000:.1f} ms of CPU for each read")
+    assert set(codes) == {200}
+    assert used < 0.05

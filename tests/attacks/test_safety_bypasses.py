@@ -132,3 +132,14 @@ async def test_escapes_in_an_answer_hide_no_match(tokenizer, tmp_path, form):
                 assert '"content_filter"' in answer, (name, answer)
                 assert "0123456789abcdef" not in answer
                 assert "u0066" not in answer
+
+
+async def test_findings_of_one_caller_write_few_lines(card, tokenizer, monkeypatch, caplog):
+    monkeypatch.setattr("llmops.gateway.safety.policy.LOG_INTERVAL", 1000.0)
+    async with running(card, tokenizer, safety=SAFETY) as stack:
+        for number in range(20):
+            messages = [{"role": "user", "content": f"{SECRET} {number}"}]
+            assert (await stack.chat(messages=messages, safety_identifier=str(number))).status_code == 400
+    lines = [line for line in caplog.messages if line.startswith("Safety:")]
+    record(f"{len(lines)} lines for 20 findings")
+    assert len(lines) == 1
