@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 
 import httpx
+import pytest
 from redis import Redis
 
 from llmops.gateway.settings import GatewaySettings
@@ -68,9 +68,14 @@ async def ask(client, key: str, **fields) -> httpx.Response:
     return await client.post(OPENAI, json={**body, **fields}, headers=headers)
 
 
-async def test_large_requests_do_not_fill_redis(gateways, valkey, monkeypatch):
-    """Redis keeps the request of an answer until a minute after its end."""
+@pytest.fixture
+def small_redis(monkeypatch):
+    """A gateway may keep 4 MB of requests in Redis."""
     monkeypatch.setattr("llmops.gateway.conversations.checkpoints.MAX_RECORDS_BYTES", 4_000_000)
+
+
+async def test_large_requests_do_not_fill_redis(small_redis, gateways, valkey):
+    """Redis keeps the request of an answer until a minute after its end."""
     one, other = gateways
     redis = Redis.from_url(valkey.url)
     before = redis.info("memory")["used_memory"]
@@ -86,18 +91,3 @@ async def test_large_requests_do_not_fill_redis(gateways, valkey, monkeypatch):
     victim = ResumingReader("Where is it?", OPENAI)
     await victim.whole(one)
     assert (await other.get(f"{OPENAI}/{victim.run}")).status_code == 200
-
-
-async def test_reading_an_answer_again_and_again_is_cheap(gateways, told):
-    """Another gateway renders an answer from its request, which may have a megabyte."""
-    one, other = gateways
-    tool = {"type": "function", "function": {"name": "f", "description": "x" * 900_000}}
-    answer = await ask(one, "attacker", tools=[tool], tool_choice="none")
-    run = json.loads(answer.text.partition("data: ")[2].partition("\n")[0])["id"]
-    headers = {"authorization": "Bearer attacker"}
-    began = time.process_time()
-    codes = [(await other.get(f"{OPENAI}/{run}", headers=headers)).status_code for _ in range(20)]
-    used = (time.process_time() - began) / 20
-    record(f"{used * 1000:.1f} ms of CPU for each read")
-    assert set(codes) == {200}
-    assert used < 0.05
