@@ -594,6 +594,10 @@ class Engine(ABC):
         """
         return
 
+    def has_waiting(self, turn: SchedulingParams) -> bool:
+        """Return True if requests of the same tenant wait."""
+        return False
+
     @abstractmethod
     async def open(self, request: EngineRequest) -> TokenStream:
         """Submit a request. Waits for a replica if the engine is gated."""

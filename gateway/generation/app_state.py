@@ -192,11 +192,10 @@ class AppState:
 
     def _sheds(self, model: GenerativeModel, context: RequestContext) -> bool:
         """Return True if degraded mode rejects the caller's tier."""
-        degradation = self.degradation
-        level = degradation.level(model.parent or model.name) if degradation is not None else None
-        if not level or degradation is None:
+        if self.degradation is None:
             return False
-        return degradation.rules.limits(level, context.caller.tier).is_shed
+        limits = _degraded_limits(self.degradation, model, context)
+        return limits is not None and limits.is_shed
 
     def count_degraded(self, model: str, effect: str) -> None:
         """Count a request that degraded mode changed or rejected."""
@@ -280,17 +279,21 @@ async def admit(
 
 def _degrade(state: AppState, degradation: Degradation, model: GenerativeModel, context: RequestContext) -> None:
     """Set the restrictions of degraded mode. Raises OverloadedError for a request that is shed."""
-    level = degradation.level(model.parent or model.name)
-    if not level:
-        return
-    context.degraded = limits = degradation.rules.limits(level, context.caller.tier)
-    if limits.is_shed:
+    context.degraded = limits = _degraded_limits(degradation, model, context)
+    if limits is not None and limits.is_shed:
         state.count_degraded(model.name, "shed")
         raise OverloadedError(
             f"The model {model.name} is overloaded and serves only requests of the tier {degradation.rules.first_tier} "
             "now. Retry later.",
             retry_after=degraded_retry_after(),
         )
+
+
+def _degraded_limits(
+    degradation: Degradation, model: GenerativeModel, context: RequestContext
+) -> DegradedLimits | None:
+    has_waiting = partial(model.engine.has_waiting, context.scheduling)
+    return degradation.limits(model.parent or model.name, context.caller.tier, has_waiting)
 
 
 def degraded_retry_after() -> float:

@@ -559,6 +559,9 @@ class FailoverEngine(Engine):
     def check(self, turn: SchedulingParams) -> None:
         self._engine.check(turn)
 
+    def has_waiting(self, turn: SchedulingParams) -> bool:
+        return self._engine.has_waiting(turn)
+
     async def open(self, request: EngineRequest) -> TokenStream:
         stream = FailoverStream(self, request, Attempt(await self.reopen(request, is_fresh=True)))
         if self._stall_check is None:

@@ -6,6 +6,7 @@ Each has its own view of the replicas.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from llmops.gateway.interfaces import ReplicaView, RoutingPolicy
 from llmops.gateway.routing.admission.admission_controller import AdmissionController
@@ -49,8 +50,10 @@ class SimulatedGateway:
             self._degradation.update({"": self.controller.saturation(self.views)})
 
     def arrive(self, job: SimulatedRequest) -> None:
-        if self._degradation is not None and (level := self._degradation.level("")) and not job.moves:
-            limits = self._degradation.rules.limits(level, job.tier)
+        limits = None
+        if self._degradation is not None and not job.moves:
+            limits = self._degradation.limits("", job.tier, partial(self._has_waiting, job))
+        if limits is not None:
             if limits.is_shed or (limits.prompt_tokens is not None and job.tokens > limits.prompt_tokens):
                 self._refuse(job, FALL_SECONDS)
                 return
@@ -73,6 +76,9 @@ class SimulatedGateway:
         if not queued_request.moved:
             self.clock.at(now + controller.max_wait(queued_request, now), self._late, job)
         self.pump()
+
+    def _has_waiting(self, job: SimulatedRequest) -> bool:
+        return self.controller is not None and self.controller.queue.has_waiting(job.queued_request.tenant)
 
     def pump(self) -> None:
         """Send queued requests as long as there is room."""

@@ -87,7 +87,7 @@ async def test_large_requests_do_not_fill_redis(small_redis, gateways, valkey):
     grown = redis.info("memory")["used_memory"] - before
     record(f"{grown / MIB:.1f} MiB more in Redis")
     assert grown < 8 * MIB
-    # a small request of somebody else is still shared
+    # a small request of another owner is still shared
     victim = ResumingReader("Where is it?", OPENAI)
     await victim.whole(one)
     assert (await other.get(f"{OPENAI}/{victim.run}")).status_code == 200

@@ -143,3 +143,24 @@ async def test_a_gateway_cuts_answers_and_rejects_lower_tiers(card, tokenizer, t
         page = (await stack.client.get("/metrics")).text
         assert 'llmops_degraded_level{model="tiny"} 4.0' in page
         assert 'llmops_degraded_requests_total{effect="max_tokens",model="tiny"}' in page
+
+
+def test_a_tenant_that_does_not_wait_is_kept_out_only_by_hand(tmp_path):
+    file = tmp_path / "level"
+    now = [0.0]
+    degradation = Degradation(RULES, LevelFile(file), lambda: now[0])
+    for _ in range(100):
+        now[0] += 1.0
+        degradation.update({"llama": 1.0})
+    assert degradation.level("llama") == DegradedLevel.SHED
+
+    def is_shed(waits: bool) -> bool:
+        limits = degradation.limits("llama", "standard", lambda: waits)
+        assert limits is not None
+        assert limits.max_tokens == 64
+        return limits.is_shed
+
+    assert [is_shed(True), is_shed(False)] == [True, False]
+    file.write_text("4")
+    degradation.update({"llama": 1.0})
+    assert [is_shed(True), is_shed(False)] == [True, True]

@@ -156,7 +156,21 @@ class Degradation:
         self.rules = rules
         self._file, self._clock, self._on_level = file, clock, on_level
         self._states: dict[str, DegradationState] = {}
+        self._forced: set[str] = set()
         self._levels: dict[str, DegradedLevel] = {}
+
+    def limits(self, model: str, tier: str, has_waiting: Callable[[], bool]) -> DegradedLimits | None:
+        """Return the restrictions of a request of a tier, None without any.
+
+        A tenant of which no request waits is restricted as the first tier is: otherwise one tenant
+        that fills the queue would keep out all others, whom the fair queue would serve at once. A
+        level that was set by hand restricts all tenants.
+        """
+        level = self.level(model)
+        if not level:
+            return None
+        is_exempt = model not in self._forced and not has_waiting()
+        return self.rules.limits(level, self.rules.first_tier if is_exempt else tier)
 
     def level(self, model: str) -> DegradedLevel:
         """Return the level of a model now."""
@@ -172,6 +186,7 @@ class Degradation:
             level = state.update(value, now)
             forced = self._file.level(model) if self._file is not None else None
             level = level if forced is None else forced
+            (self._forced.discard if forced is None else self._forced.add)(model)
             before = self._levels.get(model)
             if level == before:
                 continue

@@ -151,6 +151,10 @@ class TieredQueue:
         """
         return sum(tier.tier.weight * tier.queue.weight for tier in self._tiers)
 
+    def has_waiting(self, tenant: str) -> bool:
+        """Return True if requests of the tenant wait in any tier."""
+        return any(tier.queue.backlog(tenant) is not None for tier in self._tiers)
+
     def waiting(self) -> Mapping[str, int]:
         """Return the number of waiting requests by tier."""
         return {tier.tier.name: tier.queue.size for tier in self._tiers}

@@ -84,6 +84,9 @@ class ReplicaPool(Engine):
         if self.queue is not None:
             self.queue.check(create_queued_request(turn, RoutingRequest(0)))
 
+    def has_waiting(self, turn: SchedulingParams) -> bool:
+        return self.queue is not None and self.queue.controller.queue.has_waiting(turn.tenant)
+
     @property
     def saturation(self) -> float:
         """Return the saturation of the queue, 0 without one."""
