@@ -11,11 +11,11 @@ from redis import Redis
 
 from llmops.gateway.settings import GatewaySettings
 from tests.attacks.harness import MIB, record
-from tests.gateway.test_resumed_streams import gateways, patient_with_valkey, told, valkey
+from tests.gateway.test_resumed_streams import gateways, patient, told, valkey
 from tests.support.gateway_stack import serving
 from tests.support.resuming_reader import OPENAI, ResumingReader
 
-__all__ = ["gateways", "patient_with_valkey", "told", "valkey"]
+__all__ = ["gateways", "patient", "told", "valkey"]
 
 
 async def test_answers_of_two_owners_with_one_id(gateways, told):
