@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from starlette.types import Scope
+from starlette.types import Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 #: Keys of the ASGI scope.
