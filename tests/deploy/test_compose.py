@@ -286,20 +286,3 @@ def test_prometheus_takes_its_configuration(promtool, tmp_path):
         "llmops-control": ["control:9100"],
         "llmops-triton": ["triton:8002"],
     }
-
-
-def instructions(file: str = "Dockerfile.gateway") -> list[tuple[str, str]]:
-    text = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", (ROOT / file).read_text(), flags=re.M))
-    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in text.splitlines() if line.strip()]
-
-
-def test_the_gateways_image_runs_as_nobody_special():
-    given = dict(instructions())
-    assert given["USER"] == "10001"
-    assert json.loads(given["ENTRYPOINT"]) == ["llmops"]
-    assert parsed(json.loads(given["CMD"]))["host"] == "0.0.0.0"
-    ports = {str(parsed(["control"])["port"]), str(load_settings().port)}
-    assert set(given["EXPOSE"].split()) == ports
-    assert not re.search(
-        "cuda|nvidia|tritonserver", (ROOT / "Dockerfile.gateway").read_text().replace("without CUDA", "")
-    )

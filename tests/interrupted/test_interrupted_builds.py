@@ -109,15 +109,6 @@ def test_the_calibration_texts_decide(builder, source, tmp_path):
     assert "Built" in builder(*argv)["out"].split()
 
 
-def test_stages_of_other_settings_do_not_pile_up(builder, source, tmp_path):
-    output = tmp_path / "engine"
-    stop = {"call": "llmops.build.quality.export_comparison:golden_agreement", "signal": signal.SIGKILL}
-    for seed in range(3):
-        builder(*command("pytorch", source, output, "--calib-seed", seed), stop=stop)
-    stages = [path.name.partition("-")[0] for path in (tmp_path / ".engine.stages").iterdir() if "." not in path.name]
-    assert sorted(stages) == ["quantised", "source"]
-
-
 @pytest.fixture
 def trtllm(tmp_path):
     """PATH with trtllm-build of TensorRT-LLM 1.2.1 on it."""

@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from llmops.cli.main import cli
-from llmops.errors import LlmopsError
 from llmops.model_repository.doctor import image, machine
 from llmops.model_repository.server import installation
 from tests.model_repository.test_generate import make_engine
@@ -36,12 +35,6 @@ def test_repo_says_what_it_made_and_what_comes_next(tmp_path: Path) -> None:
     found = json.loads(run("repo", str(engine), "-o", str(tmp_path / "r"), "--json").output)
     assert found["served"] == ["tiny"]
     assert set(found["models"]) == {path.name for path in (tmp_path / "r").iterdir() if path.is_dir()}
-
-
-def test_repo_of_a_folder_that_is_no_engine(tmp_path: Path) -> None:
-    with pytest.raises(LlmopsError, match=r"no engine.json.*Make one with `llmops build`") as e:
-        cli.main(["repo", str(tmp_path), "-o", str(tmp_path / "r")], standalone_mode=False)
-    assert e.value.exit_code == 2
 
 
 @pytest.mark.stack

@@ -22,7 +22,6 @@ from tests.support.model_code import version_folder
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "model_repository"
-TABLES = [table for table in vars(contract).values() if isinstance(table, contract.TensorList)]
 
 
 def test_it_needs_nothing_that_an_image_may_lack() -> None:
@@ -31,14 +30,6 @@ def test_it_needs_nothing_that_an_image_may_lack() -> None:
     run = subprocess.run([sys.executable, "-I", "-S", "-c", code, path], capture_output=True, text=True, check=True)
     assert run.stdout == "[]\n"
     assert path.read_bytes() == Path(contract.__file__).read_bytes()
-
-
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: table[0].name)
-def test_a_table_has_each_name_once(table: contract.TensorList) -> None:
-    assert len({tensor.name for tensor in table}) == len(table)
-    for tensor in table:
-        assert not (tensor.taken and tensor.neutral), f"{tensor} is read or passed over, not both"
-        assert not tensor.needs or tensor.needs in contract.CAPABILITIES
 
 
 def test_card_and_capabilities_have_the_same_fields_on_both_sides(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Source, TokenizerInfo
-from llmops.build.engine_folder.manifest_extras import TensorrtExtra
 from llmops.errors import InputError, VersionMismatchError
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository.pbtxt import parse_config, quote
@@ -162,16 +161,3 @@ def test_an_edited_repository_is_noticed_before_the_server_starts(engine: Path, 
     change(tmp_path / "r" / "tiny-tensorrt_llm")
     with pytest.raises(InputError, match=message):
         check_repository(tmp_path / "r")
-
-
-def test_a_planned_engine_is_served_as_it_was_planned(tmp_path: Path) -> None:
-    plan = {"kv_cache_fraction": 0.85, "chunked_prefill": False}
-    directory = make_engine(
-        tmp_path / "planned", target="tensorrt", plan=plan, extra=TensorrtExtra(tensorrt_llm="1.2.1")
-    )
-    (directory / "model" / "config.json").write_text("{}")
-    (directory / "model" / "rank0.engine").touch()
-    generate_repository(read_engines([str(directory)]), tmp_path / "repository")
-    parameters = configs(tmp_path / "repository")["tiny-tensorrt_llm"].parameters
-    assert parameters["kv_cache_free_gpu_mem_fraction"].string_value == "0.85"
-    assert parameters["enable_chunked_context"].string_value == "false"

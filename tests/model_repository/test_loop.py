@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llmops_engine.engine_runtime import FAILED, LENGTH, DeadEngineError, EngineRuntime, EngineStats, StepOutput
+from llmops_engine.engine_runtime import LENGTH, DeadEngineError, EngineRuntime, EngineStats, StepOutput
 from llmops_engine.loop import QUEUE_FULL_MESSAGE, ActiveRequest, EngineLoop
 from llmops_engine.metrics import gauge_values
 from llmops_engine.request import RequestRejectedError, RuntimeRequest
@@ -221,34 +221,6 @@ def test_the_lengths_of_ended_requests_are_reported_once(loop: EngineLoop, repor
     while not (reports and sum(len(one.ended) for one in reports) == 2):
         assert len(reports) < 500
     assert [lengths for one in reports for lengths in one.ended] == [(1, 6), (1, 4)]
-
-
-@pytest.mark.parametrize("fault", [None, RuntimeError("out of luck"), StepOutput(1, [], [], FAILED, "no room")])
-def test_what_was_generated_is_counted_however_it_ended(
-    runtime: ScriptedRuntime, fault: Exception | StepOutput | None
-) -> None:
-    ended: list[tuple[int, int]] = []
-    told = threading.Event()
-
-    def report(stats: EngineStats) -> None:
-        ended.extend(stats.ended)
-        if ended:
-            told.set()
-
-    if fault is not None:
-        runtime.faults[4] = fault
-    loop = EngineLoop(runtime, report, lambda message: None, max_open=1000)
-    loop.start()
-    try:
-        sink = submit(loop, 10**9)
-        assert sink.begun.wait(60)
-        sink.cancelled = fault is None
-        events = finish(sink)
-        assert told.wait(60)
-    finally:
-        loop.close()
-    # all but the last are tokens
-    assert ended == [(1, len(events) - 1)]
 
 
 # -- Tests of the gauges for each value that a runtime may not know

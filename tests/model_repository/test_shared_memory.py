@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +17,6 @@ import pytest
 
 from llmops.model_repository.server import shared_memory
 from llmops.model_repository.server.shared_memory import SHM_DIR, SharedMemory, remove_stale_segments
-from tests.model_repository.test_launch import echo_repository, processes
 from tests.support.model_code import version_folder
 from tests.support.waiting import wait_until
 
@@ -84,35 +82,6 @@ def test_a_process_that_inherited_the_memory_keeps_it(memory: SharedMemory) -> N
     process.wait()
     remove_stale_segments()
     assert left(memory.prefix) == []
-
-
-@pytest.mark.stack
-@pytest.mark.xdist_group("stack")
-def test_a_server_that_outlives_its_parent_keeps_its_memory(tmp_path: Path) -> None:
-    code = f"""
-        import time
-        from pathlib import Path
-        from llmops.model_repository.launch import Ports, start_triton
-        server = start_triton(Path({str(echo_repository(tmp_path))!r}), ports=Ports(0, 0, 0))
-        server.wait_ready(120)
-        print(server.pid, server.shm_prefix, flush=True)
-        time.sleep(600)
-    """
-    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pid, prefix = parent.stdout.readline().split()
-    # it gets its SIGTERM when the parent is gone, and cannot act on it
-    os.killpg(int(pid), signal.SIGSTOP)
-    parent.kill()
-    parent.wait()
-    live = left(prefix)
-    remove_stale_segments()
-    assert left(prefix) == live
-    assert len(live) >= 2
-    os.killpg(int(pid), signal.SIGCONT)
-    wait_until(lambda: processes(int(pid)) == [])
-    remove_stale_segments()
-    assert left(prefix) == []
 
 
 def needs_root() -> None:

@@ -96,17 +96,6 @@ def test_requests_of_one_message_are_those_that_were_sent(requests: list[EngineR
         assert one == alone
 
 
-def test_every_tensor_of_a_submission_message_is_declared() -> None:
-    declared = {tensor.name: (tensor.data_type.removeprefix("TYPE_"), tensor.dims) for tensor in PYTHON_ENGINE_INPUTS}
-    steps = StepWriter(WRITER, "abc")
-    submission = steps.submission(EngineRequest("x", [1, 2], 3), 0)
-    for message in (steps.submit([submission]), steps.subscribe(0), steps.acknowledge(5), steps.cancel(0)):
-        for tensor in message.inputs:
-            assert declared[tensor.name][0] == tensor.datatype.replace("BYTES", "STRING")
-            assert len(tensor.shape) == 1 + len(declared[tensor.name][1])
-    assert set(json.loads(submission.tensors)) <= set(declared)
-
-
 LEAST = {"input_lengths": 3, "request_output_len": 2}
 
 

@@ -124,13 +124,6 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, message):
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("arguments", [("-r", -1), ("-c", 0)])
-def test_numbers_out_of_range_are_refused_by_their_option(arguments):
-    result = bench("http://127.0.0.1:1/v1", "-m", "m", *arguments)
-    assert result.returncode == 2
-    assert "does not fit; give a" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -144,16 +137,6 @@ def test_a_duration_without_its_unit_is_refused_with_both_spellings(arguments, s
     result = bench("http://127.0.0.1:1/v1", "-m", "m", *arguments)
     assert result.returncode == 2
     assert said in result.stderr
-
-
-@pytest.mark.parametrize("option", ["--json", "--html"])
-@pytest.mark.parametrize("path", ["/proc/x", "/nowhere/x", "/"])
-def test_output_files_are_checked_before_the_load(option, path):
-    with delay_server(ttft=0, itl=0) as server:
-        result = bench(server.url, "-n", 1, option, path)
-        assert result.returncode == 2
-        assert f"{path} cannot be written (" in result.stderr
-        assert not server.served
 
 
 @pytest.mark.parametrize(("objective", "code"), [("ttft:9s", 0), ("ttft:20ms", 1)])

@@ -17,7 +17,6 @@ from llmops.build.quantize.embedding_tables import TABLES
 from llmops.build.quantize.exported_weights import QuantizedLinear
 from llmops.build.quantize.hf_checkpoint_reader import HfCheckpointReader
 from llmops.build.quantize.rank_file_reader import RankFileReader
-from llmops.errors import BuildError
 
 LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 2048,
          "num_hidden_layers": 1}  # fmt: skip
@@ -140,13 +139,6 @@ def test_hugging_face_export(export, family):
     assert config["rope_theta"] > 0  # where transformers 4, which TensorRT-LLM 1.2 has, looks for it
     assert config["torch_dtype"] == "float16"
     assert config["quantization_config"]["quant_algo"] == "FP8"
-
-
-def test_a_missing_rank_is_named(export):
-    _, folder, _ = export("llama", "fp8", tp=2)
-    (folder / "rank1.safetensors").unlink()
-    with pytest.raises(BuildError, match=r"rank1\.safetensors"):
-        RankFileReader(folder, "llama")
 
 
 def test_int8_weights_as_the_pytorch_backend_loads_them(export):

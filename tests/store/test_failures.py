@@ -68,14 +68,6 @@ async def test_a_server_that_is_away():
     assert error.message == expected
 
 
-async def test_a_server_that_says_nothing(monkeypatch):
-    monkeypatch.setattr("llmops.store.database.CONNECT_TIMEOUT", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        error = await refused(f"postgresql://llmops@127.0.0.1:{silent.getsockname()[1]}/llmops")
-    assert isinstance(error, ResourceError)
-    assert error.message.endswith("cannot be reached; start PostgreSQL there, or correct the store's URL.")
-
-
 async def test_a_server_without_tls(postgres):
     error = await refused(f"{postgres}?sslmode=require")
     assert isinstance(error, InputError)
@@ -160,12 +152,6 @@ async def test_a_full_database_keeps_what_it_had(newest_file, folder, by):
             await fill(store, (f"tenant-{number}" for number in range(10_000)))
         async with store.read() as connection:
             assert [tenant.id for tenant in await list_tenants(connection)] == ["acme"]
-
-
-async def test_a_python_with_an_old_sqlite(monkeypatch, folder):
-    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 26, 0))
-    error = await refused(f"sqlite:///{folder}/store.db")
-    assert "a store needs 3.35 or later; use another Python, or PostgreSQL." in error.message
 
 
 async def test_a_file_is_its_owners_alone(folder):

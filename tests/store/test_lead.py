@@ -12,8 +12,6 @@ import httpx
 import pytest
 
 from llmops.control.leader_election import run_while_leading
-from llmops.control.leader_jobs import LeaderJob, run_jobs
-from llmops.errors import ResourceError
 from llmops.store.store_url import StoreUrl
 
 LLMOPS = [sys.executable, "-c", "from llmops.cli.main import main; main()"]
@@ -73,45 +71,6 @@ async def test_whose_lock_is_lost_with_the_server_stops_and_leads_again(own_post
     start()
     await within(one.leads)
     await one.end()
-
-
-async def test_a_duty_that_fails_is_begun_again_and_disturbs_no_other(monkeypatch, caplog):
-    monkeypatch.setattr("llmops.control.leader_jobs.MIN_BACKOFF", 0.001)
-
-    class Failing(LeaderJob):
-        name = "failing"
-        runs = 0
-        again = asyncio.Event()
-
-        async def run(self) -> None:
-            self.runs += 1
-            if self.runs == 3:
-                self.again.set()
-            if self.runs == 1:
-                raise ResourceError("The broker cannot be reached.")
-            if self.runs == 2:
-                raise RuntimeError("a bug")
-            await asyncio.Event().wait()
-
-    class Steady(LeaderJob):
-        name = "steady"
-        runs, over = 0, False
-
-        async def run(self) -> None:
-            self.runs += 1
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self.over = True
-
-    failing, steady = Failing(), Steady()
-    kept = asyncio.create_task(run_jobs([failing, steady]))
-    await within(failing.again)
-    kept.cancel()
-    await asyncio.gather(kept, return_exceptions=True)
-    assert (steady.runs, steady.over) == (1, True)
-    assert "failing failed. The broker cannot be reached." in caplog.text
-    assert "RuntimeError: a bug" in caplog.text
 
 
 async def start(*arguments: str) -> tuple[asyncio.subprocess.Process, str]:

@@ -61,15 +61,6 @@ def test_tensors_are_nvidias_own(tmp_path: Path) -> None:
     assert cpp_backend.as_table(config.output) == cpp_backend.table(cpp_backend.OUTPUTS)
 
 
-def test_the_keys_without_a_default_are_there_with_and_without_grammars(tmp_path: Path) -> None:
-    without = loaded(make_engine(tmp_path / "a", guided=False))
-    assert (without["guided_decoding_backend"], without["xgrammar_tokenizer_info_path"]) == ("", "")
-    assert without["tokenizer_dir"] == str(tmp_path / "a" / "tokenizer")
-    guided = loaded(make_engine(tmp_path / "b", guided=True))
-    assert guided["guided_decoding_backend"] == "xgrammar"
-    assert guided["xgrammar_tokenizer_info_path"] == str(tmp_path / "b" / "xgrammar_tokenizer_info.json")
-
-
 def test_settings_reach_the_backend_as_they_were_meant(tmp_path: Path) -> None:
     serve = {"kv_cache_free_gpu_mem_fraction": 0.85, "max_attention_window_size": "4096,1024", "cuda_graph_mode": True}
     serve |= {"kv_cache_host_memory_bytes": "10000000000", "gpu_device_ids": "0,1;2,3"}

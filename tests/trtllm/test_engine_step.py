@@ -159,12 +159,6 @@ def test_a_resume_and_a_new_build_take_turns(folder, first, second):
     assert not list(folder.parent.glob(".*.lock")) + list(folder.glob(".*.lock"))
 
 
-def test_build_sh_does_the_same(folder, program):
-    subprocess.run(["sh", str(folder / trtllm_build.SCRIPT)], check=True, cwd="/", capture_output=True)
-    trtllm_build.check_engine(folder / "model", 2, folder / trtllm_build.LOG)
-    assert EngineManifest.load(folder).complete
-
-
 def test_without_the_program_the_image_is_named(folder, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(MissingDependencyError, match=r"26\.07-trtllm-python-py3, or add --in-container"):

@@ -100,25 +100,6 @@ def test_tokens_log_probabilities_and_reasons(engine, runtime):
     assert found[3][:3] == [[21, 22, 23, 24], [], "stop"]
 
 
-def test_cancel_reaches_the_executor_and_its_end_is_not_told(engine, runtime, standin):
-    runtime.submit(1, ask(engine, [10], 10_000), 0)
-    while not list(runtime.step()):
-        pass
-    runtime.cancel(1)
-    assert not runtime.has_work()
-    runtime.submit(2, ask(engine, [20], 6), 0)
-    assert collect(runtime)[2][0] == [21, 22, 23, 24, 25, 26]
-    assert not standin.Executor.made[-1]._active
-
-
-def test_a_prompt_that_is_too_long_fails_alone(engine, runtime):
-    runtime.submit(1, ask(engine, list(range(200)), 3), 0)
-    runtime.submit(2, ask(engine, [10], 3), 0)
-    found = collect(runtime)
-    assert found[1][2:4] == ["failed", "input_ids: Prompt length (200) exceeds maximum input length (100)."]
-    assert found[2][0] == [11, 12, 13]
-
-
 def test_an_error_of_one_step_ends_what_runs_and_a_lost_gpu_ends_the_engine(engine, runtime):
     runtime.submit(1, ask(engine, [663], 10), 0)
     assert collect(runtime)[1][3].startswith("input_ids: Encountered an error in forwardAsync function")
@@ -202,20 +183,6 @@ def test_min_tokens_holds_for_every_end_token(engine, runtime, end):
     request = ask(engine, [10], 50, end_ids=frozenset({end, 13}), stop_words=[[12], [17]], min_tokens=5)
     runtime.submit(1, request, 0)
     assert collect(runtime)[1][:3] == [[11, 12, 13, 14, 15, 16, 17], [], "stop"]
-
-
-@pytest.mark.parametrize(
-    ("guide", "kind"),
-    [
-        (("json", ""), "JSON"),
-        (("json_schema", '{"type": "object"}'), "JSON_SCHEMA"),
-        (("regex", "[a-z]+"), "REGEX"),
-        (("ebnf_grammar", 'root ::= "a"'), "EBNF_GRAMMAR"),
-    ],
-)
-def test_guides(engine, standin, guide, kind):
-    made = engine.make_request(standin, ask(engine, [1], 7, guide=guide), 0).guided_decoding_params
-    assert (made.guide_type.name, made.guide) == (kind, guide[1] or None)
 
 
 def test_a_schema_that_is_not_json_is_refused(engine, standin):

@@ -409,20 +409,6 @@ def test_the_documented_speculation_starts(engine, version, speculative):
         assert config.max_matching_ngram_size == 2
 
 
-def test_what_the_installed_library_refuses_is_one_sentence(engine):
-    # a field that our table has and this version does not
-    arguments = {**ARGUMENTS, "speculative_config": {"decoding_type": "SA", "max_draft_len": 4, "global_pool_size": 64}}
-    says = r"TensorRT-LLM 1.3.0 refuses speculative_config.global_pool_size of this engine \(Extra inputs.*--to 1.3`"
-    with pytest.raises(ValueError, match=says):
-        make(engine, "1.3.0", arguments)
-    with pytest.raises(
-        ValueError, match=r"TensorRT-LLM 1.2.1 cannot run this engine: .*'SA'; the LLM API takes NGram,"
-    ):
-        make(engine, "1.2.1", arguments)
-    with pytest.raises(ValueError, match=r"TensorRT-LLM 1.1.0 is older than 1.2"):
-        make(engine, "1.1.0")
-
-
 def test_a_model_sees_its_own_gpus(engine, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     engine.restrict_visible_gpus("")

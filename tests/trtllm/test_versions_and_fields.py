@@ -13,7 +13,7 @@ from llmops.build.trtllm.llm_args import (
     check_llm_args,
     make_llm_args,
 )
-from llmops.build.trtllm.release_profiles import SamplerSupport, profile_of_release, profiles_per_release
+from llmops.build.trtllm.release_profiles import profile_of_release, profiles_per_release
 from llmops.errors import InputError, VersionMismatchError
 
 LIMITS = EngineLimits(max_batch_size=64, max_seq_len=4096, max_num_tokens=8192)
@@ -117,34 +117,6 @@ def test_what_a_release_has_no_more_is_left_out_where_nothing_is_lost():
         arguments_for_release(lossy, (1, 3))
     with pytest.raises(InputError, match=r"moe_config\.backend is 'WIDEEP'"):
         arguments_for_release({"moe_config": {"backend": "WIDEEP"}}, (1, 3))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "version", "sampling"),
-    [
-        ({}, "1.2.1", SamplerSupport(True, True, True, top_logprobs=False)),
-        ({"sampler_type": "TorchSampler"}, "1.2.1", SamplerSupport(False, False, False)),
-        (
-            {"speculative_config": {"decoding_type": "MTP"}},
-            "1.2.1",
-            SamplerSupport(False, False, False, logit_bias=False, top_logprobs=False),
-        ),
-        ({}, "1.3.0", SamplerSupport(True, True, True)),
-        (
-            {"speculative_config": {"decoding_type": "MTP"}},
-            "1.3.0",
-            SamplerSupport(False, True, False, logit_bias=False, top_logprobs=False),
-        ),
-        (
-            {"speculative_config": {"decoding_type": "MTP", "enable_penalty": True}},
-            "1.3.0",
-            SamplerSupport(False, True, True, logit_bias=False, top_logprobs=False),
-        ),
-        ({}, "1.4.0", SamplerSupport(True, True, True)),
-    ],
-)
-def test_what_each_release_samples(arguments, version, sampling):
-    assert profile_of_release(arguments, version).sampling == sampling
 
 
 def test_the_sampler_is_chosen_at_start_and_only_where_there_is_one():
