@@ -1,10 +1,13 @@
-"""Runs `llmops` for a page's script: servers stay in the background, on the ports that the script may use.
+"""Runs `llmops` for a page's script, in a fork of a loaded process (tests/support/forked_cli.py).
+
+Servers are processes of their own and stay in the background, on the ports that the script may use.
 
 Their process ids are appended to the file `pids` of the current folder.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -26,7 +29,11 @@ def main(arguments: list[str]) -> int:
         "serve": {"--grpc-port": "8001", "--metrics-port": "8002", "--http-port": "8000"},
     }.get(arguments[0])
     if options is None:
-        os.execv(sys.executable, [*COMMAND, *arguments])
+        forks = importlib.util.spec_from_file_location("forked_cli", os.environ["DOCS_FORKS"].partition(",")[0])
+        module = importlib.util.module_from_spec(forks)
+        forks.loader.exec_module(module)
+        address = os.environ["DOCS_FORKS"].partition(",")[2]
+        return module.ask(address, arguments, os.getcwd(), dict(os.environ), [0, 1, 2])
     for option, port in options.items():
         if option not in arguments:
             arguments += [option, ports[port]]

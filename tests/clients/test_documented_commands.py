@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.clients.documented import MARKS, PAGES, ROOT, TYPED, blocks_of, script_of
+from tests.support import forked_cli
 from tests.support.tiny_models import AWQ, write_checkpoint
 
 pytestmark = pytest.mark.timeout(600)
@@ -188,11 +189,12 @@ def test_the_commands_of_a_page_run(page, scratch, full_triton, base_url):
         "LLMOPS_CACHE": str(ROOT / ".cache" / "test-clients" / "cache"),
         "LLMOPS_URL": f"http://127.0.0.1:{ports['9000']}/v1",
         "DOCS_PORTS": json.dumps(ports),
+        "DOCS_FORKS": f"{forked_cli.__file__},{forked_cli.server_address()}",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": "",
     }
     shim = Path(__file__).with_name("llmops_in_docs.py")
-    prelude = f"set -euo pipefail\nllmops() {{ '{sys.executable}' '{shim}' \"$@\"; }}\n"
+    prelude = f"set -euo pipefail\nllmops() {{ '{sys.executable}' -I -S '{shim}' \"$@\"; }}\n"
     try:
         run = subprocess.run(
             ["bash", "-c", prelude + script],

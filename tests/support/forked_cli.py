@@ -1,6 +1,7 @@
 """Runs `llmops` commands in forks of one process that has loaded all of them.
 
 The start of an interpreter with the imports of a command takes a second of the processor, a fork some milliseconds.
+A client sends arguments, folder and environment with its own standard streams, and receives the exit code.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import atexit
 import functools
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,30 +19,49 @@ from pathlib import Path
 
 
 @functools.cache
-def _server() -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", __name__]
+def server_address() -> str:
+    """Return the address of this process's server, which is started once and ends with the process."""
+    folder = tempfile.TemporaryDirectory(prefix="llmops-forks-")
+    address = f"{folder.name}/socket"
     root = Path(__file__).parents[2]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
-    atexit.register(server.communicate)
-    return server
+    server = subprocess.Popen([sys.executable, "-m", __name__, address], stdout=subprocess.PIPE, cwd=root)
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    atexit.register(folder.cleanup)
+    atexit.register(server.terminate)
+    return address
 
 
 def run(
     *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, text: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run `llmops` with these arguments and `text` on its standard input, and return its output and exit code."""
-    words, server = [str(one) for one in arguments], _server()
-    order = {"argv": words, "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env), "in": text}
-    assert server.stdin is not None
-    assert server.stdout is not None
-    server.stdin.write(json.dumps(order) + "\n")
-    server.stdin.flush()
-    answer = json.loads(server.stdout.readline())
-    return subprocess.CompletedProcess(words, answer["code"], answer["out"], answer["err"])
+    words = [str(one) for one in arguments]
+    with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile() as err:
+        given.write(text)
+        given.seek(0)
+        streams = [given.fileno(), out.fileno(), err.fileno()]
+        folder, environment = str(cwd or Path.cwd()), dict(os.environ if env is None else env)
+        code = ask(server_address(), words, folder, environment, streams)
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(words, code, out.read(), err.read().decode())
 
 
-def _serve() -> None:
+def ask(address: str, arguments: list[str], folder: str, environment: dict[str, str], streams: list[int]) -> int:
+    """Return the exit code of a command whose standard streams are these file descriptors."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        order = json.dumps({"argv": arguments, "cwd": folder, "env": environment}).encode()
+        socket.send_fds(connection, [len(order).to_bytes(4, "big")], streams)
+        connection.sendall(order)
+        code = connection.recv(4)
+    return int.from_bytes(code, "big") if code else 1
+
+
+def _serve(address: str) -> None:
     import gc
+    import signal
 
     import llmops.gateway.app
     import llmops.perf.bench  # noqa: F401
@@ -49,24 +70,29 @@ def _serve() -> None:
     for name in COMMANDS:
         cli.get_command(None, name)  # type: ignore[arg-type]
     gc.freeze()
-    for line in sys.stdin:
-        order = json.loads(line)
-        with tempfile.TemporaryDirectory() as scratch:
-            files = [Path(scratch, name) for name in ("in", "out", "err")]
-            files[0].write_text(order["in"])
-            pid = os.fork()
-            if pid == 0:
-                _child(order, files)
-            _, status = os.waitpid(pid, 0)
-            out, err = (file.read_text() for file in files[1:])
-        print(json.dumps({"code": os.waitstatus_to_exitcode(status), "out": out, "err": err}), flush=True)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        print("ready", flush=True)
+        while True:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _command(connection)
+            connection.close()
 
 
-def _child(order: dict, files: list[Path]) -> None:
-    for number, file in enumerate(files):
-        handle = os.open(file, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT)
-        os.dup2(handle, number)
-        os.close(handle)
+def _command(connection: socket.socket) -> None:
+    size, streams, _, _ = socket.recv_fds(connection, 4, 3)
+    data = b""
+    while len(data) < int.from_bytes(size, "big"):
+        data += connection.recv(1 << 20)
+    order = json.loads(data)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, "r" if number == 0 else "w") for number in range(3))
     os.chdir(order["cwd"])
     os.environ.clear()
@@ -86,8 +112,9 @@ def _child(order: dict, files: list[Path]) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        connection.sendall(code.to_bytes(4, "big"))
         os._exit(code)
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1])

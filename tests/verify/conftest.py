@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
+from tests.support import forked_cli
 
 
 @dataclass
@@ -37,8 +36,7 @@ class Verified:
 @pytest.fixture(scope="session")
 def verify():
     def run(*arguments: str | Path) -> Verified:
-        command = [sys.executable, "-m", "llmops.cli", "verify", "--json", *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=580)
+        done = forked_cli.run("verify", "--json", *arguments)
         assert done.returncode in (0, 1), done.stderr
         return Verified(done.returncode, json.loads(done.stdout), done.stderr)
 
