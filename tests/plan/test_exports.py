@@ -13,6 +13,7 @@ from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.memory.weight_bytes import checkpoint_weights, rank_weights
 from llmops.build.quant_formats import FORMATS
 from llmops.errors import InputError
+from tests.support.tiny_models import write_checkpoint
 
 SMALL = {
     "architectures": ["LlamaForCausalLM"],
@@ -88,15 +89,19 @@ def build(*arguments):
 @pytest.mark.parametrize(("quant", "group"), [("int8", None), ("int4", 64)])
 def test_build_obeys_the_plan_and_writes_what_it_said(tmp_path, quant, group):
     pytest.importorskip("openvino")
-    path = plan_file(tmp_path, quantisation=quant, group_size=group)
-    build("smollm2", "-o", tmp_path / "engine", "--plan", path)
+    source = write_checkpoint(
+        tmp_path / "tiny", "llama", hidden_size=512, intermediate_size=1024, max_position_embeddings=2048
+    )
+    shapes = {"hidden_size": 512, "num_layers": 2, "model": "tiny"}
+    path = plan_file(tmp_path, quantisation=quant, group_size=group, **shapes)
+    build(source, "-o", tmp_path / "engine", "--plan", path)
     manifest = json.loads((tmp_path / "engine" / "engine.json").read_text())
     assert manifest["limits"] == {"max_batch_size": 7, "max_seq_len": 1024, "max_num_tokens": 512}
     assert manifest["plan"]["kv_cache_fraction"] == 0.8
     from llmops.build.checkpoint import open_checkpoint
 
     precision = replace(FORMATS[quant], group=group or FORMATS[quant].group)
-    planned = sum(checkpoint_weights(open_checkpoint("smollm2").architecture, precision).values())
+    planned = sum(checkpoint_weights(open_checkpoint(str(source)).architecture, precision).values())
     written = (tmp_path / "engine" / "model" / "openvino_model.bin").stat().st_size
     assert written == pytest.approx(planned, rel=0.01)
 
