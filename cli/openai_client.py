@@ -11,10 +11,8 @@ import httpx
 
 from llmops.connection_errors import check_url, http_connection_error, http_status_error
 from llmops.errors import InputError, ServerError
+from llmops.input_files import MALFORMED
 from llmops.response_limits import UNCOMPRESSED, bound_response
-
-#: Exceptions of reading JSON that has another form than expected, or is nested too deeply.
-MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,7 +72,7 @@ class ChatClient:
         try:
             return [str(model["id"]) for model in response.json()["data"]]
         except MALFORMED as error:
-            raise self._malformed() from error
+            raise self.malformed() from error
 
     def chat(self, model: str, messages: list[dict[str, str]], options: dict[str, Any]) -> Iterator[ChatDelta]:
         """Stream one answer.
@@ -94,7 +92,7 @@ class ChatClient:
                     try:
                         deltas = list(_deltas(line))
                     except MALFORMED as error:
-                        raise self._malformed() from error
+                        raise self.malformed() from error
                     yield from deltas
         except httpx.HTTPError as error:
             raise http_connection_error(self.url, error) from error
@@ -119,12 +117,13 @@ class ChatClient:
         try:
             return response.json()
         except MALFORMED as error:
-            raise self._malformed() from error
+            raise self.malformed() from error
 
     def close(self) -> None:
         self._http.close()
 
-    def _malformed(self) -> ServerError:
+    def malformed(self) -> ServerError:
+        """Return the error for an answer of another form than OpenAI's."""
         return ServerError(f"{self.url} does not answer like an OpenAI endpoint; check the URL.")
 
     def _raise_for(self, response: httpx.Response) -> None:
@@ -167,11 +166,21 @@ def _message_of(body: Any) -> str:
 
 
 def embed_texts(client: ChatClient, model: str, texts: Sequence[str]) -> NDArray[np.float32]:
-    """Return the vectors FP32 [len(texts), dimensions] of a gateway's embedding model."""
+    """Return the vectors FP32 [len(texts), dimensions] of a gateway's embedding model.
+
+    Raises:
+        ServerError: The server refuses, or answers with anything but a vector for each text.
+    """
     import numpy as np
 
     rows: list[list[float]] = []
-    for at in range(0, len(texts), EMBEDDING_BATCH):
-        answer = client.post("/embeddings", {"model": model, "input": list(texts[at : at + EMBEDDING_BATCH])})
-        rows += [one["embedding"] for one in answer["data"]]
-    return np.array(rows, dtype=np.float32)
+    try:
+        for at in range(0, len(texts), EMBEDDING_BATCH):
+            answer = client.post("/embeddings", {"model": model, "input": list(texts[at : at + EMBEDDING_BATCH])})
+            rows += [one["embedding"] for one in answer["data"]]
+        vectors = np.array(rows, dtype=np.float32)
+    except MALFORMED as error:
+        raise client.malformed() from error
+    if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
+        raise client.malformed()
+    return vectors

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.errors import InputError
+from llmops.input_files import MAX_LIST_BYTES, parse_json, read_bounded
 from llmops.untrusted_text import escape_unsafe
 
 if TYPE_CHECKING:
@@ -85,14 +86,14 @@ def explain(files: tuple[Path, ...], url: str, model: str | None, tokens_per_blo
 
 def _read_bodies(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        text = file.read_text()
+        text = read_bounded(file, MAX_LIST_BYTES).decode()
         try:
-            parsed = [json.loads(text)]
+            parsed = [parse_json(text)]
         except ValueError:
-            parsed = [json.loads(line) for line in text.splitlines() if line.strip()]
+            parsed = [parse_json(line) for line in text.splitlines() if line.strip()]
     except OSError as error:
         raise InputError(f"{file} cannot be read ({error.strerror or error}).") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{file} is not JSON ({error}); save the body of a request in it.") from None
     for line, body in enumerate(parsed, start=1):
         name = str(file) if len(parsed) == 1 else f"{file}:{line}"

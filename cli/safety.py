@@ -15,6 +15,7 @@ import click
 from llmops.cli.openai_client import ChatClient, embed_texts
 from llmops.cli.options import training_options
 from llmops.errors import ServerError
+from llmops.input_files import MALFORMED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -167,11 +168,15 @@ def _ask(client: ChatClient, model: str, text: str) -> str:
     """Return what became of a prompt: `refused`, `cut` or `answered`."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 64}
     answer = client.post("/chat/completions", body, accept=(400,))
-    if "error" in answer:
-        if answer["error"].get("code") == "content_policy_violation":
-            return "refused"
-        raise ServerError(f"The server refused: {answer['error'].get('message')}")
-    return "cut" if answer["choices"][0]["finish_reason"] == "content_filter" else "answered"
+    try:
+        if "error" not in answer:
+            return "cut" if answer["choices"][0]["finish_reason"] == "content_filter" else "answered"
+        code, message = answer["error"].get("code"), answer["error"].get("message")
+    except MALFORMED as error:
+        raise client.malformed() from error
+    if code == "content_policy_violation":
+        return "refused"
+    raise ServerError(f"The server refused: {message}")
 
 
 def _share(count: int, total: int) -> str:

@@ -1,7 +1,7 @@
-"""Limits of what a server may send to a command line.
+"""Limits of what a server may send to a client of httpx.
 
-`llmops key`, `chat`, `verify` and others talk to any server that their user names. Its responses
-are not compressed, and are bounded in size and time. Server-sent events have no end, so each line
+`llmops key`, `chat`, `verify`, control and exporters talk to any server that their user names. Its
+responses are not compressed, and are bounded in size and time. Server-sent events have no end, so each line
 of them is bounded instead.
 """
 
@@ -46,6 +46,10 @@ def bound_response(response: httpx.Response) -> None:
 async def bound_async_response(response: httpx.Response) -> None:
     """Bound a response before its body is read, as a hook of `httpx.AsyncClient`."""
     bound_response(response)
+
+
+#: Arguments of `httpx.AsyncClient` that bound all of its responses.
+BOUNDED_ASYNC: Any = {"headers": UNCOMPRESSED, "event_hooks": {"response": [bound_async_response]}}
 
 
 class _BoundedStream(httpx.SyncByteStream, httpx.AsyncByteStream):

@@ -8,6 +8,10 @@ from typing import Any
 import yaml
 
 from llmops.errors import InputError
+from llmops.input_files import read_bounded
+
+#: Bytes of a file of settings. PyYAML takes seconds for a MiB.
+MAX_YAML_BYTES = 2**20
 
 
 def read_yaml(path: Path, advice: str = "name a YAML file that can be read") -> Any:
@@ -21,7 +25,7 @@ def read_yaml(path: Path, advice: str = "name a YAML file that can be read") -> 
         InputError: The file cannot be read, is not YAML, or has a key twice.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, MAX_YAML_BYTES).decode()
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror or error}); {advice}.") from error
     except UnicodeDecodeError as error:
@@ -33,6 +37,10 @@ def read_yaml(path: Path, advice: str = "name a YAML file that can be read") -> 
         raise InputError(f"{path} has the key {error.problem}; keep one of them.") from error
     except yaml.YAMLError as error:
         raise InputError(f"{path} is not valid YAML{_explain(error, text)}.") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        # a date that does not exist, a key that is a list, 300 levels
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise InputError(f"{path} has a value that cannot be read ({reason}); quote or remove it.") from error
 
 
 class _StrictLoader(yaml.SafeLoader):

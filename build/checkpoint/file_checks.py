@@ -5,7 +5,6 @@ Every fault becomes a CheckpointError that names the file.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from itertools import pairwise
@@ -14,9 +13,7 @@ from typing import Any
 
 from llmops.build.checkpoint.description import TensorInfo
 from llmops.errors import CheckpointError
-
-#: Bytes of a configuration file. The largest known, a tokenizer_config.json, has 2 MB.
-MAX_CONFIG_BYTES = 8 * 2**20
+from llmops.input_files import MAX_CONFIG_BYTES, parse_json
 
 #: Bytes of tokenizer.json and of the index of weight files. The largest known have 35 MB.
 MAX_TABLE_BYTES = 64 * 2**20
@@ -54,14 +51,6 @@ def check_file_size(path: Path, max_bytes: int) -> None:
         raise CheckpointError(
             f"{path} has {size:,} bytes, and {max_bytes:,} are the most that such a file has; download it again."
         )
-
-
-def parse_json(raw: bytes) -> Any:
-    """Parse JSON like `json.loads`, with ValueError as the only exception."""
-    try:
-        return json.loads(raw)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
 
 
 def reject_outside_symlinks(folder: Path) -> None:

@@ -6,14 +6,14 @@ engine's side are TensorRT-LLM's, source: NVIDIA/TensorRT-LLM `examples/hf_lora_
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmops.build.checkpoint.file_checks import reject_outside_symlinks
+from llmops.build.checkpoint.file_checks import read_json, reject_outside_symlinks
 from llmops.build.checkpoint.hashing import sha256_of
 from llmops.build.checkpoint.safetensors_header import read_header
 from llmops.build.model.architecture import Architecture
@@ -24,10 +24,12 @@ MODULES = {
     "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "qkv_proj": "attn_qkv", "o_proj": "attn_dense",
     "gate_proj": "mlp_h_to_4h", "down_proj": "mlp_4h_to_h", "up_proj": "mlp_gate", "gate_up_proj": "mlp_h_to_4h",
 }  # fmt: skip
-TENSOR = re.compile(r".*\.layers\.(\d+)\.(?:self_attn|mlp)\.([a-z_]+)\.lora_([AB])\.weight")
+TENSOR = re.compile(r".*\.layers\.(\d{1,6})\.(?:self_attn|mlp)\.([a-z_]+)\.lora_([AB])\.weight")
 #: Modules that read the hidden state: the width of their A shows which model an adapter was made
 #: for.
 _FROM_HIDDEN = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
+#: Ranks of adapters; the largest in use are 256.
+MAX_RANK = 65_536
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -88,7 +90,7 @@ def _read(name: str, task_id: int, folder: Path, arch: Architecture) -> AdapterC
     reject_outside_symlinks(folder)
     config = _config(folder)
     _reject_unsupported(folder, config)
-    rank = int(config["r"])
+    rank = config["r"]
     root = rank**0.5 if config.get("use_rslora") else rank
     modules = _modules(folder, arch)
     return AdapterCheckpoint(name, task_id, folder.absolute(), rank, config["lora_alpha"] / root, modules)
@@ -101,9 +103,11 @@ def _config(folder: Path) -> dict[str, Any]:
                 f"{folder} is not a LoRA adapter: it has no {name} (PEFT's save_pretrained makes it)."
             )
     try:
-        config: dict[str, Any] = json.loads((folder / CONFIG).read_bytes())
-        int(config["r"]), float(config["lora_alpha"])
-    except (ValueError, KeyError, TypeError) as error:
+        config: dict[str, Any] = read_json(folder / CONFIG)
+        config["r"], config["lora_alpha"] = int(config["r"]), float(config["lora_alpha"])
+        if not (0 < config["r"] <= MAX_RANK and math.isfinite(config["lora_alpha"])):
+            raise ValueError(f"rank {config['r']:.6g}, alpha {config['lora_alpha']:g}")
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise CheckpointError(f"{folder / CONFIG} is damaged ({error}); save the adapter again.") from error
     return config
 
@@ -131,7 +135,7 @@ def _modules(folder: Path, arch: Architecture) -> tuple[str, ...]:
         if match is None or match[2] not in MODULES:
             known = ", ".join(MODULES)
             raise CheckpointError(f"{folder} adapts {tensor}, which cannot be served; adapters may change {known}.")
-        wrong = match[2] in _FROM_HIDDEN and match[3] == "A" and info.shape[-1] != arch.hidden_size
+        wrong = match[2] in _FROM_HIDDEN and match[3] == "A" and info.shape[-1:] != (arch.hidden_size,)
         if wrong or int(match[1]) >= arch.num_layers:
             raise CheckpointError(
                 f"{folder} is an adapter of another model: {tensor} has shape {list(info.shape)}, this model has "

@@ -12,6 +12,7 @@ from llmops.build.model.architecture import Architecture
 from llmops.build.quant_formats import FORMATS
 from llmops.build.target_facts import TargetName
 from llmops.errors import InputError, first_validation_error
+from llmops.input_files import read_json
 from llmops.output_files import write_text
 
 FORMAT: Literal[1] = 1
@@ -121,7 +122,7 @@ class BuildPlan(BaseModel):
             InputError: The file is missing or not a plan.
         """
         try:
-            data = json.loads(path.read_text())
+            data = read_json(path)
         except FileNotFoundError:
             raise InputError(f"{path} does not exist; make one with `llmops plan … --save {path.name}`.") from None
         except (OSError, ValueError) as error:

@@ -6,6 +6,7 @@ and if there are no series. A condition without data holds a roll-out and never 
 
 from __future__ import annotations
 
+import asyncio
 import math
 import operator
 import re
@@ -15,6 +16,9 @@ from typing import Literal, NamedTuple
 import httpx
 
 from llmops.errors import InputError
+from llmops.input_files import MALFORMED
+from llmops.response_limits import BOUNDED_ASYNC
+from llmops.untrusted_text import escape_unsafe
 
 #: Seconds for an answer of Prometheus: other roll-outs wait meanwhile.
 TIMEOUT = 2.0
@@ -85,7 +89,7 @@ class Analysis:
         now = self._clock()
         if self._conditions and (self._asked_at is None or not 0 <= now - self._asked_at < INTERVAL):
             self._asked_at = now
-            async with httpx.AsyncClient(base_url=self._url, timeout=TIMEOUT) as client:
+            async with httpx.AsyncClient(base_url=self._url, timeout=TIMEOUT, **BOUNDED_ASYNC) as client:
                 self._result = await check_conditions(client, self._conditions)
         return self._result
 
@@ -107,16 +111,16 @@ async def check_conditions(client: httpx.AsyncClient, conditions: Sequence[Condi
 
 async def _check(client: httpx.AsyncClient, condition: Condition) -> AnalysisResult:
     try:
-        response = await client.get("/api/v1/query", params={"query": condition.query})
+        async with asyncio.timeout(TIMEOUT):
+            response = await client.get("/api/v1/query", params={"query": condition.query})
         body = response.json()
         if body["status"] != "success":
-            return AnalysisResult(
-                "no data", f"Prometheus rejects '{condition.query}': {body.get('error', 'no reason')}"
-            )
+            reason = escape_unsafe(str(body.get("error", "no reason")))
+            return AnalysisResult("no data", f"Prometheus rejects '{condition.query}': {reason}")
         values = _values(body["data"])
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
         return AnalysisResult("no data", f"Prometheus at {client.base_url} does not answer ({type(error).__name__}).")
-    except (ValueError, KeyError, TypeError, IndexError):
+    except MALFORMED:
         return AnalysisResult("no data", f"{client.base_url} does not answer like Prometheus; check its URL.")
     values = [value for value in values if not math.isnan(value)]
     if not values:

@@ -39,6 +39,7 @@ from llmops.store.rollouts import (
     save_verdict,
     set_replicas,
 )
+from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +66,13 @@ async def notify_webhook(rollout: Rollout, actor: str) -> None:
     names = ("id", "model", "stable", "candidate", "state", "percent", "reason", "revision")
     body = {name: getattr(rollout, name) for name in names} | {"actor": actor, "at": rollout.changed_at.isoformat()}
     try:
-        async with httpx.AsyncClient(timeout=WEBHOOK_TIMEOUT) as client:
-            (await client.post(url, json=body)).raise_for_status()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        async with (
+            asyncio.timeout(WEBHOOK_TIMEOUT),
+            httpx.AsyncClient(timeout=WEBHOOK_TIMEOUT) as client,
+            client.stream("POST", url, json=body) as response,  # its body is not read
+        ):
+            response.raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
         log.warning("The webhook of the roll-out of %s did not take '%s' (%s).", rollout.model, rollout.state, error)
 
 
@@ -135,6 +140,8 @@ class RolloutRunner(LeaderJob):
         # the work of the current state of each roll-out, by id and revision
         self._work: dict[tuple[str, int], asyncio.Task[tuple[RolloutEvent, str]]] = {}
         self._canaries: dict[str, _Canary] = {}
+        # the states whose error has been logged
+        self._failed: set[tuple[str, int]] = set()
 
     async def run(self) -> None:
         """Carry out all roll-outs of the store until cancelled."""
@@ -156,6 +163,7 @@ class RolloutRunner(LeaderJob):
         # a person has changed the state: the work of the earlier one is over
         stale = [key for key in self._work if key not in current]
         await cancel_tasks([task for key in stale if not (task := self._work.pop(key)).done()])
+        self._failed &= current
         self._canaries = {rollout.id: self._canaries[rollout.id] for rollout in found if rollout.id in self._canaries}
         for rollout in found:
             try:
@@ -163,6 +171,11 @@ class RolloutRunner(LeaderJob):
             except (ResourceError, InputError) as error:
                 # another process was faster; the next look finds its state
                 log.info("%s", error.message)
+            except Exception:
+                # the roll-outs of other models go on
+                if (rollout.id, rollout.revision) not in self._failed:
+                    self._failed.add((rollout.id, rollout.revision))
+                    log.exception("The roll-out of %s cannot go on; roll it back.", escape_unsafe(rollout.model))
 
     async def _advance(self, rollout: Rollout) -> None:
         match RolloutState(rollout.state):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from llmops.control.admin.schemas import AdminRequest, AdminSchema, AuditEntryRead, Timestamp
+
+#: Seconds of a setting: more than a month is a mistake, and a number without end has no date.
+MAX_SECONDS = 30 * 24 * 3600.0
+
+#: A name of a model or a version, which is also part of a folder's.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
 
 #: What a person can do with a roll-out in progress.
 RolloutAction = Literal["promote", "promote fully", "pause", "resume", "rollback"]
@@ -15,22 +21,22 @@ RolloutAction = Literal["promote", "promote fully", "pause", "resume", "rollback
 class RolloutCreate(AdminRequest):
     """A roll-out to start: of an engine folder, or to replicas that already run."""
 
-    model: str
-    name: str
+    model: Name
+    name: Name
     engine: str = ""
     replicas: tuple[str, ...] = ()
     percent: float | None = Field(default=None, gt=0, le=100)
     auto: bool = False
     approve: bool = False
-    drain_timeout: float | None = Field(default=None, ge=0)
-    keep_old: float | None = Field(default=None, ge=0)
+    drain_timeout: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
+    keep_old: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
     allow_capacity_loss: bool = False
     webhook: str = ""
     analysis: tuple[str, ...] = ()
     prometheus: str = ""
-    min_requests: int | None = Field(default=None, ge=1)
-    min_seconds: float | None = Field(default=None, ge=0)
-    quality_tolerance: float | None = Field(default=None, ge=0)
+    min_requests: int | None = Field(default=None, ge=1, le=10**9)
+    min_seconds: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
+    quality_tolerance: float | None = Field(default=None, ge=0, le=1)
     twin: bool = False
 
 

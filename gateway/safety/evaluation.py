@@ -6,7 +6,6 @@ It measures recall, false positives, and the characters that leave in mode `hold
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from llmops.errors import InputError
 from llmops.gateway.safety.filters import TextFilter
 from llmops.gateway.safety.rules import RuleFilter
 from llmops.gateway.safety.stream_guard import RuleStage, StreamGuard
+from llmops.input_files import parse_json, read_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,14 +89,14 @@ def read_examples(path: Path) -> list[Example]:
     """
     examples = []
     try:
-        lines = path.read_text().splitlines()
+        lines = read_lines(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read ({error}); name a file of JSON lines.") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            found = parse_json(line)
             text, category = found["text"], found.get("category") or ""
             if not isinstance(text, str) or not isinstance(category, str):
                 raise TypeError

@@ -24,6 +24,7 @@ from llmops.gateway.safety.stream_guard import RuleStage, StreamGuard, WindowSta
 from llmops.gateway.settings import FilterSettings, SafetyPolicy, SafetySettings
 from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.metrics import GatewayMetrics
+from llmops.input_files import read_lines
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +224,7 @@ def _lines(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        return path.read_text().splitlines()
+        return read_lines(path)
     except OSError as error:
         raise InputError(
             f"The word list {path} cannot be read ({error.strerror or error}); correct `words_file`."

@@ -7,7 +7,6 @@ one asks `/v1/moderations`.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,14 +14,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
-from llmops.errors import InputError
+from llmops.errors import InputError, first_validation_error
 from llmops.gateway.errors import ApiError
 from llmops.gateway.safety.filters import FilterUnavailableError, Finding, TextFilter
 from llmops.gateway.settings import GuardSettings
+from llmops.input_files import MALFORMED, parse_json, read_json
 
 #: Bytes of a moderation service's answer: one result has a few kilobytes.
 MAX_ANSWER_BYTES = 1 << 20
+
+#: Bytes of a head: a thousand categories of a model with 1,024 dimensions take 20 MB.
+MAX_HEAD_BYTES = 32 * 2**20
 
 #: Characters of a passage, and those that it shares with the next: embedding models read about 256
 #: tokens.
@@ -51,8 +55,8 @@ class ClassifierHead(NamedTuple):
     """
 
     model: str
-    weights: dict[str, list[float]]
-    thresholds: dict[str, float]
+    weights: dict[str, list[FiniteFloat]]
+    thresholds: dict[str, FiniteFloat]
 
     def scores(self, vector: Sequence[float]) -> dict[str, float]:
         """Return the probability of each category for a vector FP32 [dimensions]."""
@@ -62,18 +66,22 @@ class ClassifierHead(NamedTuple):
         }
 
 
+_HEAD = TypeAdapter(ClassifierHead)
+
+
 def read_head(path: Path, kind: str = "safety head", command: str = "llmops safety train") -> ClassifierHead:
     """Read a head of this kind that `command` wrote. Raises InputError."""
     try:
-        found = json.loads(path.read_text())
-        head = ClassifierHead(str(found["model"]), dict(found["weights"]), dict(found["thresholds"]))
+        found = read_json(path, MAX_HEAD_BYTES)
+        head = _HEAD.validate_python({name: found[name] for name in ClassifierHead._fields})
     except OSError as error:
         raise InputError(
             f"The {kind} {path} cannot be read ({error.strerror or error}); make one with `{command}`."
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not a {kind} ({error}); make one with `{command}`.") from None
-    if not head.weights or len({len(weights) for weights in head.weights.values()}) > 1:
+    except MALFORMED as error:
+        reason = first_validation_error(error, "the file") if isinstance(error, ValidationError) else error
+        raise InputError(f"{path} is not a {kind} ({reason}); make one with `{command}`.") from None
+    if len({len(weights) for weights in head.weights.values()}) != 1 or not any(head.weights.values()):
         raise InputError(f"{path} is not a {kind}: its weights do not fit together. Make it again.")
     return head
 
@@ -161,8 +169,8 @@ class ModerationFilter(TextFilter):
                     answer += chunk
                     if len(answer) > MAX_ANSWER_BYTES:
                         raise ValueError("the answer is too long")
-            return self._finding(json.loads(answer))
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, LookupError) as error:
+            return self._finding(parse_json(answer))
+        except (httpx.HTTPError, httpx.InvalidURL, *MALFORMED) as error:
             raise FilterUnavailableError(f"{self._url}: {error or type(error).__name__}") from error
 
     async def close(self) -> None:

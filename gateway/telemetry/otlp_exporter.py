@@ -25,6 +25,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
 from llmops import __version__
 from llmops.errors import ResourceError
 from llmops.gateway.telemetry.request_timeline import FinishedRequest, RequestTimeline, TimelineStage, build_timeline
+from llmops.response_limits import UNCOMPRESSED, bound_response
 
 #: OpenTelemetry's `gen_ai.operation.name` by route. Every other route counts as `chat`, so a new
 #: endpoint that is not a chat needs an entry here.
@@ -53,7 +54,12 @@ class OtlpSpanExporter:
         self._resource = _to_key_values({**own, **_parse_pairs("OTEL_RESOURCE_ATTRIBUTES")})
         self._endpoint = endpoint
         trusted: Any = os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE", True)
-        self._client = httpx.Client(headers=headers, timeout=timeout, verify=trusted)
+        self._client = httpx.Client(
+            headers={**headers, **UNCOMPRESSED},
+            timeout=timeout,
+            verify=trusted,
+            event_hooks={"response": [bound_response]},
+        )
 
     def send(self, batch: Sequence[FinishedRequest]) -> None:
         """Send a batch. Raises ResourceError if the receiver does not accept it."""

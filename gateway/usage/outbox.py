@@ -51,6 +51,8 @@ _MIN_PAGES = 16
 #: the writer.
 _LOCK_TIMEOUT = 1.0
 _DATABASE, _POSITION = "outbox.db", "position"
+#: Files that SQLite opens beside the database.
+SQLITE_FILES = tuple(f"{_DATABASE}-{kind}" for kind in ("shm", "wal", "journal"))
 #: Numbers in the position file: the last place given to an event, and the last one whose event was
 #: deleted.
 _LAST, _DELETED, _POSITION_BYTES = 0, 1, 16

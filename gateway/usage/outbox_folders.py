@@ -13,13 +13,17 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 _PREFIX, _LOCK, _DAMAGED = "gw-", "lock", "damaged-"
+#: Bytes that are kept of a damaged file, as many as its healthy files have at most: a damaged one
+#: may be a hole of a terabyte.
+_KEPT_BYTES = 64 * 2**20
 
 
 class FolderLock:
@@ -62,11 +66,33 @@ class FolderLock:
 def keep_damaged(file: Path) -> Path:
     """Copy a damaged file beside its folder, and return the path of the copy.
 
-    There the copy outlives the folder.
+    There the copy outlives the folder. It is cut after `_KEPT_BYTES`.
     """
-    kept = file.parent.with_name(f"{_DAMAGED}{file.parent.name}-{file.name}-{secrets.token_hex(4)}")
-    shutil.copy(file, kept)
+    kept = _kept_path(file)
+    kept.touch(mode=0o600)
+    with file.open("rb") as damaged:
+        kept.write_bytes(damaged.read(_KEPT_BYTES))
     return kept
+
+
+def set_aside_special_files(folder: Path, names: Iterable[str]) -> None:
+    """Move pipes, folders, links and devices with these names out of `folder`, beside it.
+
+    SQLite opens what stands in the place of its log: it waits without end for the other side of a
+    pipe, and does not read a whole database beside the others.
+
+    Raises:
+        OSError: A file cannot be moved.
+    """
+    for file in (folder / name for name in names):
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG(file.lstat().st_mode):
+                file.rename(kept := _kept_path(file))
+                log.error("%s was not a file, and is set aside as %s.", file, kept)
+
+
+def _kept_path(file: Path) -> Path:
+    return file.parent.with_name(f"{_DAMAGED}{file.parent.name}-{file.name}-{secrets.token_hex(4)}")
 
 
 def new_gateway_id() -> str:

@@ -24,8 +24,13 @@ from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Outcome, UsageOwner
 from llmops.gateway.settings import GatewaySettings, UsageSettings
 from llmops.gateway.usage.delivery import UsageDelivery
-from llmops.gateway.usage.outbox import UsageOutbox, is_machine_error, salvage_events
-from llmops.gateway.usage.outbox_folders import FolderLock, lock_abandoned_folders, lock_new_folder
+from llmops.gateway.usage.outbox import SQLITE_FILES, UsageOutbox, is_machine_error, salvage_events
+from llmops.gateway.usage.outbox_folders import (
+    FolderLock,
+    lock_abandoned_folders,
+    lock_new_folder,
+    set_aside_special_files,
+)
 from llmops.gateway.usage.outbox_writer import OutboxWriter, recover_open_answers, shared_answer_ids
 from llmops.gateway.usage.sink import NoPrices, Prices, UsageSink
 
@@ -270,6 +275,7 @@ class UsageCheck(Check):
         """
         outbox = None
         try:
+            set_aside_special_files(lock.folder, SQLITE_FILES)
             outbox = UsageOutbox(lock.folder)
             recover_open_answers(lock.folder, outbox, self._prices, elsewhere)
         except Exception as error:  # noqa: BLE001  any error is damage

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from llmops.errors import InputError
+from llmops.input_files import read_json
 
 REPOSITORY_FILE = ".llmops-repository.json"
 
@@ -95,10 +96,10 @@ class RepositoryManifest:
         if not path.is_file():
             return cls()
         try:
-            content = json.loads(path.read_bytes())
+            content = read_json(path)
             engines = {name: ServedEngine(**fields) for name, fields in content["engines"].items()}
             return cls(content["llmops"], content["contract"], engines, dict(content.get("files", {})))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{path} was written by another version of llmops or edited ({error}): make the repository again with "
                 "`llmops repo`."

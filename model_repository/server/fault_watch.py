@@ -6,17 +6,19 @@ log, metrics pages and Triton's own gauges.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
+import ssl
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from llmops.errors import ServerError
+from llmops.urls import fetch_bounded
 
 #: Xid errors after which a GPU does not serve for long, or gives wrong results:
 #: https://docs.nvidia.com/deploy/xid-errors
@@ -47,9 +49,21 @@ MAX_THROTTLED = 0.5
 _MICROSECONDS = 1e6
 #: node-problem-detector's metric of a condition that is true.
 _NODE_PROBLEM = "problem_gauge"
+_WATCHED = frozenset({*_DCGM_COUNTERS, _DCGM_XID, _DCGM_THERMAL, _NODE_PROBLEM})
+#: Series of a page whose last value is remembered. A page that names its series anew each time
+#: would take all memory.
+MAX_SERIES = 10_000
 _GPU_PROBLEM = re.compile(r"gpu|xid|nvlink|nvrm|nvidia", re.I)
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d+)")
-_SAMPLE = re.compile(r"^(\w+)\{(.*)\}\s+([0-9.eE+-]+)", re.M)
+#: The driver's message behind the prefix of /dev/kmsg, dmesg or syslog. Anywhere else in a line it
+#: is text of others: the kernel names cgroups and processes that it kills.
+_XID = re.compile(
+    r"(?:<\d+>)?(?:\d+,\d+,\d+,[^;]*;"
+    r"|(?:(?:[A-Z][a-z]{2} +\d+ [\d:]{8}|\d{4}-\S+) \S+ kernel: ?)?(?:\[[^\]]*\] ?)?)"
+    r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d{1,4})\b"
+)
+_SAMPLE = re.compile(r"^(\w+)\{(.*)\}[ \t]+([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?=\s|$)", re.M)
+#: Bytes that one look reads of a kernel log, and of a line without an end.
+MAX_READ_BYTES, MAX_LINE_BYTES = 8 << 20, 64 << 10
 #: Seconds between two looks.
 WATCH_INTERVAL = 2.0
 #: Seconds that a metrics page may take, and its most bytes.
@@ -80,7 +94,7 @@ def find_xid(lines: Iterable[str], gpus: Sequence[str] = ()) -> str | None:
     `gpus` are the PCI addresses of the GPUs that count; all count without any.
     """
     for line in lines:
-        match = _XID.search(line)
+        match = _XID.match(line)
         if match is None or int(match[2]) not in FATAL_XIDS:
             continue
         # the log has 0000:3b:00, nvidia-smi 00000000:3B:00.0
@@ -103,7 +117,10 @@ class GpuFaultDetector:
     def update(self, samples: Samples, now: float) -> str | None:
         """Return a fault in words, or None."""
         elapsed, self._read = now - self._read, now
-        for key, value in samples.items():
+        watched = {key: value for key, value in samples.items() if key[0] in _WATCHED}
+        if len(self._known) > MAX_SERIES:
+            self._known = {key: value for key, value in self._known.items() if key in watched}
+        for key, value in watched.items():
             before, self._known[key] = self._known.get(key), value
             if before is None or value == before:
                 continue
@@ -114,7 +131,7 @@ class GpuFaultDetector:
 
     def _judge(self, name: str, labels: str, before: float, value: float, elapsed: float) -> str | None:
         gpu = _label(labels, "gpu") or "?"
-        if name == _DCGM_XID and int(value) in FATAL_XIDS:
+        if name == _DCGM_XID and value in FATAL_XIDS:
             return f"Xid {value:.0f} on GPU {gpu} ({FATAL_XIDS[int(value)]})"
         if name in _DCGM_COUNTERS and value > before:
             return f"{_DCGM_COUNTERS[name]} on GPU {gpu}"
@@ -188,7 +205,8 @@ class KernelLog:
                     self.close()
                     self._open(os.SEEK_SET)
                     data = self._read()
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[:MAX_LINE_BYTES]
         return [line.decode(errors="replace") for line in lines]
 
     def close(self) -> None:
@@ -200,10 +218,19 @@ class KernelLog:
 
     def _read(self) -> bytes:
         found: list[bytes] = []
-        # a read of /dev/kmsg returns one record, and fails at the end
-        with contextlib.suppress(BlockingIOError):
-            while len(found) < 4096 and (some := os.read(self._file, 65536)):
-                found.append(some)
+        size = 0
+        while size < MAX_READ_BYTES:
+            try:
+                some = os.read(self._file, 65536)
+            except BlockingIOError:  # the end of /dev/kmsg
+                break
+            except BrokenPipeError:  # it has overwritten records that were not read yet
+                continue
+            if not some:
+                break
+            # a read of /dev/kmsg returns one record
+            found.append(some)
+            size += len(some)
         return b"".join(found)
 
 
@@ -259,12 +286,22 @@ class FaultWatch:
 
 
 def _read_page(url: str) -> str | None:
+    import httpx
+
+    async def read() -> bytes:
+        async with asyncio.timeout(_PAGE_TIMEOUT), httpx.AsyncClient(verify=_tls()) as client:
+            return await fetch_bounded(client, url, _PAGE_BYTES)
+
     try:
-        with urllib.request.urlopen(url, timeout=_PAGE_TIMEOUT) as answer:
-            page: bytes = answer.read(_PAGE_BYTES)
-    except (urllib.error.URLError, OSError, ValueError):
+        return asyncio.run(read()).decode(errors="replace")
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError, ValueError):
         return None
-    return page.decode(errors="replace")
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Return the context of all pages: making one takes 20 ms."""
+    return ssl.create_default_context()
 
 
 def _visible_gpus() -> Sequence[str]:

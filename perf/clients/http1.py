@@ -18,6 +18,9 @@ import httptools
 
 from llmops.errors import InputError
 
+#: Bytes in a row that hold no part of a body: headers, informational responses, trailers.
+MAX_HEADER_BYTES = 2**18
+
 
 class ResponseHandler(Protocol):
     """A receiver of one response. `failed` or `complete` is called once, at the end."""
@@ -53,6 +56,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self._sink = sink
         self._headers: dict[bytes, bytes] = {}
+        self._header_bytes = 0
         self._parser = httptools.HttpResponseParser(self)
         self.used += 1
         self.answered = False
@@ -70,9 +74,12 @@ class Connection(asyncio.Protocol):
         if self._sink is None:
             self.abort()
             return
+        self._header_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
+            self._fail("protocol")
+        if self._header_bytes > MAX_HEADER_BYTES:
             self._fail("protocol")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -95,6 +102,7 @@ class Connection(asyncio.Protocol):
             self._sink.headers(self._parser.get_status_code(), self._headers)
 
     def on_body(self, data: bytes) -> None:
+        self._header_bytes = 0
         if self._sink is not None:
             self._sink.body(data, self._now)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from llmops import __version__
 from llmops.errors import InputError
+from llmops.input_files import MAX_LIST_BYTES, read_json
 from llmops.output_files import write_text
 from llmops.perf.load.objectives import missed_objectives, parse_objective
 from llmops.perf.load.sweep import SweepStep
@@ -56,7 +57,7 @@ class Document:
 def read_document(path: Path) -> Document:
     """Read a document. Raises InputError."""
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = read_json(path, MAX_LIST_BYTES)
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror}); name a file that `llmops bench --json FILE` wrote."

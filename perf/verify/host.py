@@ -9,10 +9,14 @@ import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPException
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmops.perf.report.document import machine
+
+#: Bytes of a metrics page that are read.
+MAX_PAGE_BYTES = 4 * 2**20
 
 #: Seconds between two polls, and the most that one counts: on a slow host, polls must not use up
 #: the time limit.
@@ -31,14 +35,14 @@ class TritonGauges:
     async def read(self) -> dict[tuple[str, str], float]:
         try:
             page = await asyncio.to_thread(self._page)
-        except (OSError, ValueError):
+            found = {}
+            for family in text_string_to_metric_families(page):
+                for sample in family.samples:
+                    if sample.name.startswith("nv_trt_llm_") and sample.labels.get("model") == self._model:
+                        category = next((v for k, v in sample.labels.items() if k not in ("model", "version")), "")
+                        found[sample.name, category] = sample.value
+        except (OSError, HTTPException, ValueError):
             return {}
-        found = {}
-        for family in text_string_to_metric_families(page):
-            for sample in family.samples:
-                if sample.name.startswith("nv_trt_llm_") and sample.labels.get("model") == self._model:
-                    category = next((v for k, v in sample.labels.items() if k not in ("model", "version")), "")
-                    found[sample.name, category] = sample.value
         return found
 
     async def wait_for(self, condition: Callable[[dict[tuple[str, str], float]], bool], seconds: float) -> bool:
@@ -56,7 +60,7 @@ class TritonGauges:
 
     def _page(self) -> str:
         with urllib.request.urlopen(self.url, timeout=60) as response:
-            return str(response.read().decode())
+            return str(response.read(MAX_PAGE_BYTES).decode())
 
 
 _FIELDS = "name,clocks.sm,clocks.max.sm,memory.total,memory.used"

@@ -5,13 +5,13 @@ A file has own prompts (JSONL or plain lines) or a request trace (JSONL in Moonc
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from llmops.errors import InputError
+from llmops.input_files import parse_json, read_lines
 from llmops.perf.records import Request
 from llmops.perf.workloads.base import SingleRequestSession
 from llmops.perf.workloads.filler import Filler
@@ -24,7 +24,7 @@ BLOCK_TOKENS = 512
 
 def _lines(path: Path) -> list[str]:
     try:
-        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+        lines = [line for line in read_lines(path) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InputError(f"{path} cannot be read as text ({reason}); name a file that can.") from error
@@ -35,7 +35,7 @@ def _lines(path: Path) -> list[str]:
 
 def _json_line(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except ValueError as error:
         raise InputError(f"{path}, line {number}: not JSON ({error}); write one JSON object per line.") from error
     if not isinstance(value, dict):

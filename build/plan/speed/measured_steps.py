@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llmops.build.engine_folder.manifest import Parallelism
 from llmops.errors import InputError, first_validation_error
+from llmops.input_files import read_json
 from llmops.output_files import write_text
 
 FORMAT: Literal[1] = 1
@@ -77,7 +77,7 @@ class MeasuredSteps(_MeasuredModel):
         """
         advice = f"measure a host with `llmops verify --calibrate {path.name}`."
         try:
-            return cls.model_validate(json.loads(path.read_text(encoding="utf-8")))
+            return cls.model_validate(read_json(path))
         except FileNotFoundError:
             raise InputError(f"{path} does not exist; {advice}") from None
         except ValidationError as error:

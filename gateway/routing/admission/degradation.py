@@ -127,7 +127,8 @@ class LevelFile:
             return
         self._stamp = stamp
         try:
-            self._levels = {} if stamp is None else _parse_levels(read_yaml(self._path))
+            # a pipe would hold the event loop until somebody writes to it
+            self._levels = _parse_levels(read_yaml(self._path)) if self._path.is_file() else {}
         except (InputError, ValueError) as error:
             self._levels = {}
             log.error(
