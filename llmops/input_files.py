@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ def read_bounded(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> bytes:
         OSError: The file cannot be read, or has more than `max_bytes`.
     """
     with path.open("rb") as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
+        # a pipe and a device have no size
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(max_bytes + 1) if size <= max_bytes else b""
+    if max(size, len(data)) > max_bytes:
         raise OSError(errno.EFBIG, f"it has more than {max_bytes >> 20} MiB")
     return data
 

@@ -71,7 +71,7 @@ def reject_outside_symlinks(folder: Path) -> None:
     for root, folders, files in os.walk(real):
         for name in (*folders, *files):
             path = Path(root, name)
-            if path.is_symlink() and not any(path.resolve().is_relative_to(one) for one in allowed):
+            if path.is_symlink() and not _leads_into(path, allowed):
                 raise CheckpointError(
                     f"{folder} has a link {path.relative_to(real)} that leads out of the folder, so a build would read "
                     "another file of this machine. Copy the file there if it belongs to the checkpoint."
@@ -80,6 +80,14 @@ def reject_outside_symlinks(folder: Path) -> None:
                 raise CheckpointError(
                     f"{folder} has {path.relative_to(real)}, which is a pipe or a device and not a file; remove it."
                 )
+
+
+def _leads_into(link: Path, folders: Iterable[Path]) -> bool:
+    try:
+        target = link.resolve()
+    except (OSError, RuntimeError):  # a loop
+        return False
+    return any(target.is_relative_to(folder) for folder in folders)
 
 
 def check_tensor_ranges(path: Path, tensors: Iterable[TensorInfo], size: int) -> None:

@@ -1,0 +1,174 @@
+"""Files that a user names and that strangers made: settings, plans, traces, reports, heads, LoRA adapters.
+
+Each is refused in one sentence: a hole of three gigabytes, JSON nested 300,000 times, numbers of 6,000 digits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import save_file
+
+from llmops.build.checkpoint import open_checkpoint
+from llmops.build.checkpoint.lora_adapters import read_adapters
+from llmops.build.plan.build_plan import BuildPlan
+from llmops.build.plan.speed.measured_steps import MeasuredSteps
+from llmops.cli.prefix import _read_bodies
+from llmops.errors import CheckpointError, LlmopsError
+from llmops.gateway.routing.admission.degradation import LevelFile
+from llmops.gateway.safety.evaluation import read_examples
+from llmops.gateway.safety.services import read_head
+from llmops.model_repository.repository.manifest import REPOSITORY_FILE, RepositoryManifest
+from llmops.perf.report.document import read_document
+from llmops.perf.workloads.files import read_trace
+from llmops.yaml_files import read_yaml
+from tests.attacks.test_checkpoints import CONFIG
+
+READERS: Mapping[str, Callable[[Path], object]] = {
+    "f.yaml": read_yaml,
+    "plan.json": BuildPlan.load,
+    "measured.json": MeasuredSteps.load,
+    "report.json": read_document,
+    "trace.jsonl": read_trace,
+    "examples.jsonl": read_examples,
+    "head.json": read_head,
+    "bodies.json": lambda path: list(_read_bodies(path)),
+    REPOSITORY_FILE: lambda path: RepositoryManifest.load(path.parent),
+}
+CONTENTS = {
+    "deep": '{"a": ' * 300_000,
+    "digits": '{"a": ' + "1" * 6000 + "}",
+    "list": "[1, null]",
+    "bytes": "\udcff\udcfe",
+}
+#: Before the fix 724 MiB to 4 GiB for a hole, and until the memory ended for /dev/zero.
+BOUND_MIB = 96
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("content", CONTENTS)
+def test_a_file_of_another_form_is_one_sentence(tmp_path: Path, name: str, content: str) -> None:
+    """Before the fix, six of nine readers ended with a traceback."""
+    path = tmp_path / name
+    path.write_bytes(CONTENTS[content].encode(errors="surrogateescape"))
+    if content == "list" and name == "f.yaml":
+        return
+    with pytest.raises(LlmopsError) as refused:
+        READERS[name](path)
+    assert len(refused.value.message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_hole_takes_no_memory(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text('{"a": "')
+    os.truncate(path, 3 << 30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(LlmopsError, match=r"more than|cannot be read"):
+        READERS[name](path)
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < BOUND_MIB
+
+
+@pytest.mark.parametrize("text", ["a: 9999-99-99", "? [a, b]\n: c", "a: " + "1" * 6000, "{a: " * 2000])
+def test_yaml_that_has_no_value_is_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "f.yaml").write_text(text)
+    with pytest.raises(LlmopsError, match=r"f\.yaml"):
+        read_yaml(tmp_path / "f.yaml")
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.write_text("{a: " * 2000), lambda path: path.mkdir()])
+def test_a_file_of_levels_that_is_no_file_sets_no_level(tmp_path: Path, put: Callable[[Path], object]) -> None:
+    """Before the fix, a pipe held the gateway's event loop for ever, and a deep file ended the task that reads it."""
+    path = tmp_path / "levels.yaml"
+    put(path)
+    levels = LevelFile(path)
+    levels.reload()
+    assert levels.level("m") is None
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [{"a": 5}, {"a": []}, {"a": [float("nan"), 1.0]}, {"a": ["x"]}, [1], {"a": [[1]]}, {"a": [1e308, 10**400]}],
+)
+def test_a_head_whose_weights_are_no_numbers_is_refused(tmp_path: Path, weights: object) -> None:
+    (tmp_path / "head.json").write_text(json.dumps({"model": "m", "weights": weights, "thresholds": {}}))
+    with pytest.raises(LlmopsError, match="is not a safety head"):
+        read_head(tmp_path / "head.json")
+
+
+# -- LoRA adapters -----------------------------------------------------------------------------------------------------
+
+
+def an_adapter(folder: Path, tensor: str = "q_proj", **changes: object) -> None:
+    import numpy as np
+
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", **changes}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    shapes = {"A": (4, 32), "B": (32, 4)}
+    name = tensor if "." in tensor else f"base_model.model.model.layers.0.self_attn.{tensor}"
+    weights = {f"{name}.lora_{one}.weight": np.zeros(shape, "float32") for one, shape in shapes.items()}
+    if tensor == "scalar":
+        weights = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": np.zeros((), "float32")}
+    save_file(weights, folder / "adapter_model.safetensors")
+
+
+def a_pipe(folder: Path) -> None:
+    os.mkfifo(folder / "adapter_config.json.new")
+
+
+def a_hole(folder: Path) -> None:
+    os.truncate(folder / "adapter_config.json", 3 << 30)
+
+
+def a_loop(folder: Path) -> None:
+    (folder / "loop").symlink_to("loop")
+
+
+def a_secret(folder: Path) -> None:
+    (folder / "adapter_config.json").unlink()
+    (folder / "adapter_config.json").symlink_to("/etc/passwd")
+
+
+def deep(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"r": ' * 300_000)
+
+
+@pytest.mark.parametrize("spoil", [a_pipe, a_hole, a_loop, a_secret, deep])
+@pytest.mark.parametrize("tensor", ["q_proj"])
+def test_an_adapters_folder_is_checked(tmp_path: Path, spoil: Callable[[Path], None], tensor: str) -> None:
+    """Before the fix, a hole took 3 GiB, and a deep file and a loop of links ended with a traceback."""
+    an_adapter(tmp_path / "adapter", tensor)
+    spoil(tmp_path / "adapter")
+    _refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"r": 0}, {"r": -4}, {"r": 10**30}, {"r": True, "lora_alpha": float("nan")}, {"lora_alpha": [1]}, {"r": None}],
+)
+def test_an_adapters_numbers_are_checked(tmp_path: Path, changes: dict[str, object]) -> None:
+    """Before the fix, a rank of 0 and an alpha as text ended with a traceback."""
+    an_adapter(tmp_path / "adapter", **changes)
+    _refused(tmp_path)
+
+
+@pytest.mark.parametrize("tensor", ["scalar", f"base_model.model.model.layers.{'9' * 5000}.self_attn.q_proj"])
+def test_an_adapters_tensors_are_checked(tmp_path: Path, tensor: str) -> None:
+    an_adapter(tmp_path / "adapter", tensor)
+    _refused(tmp_path)
+
+
+def _refused(folder: Path) -> None:
+    checkpoint = folder / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text(json.dumps(CONFIG))
+    architecture = open_checkpoint(str(checkpoint), weights=False).architecture
+    with pytest.raises(CheckpointError) as refused:
+        read_adapters({"a": folder / "adapter"}, architecture)
+    assert len(refused.value.message.splitlines()) == 1
