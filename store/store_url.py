@@ -84,6 +84,10 @@ class StoreUrl:
             raise InputError(
                 f"{self.file} cannot be created: the folder {self.file.parent} does not exist; create it first."
             )
+        for kind in ("", "-shm", "-wal", "-journal"):
+            path = Path(f"{self.file}{kind}")
+            if path.exists() and not path.is_file():
+                raise InputError(f"{path} is a folder, pipe or device, and SQLite needs a file there; move it away.")
         if not self.file.exists():
             self._touch(self.file)
 

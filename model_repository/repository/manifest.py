@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from llmops.errors import InputError
 from llmops.input_files import read_json
 
 REPOSITORY_FILE = ".llmops-repository.json"
+#: Bytes up to which an edited file is compared: code and configuration. Engines are elsewhere.
+MAX_FILE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class RepositoryManifest:
         """
         if not self.files:
             return []
-        found = _digests(repository)
+        found = _digests(repository, MAX_FILE_BYTES)
         return sorted(path for path in self.files.keys() | found.keys() if self.files.get(path) != found.get(path))
 
     @classmethod
@@ -106,8 +109,8 @@ class RepositoryManifest:
             ) from error
 
 
-def _digests(repository: Path) -> dict[str, str]:
-    return {str(path.relative_to(repository)): _digest(path) for path in _files(repository)}
+def _digests(repository: Path, max_bytes: float = math.inf) -> dict[str, str]:
+    return {str(path.relative_to(repository)): _digest(path, max_bytes) for path in _files(repository)}
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -120,15 +123,15 @@ def _files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _digest(path: Path) -> str:
+def _digest(path: Path, max_bytes: float) -> str:
     """Return the SHA-256 of a file, or of the path in a link.
 
     The target of a link belongs to another program.
     """
     if path.is_symlink():
         return hashlib.sha256(str(path.readlink()).encode()).hexdigest()
-    if not path.is_file():
-        # a pipe would wait for a writer
-        return "not a file"
+    if not path.is_file() or path.stat().st_size > max_bytes:
+        # a pipe would wait for a writer, and a hole may have terabytes
+        return "not a file of a repository"
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

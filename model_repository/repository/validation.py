@@ -7,8 +7,12 @@ from typing import Any
 
 from llmops.build.engine_folder.manifest import FILE_NAME as ENGINE_FILE
 from llmops.errors import InputError
+from llmops.input_files import read_bounded
 from llmops.model_repository.repository.manifest import RepositoryManifest
 from llmops.model_repository.repository.pbtxt import parse_config
+
+#: Bytes of a config.pbtxt. Those of `llmops repo` have a few kilobytes.
+MAX_PBTXT_BYTES = 2**20
 
 
 def check_repository(repository: Path) -> dict[str, Any]:
@@ -59,7 +63,11 @@ def _check_model(folder: Path) -> Any:
     path = folder / "config.pbtxt"
     if not path.is_file():
         raise InputError(f"{folder} is not a Triton model: it has no config.pbtxt. Make the repository again.")
-    config = parse_config(path.read_text(errors="replace"), str(path))
+    try:
+        text = read_bounded(path, MAX_PBTXT_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}). Make the repository again.") from error
+    config = parse_config(text, str(path))
     if config.name and config.name != folder.name:
         raise InputError(f'{path} says name: "{config.name}", but the folder is {folder.name}: they must match.')
     if not any(child.is_dir() and child.name.isdigit() for child in folder.iterdir()):

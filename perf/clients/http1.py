@@ -98,7 +98,9 @@ class Connection(asyncio.Protocol):
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        if self._sink is not None:
+        if self._is_informational():
+            self._headers.clear()
+        elif self._sink is not None:
             self._sink.headers(self._parser.get_status_code(), self._headers)
 
     def on_body(self, data: bytes) -> None:
@@ -107,12 +109,18 @@ class Connection(asyncio.Protocol):
             self._sink.body(data, self._now)
 
     def on_message_complete(self) -> None:
+        if self._is_informational():
+            return
         keep = self._parser.should_keep_alive()
         self._finish()
         if keep and self.open:
             self._on_idle(self)
         elif self._transport is not None:
             self._transport.close()
+
+    def _is_informational(self) -> bool:
+        """Return True for a response such as 103 Early Hints, after which another one comes."""
+        return 100 <= self._parser.get_status_code() < 200
 
     def _finish(self) -> None:
         sink, self._sink = self._sink, None

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from llmops.perf.report.document import machine
 
 #: Bytes of a metrics page that are read.
-MAX_PAGE_BYTES = 4 * 2**20
+MAX_PAGE_BYTES = 2**20
 
 #: Seconds between two polls, and the most that one counts: on a slow host, polls must not use up
 #: the time limit.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import shutil
 import struct
@@ -20,6 +21,7 @@ from llmops.build.checkpoint.file_checks import reject_outside_symlinks
 from llmops.build.checkpoint.gguf_header import read_header
 from llmops.build.checkpoint.huggingface_folder import open_folder
 from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
+from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
 from llmops.errors import CheckpointError
 from tests.attacks.harness import MIB, record, scaled
 
@@ -179,3 +181,63 @@ def test_a_template_that_fails_is_one_sentence(tmp_path: Path, template: str, wh
     with pytest.raises((ValueError, CheckpointError), match=f"chat template .*({why})") as refusal:
         render_messages(tmp_path, ["a"])
     assert "\n" not in str(refusal.value)
+
+
+def pipe_among_files(folder: Path) -> None:
+    os.mkfifo(folder / "model.safetensors")
+
+
+def loop_among_files(folder: Path) -> None:
+    (folder / "loop").symlink_to("loop")
+
+
+@pytest.mark.parametrize("put", [pipe_among_files, loop_among_files])
+def test_what_is_no_file_is_refused(folder: Path, put: Callable[[Path], None]) -> None:
+    """Before the fixes, a build waited for ever for the pipe, and a loop of links ended with a traceback."""
+    put(folder)
+    with pytest.raises(CheckpointError, match=r"a pipe or a device|leads out of the folder"):
+        open_folder(folder, "x")
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json", "tokenizer_config.json"]
+)
+def test_a_hole_of_three_gigabytes(folder: Path, name: str) -> None:
+    """Before the fix, each took 3.3 to 6.2 GB."""
+    (folder / name).touch()
+    os.truncate(folder / name, 3 << 30)
+
+    def read() -> None:
+        with pytest.raises(CheckpointError, match="are the most that such a file has"):
+            open_folder(folder, "x", weights=False)
+
+    memory, seconds = growth(read)
+    assert memory < 96
+    assert seconds < 5
+
+
+def _broken_map() -> dict[str, object]:
+    """Return a tokenizer whose normaliser makes the library panic."""
+    return {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="},
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"normalizer": None, "model": {"type": "BPE", "vocab": {}, "merges": []}}, "no token"),
+        ({}, "is damaged"),
+        ({"model": {"type": "Nonsense"}}, "is damaged"),
+        ({"truncation": {"max_length": 0, "strategy": "LongestFirst", "stride": 5, "direction": "Right"}}, "damaged"),
+    ],
+)
+def test_a_tokenizer_that_fails_is_one_sentence(tmp_path: Path, changes: dict[str, object], why: str) -> None:
+    """A panic of the library and a tokenizer without tokens ended with tracebacks before the fix."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**_broken_map(), **changes}))
+    with pytest.raises(CheckpointError, match=why) as refusal:
+        try_tokenizer(tmp_path / "tokenizer.json", "x")
+    assert "\n" not in refusal.value.message

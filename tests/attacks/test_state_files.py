@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmops.errors import InputError
 from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.settings import UsageSettings
 from llmops.gateway.usage.event_formats import encode_event, new_event_id
@@ -23,7 +24,8 @@ from llmops.gateway.usage.open_answers import SLOT_BYTES, TOKENS, OpenAnswers
 from llmops.gateway.usage.outbox import UsageOutbox
 from llmops.gateway.usage.sink import NoPrices, UsageSink
 from llmops.gateway.usage.usage_check import UsageCheck
-from tests.attacks.harness import record, scaled
+from llmops.store.factory import open_store
+from tests.attacks.harness import MIB, record, scaled
 from tests.gateway.test_usage_outbox import event
 
 EVENTS, ENDED, OPEN_ANSWERS = 200, 2, 5
@@ -170,6 +172,45 @@ async def test_a_file_that_is_no_file(tmp_path: Path, put: Callable[[Path], None
         (aside,) = root.glob("damaged-*")
         assert (aside / "outbox.db").stat().st_size > 0
     record("the gateway starts beside every damaged file; before, a torn slot stopped each start")
+
+
+@pytest.mark.parametrize("name", ["outbox.db-shm", "outbox.db-wal", "outbox.db-journal"])
+@pytest.mark.parametrize("put", [a_pipe, a_loop, Path.mkdir])
+async def test_a_file_of_sqlite_that_is_no_file(tmp_path: Path, name: str, put: Callable[[Path], None], caplog) -> None:
+    """Bill what the other files have.
+
+    Before the fix, a pipe as `-shm` lost all 200 events, a pipe as `-journal` held the delivery of all outboxes for
+    ever, and a folder or link kept this one from being billed.
+    """
+    root = tmp_path / "usage"
+    folder = await asyncio.to_thread(a_dead_gateway, root)
+    (folder / name).unlink(missing_ok=True)
+    put(folder / name)
+    ledger = await asyncio.wait_for(taken_up(root), 60)
+    billed = [one for one in ledger.events.values() if one.seq < EVENTS and one.gateway_id == "gw-1"]
+    # the second half stood in the log
+    assert len(billed) == (EVENTS // 2 if name.endswith("wal") else EVENTS)
+    assert "was not a file, and is set aside" in caplog.text
+    assert ("is lost: up to 100 events" in caplog.text) is name.endswith("wal")
+
+
+async def test_a_log_of_a_terabyte_fills_no_disk(tmp_path: Path) -> None:
+    """Before the fix, the copy of a damaged log with a hole took 16 GB in a minute, until the disk was full."""
+    root = tmp_path / "usage"
+    folder = await asyncio.to_thread(a_dead_gateway, root)
+    (folder / "outbox.db-wal").write_bytes(b"")
+    a_terabyte(folder / "outbox.db-wal")
+    await asyncio.wait_for(taken_up(root), 60)
+    (kept,) = root.glob("damaged-*-outbox.db-wal-*")
+    assert kept.stat().st_size <= 64 * MIB
+
+
+@pytest.mark.parametrize("name", ["store.db", "store.db-shm", "store.db-wal", "store.db-journal"])
+async def test_a_store_with_a_pipe_is_refused(tmp_path: Path, name: str) -> None:
+    """Before the fix, opening a store with a pipe as `-journal` never ended."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match="move it away"):
+        await open_store(f"sqlite:///{tmp_path}/store.db")
 
 
 @pytest.mark.parametrize("put", [Path.touch, os.mkfifo, lambda path: (path / "lock").mkdir(parents=True)])

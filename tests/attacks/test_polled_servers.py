@@ -1,0 +1,289 @@
+"""Servers that control, gateways, `llmops serve` and `bench` ask by themselves, and that answer with anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+import zlib
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from llmops.cli.openai_client import ChatClient, embed_texts
+from llmops.cli.safety import _ask
+from llmops.control.rollouts.analysis import Analysis
+from llmops.control.rollouts.runner import notify_webhook
+from llmops.errors import ResourceError, ServerError
+from llmops.gateway.safety.filters import FilterUnavailableError
+from llmops.gateway.safety.services import ModerationFilter
+from llmops.gateway.telemetry.otlp_exporter import OtlpSpanExporter
+from llmops.model_repository.server.fault_watch import FaultSources, FaultWatch, KernelLog, find_xid
+from llmops.perf.clients.http1 import HttpClient, render
+from llmops.perf.verify.host import TritonGauges
+from tests.attacks.harness import MIB, record
+from tests.attacks.test_hostile_servers import Answer, endless, reply, server
+from tests.store.test_rollouts import rollout
+
+#: Memory that an answer may take, and its time. Before the fixes a roll-out's Prometheus, its webhook and the receiver
+#: of traces took all memory, and a page of DCGM that comes a byte at a time held the watch for ever.
+BOUND_MIB, BOUND_SECONDS = 150, 8.0
+
+
+def bomb(handler: BaseHTTPRequestHandler) -> None:
+    """Answer with 1 GiB of spaces in a megabyte."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    body = b"".join(packer.compress(b" " * MIB) for _ in range(64)) + packer.flush()
+    handler.send_response(200)
+    handler.send_header("content-encoding", "gzip")
+    handler.end_headers()
+    for _ in range(16):
+        handler.wfile.write(body)
+
+
+def drip(handler: BaseHTTPRequestHandler) -> None:
+    """Answer a byte each half second."""
+    reply(handler, b"", "text/plain")
+    for _ in range(60):
+        handler.wfile.write(b"#")
+        time.sleep(0.5)
+
+
+def elsewhere(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(302)
+    handler.send_header("location", "http://127.0.0.2:9/")
+    handler.end_headers()
+
+
+def json_of(value: object) -> Answer:
+    return lambda handler: reply(handler, json.dumps(value).encode())
+
+
+def deep(handler: BaseHTTPRequestHandler) -> None:
+    reply(handler, b'{"status":' * 200_000)
+
+
+NEVER_ENDING = pytest.mark.parametrize("answer", [endless, bomb, drip, elsewhere, deep])
+
+
+class Cost:
+    """Notes what a block costs, and fails above the bounds."""
+
+    def __enter__(self) -> None:
+        self._memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self._start = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self._memory) / 1024
+        seconds = time.monotonic() - self._start
+        record(f"{grown:.0f} MiB, {seconds:.1f} s")
+        assert grown < BOUND_MIB
+        assert seconds < BOUND_SECONDS
+
+
+# -- roll-outs ---------------------------------------------------------------------------------------------------------
+
+
+@NEVER_ENDING
+async def test_a_prometheus_without_an_end_holds_no_roll_out_up(answer: Answer) -> None:
+    with server(answer) as url, Cost():
+        assert (await Analysis(url, ["x < 1"], time.monotonic).check()).state == "no data"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {"status": "success", "data": 5},
+        {"status": "success", "data": {"resultType": "vector", "result": [{"value": [0, 10**400]}]}},
+        {"status": "error", "error": "\x1b[2J" * 9999},
+    ],
+)
+async def test_an_odd_prometheus_is_no_data(body: object) -> None:
+    with server(json_of(body)) as url:
+        result = await Analysis(url, ["x < 1"], time.monotonic).check()
+    assert result.state == "no data"
+    assert len(result.reason) < 1000
+    assert result.reason.isprintable()
+
+
+@NEVER_ENDING
+async def test_a_webhook_without_an_end_holds_no_roll_out_up(answer: Answer) -> None:
+    with server(answer) as url, Cost():
+        await notify_webhook(rollout(webhook=url), "tester")
+
+
+# -- the gateway -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [endless, bomb, elsewhere])
+def test_a_receiver_of_traces_takes_no_memory(answer: Answer) -> None:
+    with server(answer) as url, Cost():
+        exporter = OtlpSpanExporter(url, 2.0)
+        with pytest.raises(ResourceError):
+            exporter.send([])
+        exporter.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        deep,
+        json_of({"results": [[]]}),
+        json_of({"results": [{"flagged": True, "categories": [1]}]}),
+        json_of({"results": [{"flagged": True, "categories": {"a": True}, "category_scores": {"a": 10**400}}]}),
+        json_of({"results": [{"flagged": True, "categories": {"a": True}, "category_scores": [1]}]}),
+    ],
+)
+async def test_an_odd_moderation_service_is_unavailable(answer: Answer) -> None:
+    """Before the fix, AttributeError, RecursionError and OverflowError were a 500 of the gateway."""
+    with server(answer) as url:
+        judge = ModerationFilter("vendor", url, model=None, key_env=None, timeout=5)
+        with pytest.raises(FilterUnavailableError):
+            await judge.judge("text")
+        await judge.close()
+
+
+# -- the machine -------------------------------------------------------------------------------------------------------
+
+_SAMPLE = 'DCGM_FI_DEV_XID_ERRORS{gpu="0"} '
+
+
+@pytest.mark.parametrize("answer", [endless, bomb, drip, elsewhere, deep])
+def test_a_page_of_faults_without_an_end_holds_no_watch_up(answer: Answer) -> None:
+    with server(answer) as url, Cost():
+        watch = FaultWatch(FaultSources(pages=[url]), None)
+        assert watch.find_fault(0.0) is None
+        watch.close()
+
+
+def test_odd_values_on_a_page_of_faults_are_passed_over() -> None:
+    """Before the fix, a value that is no number ended the watch."""
+    pages = [f"{_SAMPLE}{value}\n" for value in ("0", "1e", "+-", "..", "1e999", "0x4f", "79")]
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        reply(handler, pages.pop(0).encode(), "text/plain")
+
+    with server(answer) as url:
+        watch = FaultWatch(FaultSources(pages=[url]), None)
+        found = [watch.find_fault(float(now)) for now in range(len(pages))]
+    assert found == [*[None] * 6, "Xid 79 on GPU 0 (GPU has fallen off the bus)"]
+
+
+def test_series_with_ever_new_names_take_no_memory() -> None:
+    numbers = iter(range(10**9))
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        lines = [f'DCGM_FI_DEV_XID_ERRORS{{gpu="{next(numbers)}"}} 0\nother{{a="{at}"}} 1\n' for at in range(20_000)]
+        reply(handler, "".join(lines).encode(), "text/plain")
+
+    with server(answer) as url:
+        watch = FaultWatch(FaultSources(pages=[url]), None)
+        for now in range(3):
+            watch.find_fault(float(now))
+        (detector,) = watch._detectors.values()
+    assert len(detector._known) <= 40_000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/user.slice/NVRM: Xid (PCI:0000:3b:00): 79, x,task=a",
+        "4,1,2,-;oom-kill:task_memcg=/a;NVRM: Xid (PCI:0000:3b:00): 79",
+        "[  1.0] x[12]: NVRM: Xid (PCI:0000:3b:00): 79",
+        "Nov 25 12:00:00 host app[7]: NVRM: Xid (PCI:0000:3b:00): 79",
+        "NVRM: Xid (PCI:0000:3b:00): " + "7" * 5000,
+    ],
+)
+def test_a_line_of_others_in_the_kernels_log_drains_no_server(line: str) -> None:
+    """Before the fix, any user who may name a cgroup took a replica away."""
+    assert find_xid([line]) is None
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "",
+        "4,1234,567890,-;",
+        "[  96.1] ",
+        "[Wed Nov 25 12:00:00 2026] ",
+        "<4>[ 96.1] ",
+        "Nov 25 12:00:00 host kernel: ",
+        "Nov  5 12:00:00 host kernel: [   96.1] ",
+        "2026-11-25T12:00:00.1+00:00 host kernel: ",
+    ],
+)
+def test_a_line_of_the_driver_is_found(prefix: str) -> None:
+    assert find_xid([prefix + "NVRM: Xid (PCI:0000:3b:00): 79, pid=1"]) is not None
+
+
+def test_a_log_without_line_ends_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "kern.log"
+    path.touch()
+    log = KernelLog(path)
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with Cost():
+        assert [log.lines() for _ in range(3)] == [[], [], []]
+    assert len(log._rest) <= 64 * 1024
+    log.close()
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+ODD = [[], None, 5, {"data": 5}, {"data": [None]}, {"data": [{"embedding": "x"}]}, {"error": [1]}, {"choices": [5]}]
+
+
+@pytest.mark.parametrize("body", ODD)
+def test_odd_answers_of_a_gateway_are_one_sentence(body: object) -> None:
+    """Before the fix, `llmops safety train`, `test`, `redteam` and `router train` ended with a traceback."""
+    with server(json_of(body)) as url:
+        for ask in (lambda client: _ask(client, "m", "text"), lambda client: embed_texts(client, "m", ["a", "b"])):
+            with pytest.raises(ServerError, match="does not answer like an OpenAI endpoint"):
+                ask(ChatClient(url))
+
+
+@pytest.mark.parametrize("rows", [[[1.0]], [[1.0], [1.0, 2.0]], [[1.0], [float("nan")]], [[1.0], [10**400]], [1, 2]])
+def test_vectors_that_are_none_are_refused(rows: list[object]) -> None:
+    with server(json_of({"data": [{"embedding": row} for row in rows]})) as url, pytest.raises(ServerError):
+        embed_texts(ChatClient(url), "m", ["a", "b"])
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def headers(self, status: int, headers: dict[bytes, bytes]) -> None:
+        return
+
+    def body(self, data: bytes, now: float) -> None:
+        return
+
+    def complete(self) -> None:
+        self.ended.set_result("complete")
+
+    def failed(self, kind: str) -> None:
+        self.ended.set_result(kind)
+
+
+@pytest.mark.parametrize("sent", [b"x: " + b"a" * MIB, b"HTTP/1.1 103 Early\r\nlink: a\r\n\r\n", b"x: a\r\n"])
+async def test_bench_reads_no_header_without_an_end(sent: bytes) -> None:
+    """Before the fix, a header without an end took 250 MiB in 12 s, and informational responses never ended."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"" if sent.startswith(b"HTTP") else b"HTTP/1.1 200 OK\r\n")
+        for _ in range(200 * MIB // len(sent)):
+            handler.wfile.write(sent)
+
+    with server(answer) as url, Cost():
+        client, sink = HttpClient(url), Sink()
+        (await client.connect()).send(render("GET", "/", "x", {}), sink)
+        assert await asyncio.wait_for(sink.ended, 60) == "protocol"
+
+
+@pytest.mark.parametrize("answer", [endless, elsewhere, lambda one: reply(one, b'a{b="c"} x\n# TYPE a b\n')])
+async def test_gauges_without_an_end_are_empty(answer: Answer) -> None:
+    with server(answer) as url, Cost():
+        assert await TritonGauges(url, "m").read() == {}
