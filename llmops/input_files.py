@@ -58,7 +58,7 @@ def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Any:
     return parse_json(read_bounded(path, max_bytes))
 
 
-def parse_json(raw: bytes | str) -> Any:
+def parse_json(raw: bytes | bytearray | str) -> Any:
     """Parse JSON like `json.loads`, with ValueError as the only exception."""
     try:
         return json.loads(raw)

@@ -1,8 +1,8 @@
 """Limits of what a server may send to a client of httpx.
 
-`llmops key`, `chat`, `verify`, control and exporters talk to any server that their user names. Its
-responses are not compressed, and are bounded in size and time. Server-sent events have no end, so each line
-of them is bounded instead.
+`llmops key`, `chat`, `verify`, control and exporters talk to any server that their user names.
+Its responses are not compressed, and are bounded in size and time. Server-sent events have no
+end, so each line of them is bounded instead.
 """
 
 from __future__ import annotations

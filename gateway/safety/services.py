@@ -152,7 +152,7 @@ class ModerationFilter(TextFilter):
 
         Raises InputError if that is not set.
         """
-        self.name, self._url, self._model = name, url, model
+        self.name, self._url, self._model, self._timeout = name, url, model, timeout
         key = os.environ.get(key_env) if key_env else None
         if key_env and not key:
             raise InputError(f"The safety filter {name} needs a key in the environment variable {key_env}; set it.")
@@ -162,7 +162,7 @@ class ModerationFilter(TextFilter):
     async def judge(self, text: str) -> Finding | None:
         body = {"input": text, **({"model": self._model} if self._model else {})}
         try:
-            async with self._client.stream("POST", self._url, json=body) as response:
+            async with asyncio.timeout(self._timeout), self._client.stream("POST", self._url, json=body) as response:
                 response.raise_for_status()
                 answer = bytearray()
                 async for chunk in response.aiter_raw():
@@ -170,7 +170,7 @@ class ModerationFilter(TextFilter):
                     if len(answer) > MAX_ANSWER_BYTES:
                         raise ValueError("the answer is too long")
             return self._finding(parse_json(answer))
-        except (httpx.HTTPError, httpx.InvalidURL, *MALFORMED) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, *MALFORMED) as error:
             raise FilterUnavailableError(f"{self._url}: {error or type(error).__name__}") from error
 
     async def close(self) -> None:

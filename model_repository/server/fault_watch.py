@@ -50,8 +50,8 @@ _MICROSECONDS = 1e6
 #: node-problem-detector's metric of a condition that is true.
 _NODE_PROBLEM = "problem_gauge"
 _WATCHED = frozenset({*_DCGM_COUNTERS, _DCGM_XID, _DCGM_THERMAL, _NODE_PROBLEM})
-#: Series of a page whose last value is remembered. A page that names its series anew each time
-#: would take all memory.
+#: Series of a page whose last value is remembered. A page with new
+#: names each time would take all memory.
 MAX_SERIES = 10_000
 _GPU_PROBLEM = re.compile(r"gpu|xid|nvlink|nvrm|nvidia", re.I)
 #: The driver's message behind the prefix of /dev/kmsg, dmesg or syslog. Anywhere else in a line it

@@ -127,7 +127,7 @@ class LevelFile:
             return
         self._stamp = stamp
         try:
-            # a pipe would hold the event loop until somebody writes to it
+            # a pipe would hold the event loop until another process writes to it
             self._levels = _parse_levels(read_yaml(self._path)) if self._path.is_file() else {}
         except (InputError, ValueError) as error:
             self._levels = {}
