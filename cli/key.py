@@ -57,7 +57,7 @@ def command() -> None:
 
 @command.command("create")
 @click.option("--tenant", required=True, help="The tenant that pays; see `llmops tenant create`.")
-@click.option("--user", required=True, metavar="EMAIL", help="The user it belongs to; created if new.")
+@click.option("--user", required=True, metavar="EMAIL", help="The user of the key. A new user is created.")
 @spec_options
 @admin_options
 def create(tenant: str, user: str, admin: AdminClient, as_json: bool, **settings: Any) -> None:

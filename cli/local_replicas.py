@@ -292,7 +292,7 @@ async def restore_versions(
             replicas.servers[(model, oldest)], replicas.engines[(model, oldest)] = list(base), engine
             for version in own[1:]:
                 if version.engine and version.state != RETIRED and version.name not in starting:
-                    # in this thread, with which the servers end
+                    # servers end with the thread that starts them, so it must be this one
                     replicas.start_version(version, len(base))
             serving = max(own, key=lambda version: version.weight, default=None)
             if serving is not None and serving.name != oldest:

@@ -40,7 +40,7 @@ def list_(as_json: bool) -> None:
     width = max(len(one.name) for one in found)
     for one in found:
         click.echo(f"{one.name:<{width}}  {one.machine:<9}  {one.summary}")
-    click.echo("\nNot to be had:")
+    click.echo("\nNot supported:")
     for model, reason in UNSUPPORTED.items():
         click.echo(f"  {model}: {reason}.")
 

@@ -606,13 +606,13 @@ class ProviderSettings(_Section):
     @classmethod
     def _has_no_secret(cls, url: str) -> str:
         if "@" in urlsplit(url).netloc or urlsplit(url).query:
-            raise ValueError("a key in a URL ends in logs; name its place with key_env or key_file")
+            raise ValueError("a key in a URL ends in logs; give the key with key_env or key_file")
         return url
 
     @model_validator(mode="after")
     def _has_one_key(self) -> ProviderSettings:
         if self.key_env and self.key_file:
-            raise ValueError("its key is in key_env or in key_file; name one of them")
+            raise ValueError("set exactly one of key_env and key_file")
         return self
 
 

@@ -1,4 +1,4 @@
-"""Usage events that could not be billed, and where the ledger reads.
+"""Usage events that could not be billed, and the position in the topic at which the ledger reads.
 
 A row is a value with a reason. Once the table has MAX_ROWS rows, values without a gateway's
 signature are only counted, in one row for each reason: a program that can write to the topic must

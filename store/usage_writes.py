@@ -245,7 +245,7 @@ def _day(record: UsageRecord) -> date:
     return record.created_at.astimezone(UTC).date()
 
 
-# -- marks
+# -- high-water marks
 
 _MARK = "SELECT next_seq FROM gateways WHERE id = ?"
 _LOCKED = f"{_MARK} FOR UPDATE"

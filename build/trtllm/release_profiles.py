@@ -46,9 +46,10 @@ class ReleaseProfile:
 
     It applies to installed versions from `since` on.
 
-    `wishes` are set where the installed arguments have the field; `refused` says why this line
-    cannot run the engine; `log_probs` is the `SamplingParams.logprobs` that returns the sampled
-    token's; with `greedy_only` every temperature gives the most likely token.
+    `wishes` are set where the installed arguments have the field. `refused` says why this line
+    cannot run the engine. `log_probs` is the value of `SamplingParams.logprobs` that returns the
+    log-probability of the sampled token. With `greedy_only`, every temperature gives the most
+    likely token.
     """
 
     since: tuple[int, int]

@@ -53,7 +53,7 @@ async def _compare_engines(
 ) -> tuple[EngineTokens, ...]:
     earlier = {engine.model: engine for engine in previous.engines} if previous is not None else {}
     if not served:
-        # the next report with counts is compared with the last one that had them
+        # the next report with counts is compared with the last report that had counts
         return tuple(earlier.values())
     sums = await sum_usage(connection, UsageFilter(), ("model",))
     billed = {str(one.group["model"]): one.output_tokens for one in sums}

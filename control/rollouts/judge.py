@@ -265,7 +265,7 @@ class CanaryJudge:
             criterion.restart_ok()
 
     def decide(self) -> tuple[Decision, str]:
-        """Return the decision and its reason, without the table."""
+        """Return the decision and its reason."""
         self._advance()
         if self._rollback is None:
             self._rollback = next((found for criterion in self._criteria() if (found := criterion.breach())), None)

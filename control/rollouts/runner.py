@@ -160,7 +160,7 @@ class RolloutRunner(LeaderJob):
         async with self._store.read() as connection:
             found = await open_rollouts(connection)
         current = {(rollout.id, rollout.revision) for rollout in found}
-        # a person has changed the state: the work of the earlier one is over
+        # a person has changed the roll-out's state, so the work on its earlier state is over
         stale = [key for key in self._work if key not in current]
         await cancel_tasks([task for key in stale if not (task := self._work.pop(key)).done()])
         self._failed &= current

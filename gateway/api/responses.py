@@ -403,7 +403,7 @@ def _conversation_of(body: ResponsesRequest) -> str | None:
     conversation = body.conversation
     conversation_id = conversation.get("id") if isinstance(conversation, dict) else conversation
     if conversation is not None and not isinstance(conversation_id, str):
-        raise InvalidRequestError("conversation must be an id, or an object with one.", param="conversation")
+        raise InvalidRequestError("conversation must be an id, or an object with an id.", param="conversation")
     return conversation_id
 
 

@@ -117,7 +117,8 @@ class JwksCache:
             keys = await wait_with_timeout(FETCH_TIMEOUT, self._fetch())
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
             if not self._away:
-                kept = "those that are known stay" if self._keys is not None else "its tokens are not taken until then"
+                known = self._keys is not None
+                kept = "the keys that were read last are used" if known else "its tokens are rejected until then"
                 why = escape_unsafe(str(error)) or type(error).__name__
                 log.error("The keys of %s cannot be read (%s); %s.", self._issuer, why, kept)
             self._away = True
@@ -158,7 +159,7 @@ class JwksCache:
 
     async def _json(self, url: str) -> dict[str, Any]:
         if self._client is None:
-            # made when it is needed: certificates are read for it
+            # a client reads the system's certificates, which only gateways with OpenID Connect need
             self._client = httpx.AsyncClient(timeout=FETCH_TIMEOUT, follow_redirects=False)
         found = json.loads(await fetch_bounded(self._client, url, _MAX_BYTES, {"accept": "application/json"}))
         if not isinstance(found, dict):

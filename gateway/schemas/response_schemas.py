@@ -187,7 +187,7 @@ class DetokenizeResponse(ResponseModel):
 
 
 class HealthResponse(ResponseModel):
-    """The state of the gateway; with a key also that of each model."""
+    """The state of the gateway. A caller with a key also gets the state of each model."""
 
     status: Literal["live", "ready", "degraded"]
     models: dict[str, Any] | None = None

@@ -75,7 +75,11 @@ class ExportQueue(Generic[T]):
         except Exception as error:  # noqa: BLE001  no exception may affect requests
             self._lost += len(batch)
             if self._works:
-                log.warning("%s cannot be exported (%s); until it can, it is dropped and counted", self._name, error)
+                log.warning(
+                    "%s cannot be exported (%s) and is dropped and counted until the export works again",
+                    self._name,
+                    error,
+                )
             self._works = False
             return
         self.delivered += len(batch)

@@ -109,7 +109,7 @@ class Billing:
             found = await wait_with_timeout(STORE_TIMEOUT, self._read())
         except (TimeoutError, LlmopsError, SQLAlchemyError) as error:
             if not self._away:
-                log.error("Prices cannot be read (%s); those that are known stay.", _error_text(error))
+                log.error("Prices cannot be read (%s). The prices that were read last are used.", _error_text(error))
             self._away = True
             return
         if self._away:

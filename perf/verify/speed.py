@@ -174,7 +174,7 @@ def _tokens_within(record: dict[str, Any], begun: float, ended: float) -> float:
 
 
 def _mean(summary: Summary) -> MeasuredSpeed:
-    """Return the mean of records. Raises WrongError if requests failed."""
+    """Return the mean speed of a load. Raises WrongError if requests failed."""
     if summary.failed or summary.ttft is None or summary.tpot is None:
         errors = ", ".join(f"{kind} ({count})" for kind, count in summary.errors.items()) or "no answer had two tokens"
         raise WrongError(f"{summary.failed} of {summary.requests} requests failed under load: {errors}")

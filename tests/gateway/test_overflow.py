@@ -354,7 +354,7 @@ def test_a_loop_is_refused_at_the_start(tmp_path, settings, message):
     [
         ({"url": "http://cloud.example/v1"}, "without https"),
         ({"url": "https://user:pass@cloud.example/v1"}, "a key in a URL ends in logs"),
-        ({"url": "https://cloud.example/v1", "key_env": "A", "key_file": "b"}, "name one of them"),
+        ({"url": "https://cloud.example/v1", "key_env": "A", "key_file": "b"}, "set exactly one of"),
         ({"url": "https://cloud.example/v1", "key": SECRET}, "Unknown setting `providers.cloud.key`"),
     ],
 )

@@ -76,8 +76,8 @@ def _check(measured: MeasuredSteps, request: PlanRequest) -> None:
     known = [gpu.name for gpu in request.gpus]
     if measured.gpu not in known:
         raise InputError(
-            f"--measured is of {measured.device} ({measured.gpu or 'no GPU that plan knows'}), and the plan is for "
-            f"{', '.join(known)}; leave --measured out, or plan for the GPU that was measured."
+            f"--measured was taken on {measured.device} ({measured.gpu or 'no GPU that plan knows'}), and the plan is "
+            f"for {', '.join(known)}; leave --measured out, or plan for the GPU that was measured."
         )
     engine = "none" if request.precision.as_stored else request.precision.name
     wrong = [

@@ -22,7 +22,7 @@ ENGINE, TORCH = "tensorrt", "pytorch"
 
 
 def _only(targets: Iterable[str]) -> str | None:
-    """Return the only GPU target among `targets`, or None if both are.
+    """Return the only GPU target among `targets`, or None if `targets` has both.
 
     trtllm-build has no block-scaled formats; the PyTorch backend has neither SmoothQuant nor
     per-channel INT4 nor an INT8 cache.

@@ -195,7 +195,13 @@ class Degradation:
             self._on_level(model, level)
             if before is not None or level:
                 reason = f"saturation {state.saturation:.2f}" if forced is None else "set by hand"
-                log.warning("Model %s: degraded mode %d, was %d (%s)", model, level, before or 0, reason)
+                log.warning(
+                    "Degraded mode of model %s is now at level %d, after level %d (%s)",
+                    model,
+                    level,
+                    before or 0,
+                    reason,
+                )
 
 
 def rules_from_settings(settings: GatewaySettings) -> DegradationRules | None:
