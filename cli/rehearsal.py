@@ -78,7 +78,7 @@ async def rehearse(rehearsal: Rehearsal, report: Callable[[str], None]) -> Rehea
             running = asyncio.create_task(load.run(rate, stop))
             try:
                 await asyncio.sleep(MARGIN)
-                shifted_at, decided_at, last = await _roll_out(rehearsal, AdminClient(store), model, tolerance, report)
+                states, last = await _roll_out(rehearsal, AdminClient(store), model, tolerance, report)
                 await asyncio.sleep(MARGIN)
             finally:
                 stop.set()
@@ -88,8 +88,7 @@ async def rehearse(rehearsal: Rehearsal, report: Callable[[str], None]) -> Rehea
         candidate=CANDIDATE,
         verdict=last.state,
         reason=last.reason,
-        shifted_at=shifted_at,
-        decided_at=decided_at,
+        states=states,
         rate=rate,
         capacity=capacity,
         quality=quality,
@@ -101,8 +100,8 @@ async def rehearse(rehearsal: Rehearsal, report: Callable[[str], None]) -> Rehea
 
 async def _roll_out(
     rehearsal: Rehearsal, admin: AdminClient, model: str, tolerance: float, report: Callable[[str], None]
-) -> tuple[float, float, RolloutRead]:
-    """Return when the candidate got its first requests, when it was decided, and the end."""
+) -> tuple[dict[str, float], RolloutRead]:
+    """Return when each state of the roll-out began first, and the end."""
     body = RolloutCreate(
         model=model,
         name=CANDIDATE,
@@ -115,23 +114,20 @@ async def _roll_out(
         quality_tolerance=tolerance,
     )
     await asyncio.to_thread(admin.request, "POST", ("rollouts",), RolloutRead, body=body)
-    shifted_at = decided_at = 0.0
+    states: dict[str, float] = {}
     seen = ""
     async with asyncio.timeout(ROLLOUT_TIMEOUT):
         while True:
             await asyncio.sleep(0.5)
             query = RolloutQuery(model=model)
             found = await asyncio.to_thread(admin.request, "GET", ("rollouts",), tuple[RolloutRead, ...], query=query)
-            now, at = found[0], found[0].changed_at.timestamp()
+            now = found[0]
+            states.setdefault(now.state, now.changed_at.timestamp())
             if (state := f"{now.state}, {now.percent:g} %") != seen:
                 seen = state
                 report(f"{state}: {now.reason}")
-            if now.state == "shifting":
-                shifted_at = shifted_at or at
-            if now.state in ("keeping", "rolling back"):
-                decided_at = decided_at or at
             if not now.open:
-                return shifted_at or decided_at, decided_at or at, now
+                return states, now
 
 
 def rehearsal_prompts() -> Sequence[GoldenPrompt]:

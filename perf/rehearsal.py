@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,6 +162,7 @@ class RehearsalReport:
         doubled_tokens: Tokens beyond those that the requests asked for.
         lowest_throughput_ratio: Completed ÷ offered requests in the worst 30 seconds, or in the
             worst time of 40 requests where that is longer.
+        lowest_while: State of the roll-out in the middle of that time.
         verdict: "promoted" or "rolled back".
         seconds_to_verdict: From the candidate's first requests to its last step, or to the decision
             against it.
@@ -179,6 +180,7 @@ class RehearsalReport:
     failed_by_fault: int
     doubled_tokens: int
     lowest_throughput_ratio: float
+    lowest_while: str
     verdict: str
     reason: str
     seconds_to_verdict: float
@@ -192,17 +194,21 @@ class RehearsalReport:
     errors: list[str]
 
 
-def lowest_throughput_ratio(records: Sequence[AnswerRecord]) -> float:
-    """Return completed ÷ offered requests of the worst window between first and last request."""
+def lowest_throughput_ratio(records: Sequence[AnswerRecord]) -> tuple[float, float]:
+    """Return completed ÷ offered requests of the worst window between first and last request.
+
+    Also return the time in the middle of that window.
+    """
     begin, end = min(one.started for one in records), max(one.started for one in records)
     window = max(WINDOW, WINDOW_REQUESTS * (end - begin) / len(records))
-    lowest, at = 1.0, begin + WINDOW_STEP
+    lowest, worst, at = 1.0, begin, begin + WINDOW_STEP
     while at + window <= end:
         offered = sum(at <= one.started < at + window for one in records)
         completed = sum(at <= one.ended < at + window and not one.error for one in records)
-        lowest = min(lowest, completed / offered) if offered else lowest
+        if offered and completed / offered < lowest:
+            lowest, worst = completed / offered, at + window / 2
         at += WINDOW_STEP
-    return round(lowest, 3)
+    return round(lowest, 3), worst
 
 
 def make_report(
@@ -211,8 +217,7 @@ def make_report(
     candidate: str,
     verdict: str,
     reason: str,
-    shifted_at: float,
-    decided_at: float,
+    states: Mapping[str, float],
     rate: float,
     capacity: dict[str, float],
     quality: dict[str, float],
@@ -220,8 +225,15 @@ def make_report(
     fault: str,
     is_planted: Callable[[str], bool],
 ) -> RehearsalReport:
-    """Return the report of a roll-out. Times are in seconds of `time.time`."""
+    """Return the report of a roll-out.
+
+    `states` has the time at which each state of the roll-out began first, in seconds of `time.time`
+    and in this order.
+    """
     records = load.records
+    shifted_at = states.get("shifting", states[verdict])
+    decided_at = states.get("keeping", states.get("rolling back", states[verdict]))
+    ratio, worst = lowest_throughput_ratio(records)
     failed = [record for record in records if record.error]
     late = [one.started - decided_at for one in records if one.version == candidate and one.started > decided_at]
     return RehearsalReport(
@@ -229,7 +241,8 @@ def make_report(
         failed=len(failed),
         failed_by_fault=sum(is_planted(record.error) for record in failed),
         doubled_tokens=sum(max(0, record.tokens - ANSWER_TOKENS) for record in records),
-        lowest_throughput_ratio=lowest_throughput_ratio(records),
+        lowest_throughput_ratio=ratio,
+        lowest_while=next((name for name, began in reversed(states.items()) if began <= worst), "before"),
         verdict=verdict,
         reason=reason,
         seconds_to_verdict=round(decided_at - shifted_at, 1),

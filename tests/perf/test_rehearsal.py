@@ -17,9 +17,11 @@ def steady(seconds: int, without: range = range(0)) -> list[AnswerRecord]:
 
 
 def test_the_worst_window_is_the_one_without_answers():
-    assert lowest_throughput_ratio(steady(120)) == 1.0
+    assert lowest_throughput_ratio(steady(120))[0] == 1.0
     # 10 of 40 requests
-    assert lowest_throughput_ratio(steady(120, range(60, 70))) == 0.75
+    ratio, worst = lowest_throughput_ratio(steady(120, range(60, 70)))
+    assert ratio == 0.75
+    assert 45 <= worst <= 85
 
 
 def test_the_report_counts_what_a_rollout_must_not_do():
@@ -33,8 +35,7 @@ def test_the_report_counts_what_a_rollout_must_not_do():
         candidate="candidate",
         verdict="rolled back",
         reason="errors",
-        shifted_at=50.0,
-        decided_at=70.5,
+        states={"starting": 10.0, "shifting": 50.0, "rolling back": 70.5, "rolled back": 80.0},
         rate=1.0,
         capacity={"old": 2.5, "new": 3.0},
         quality={"old": 0.8, "new": 0.75},
@@ -43,6 +44,7 @@ def test_the_report_counts_what_a_rollout_must_not_do():
         is_planted=lambda error: error == "planted",
     )
     assert (report.requests, report.failed, report.failed_by_fault, report.doubled_tokens) == (100, 2, 1, 2)
+    assert report.lowest_while in ("before", "starting", "shifting")
     assert (report.seconds_to_verdict, report.canary_requests, report.seconds_to_rollback) == (20.5, 1, 1.5)
 
 
