@@ -36,6 +36,7 @@ class Machine:
     gpus: int
     replicas: LocalReplicas = field(init=False)
     stopped: list[str] = field(default_factory=list)
+    timeouts: set[float] = field(default_factory=set)
     assigned: list[Sequence[int]] = field(default_factory=list)
 
     def names(self, version: str) -> list[str]:
@@ -51,6 +52,10 @@ def machine(monkeypatch: pytest.MonkeyPatch):
             one.assigned.append(list(gpus["m"]))
             return ""
 
+        def stop(server: Server, timeout: float) -> None:
+            one.stopped.append(server.grpc_address)
+            one.timeouts.add(timeout)
+
         async def verify(*_: str) -> None: ...
 
         monkeypatch.setattr(gpu_assignment, "count_gpus", lambda: gpus)
@@ -62,7 +67,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(local_replicas, "verify_quickly", verify)
         one.replicas = LocalReplicas(
             lambda repository, timeout: Server(repository.name),
-            lambda server, timeout: one.stopped.append(server.grpc_address),
+            stop,
             Path("/versions"),
         )
         one.replicas.servers["m", "initial"] = [Server(f"base-{at}") for at in range(replicas)]
@@ -105,8 +110,10 @@ async def test_without_a_free_gpu_the_capacity_that_it_costs_is_said(machine):
 
 async def test_replicas_that_made_room_come_back_with_a_rollback(machine):
     one = machine(gpus=2, replicas=2)
-    started = await one.replicas.start(NEW, OLD, RolloutSettings(allow_capacity_loss=True), TWIN)
+    settings = RolloutSettings(allow_capacity_loss=True, drain_timeout=120.0)
+    started = await one.replicas.start(NEW, OLD, settings, TWIN)
     assert (started.addresses, started.stable) == (["m-v2-0", "m-v2-1"], [])
+    assert one.timeouts == {120.0}
     assert one.stopped == ["base-1", "base-0"]
     assert one.assigned == [[1], [0]]
     assert await one.replicas.restore(OLD, NEW) == ["m-initial-0", "m-initial-1"]
