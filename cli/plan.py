@@ -252,8 +252,10 @@ def _request(name: str, checkpoint: Checkpoint, flags: dict[str, Any]) -> PlanRe
     model = checkpoint.architecture
     precision = find_precision(flags["quant"], model)
     kv = find_kv(flags["kv_dtype"], precision)
-    load = ("isl", "osl", "qps", *TARGET_LATENCIES, "availability", "prefix_hit")
-    load = (*load, "draft_tokens", "acceptance", "chunked_prefill")
+    load = (
+        *("isl", "osl", "qps", *TARGET_LATENCIES, "availability", "prefix_hit"),
+        *("draft_tokens", "acceptance", "chunked_prefill"),
+    )
     same = ("max_gpus", "tp", "pp", "ep", "max_seq_len", "max_num_tokens", "kv_fraction", "disaggregated")
     return PlanRequest(
         name=name,

@@ -242,7 +242,7 @@ def make_report(
         failed_by_fault=sum(is_planted(record.error) for record in failed),
         doubled_tokens=sum(max(0, record.tokens - ANSWER_TOKENS) for record in records),
         lowest_throughput_ratio=ratio,
-        lowest_while=next((name for name, began in reversed(states.items()) if began <= worst), "before"),
+        lowest_while=next((name for name, began in reversed(list(states.items())) if began <= worst), "before"),
         verdict=verdict,
         reason=reason,
         seconds_to_verdict=round(decided_at - shifted_at, 1),
