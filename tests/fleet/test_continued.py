@@ -239,7 +239,7 @@ ERRORS = {
 }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(EVENT, min_size=1, max_size=MAX_FAILOVERS),
     st.integers(1, 4),
@@ -626,7 +626,7 @@ async def test_an_answer_that_begins_anew_stays_where_it_is_until_there_is_a_pla
     assert (reader.tokens, reader.restarts) == ({0: answer(asked)}, 0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(EVENT, min_size=1, max_size=MAX_FAILOVERS), st.integers(1, 3), st.integers(1, 30))
 def test_whatever_happens_a_whole_answer_is_that_of_one_replica(events, n, tokens) -> None:
     async def run() -> None:

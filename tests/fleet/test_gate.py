@@ -217,7 +217,7 @@ def test_a_full_queue_takes_the_place_of_whoever_has_most() -> None:
     assert door.queue.bytes == 1000
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=4)
 @given(st.lists(st.floats(0.1, 10), min_size=2, max_size=4), st.integers(0, 1000))
 def test_gateways_share_a_replica_by_what_they_declare(weights: list[float], seed: int) -> None:
     doors = [gate(seed=seed + number) for number in range(len(weights))]
@@ -283,7 +283,7 @@ def test_what_did_not_go_is_not_charged() -> None:
     assert door.queue._tier_queue(one).queue.counter("x") == 0
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.data())
 def test_no_replica_with_room_stays_idle_while_somebody_waits(data: st.DataObject) -> None:
     views = [view(name, max_batch_size=data.draw(st.integers(1, 6))) for name in "abc"]

@@ -23,7 +23,7 @@ def drain(order: TieredQueue, count: int, now: float = 0.0) -> list[QueuedReques
     return [one for one in found if one is not None]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(st.integers(0, 10**6), st.integers(20, 200))
 def test_tenants_that_wait_get_tokens_by_their_weights(seed: int, rounds: int) -> None:
     """VTC's bound: what two that wait all the time were served differs by no more than their largest requests do."""
@@ -109,7 +109,7 @@ class Orders(RuleBasedStateMachine):
 
 
 TestOrders = Orders.TestCase
-TestOrders.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOrders.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
 def test_tiers_are_strict() -> None:
@@ -204,7 +204,7 @@ def test_the_place_of_whoever_has_most_goes_to_others() -> None:
 
 def test_counters_of_tenants_that_left_are_not_kept_for_ever() -> None:
     fair = FairQueue()
-    for number in range(30_000):
+    for number in range(12_000):
         one = ticket(f"tenant-{number}")
         fair.push(one)
         fair.begin(one)

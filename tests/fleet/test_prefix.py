@@ -61,7 +61,7 @@ class Caches(RuleBasedStateMachine):
 
 
 TestCaches = Caches.TestCase
-TestCaches.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestCaches.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
 
 def test_what_is_used_stays_and_the_rest_makes_room() -> None:

@@ -179,7 +179,7 @@ async def play(actions: list[str]) -> None:
 HELD_UP = ["say", "say", "say", *["ask"] * 4, "deliver", "deliver", "deliver", "ask"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @example(HELD_UP)
 @given(st.lists(st.sampled_from(["ask", "leave", "take", "end", "say", "deliver"]), max_size=40))
 def test_an_engine_gets_no_more_than_its_batch_however_late_its_word_comes(actions: list[str]) -> None:

@@ -37,22 +37,19 @@ async def answered_by(stack, path="/v1/chat/completions", **body) -> tuple[str |
     return response.headers.get("x-llmops-model"), response.text
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "stream": True}),
-        ("/v1/completions", {"prompt": "Hello"}),
-        ("/v1/responses", {"input": "Hello"}),
-        ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "Hello"}]}),
-    ],
-)
-async def test_every_api_answers_an_alias_and_says_who_did(card, tokenizer, path, body):
+async def test_every_api_answers_an_alias_and_says_who_did(card, tokenizer):
     async with running(card, tokenizer, aliases={"best": ["absent", "tiny"]}) as stack:
-        stack.say("Hello")
-        served_by, text = await answered_by(stack, path, **body)
-        assert served_by == "tiny"
-        assert "Hello" in text
+        for path, body in [
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "stream": True}),
+            ("/v1/completions", {"prompt": "Hello"}),
+            ("/v1/responses", {"input": "Hello"}),
+            ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "Hello"}]}),
+        ]:
+            stack.say("Hello")
+            served_by, text = await answered_by(stack, path, **body)
+            assert served_by == "tiny"
+            assert "Hello" in text
 
 
 async def test_a_full_model_is_passed_over(card, tokenizer):

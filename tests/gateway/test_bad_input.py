@@ -14,9 +14,8 @@ TOLD = {"role": "tool", "content": "18 degrees"}
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "code"),
-    [
+async def test_refused_with_its_param(stack):
+    for fields, param, code in [
         ({"temperature": "hot"}, "temperature", "invalid_type"),
         ({"temperature": 3}, "temperature", "invalid_value"),
         ({"top_p": 1.5}, "top_p", "invalid_value"),
@@ -52,28 +51,26 @@ IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
         ({"web_search_options": {}}, "web_search_options", None),
         ({"seed": 2**70}, "seed", None),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction", "unsupported_parameter"),
-    ],
-)
-async def test_refused_with_its_param(stack, fields, param, code):
-    response = await stack.chat(**fields)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert error["type"] == "invalid_request_error"
-    assert error["param"] == param
-    assert error["message"]
-    if code is not None:
-        assert error["code"] == code
-    assert stack.triton.requests == [], "nothing reaches the engine"
+    ]:
+        response = await stack.chat(**fields)
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] == param
+        assert error["message"]
+        if code is not None:
+            assert error["code"] == code
+        assert stack.triton.requests == [], "nothing reaches the engine"
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1E+400", "9" * 400 + ".0", "9" * 5000])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/tokenize"])
-async def test_numbers_that_json_does_not_have(stack, path, number):
-    needed = {"messages": [{"role": "user", "content": "x"}], "input": "x", "prompt": "x", "model": "tiny"}
-    body = json.dumps({**needed, "metadata": {"a": [0]}})
-    response = await stack.client.post(path, content=body.replace("[0]", f"[{number}]"))
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["type"] == "invalid_request_error"
+async def test_numbers_that_json_does_not_have(stack):
+    for number in ["NaN", "Infinity", "-Infinity", "1e999", "-1E+400", "9" * 400 + ".0", "9" * 5000]:
+        for path in ["/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/tokenize"]:
+            needed = {"messages": [{"role": "user", "content": "x"}], "input": "x", "prompt": "x", "model": "tiny"}
+            body = json.dumps({**needed, "metadata": {"a": [0]}})
+            response = await stack.client.post(path, content=body.replace("[0]", f"[{number}]"))
+            assert response.status_code == 400, response.text
+            assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 async def test_large_numbers_are_numbers(stack):
@@ -93,46 +90,40 @@ async def test_every_error_says_whether_to_try_again(stack):
     assert (broken.status_code, broken.headers["x-should-retry"]) == (500, "true")
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions/", "/v1/models/", "/v1/embeddings/", "/"])
-async def test_no_path_is_answered_by_a_redirect(stack, path):
-    answer = await stack.client.post(path, json={}, follow_redirects=False)
-    assert answer.status_code in (404, 405)
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+async def test_no_path_is_answered_by_a_redirect(stack):
+    for path in ["/v1/chat/completions/", "/v1/models/", "/v1/embeddings/", "/"]:
+        answer = await stack.client.post(path, json={}, follow_redirects=False)
+        assert answer.status_code in (404, 405)
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-@pytest.mark.parametrize(
-    ("path", "meant"),
-    [
+async def test_a_wrong_base_url_gets_the_path_that_was_meant(stack):
+    for path, meant in [
         ("/v1/v1/chat/completions", "/v1/chat/completions"),
         ("/chat/completions", "/v1/chat/completions"),
         ("/v1/chat/completions/", "/v1/chat/completions"),
         ("/embeddings/", "/v1/embeddings"),
         ("/v1/v1/messages", "/v1/messages"),
         ("/v1/nothing", None),
-    ],
-)
-async def test_a_wrong_base_url_gets_the_path_that_was_meant(stack, path, meant):
-    answer = await stack.client.post(path, json={})
-    message = answer.json()["error"]["message"] if "error" in answer.json() else answer.text
-    assert answer.status_code == 404
-    sdk = "Anthropic's clients has no /v1" if meant == "/v1/messages" else "OpenAI's clients ends in /v1"
-    said = f"There is no POST {path}." + (f" Did you mean {meant}? The base URL of {sdk}" if meant else "")
-    assert message.startswith(said)
+    ]:
+        answer = await stack.client.post(path, json={})
+        message = answer.json()["error"]["message"] if "error" in answer.json() else answer.text
+        assert answer.status_code == 404
+        sdk = "Anthropic's clients has no /v1" if meant == "/v1/messages" else "OpenAI's clients ends in /v1"
+        said = f"There is no POST {path}." + (f" Did you mean {meant}? The base URL of {sdk}" if meant else "")
+        assert message.startswith(said)
 
 
-@pytest.mark.parametrize(
-    ("path", "hint"),
-    [
+async def test_a_misspelt_path_gets_the_nearest_or_the_list(stack):
+    for path, hint in [
         ("/v1/chat/completion", "Did you mean /v1/chat/completions?"),
         ("/v1/nothing", "GET /docs shows the endpoints."),
         ("/v1/moderations", "This gateway has no safety filters; describe some in its settings (docs/safety.md)."),
         ("/api/keys", "This gateway has no admin API: use `llmops control`, or `llmops up` with a store (--store)."),
-    ],
-)
-async def test_a_misspelt_path_gets_the_nearest_or_the_list(stack, path, hint):
-    answer = await stack.client.post(path, json={})
-    assert answer.status_code == 404
-    assert answer.json()["error"]["message"] == f"There is no POST {path}. {hint}"
+    ]:
+        answer = await stack.client.post(path, json={})
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"] == f"There is no POST {path}. {hint}"
 
 
 async def test_ignored_fields_are_named_and_counted_everywhere(stack):
@@ -151,9 +142,8 @@ async def test_ignored_fields_are_named_and_counted_everywhere(stack):
     assert 'llmops_ignored_fields_total{field="text.verbosity"} 1.0' in metrics
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+async def test_null_is_tolerated(stack):
+    for fields in [
         {
             "temperature": None,
             "stop": None,
@@ -163,21 +153,19 @@ async def test_ignored_fields_are_named_and_counted_everywhere(stack):
             "stream_options": None,
             "foo": None,
         }
-    ],
-)
-async def test_null_is_tolerated(stack, fields):
-    stack.say("Hello")
-    assert (await stack.chat(**fields)).status_code == 200
+    ]:
+        stack.say("Hello")
+        assert (await stack.chat(**fields)).status_code == 200
 
 
 MALFORMED = [b"", b"{", b"[]", b"null", b'"x"', b'{"messages": NaN}', b"\xff\xfe", b"[" * 5000]
 
 
-@pytest.mark.parametrize("body", MALFORMED)
-async def test_malformed_bodies(stack, body):
-    response = await stack.client.post(CHAT, content=body)
-    assert response.status_code == 400
-    assert response.json()["error"]["type"] == "invalid_request_error"
+async def test_malformed_bodies(stack):
+    for body in MALFORMED:
+        response = await stack.client.post(CHAT, content=body)
+        assert response.status_code == 400
+        assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 async def test_unknown_model(stack):

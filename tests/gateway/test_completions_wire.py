@@ -75,9 +75,8 @@ async def test_grammar_and_bad_words_reach_the_engine(able):
     assert able.triton.requests[-1]["bad_words_list"] == sent["bad_words_list"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+async def test_refused_with_its_param(stack):
+    for fields, param in [
         ({"echo": True, "logprobs": 0}, "echo"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 1, "n": 2}, "best_of"),
@@ -91,12 +90,10 @@ async def test_grammar_and_bad_words_reach_the_engine(able):
         ({"logprobs": 2}, "logprobs"),
         ({"prompt_logprobs": 0}, "prompt_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
-    ],
-)
-async def test_refused_with_its_param(stack, fields, param):
-    answer = await complete(stack, **fields)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-    assert stack.triton.requests == []
+    ]:
+        answer = await complete(stack, **fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        assert stack.triton.requests == []
 
 
 async def test_no_target_has_log_probabilities_of_the_prompt(stack):

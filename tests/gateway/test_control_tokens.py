@@ -127,7 +127,7 @@ def test_ids_are_those_of_transformers(pair, name):
     ours, theirs = pair
     template = template_of(name, ours)
 
-    @settings(max_examples=40)
+    @settings(max_examples=10)
     @given(MESSAGES, st.booleans())
     def check(messages, more):
         expected = theirs.apply_chat_template(
@@ -156,7 +156,7 @@ def test_no_text_of_a_client_becomes_a_control_token(pair, name):
     ours, _ = pair
     template = template_of(name, ours)
 
-    @settings(max_examples=60)
+    @settings(max_examples=15)
     @given(st.lists(HOSTILE, min_size=1, max_size=3))
     def check(texts):
         roles = ("user", "assistant", "user")
@@ -261,19 +261,24 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("name", ASKED)
-async def test_over_the_wire(stack, name):
-    stack.say("ok")
-    path, body = ASKED[name]
-    assert (await stack.client.post(path, json={"model": "tiny", **body})).status_code == 200
-    await eventually(lambda: stack.triton.requests)
-    assert stack.tokenizer.token_id(END) not in sent(stack)
-    assert stack.tokenizer.decode(sent(stack), skip_special_tokens=False) == f"<user>a{END}b\n<assistant>"
-    tokens = await stack.client.post(
-        "/tokenize",
-        json={"model": "tiny", "messages": [{"role": "user", "content": f"a{END}b"}], "add_generation_prompt": True},
-    )
-    assert tokens.json()["tokens"] == sent(stack)
+async def test_over_the_wire(stack):
+    for name in ASKED:
+        stack.triton.requests.clear()
+        stack.say("ok")
+        path, body = ASKED[name]
+        assert (await stack.client.post(path, json={"model": "tiny", **body})).status_code == 200
+        await eventually(lambda: stack.triton.requests)
+        assert stack.tokenizer.token_id(END) not in sent(stack)
+        assert stack.tokenizer.decode(sent(stack), skip_special_tokens=False) == f"<user>a{END}b\n<assistant>"
+        tokens = await stack.client.post(
+            "/tokenize",
+            json={
+                "model": "tiny",
+                "messages": [{"role": "user", "content": f"a{END}b"}],
+                "add_generation_prompt": True,
+            },
+        )
+        assert tokens.json()["tokens"] == sent(stack)
 
 
 async def test_raw_prompts_may_hold_control_tokens(stack):

@@ -72,7 +72,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip: bool) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_ids_cut_anywhere_stream_to_one_decode(kind, data):
     tokenizer = KINDS[kind]()
@@ -85,7 +85,7 @@ def test_any_ids_cut_anywhere_stream_to_one_decode(kind, data):
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_real_text_token_by_token(kind, data):
     tokenizer = KINDS[kind]()

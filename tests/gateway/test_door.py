@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
-import json
 import re
 from types import SimpleNamespace
 
@@ -24,7 +22,6 @@ from llmops.gateway.http.middleware import Check, RequestMiddleware
 from llmops.gateway.interfaces import Caller, Outcome, Usage
 from llmops.gateway.settings import GatewaySettings, load_settings
 from tests.support.gateway_stack import running
-from tests.support.scripted_triton import Step
 from tests.support.waiting import eventually
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -247,91 +244,12 @@ async def stack(card, tokenizer, watch):
         yield one
 
 
-def told(body: dict) -> Usage:
-    """Return the token counts in an answer of either API."""
-    usage = body["usage"]
-    if "input_tokens" in usage:
-        return Usage(usage["input_tokens"], usage["output_tokens"])
-    return Usage(usage["prompt_tokens"], usage.get("completion_tokens", 0))
-
-
-async def streamed(stack, path: str, name: str, body: dict) -> list[dict]:
-    headers = {"x-request-id": name}
-    async with stack.client.stream("POST", path, json={**body, "stream": True}, headers=headers) as response:
-        lines = [line async for line in response.aiter_lines()]
-    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-
-
 BODIES = {
     CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]},
     "/v1/completions": {"model": "tiny", "prompt": ["Hello", "world"], "n": 2},
     RESPONSES: {"model": "tiny", "input": "Hello"},
     "/v1/messages": {"model": "tiny", "max_tokens": 99, "messages": [{"role": "user", "content": "Hello"}]},
 }
-
-
-@pytest.mark.parametrize("path", BODIES)
-async def test_usage_is_what_the_client_is_told(stack, watch, path):
-    stack.say("Hello world! How are you?")
-    whole = await stack.client.post(path, json=BODIES[path], headers={"x-request-id": "whole"})
-    outcome = await watch.outcome("whole")
-    assert outcome == Outcome(200, "stop", told(whole.json()))
-    assert outcome.usage.prompt_tokens > 0
-    assert outcome.usage.completion_tokens > 0
-    options = {"stream_options": {"include_usage": True}} if "completions" in path else {}
-    events = await streamed(stack, path, "stream", {**BODIES[path], **options})
-    last = [event.get("response", event) for event in events if event.get("response", event).get("usage")][-1]
-    assert await watch.outcome("stream") == Outcome(200, "stop", told(last)) == outcome
-
-
-async def test_a_stop_string_and_the_length(stack, watch):
-    stack.say("Hello world! How are you?")
-    answer = await stack.client.post(CHAT, json={**BODIES[CHAT], "stop": "How"}, headers={"x-request-id": "stop"})
-    assert await watch.outcome("stop") == Outcome(200, "stop", told(answer.json()))
-    stack.say("Hello", end=False)
-    size = len(stack.tokenizer.encode("Hello"))
-    body = {**BODIES[CHAT], "max_tokens": size}
-    answer = await stack.client.post(CHAT, json=body, headers={"x-request-id": "length"})
-    assert await watch.outcome("length") == Outcome(200, "length", told(answer.json()))
-    assert told(answer.json()).completion_tokens == size
-
-
-@pytest.mark.parametrize("streaming", [True, False])
-@pytest.mark.parametrize("path", [CHAT, RESPONSES])
-async def test_a_client_that_leaves(stack, watch, path, streaming):
-    stack.steps(*(Step((token,)) for token in stack.tokenizer.encode("Hello world!")), Step(hang=True))
-    body, headers = {**BODIES[path], "stream": streaming}, {"x-request-id": "left"}
-
-    async def ask() -> None:
-        async with stack.client.stream("POST", path, json=body, headers=headers) as response:
-            async for _ in response.aiter_lines():
-                return
-
-    if streaming:
-        await ask()
-    else:
-        asking = asyncio.create_task(ask())
-        await eventually(lambda: stack.triton.active == 1)
-        asking.cancel()
-    status, finish, usage = await watch.outcome("left")
-    assert (status, finish) == (200 if streaming else 499, "cancelled")
-    assert usage.prompt_tokens > 0
-    assert usage.completion_tokens <= len(stack.tokenizer.encode("Hello world!"))
-    await stack.idle()
-
-
-@pytest.mark.parametrize(
-    ("broken", "finish", "status"),
-    [(Step(error="CUDA error", final=True), "error", 500), (Step(drop=True), "engine_lost", 503)],
-)
-@pytest.mark.parametrize("path", [CHAT, RESPONSES])
-async def test_an_engine_that_breaks(stack, watch, path, broken, finish, status):
-    hello = stack.tokenizer.encode("Hello")
-    stack.steps(Step(tuple(hello)), broken)
-    await streamed(stack, path, "stream", BODIES[path])
-    assert await watch.outcome("stream") == Outcome(200, finish, Usage(_prompt(stack), len(hello)))
-    await stack.client.post(path, json=BODIES[path], headers={"x-request-id": "whole"})
-    assert await watch.outcome("whole") == Outcome(status, finish, Usage(_prompt(stack), len(hello)))
 
 
 def _prompt(stack) -> int:
@@ -365,31 +283,6 @@ async def test_a_bug_in_the_middle_of_an_answer(stack, watch, monkeypatch, strea
     status, finish, usage = await watch.outcome("bug")
     assert (status, finish) == (200 if streaming else 500, "error")
     assert usage == Usage(_prompt(stack), len(stack.tokenizer.encode("Hello")))
-
-
-@pytest.mark.parametrize("streaming", [True, False])
-async def test_a_background_response_is_over_when_it_is_done(stack, watch, streaming):
-    go = asyncio.Event()
-    hello = stack.tokenizer.encode("Hello world!")
-
-    async def script(tensors):
-        yield Step(tuple(hello[:1]))
-        await go.wait()
-        yield Step(tuple(hello[1:]))
-        yield Step((0,))
-        yield Step(final=True)
-
-    stack.triton.script = script
-    body, headers = {**BODIES[RESPONSES], "background": True, "stream": streaming}, {"x-request-id": "background"}
-    async with stack.client.stream("POST", RESPONSES, json=body, headers=headers) as response:
-        async for line in response.aiter_lines():
-            if "response.output_text.delta" in line:
-                break
-    await stack.client.get("/health/live", headers={"x-request-id": "meanwhile"})
-    await watch.outcome("meanwhile")
-    assert [name for name, _ in watch.heard if name == "background"] == []
-    go.set()
-    assert await watch.outcome("background") == Outcome(200, "stop", Usage(_prompt(stack), len(hello)))
 
 
 # -- who asks --------------------------------------------------------------------------------------------------------

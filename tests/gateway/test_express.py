@@ -20,17 +20,18 @@ def app():
     return create_app(GatewaySettings(triton="127.0.0.1:1"))
 
 
-@pytest.mark.parametrize("path", [*POSTS, "nothing"])
-async def test_the_long_way_answers_the_same(app, path):
+async def test_the_long_way_answers_the_same(app):
     """The long way answers the same, except for values that change with each request."""
-    asked = {
-        "json": {"model": "none", "input": "x", "prompt": "x", "messages": []},
-        "headers": {"x-request-id": "same"},
-    }
-    short = await client(app).post(path, **asked)
-    assert (f"/v1/{path}" in app.fast_routes) is (path != "nothing")
-    app.fast_routes = {}
-    long = await client(app).post(path, **asked)
-    assert (short.status_code, short.json()) == (long.status_code, long.json())
-    assert set(short.headers) == set(long.headers)
-    assert short.headers["x-request-id"] == "same"
+    for path in [*POSTS, "nothing"]:
+        asked = {
+            "json": {"model": "none", "input": "x", "prompt": "x", "messages": []},
+            "headers": {"x-request-id": "same"},
+        }
+        short = await client(app).post(path, **asked)
+        assert (f"/v1/{path}" in app.fast_routes) is (path != "nothing")
+        fast_routes, app.fast_routes = app.fast_routes, {}
+        long = await client(app).post(path, **asked)
+        app.fast_routes = fast_routes
+        assert (short.status_code, short.json()) == (long.status_code, long.json())
+        assert set(short.headers) == set(long.headers)
+        assert short.headers["x-request-id"] == "same"

@@ -11,7 +11,7 @@ from tests.faults.fuzz.__main__ import main
 from tests.faults.fuzz.watch import HealthWatch, memory_of
 from tests.support.gateway_stack import running
 
-COUNT = int(os.environ.get("LLMOPS_FUZZ_COUNT", "1500"))
+COUNT = int(os.environ.get("LLMOPS_FUZZ_COUNT", "600"))
 SEED = int(os.environ.get("LLMOPS_FUZZ_SEED", "7"))
 EVERYTHING = {"logprobs": True, "logit_bias": True, "n": 8, "seed": True, "min_p": True, "bad_words": True}
 GUIDED = ["json", "json_schema", "regex", "ebnf_grammar"]

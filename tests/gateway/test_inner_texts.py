@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import logging
 
-import pytest
-
 from tests.support.scripted_triton import Step
 
 SECRETS = [
@@ -33,25 +31,31 @@ def check(text: str, request_id: str, caplog, said: str) -> None:
     assert request_id in text
 
 
-@pytest.mark.parametrize("said", SECRETS)
-@pytest.mark.parametrize(("path", "body"), [TEXT, CHAT, RESPONSE])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_before_the_first_token(stack, caplog, path, body, stream, said):
-    stack.steps(Step(error=said))
-    with caplog.at_level(logging.INFO):
-        answer = await stack.client.post(path, json={**body, "stream": stream}, headers={"x-request-id": "req-77"})
-    assert answer.status_code in (400, 500, 503)
-    check(answer.text, "req-77", caplog, said)
+async def test_before_the_first_token(stack, caplog):
+    for said in SECRETS:
+        for path, body in [TEXT, CHAT, RESPONSE]:
+            for stream in [False, True]:
+                caplog.clear()
+                stack.steps(Step(error=said))
+                with caplog.at_level(logging.INFO):
+                    answer = await stack.client.post(
+                        path, json={**body, "stream": stream}, headers={"x-request-id": "req-77"}
+                    )
+                assert answer.status_code in (400, 500, 503)
+                check(answer.text, "req-77", caplog, said)
 
 
-@pytest.mark.parametrize("said", SECRETS)
-@pytest.mark.parametrize(("path", "body"), [TEXT, CHAT, RESPONSE])
-async def test_in_the_middle_of_a_stream(stack, caplog, path, body, said):
-    stack.steps(Step((70,)), Step((71,)), Step(error=said))
-    with caplog.at_level(logging.INFO):
-        answer = await stack.client.post(path, json={**body, "stream": True}, headers={"x-request-id": "req-78"})
-    assert answer.status_code == 200
-    check(answer.text, "req-78", caplog, said)
+async def test_in_the_middle_of_a_stream(stack, caplog):
+    for said in SECRETS:
+        for path, body in [TEXT, CHAT, RESPONSE]:
+            caplog.clear()
+            stack.steps(Step((70,)), Step((71,)), Step(error=said))
+            with caplog.at_level(logging.INFO):
+                answer = await stack.client.post(
+                    path, json={**body, "stream": True}, headers={"x-request-id": "req-78"}
+                )
+            assert answer.status_code == 200
+            check(answer.text, "req-78", caplog, said)
 
 
 async def test_a_response_in_the_background_and_read_later(stack, caplog):

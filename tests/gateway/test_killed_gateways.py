@@ -16,8 +16,8 @@ from tests.support.told_answers import ToldAnswers
 
 
 async def test_every_stream_of_a_killed_gateway_goes_on(tmp_path):
-    times = await mock_rounds(tmp_path, rounds=5)
-    assert len(times) > 5 * 32 / 2  # the others had ended before the kill
+    times = await mock_rounds(tmp_path, rounds=2)
+    assert len(times) > 2 * 32 / 2  # the others had ended before the kill
 
 
 async def test_a_page_reads_on_after_its_gateway_was_killed(tokenizer_dir, tokenizer: TextTokenizer, tmp_path):
@@ -50,15 +50,15 @@ async def test_a_page_reads_on_after_its_gateway_was_killed(tokenizer_dir, token
 @pytest.mark.xdist_group("stack")
 async def test_with_a_real_model(triton, tmp_path):
     """The texts are those of undisturbed answers: SmolLM2 in float32, greedily."""
-    words = ("fox", "lamp", "river", "clock")
+    words = ("fox", "lamp")
 
     def ask(number: int) -> ResumingReader:
         question = f"Tell a story of a {words[number]}."
-        return ResumingReader(question, CHAT, model="smollm2", temperature=0, max_tokens=40)
+        return ResumingReader(question, CHAT, model="smollm2", temperature=0, max_tokens=24)
 
     async def expected(reader: ResumingReader, client: httpx.AsyncClient) -> str:
         return await ResumingReader("", CHAT, **reader.body).whole(client)
 
     with Valkey() as valkey:
-        times = await kill_rounds(tmp_path, triton.grpc_address, valkey.url, 1, ask, expected, streams=4)
+        times = await kill_rounds(tmp_path, triton.grpc_address, valkey.url, 1, ask, expected, streams=2)
     assert times

@@ -64,7 +64,7 @@ def install(repository: Path, version: str) -> None:
 
 
 # version, and the Python that runs the library in a process of its own (empty: Triton's stub does)
-PLACES = [("1.2.1", ""), ("1.3.0rc29", ""), ("1.3.0rc29", sys.executable)]
+PLACES = [("1.2.1", ""), ("1.3.0rc29", sys.executable)]
 
 
 @contextmanager
@@ -190,47 +190,32 @@ def test_what_the_llm_is_made_with_is_in_the_configuration(made):
         assert one["arguments"]["lora_config"]["max_lora_rank"] == 4
 
 
-@pytest.mark.parametrize("place", PLACES, ids=str)
-async def test_an_engine_that_dies_is_told_to_everybody(made, tmp_path, place):
-    with running(made, tmp_path / "repository", *place) as server:
-        settings = GatewaySettings(triton=server.grpc_address, refresh="0.5s")
-        async with serving(settings) as (client, _):
-            # the token 510 kills the stand-in's worker
-            slow = {"model": "tiny", "prompt": [40, 60], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
-            deadly = {**slow, "prompt": [40, 50, 500], "max_tokens": 300}
-            answers = await asyncio.gather(*(client.post("/v1/completions", json=one) for one in (slow, deadly)))
-            later = await client.post("/v1/completions", json={**slow, "max_tokens": 2})
-        for answer in [*answers, later]:
-            assert answer.status_code == 503, answer.text
-            assert answer.json()["error"]["code"] == "engine_unavailable"
-        with pytest.raises(ServerError, match=r"The engine of model tiny-tensorrt_llm has ended: TensorRT-LLM: "):
-            server.wait(threading.Event())
-
-
-@pytest.mark.parametrize(
-    ("speculative", "version", "says"),
-    [
-        ({"decoding_type": "SA", "max_draft_len": 4}, "1.2.1", "TensorRT-LLM 1.2.1 cannot run this engine: "),
-        ({"decoding_type": "MTP", "acceptance_window": 4}, "1.3.0rc29", "cannot run this engine: .*acceptance_window"),
-    ],
-)
-def test_a_version_that_cannot_run_it_does_not_load(made, tmp_path, speculative, version, says):
+def test_a_version_that_cannot_run_it_does_not_load(made, tmp_path):
     changed = shutil.copytree(made, tmp_path / "changed")
     path = changed / "tiny-tensorrt_llm" / "config.pbtxt"
     lines = path.read_text().splitlines()
     (at,) = [i for i, line in enumerate(lines) if '"llm_profiles"' in line]
-    arguments = {"backend": "pytorch", "speculative_config": speculative}
+    arguments = {"backend": "pytorch", "speculative_config": {"decoding_type": "MTP", "acceptance_window": 4}}
     text = json.dumps(json.dumps([one.as_json() for one in release_profiles(arguments)]))
     lines[at] = f'parameters: {{ key: "llm_profiles" value: {{ string_value: {text} }} }}'
     path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(ServerError, match=says), running(changed, tmp_path / "repository", version):
+    refused = pytest.raises(ServerError, match=r"cannot run this engine: .*acceptance_window")
+    with refused, running(changed, tmp_path / "repository", "1.3.0rc29"):
         pass
 
 
-def test_a_library_whose_process_is_killed_is_a_dead_engine(made, tmp_path):
-    with running(made, tmp_path / "repository", *PLACES[2]) as server:
+async def test_an_engine_that_dies_is_told_to_everybody(client, server, request):
+    """Of each server the last test: by the token 510, which kills the stand-in's worker, or by a signal."""
+    slow = {"model": "tiny", "prompt": [40, 60], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+    asked, reason = [slow], r"its process ended with code -9"
+    if request.node.callspec.params["server"][1]:
         workers = [pid for pid, command in commands().items() if "llmops_engine.runtimes.remote_worker" in command]
         (worker,) = set(workers) & set(descendants(server.pid))
         os.kill(worker, signal.SIGKILL)
-        with pytest.raises(ServerError, match=r"tiny-tensorrt_llm has ended: its process ended with code -9"):
-            server.wait(threading.Event())
+    else:
+        asked, reason = [slow, {**slow, "prompt": [40, 50, 500], "max_tokens": 300}], "TensorRT-LLM: "
+    answers = await asyncio.gather(*(client.post("/v1/completions", json=one) for one in asked))
+    for answer in [*answers, await client.post("/v1/completions", json={**slow, "max_tokens": 2})]:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable"), answer.text
+    with pytest.raises(ServerError, match=rf"tiny-tensorrt_llm has ended: {reason}"):
+        server.wait(threading.Event())

@@ -105,32 +105,27 @@ def delta(finish: str | None = None, **fields) -> dict:
     return {"choices": [{"index": 0, "delta": fields, "finish_reason": finish}]}
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (CHAT, {"messages": MESSAGES}),
-        (CHAT, {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}}),
-        ("/v1/responses", {"input": "Hello"}),
-        ("/v1/responses", {"input": "Hello", "stream": True}),
-        ("/v1/messages", {"max_tokens": 99, "messages": MESSAGES}),
-        ("/v1/messages", {"max_tokens": 99, "messages": MESSAGES, "stream": True}),
-        ("/api/chat/completions", {"messages": MESSAGES, "stream": True}),
-    ],
-)
-async def test_every_chat_api_overflows_while_the_model_is_away_and_says_who_answered(
-    card, tokenizer, provider, path, body
-):
+async def test_every_chat_api_overflows_while_the_model_is_away_and_says_who_answered(card, tokenizer, provider):
     async with overflowing(card, tokenizer, **settings_for(str(provider.client.base_url))) as own:
-        answer = await own.client.post(path, json={"model": "best", **body})
-        assert answer.status_code == 200, answer.text
-        assert answer.headers["x-llmops-model"] == "cloud/big"
-        # the pieces of a stream, or the whole text, whatever the API calls them
-        pieces = re.findall(r'"(?:content|delta|text)": ?"([^"]*)"', answer.text)
-        assert "I am big." in "".join(pieces)
-        assert SECRET not in answer.text
-        if path == CHAT:
-            direct = (await provider.chat(model="big")).json()["usage"]["prompt_tokens"]
-            assert f'"prompt_tokens":{direct}' in answer.text.replace(" ", "")
+        for path, body in [
+            (CHAT, {"messages": MESSAGES}),
+            (CHAT, {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}}),
+            ("/v1/responses", {"input": "Hello"}),
+            ("/v1/responses", {"input": "Hello", "stream": True}),
+            ("/v1/messages", {"max_tokens": 99, "messages": MESSAGES}),
+            ("/v1/messages", {"max_tokens": 99, "messages": MESSAGES, "stream": True}),
+            ("/api/chat/completions", {"messages": MESSAGES, "stream": True}),
+        ]:
+            answer = await own.client.post(path, json={"model": "best", **body})
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-llmops-model"] == "cloud/big"
+            # the pieces of a stream, or the whole text, whatever the API calls them
+            pieces = re.findall(r'"(?:content|delta|text)": ?"([^"]*)"', answer.text)
+            assert "I am big." in "".join(pieces)
+            assert SECRET not in answer.text
+            if path == CHAT:
+                direct = (await provider.chat(model="big")).json()["usage"]["prompt_tokens"]
+                assert f'"prompt_tokens":{direct}' in answer.text.replace(" ", "")
 
 
 async def test_an_alias_that_chooses_a_model_overflows_too(card, tokenizer, provider):
@@ -212,21 +207,16 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-async def test_a_provider_that_fails_before_the_first_token_is_one_clear_error(
-    card, tokenizer, scripted, caplog, fault
-):
-    script, status, code = FAULTS[fault]
-    scripted.hangs = script.get("hangs", False)
-    scripted.says(
-        *script.get("chunks", ()), **{name: script[name] for name in ("status", "kind", "more") if name in script}
-    )
-    settings = settings_for(scripted.url, timeout="0.5s")
-    with caplog.at_level(logging.INFO):
-        async with overflowing(card, tokenizer, **settings) as own:
+async def test_a_provider_that_fails_before_the_first_token_is_one_clear_error(card, tokenizer, scripted, caplog):
+    caplog.set_level(logging.INFO)
+    async with overflowing(card, tokenizer, **settings_for(scripted.url, timeout="0.5s")) as own:
+        for fault, (script, status, code) in FAULTS.items():
+            scripted.hangs = script.get("hangs", False)
+            how = {name: script[name] for name in ("status", "kind", "more") if name in script}
+            scripted.says(*script.get("chunks", ()), **how)
             for stream in (False, True):
                 answer = await own.chat(stream=stream)
-                assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+                assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), (fault, answer.text)
                 assert "cloud" in answer.json()["error"]["message"]
                 assert SECRET not in answer.text
                 if fault == "busy":

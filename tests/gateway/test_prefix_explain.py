@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-import pytest
 from click.testing import CliRunner
 
 from llmops.cli.main import cli
@@ -80,17 +79,14 @@ async def test_bodies_of_every_api_and_what_the_gateway_leaves_out(stack, tmp_pa
     assert report["differences"] == []
 
 
-@pytest.mark.parametrize(
-    ("bodies", "said"),
-    [
+async def test_what_is_no_request_body_is_said(stack, tmp_path):
+    for bodies, said in [
         ([chat("a")], "name a second request body"),
         (["{", chat("a")], "is not JSON"),
         (["[1]", chat("a")], "which is a JSON object"),
         ([{"model": "x"}, chat("a")], "it has neither `messages` nor `input`"),
         ([{"input": 5, "model": "x"}, chat("a")], "is not a request body: "),
-    ],
-)
-async def test_what_is_no_request_body_is_said(stack, tmp_path, bodies, said):
-    run = await explain(stack, tmp_path, *bodies)
-    assert run.exit_code != 0
-    assert said in f"{run.output} {run.exception}"
+    ]:
+        run = await explain(stack, tmp_path, *bodies)
+        assert run.exit_code != 0
+        assert said in f"{run.output} {run.exception}"

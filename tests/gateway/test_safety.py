@@ -72,26 +72,23 @@ async def test_usage_counts_what_the_engine_generated_for_the_text(card, tokeniz
         assert 0 < usage["completion_tokens"] <= len(tokenizer.encode(SECRET))
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": SECRET}]}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": SECRET}]}]}),
-        ("/v1/completions", {"prompt": SECRET}),
-        ("/v1/responses", {"input": SECRET}),
-        ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": SECRET}]}),
-    ],
-)
-async def test_a_prompt_is_refused_by_every_api(card, tokenizer, path, body):
+async def test_a_prompt_is_refused_by_every_api(card, tokenizer):
     async with running(card, tokenizer, safety=safety(prompt=["keys"])) as stack:
-        stack.say("Hello")
-        answer = await stack.client.post(path, json={"model": "tiny", **body})
-        assert answer.status_code == 400, answer.text
-        assert "secrets" in answer.json()["error"]["message"]
-        assert "sk-0011" not in answer.text
-        if path != "/v1/messages":
-            assert answer.json()["error"]["code"] == "content_policy_violation"
-        assert stack.triton.active == 0
+        for path, body in [
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": SECRET}]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": SECRET}]}]}),
+            ("/v1/completions", {"prompt": SECRET}),
+            ("/v1/responses", {"input": SECRET}),
+            ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": SECRET}]}),
+        ]:
+            stack.say("Hello")
+            answer = await stack.client.post(path, json={"model": "tiny", **body})
+            assert answer.status_code == 400, answer.text
+            assert "secrets" in answer.json()["error"]["message"]
+            assert "sk-0011" not in answer.text
+            if path != "/v1/messages":
+                assert answer.json()["error"]["code"] == "content_policy_violation"
+            assert stack.triton.active == 0
 
 
 async def test_the_prompt_given_as_token_ids_is_read_too(card, tokenizer):

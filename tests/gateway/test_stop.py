@@ -23,7 +23,7 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(bounds)]
 
 
-@settings(max_examples=1000)
+@settings(max_examples=200)
 @given(text=LETTERS, stops=STOPS, cuts=st.lists(st.integers(0, 30), max_size=30))
 def test_cut_as_a_search_in_the_whole_text_would(text, stops, cuts):
     matcher = StopStringMatcher(stops)
@@ -32,7 +32,7 @@ def test_cut_as_a_search_in_the_whole_text_would(text, stops, cuts):
     assert (matcher.matched is not None) == any(stop in text for stop in stops)
 
 
-@settings(max_examples=500)
+@settings(max_examples=100)
 @given(text=LETTERS, stops=STOPS)
 def test_only_what_may_still_match_is_held_back(text, stops):
     matcher = StopStringMatcher(stops)

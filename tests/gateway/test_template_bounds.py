@@ -181,7 +181,7 @@ EXPRESSIONS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(EXPRESSIONS, TEXT, TEXT)
 def test_what_is_small_comes_out_as_without_the_guard(expression, x, y):
     source = "{% for i in [1] %}{{ " + expression + " }}{% endfor %}"

@@ -109,7 +109,7 @@ TEXTS = st.lists(st.one_of(st.text(max_size=30), RUNS), max_size=8).map("".join)
 @example(text="7" * 4000)
 @example(text=" " * 4000 + "<mask>" + "\u2003" * 4000)
 @example(text="\u1fbe\u0308\u0301" * 500)
-@settings(max_examples=100)
+@settings(max_examples=25)
 def test_never_more_than_there_are(name: str, text: str) -> None:
     tokenizer = MADE[name]
     bound = bound_for_tokenizer(tokenizer)
@@ -120,7 +120,7 @@ def test_never_more_than_there_are(name: str, text: str) -> None:
 
 @given(text=TEXTS)
 @example(text="7" * 4000)
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_the_bundled_tokenizer(smollm2_tokenizer, text: str) -> None:
     least = smollm2_tokenizer.min_token_count(text, len(text) * 4 - 1 if text else 0)
     assert least <= len(smollm2_tokenizer.encode(text, add_special_tokens=False))

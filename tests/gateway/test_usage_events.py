@@ -23,7 +23,7 @@ from llmops.gateway.usage.sink import NoPrices, UsageSink
 from llmops.gateway.usage.usage_check import UsageCheck, create_usage_check
 from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
-from tests.support.gateway_stack import END, running
+from tests.support.gateway_stack import running
 from tests.support.scripted_triton import Step
 from tests.support.waiting import eventually
 
@@ -91,27 +91,6 @@ def used(body):
     return usage["input_tokens"], usage["output_tokens"]
 
 
-def tokens(event):
-    return event.input_tokens, event.output_tokens
-
-
-async def test_every_api_is_one_event_streamed_or_not(metered):
-    metered.stack.say("Hello world! How are you?")
-    for count, (path, body) in enumerate(BODIES.items(), 1):
-        answer = (await metered.post(path, json=body)).json()
-        async with metered.stack.client.stream("POST", path, json={**body, "stream": True}) as response:
-            assert [line async for line in response.aiter_lines()]
-        events = await metered.events(2 * count)
-        assert {tokens(event) for event in events[-2:]} == {used(answer)}
-        assert [event.seq for event in events] == list(range(2 * count))
-        plain = events[-2]
-        assert plain.request_id == answer["id"]
-        assert (plain.tenant_id, plain.user_id, plain.key_id, plain.model) == ("acme", ANN, "key-a", "tiny")
-        assert (plain.status, plain.finish_reason, plain.priority) == (200, "stop", "pro")
-        assert 0 <= plain.ttft_ms <= plain.latency_ms
-        assert UUID(plain.id).version == 7
-
-
 async def test_the_event_is_written_before_the_answer_ends(metered):
     """Whoever has the end of an answer can be sure that it is on the bill, though the gateway is killed then."""
     metered.stack.say("Hello")
@@ -125,54 +104,6 @@ async def test_the_event_is_written_before_the_answer_ends(metered):
     assert (await metered.one()).finish_reason == "stop"
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "reason"),
-    [
-        (CHAT, {"n": 4}, "stop"),
-        (COMPLETIONS, {"n": 2, "prompt": ["Hello", "world"]}, "stop"),
-        (CHAT, {"stop": "How"}, "stop"),
-        (CHAT, {"max_tokens": 3}, "length"),
-        (RESPONSES, {"store": False}, "stop"),
-    ],
-)
-async def test_several_answers_stop_strings_and_lengths(metered, path, fields, reason):
-    ids = metered.stack.tokenizer.encode("Hello world! How are you?")[: fields.get("max_tokens")]
-    sequences = range(fields.get("n", 1))
-    steps = [Step((one,), sequence=sequence) for one in ids for sequence in sequences]
-    ends = [Step((END,), sequence=sequence) for sequence in sequences] if reason == "stop" else []
-    metered.stack.steps(*steps, *ends, Step(final=True))
-    answer = await metered.post(path, json={**BODIES[path], **fields})
-    event = await metered.one()
-    assert tokens(event) == used(answer.json())
-    assert event.finish_reason == reason
-
-
-async def test_a_tool_call(metered):
-    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-    metered.stack.say('<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>')
-    body = {**BODIES[CHAT], "tools": [tool]}
-    answer = await metered.post(CHAT, json=body)
-    event = await metered.one()
-    assert tokens(event) == used(answer.json())
-    assert event.finish_reason == answer.json()["choices"][0]["finish_reason"] == "tool_calls"
-
-
-@pytest.mark.parametrize(
-    ("steps", "status", "reason"),
-    [
-        ([Step((9,)), Step((9,)), Step(error="out of memory")], 500, "error"),
-        ([Step((9,)), Step(drop=True)], 503, "engine_lost"),
-    ],
-    ids=["half-way", "engine lost"],
-)
-async def test_answers_that_fail_cost_what_came(metered, steps, status, reason):
-    metered.stack.steps(*steps)
-    assert (await metered.post(CHAT, json=BODIES[CHAT])).status_code == status
-    event = await metered.one()
-    assert (event.status, event.finish_reason) == (status, reason)
-    assert event.output_tokens == sum(len(step.tokens) for step in steps)
-
-
 async def test_what_fails_before_its_first_token_is_nobodys_to_pay(metered):
     metered.stack.steps(Step(error="out of memory"))
     assert (await metered.post(CHAT, json=BODIES[CHAT])).status_code == 500
@@ -180,40 +111,6 @@ async def test_what_fails_before_its_first_token_is_nobodys_to_pay(metered):
     metered.stack.say("Hello")
     await metered.post(CHAT, json=BODIES[CHAT])
     assert (await metered.one()).status == 200
-
-
-async def test_who_leaves_midway_pays_for_what_came(metered):
-    metered.stack.steps(Step((9,)), Step((9,)), Step(hang=True))
-    async with metered.stack.client.stream("POST", CHAT, json={**BODIES[CHAT], "stream": True}) as response:
-        lines = response.aiter_lines()
-        for _ in range(2):
-            while "content" not in await anext(lines):
-                pass
-    event = await metered.one()
-    assert (event.status, event.finish_reason) == (499, "cancelled")
-    assert 1 <= event.output_tokens <= 2
-
-
-async def test_a_background_response_is_one_event_when_it_is_done(metered):
-    metered.stack.say("Hello world!")
-    begun = (await metered.post(RESPONSES, json={**BODIES[RESPONSES], "background": True})).json()
-    event = await metered.one()
-
-    async def done():
-        return (await metered.stack.client.get(f"{RESPONSES}/{begun['id']}")).json()["status"] == "completed"
-
-    await eventually(done)
-    answer = (await metered.stack.client.get(f"{RESPONSES}/{begun['id']}")).json()
-    assert (event.request_id, tokens(event)) == (begun["id"], used(answer))
-
-
-async def test_a_cancelled_background_response(metered):
-    metered.stack.steps(Step((9,)), Step(hang=True))
-    begun = (await metered.post(RESPONSES, json={**BODIES[RESPONSES], "background": True})).json()
-    await eventually(lambda: metered.stack.triton.active)
-    await metered.post(f"{RESPONSES}/{begun['id']}/cancel")
-    event = await metered.one()
-    assert (event.status, event.finish_reason) == (499, "cancelled")
 
 
 async def test_where_it_ended_and_how_often_it_moved(metered, monkeypatch):

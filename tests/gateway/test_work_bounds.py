@@ -9,7 +9,6 @@ import json
 import threading
 
 import numpy as np
-import openai
 import pytest
 
 from llmops.gateway.api import embeddings as embeddings_endpoint
@@ -46,17 +45,21 @@ def encodings(monkeypatch):
 # -- stop_token_ids --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
-async def test_stop_token_ids_are_few_and_the_model_s(stack, card, path):
-    stack.say("Hello")
-    body = {"/v1/completions": {"prompt": "x"}, "/v1/responses": {"input": "x"}}.get(path, stack.chat_body)
-    for ids, said in (([5] * 1025, "At most 1024 stop_token_ids"), ([card["vocab_size"]], "token ids from 0 to")):
-        answer = await stack.client.post(path, json={"model": "tiny", **body, "stop_token_ids": ids})
-        error = answer.json()["error"]
-        assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", "stop_token_ids")
-        assert said in error["message"]
-    at_most = {"model": "tiny", **body, "stop_token_ids": [5] * 1023 + [card["vocab_size"] - 1]}
-    assert (await stack.client.post(path, json=at_most)).status_code == 200
+async def test_stop_token_ids_are_few_and_the_model_s(stack, card):
+    for path in ["/v1/chat/completions", "/v1/completions", "/v1/responses"]:
+        stack.say("Hello")
+        body = {"/v1/completions": {"prompt": "x"}, "/v1/responses": {"input": "x"}}.get(path, stack.chat_body)
+        for ids, said in (([5] * 1025, "At most 1024 stop_token_ids"), ([card["vocab_size"]], "token ids from 0 to")):
+            answer = await stack.client.post(path, json={"model": "tiny", **body, "stop_token_ids": ids})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"], error["param"]) == (
+                400,
+                "invalid_request_error",
+                "stop_token_ids",
+            )
+            assert said in error["message"]
+        at_most = {"model": "tiny", **body, "stop_token_ids": [5] * 1023 + [card["vocab_size"] - 1]}
+        assert (await stack.client.post(path, json=at_most)).status_code == 200
 
 
 # -- off the loop ----------------------------------------------------------------------------------------------------
@@ -125,58 +128,3 @@ def test_the_beginning_of_a_text_has_the_first_tokens_of_all_of_it(tokenizer, en
 
 
 # -- silence before the answer ---------------------------------------------------------------------------------------
-
-
-class Turn:
-    """Tokenising that waits to be let go, as behind the long prompts of others."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.come = threading.Event()
-        encode = TextTokenizer.encode
-
-        def waits(tokenizer, text, **how):
-            assert self.come.wait(60)
-            return encode(tokenizer, text, **how)
-
-        monkeypatch.setattr(TextTokenizer, "encode", waits)
-
-
-@pytest.fixture
-async def busy(card, tokenizer, monkeypatch):
-    async with running({**card, "max_seq_len": 3000}, tokenizer, timeouts={"keepalive": "0.05s"}) as stack:
-        stack.say("Hello")
-        stack.turn = Turn(monkeypatch)
-        yield stack
-        stack.turn.come.set()
-
-
-# the stack's tokenizer makes a token of hardly more than a character of this
-LONG = "x y " * 1100
-BODIES = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}]},
-    "/v1/completions": {"prompt": LONG},
-    "/v1/responses": {"input": LONG},
-}
-
-
-@pytest.mark.parametrize("path", BODIES)
-async def test_a_stream_that_waits_for_its_turn_says_that_it_lives(busy, path):
-    async with busy.client.stream("POST", path, json={"model": "tiny", "stream": True, **BODIES[path]}) as response:
-        assert response.status_code == 200
-        lines = response.aiter_lines()
-        assert [await anext(lines), await anext(lines), await anext(lines)] == [": keep-alive", "", ": keep-alive"]
-        busy.turn.come.set()
-        data = [json.loads(line[6:]) async for line in lines if line.startswith("data: {")]
-    # the prompt was too long after all
-    assert "maximum context length" in json.dumps(data[-1])
-    assert ("error" in data[-1]) == (path != "/v1/responses")
-    assert path != "/v1/responses" or data[-1]["type"] == "response.failed"
-
-
-async def test_a_client_sees_what_fails_before_the_first_comment_as_an_http_error(busy):
-    busy.turn.come.set()
-    client = openai.AsyncOpenAI(base_url=f"{busy.client.base_url}/v1", api_key="none", max_retries=0)
-    message = {"role": "user", "content": "x"}
-    with pytest.raises(openai.BadRequestError):
-        await client.chat.completions.create(model="tiny", messages=[message], stream=True, max_tokens=5000)
-    await client.close()

@@ -22,11 +22,11 @@ from llmops.gateway.settings import GatewaySettings, Quotas
 from tests.limits.conftest import PATIENCE, Clock, shared, until_up
 from tests.support.waiting import eventually
 
-ATTEMPTS = 10_000
+ATTEMPTS = 4_000
 
 
 async def test_three_gateways_on_one_valkey_get_the_limit_and_what_refills(redis_url, prefix):
-    limit = 3000
+    limit = 1200
     async with AsyncExitStack() as stack:
         gateways = [await stack.enter_async_context(shared(redis_url, prefix)) for _ in range(3)]
         began = time.monotonic()

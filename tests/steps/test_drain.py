@@ -101,15 +101,15 @@ async def finish(answers: list[Answer]) -> None:
     await asyncio.gather(*(answer.task for answer in answers))
 
 
-async def test_32_answers_of_the_real_model_come_to_their_right_end(repository, start_serve, start_gateway) -> None:
+async def test_16_answers_of_the_real_model_come_to_their_right_end(repository, start_serve, start_gateway) -> None:
     serve = await asyncio.to_thread(start_serve, repository, 300)
     gateway = await asyncio.to_thread(start_gateway, serve.address)
-    (alone,) = await begin(gateway.url, "smollm2", 1, 48)
+    (alone,) = await begin(gateway.url, "smollm2", 1, 24)
     await finish([alone])
-    answers = await begin(gateway.url, "smollm2", 32, 48)
+    answers = await begin(gateway.url, "smollm2", 16, 24)
     serve.ask()
     await finish(answers)
-    assert {(answer.text, answer.tokens, answer.error) for answer in answers} == {(alone.text, 48, "")}
+    assert {(answer.text, answer.tokens, answer.error) for answer in answers} == {(alone.text, 24, "")}
     assert await serve.ended(120) == 0
 
 

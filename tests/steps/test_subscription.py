@@ -56,7 +56,7 @@ class Gateway:
         return not self.connected
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.data())
 def test_no_token_is_lost_or_doubled(steps, data) -> None:
     """Steps, acknowledgements, breaks and resumptions in any order; a window small enough to close often."""

@@ -88,7 +88,7 @@ def test_blocks_of_an_adapter_are_none_of_its_base_models() -> None:
     assert len(set(hashes)) == 4 * len(salts)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.data())
 def test_whoever_watches_ends_up_with_what_the_cache_has(engine, data) -> None:
     """Changes and sends in any order, also of more names than wait for one gateway."""
