@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import httpx
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -24,7 +23,6 @@ from sqlalchemy.exc import DBAPIError
 from llmops.gateway.auth import jwks as jwks_module
 from llmops.gateway.auth import keys
 from llmops.gateway.auth.credential_cache import CachedDirectory
-from llmops.gateway.auth.directory import CredentialUnavailableError
 from llmops.gateway.auth.jwks import MIN_REFRESH_INTERVAL, JwksCache
 from llmops.gateway.auth.keys import KeyDirectory
 from llmops.gateway.auth.oidc import OidcDirectory
@@ -336,11 +334,3 @@ async def test_private_parts_of_a_published_key_are_not_read():
             assert set(await cache.find("k") or ()) == {"kty", "n", "e", "kid"}
         finally:
             await cache.close()
-
-
-def test_an_undecided_token_is_told_to_come_again():
-    error = CredentialUnavailableError("a detail for the log")
-    assert (error.status, error.code, error.should_retry) == (503, "keys_unavailable", True)
-    assert "detail" not in error.message
-    assert isinstance(error, UnavailableError)
-    assert httpx.codes(error.status).name == "SERVICE_UNAVAILABLE"

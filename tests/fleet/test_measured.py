@@ -102,22 +102,6 @@ def test_a_request_waits_until_its_first_token_and_runs_until_it_ends() -> None:
     assert (seen.in_flight, seen.running) == (0, 0)
 
 
-def test_tokens_that_a_slow_reader_finds_at_once_are_no_steps() -> None:
-    engine = Engine()
-    for _ in range(4):
-        engine.send(100)
-    work(engine, 500)
-    slow = engine.running[0]
-    for _ in range(60):
-        engine.running.remove(slow)
-        for _ in range(5):
-            engine.step()
-        for _ in range(5):
-            engine.measured.record_tokens(slow, 1, engine.now)
-        engine.running.insert(0, slow)
-    assert engine.view.step_seconds == pytest.approx(engine.seconds(), rel=0.1)
-
-
 def test_what_the_gauges_show_beyond_own_requests_is_of_others() -> None:
     engine = Engine()
     engine.send(300)
@@ -138,10 +122,3 @@ def test_what_the_gauges_show_beyond_own_requests_is_of_others() -> None:
     assert (seen.running, seen.waiting) == (2 + 4, 3)
     engine.measured.gauges_unavailable(engine.now + 3)
     assert (seen.running, seen.waiting) == (2, 0)
-
-
-def test_where_only_others_are_served_the_count_of_iterations_says_how_long_steps_are() -> None:
-    engine = Engine()
-    engine.measured.update_gauges(EngineGauges(active=3, iterations=100), 10.0)
-    engine.measured.update_gauges(EngineGauges(active=3, iterations=120), 10.5)
-    assert engine.view.step_seconds == pytest.approx(0.025)

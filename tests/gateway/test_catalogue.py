@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,10 +11,8 @@ from tritonclient.grpc import service_pb2
 
 from llmops.gateway.errors import ModelNotFoundError, UnavailableError
 from llmops.gateway.http.request_context import UNKNOWN_CALLER
-from llmops.gateway.routing.model_kinds import ModelKind
-from llmops.gateway.routing.model_registry import ModelRegistry, create_model_registry
-from llmops.gateway.routing.served_models import EmbeddingModel, GenerativeModel, Model
-from llmops.gateway.routing.triton_server import ModelServer
+from llmops.gateway.routing.model_registry import create_model_registry
+from llmops.gateway.routing.served_models import EmbeddingModel, GenerativeModel
 from llmops.gateway.settings import GatewaySettings
 from llmops.units import Seconds
 from tests.support.scripted_triton import ScriptedTriton, Step
@@ -122,63 +119,3 @@ async def test_all_kinds_are_found_in_one_reading(card, encoder_card):
                 catalogue.of(kind).get(name, UNKNOWN_CALLER)
         await catalogue.check_readiness()
         assert triton.indexed == 2
-
-
-async def test_an_encoder_that_is_broken_says_why_once(card, encoder_card, tmp_path, caplog):
-    broken = {**encoder_card, "tokenizer_dir": str(tmp_path)}
-    triton = Shared(card, one_token, more={"vectors-embedding": broken})
-    problem = "The model vectors cannot be served: its tokenizer cannot be read; the gateway's log says why."
-    with caplog.at_level(logging.WARNING):
-        async with watching(triton) as catalogue:
-            for _ in range(3):
-                assert (await catalogue.check_readiness()).broken == {"vectors": problem}
-            with pytest.raises(UnavailableError, match="its tokenizer cannot be read"):
-                catalogue.of(EmbeddingModel).get("vectors", UNKNOWN_CALLER)
-            del broken["dimensions"]
-            broken["tokenizer_dir"] = encoder_card["tokenizer_dir"]
-            fault = "The model's llmops_model_metadata cannot be used (dimensions: it is required)."
-            assert (await catalogue.check_readiness()).broken == {
-                "vectors": f"The model vectors cannot be served: {fault}"
-            }
-            triton.more["vectors-embedding"] = encoder_card
-            assert (await catalogue.check_readiness()).broken == {}
-            assert catalogue.of(EmbeddingModel).get("vectors", UNKNOWN_CALLER).name == "vectors"
-    assert [record.getMessage().split(" (")[0] for record in caplog.records].count(problem) == 1
-
-
-class Echo(Model):
-    def __init__(self, name, card) -> None:
-        self.name, self.card, self.parent = name, card, None
-
-    def abilities(self):
-        return {}
-
-    async def answer_once(self):
-        return
-
-
-class Echoes(ModelKind[Echo]):
-    suffix, model = "-echo", Echo
-
-    def read_card(self, text, name):
-        from llmops.gateway.triton.model_metadata import parse_model_metadata
-
-        return parse_model_metadata(text, {"name": name})
-
-    def make(self, card, triton, triton_name):
-        return Echo(card.name, card)
-
-
-async def test_another_kind_needs_nothing_but_itself(card):
-    triton = Shared(card, one_token, more={"parrot-echo": {**card, "name": "parrot"}})
-
-    def echoes(settings, addresses):
-        kinds = [Echoes(settings)]
-        return ModelRegistry(
-            [ModelServer(one, kinds, 5) for one in addresses], kinds, refresh_seconds=NEVER, patience=5
-        )
-
-    async with watching(triton, catalogue=echoes) as catalogue:
-        assert catalogue.of(Echo).get("parrot", UNKNOWN_CALLER).name == "parrot"
-        assert (await catalogue.check_readiness()).ready == {"parrot": "parrot"}
-        assert await catalogue.check_answer("parrot", 1) is None

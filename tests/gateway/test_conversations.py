@@ -235,32 +235,6 @@ async def test_an_answer_without_a_reader_is_stopped_and_kept_as_partial(chats, 
     assert said(await chats.get(talk)) == [("user", "Hi"), ("assistant", partial + " Go on.")]
 
 
-async def test_stop_ends_an_answer_and_says_that_it_is_stored(chats):
-    talk = await chats.new()
-    chats.say("Hello world!", end=False)
-    async with chats.stream(talk, "Hi") as response:
-        lines = response.aiter_lines()
-        while not (line := await anext(lines)).startswith("data: "):
-            pass
-        run = json.loads(line[6:])["id"]
-        stopped = (await chats.client.delete(f"{CHAT}/{run}")).json()
-    assert (stopped["status"], stopped["saved"]) == ("incomplete", True)
-    await eventually(lambda: chats.triton.active == 0)
-
-
-@pytest.mark.parametrize(
-    ("event", "problem"), [("x", "is not the id"), ("000000-1", "another stream"), ("{tag}-99", "not sent yet")]
-)
-async def test_a_wrong_last_event_id_is_refused(chats, event, problem):
-    chats.say("Hi.")
-    async with chats.stream(None, "Hi") as response:
-        run = (await events_of(response))[0][1]["id"]
-    headers = {"last-event-id": event.format(tag=run[-6:])}
-    refused = await chats.client.get(f"{CHAT}/{run}", headers=headers)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_event_id")
-    assert problem in refused.json()["error"]["message"]
-
-
 async def test_a_stream_that_is_gone_is_410_as_is_anothers(chats):
     chats.say("Hi.")
     async with chats.stream(None, "Hi") as response:

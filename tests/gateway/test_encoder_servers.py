@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from dataclasses import dataclass, field
 
@@ -169,15 +168,6 @@ async def test_what_a_hanging_server_keeps_another_gets_too(card, caplog, monkey
         assert await states(client) == ["ready", "ready"]
 
 
-async def test_what_a_server_has_that_is_not_ready_any_more_another_gets_too(card) -> None:
-    lost, good = Vectors(card, None), Vectors(card, None)
-    async with gateway(lost, good) as client:
-        asked = await held_batch(client, lost)
-        lost.engine_ready = False
-        assert vectors(await asked)[0][2] == 1
-        assert await states(client) == ["gone", "ready"]
-
-
 async def test_a_batch_stays_where_it_is_while_no_other_server_answers(card) -> None:
     first, second = Vectors(card, None), Vectors(card, None)
     async with gateway(first, second) as client:
@@ -197,24 +187,6 @@ async def test_a_batch_stays_where_it_is_while_no_other_server_answers(card) -> 
         first.freed.set()
         assert vectors(await asked)[0][2] == 0
         assert not second.came
-
-
-async def test_a_server_that_comes_back_is_used_again(card) -> None:
-    first, second = Vectors(card, None), Vectors(card, None)
-    async with gateway(first, second) as client:
-        first.engine_ready = False
-
-        async def only_second() -> bool:
-            return {vectors(await embed(client, "Hello"))[0][2] for _ in range(4)} == {1}
-
-        await eventually(only_second)
-        assert json.loads((await client.get("/v1/models/vectors")).text)["ready"] is True
-        first.engine_ready = True
-
-        async def both() -> bool:
-            return {vectors(await embed(client, "Hello"))[0][2] for _ in range(2)} == {0, 1}
-
-        await eventually(both)
 
 
 async def test_encoders_that_differ_are_not_mixed(card, caplog) -> None:

@@ -120,20 +120,6 @@ async def test_what_a_failed_request_still_had_to_send_is_not_sent():
     assert len(triton.came) == came + 2
 
 
-async def test_a_caller_that_leaves_gives_its_places_back():
-    triton = HeldTriton()
-    made = encoder(triton)
-    gone = asked(made, 0, 10 * BATCH, "a")
-    await settle()
-    gone.cancel()
-    await settle()
-    other = asked(made, 0, 2 * BATCH, "b")
-    await settle()
-    assert len(triton.came) == 4
-    while not other.done():
-        await triton.answer()
-
-
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.booleans()), max_size=30))
 async def test_places_are_never_more_than_there_are_and_all_come_back(steps):
     places, held = FairSlots(4), []
@@ -156,23 +142,6 @@ async def test_places_are_never_more_than_there_are_and_all_come_back(steps):
     for count in held:
         places.leave(count)
     await asyncio.wait_for(places.enter(["d"], 4), 60)
-
-
-async def test_a_place_that_came_to_whoever_was_leaving_goes_to_the_next():
-    places = FairSlots(1)
-    await places.enter(["a"])
-    gone, waits = (asyncio.ensure_future(places.enter([name])) for name in "bc")
-    await settle()
-    assert [gone.done(), waits.done()] == [False, False], "one place unless more are asked for"
-    places.leave()
-    gone.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await gone
-    await asyncio.wait_for(waits, 60)
-    fourth = asyncio.ensure_future(places.enter(["d"]))
-    await settle()
-    assert not fourth.done(), "the place came back once"
-    fourth.cancel()
 
 
 async def test_places_that_are_added_are_somebodys_at_once_and_those_that_go_are_waited_for():

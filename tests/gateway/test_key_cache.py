@@ -104,14 +104,6 @@ async def test_a_key_in_use_is_looked_up_beside_its_requests(cached, book, clock
     assert book.asked == ["ann", "ann"]
 
 
-async def test_a_revoked_key_is_refused_after_its_time_at_the_latest(cached, book, clock):
-    await cached.find("ann")
-    book.over["ann"] = "revoked"
-    clock.now += 30
-    with pytest.raises(InvalidKeyError, match="revoked"):
-        await cached.find("ann")
-
-
 async def test_what_nobody_has_is_remembered_and_never_more_of_it_than_the_bound(cached, book, clock, monkeypatch):
     monkeypatch.setattr("llmops.gateway.auth.credential_cache.MAX_REJECTED_CREDENTIALS", 100)
     await cached.find("ann")

@@ -586,20 +586,6 @@ async def test_a_stream_that_waits_for_its_turn_says_that_it_lives(slow, monkeyp
     assert [line for line in lines if line.startswith("event: ")][-1] == f"event: {last}"
 
 
-async def test_the_openai_client_skips_the_comments(slow):
-    client = openai.AsyncOpenAI(base_url=f"{slow.client.base_url}/v1", api_key="none", max_retries=0)
-    chat_completions = await client.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "x"}], stream=True
-    )
-    slow.go.set()
-    assert "".join([chunk.choices[0].delta.content or "" async for chunk in chat_completions]) == "Hello"
-    slow.go.clear()
-    response = await client.responses.create(model="tiny", input="x", stream=True)
-    slow.go.set()
-    assert [event.type async for event in response][-1] == "response.completed"
-    await client.close()
-
-
 async def test_an_error_after_the_200_is_an_event(slow):
     slow.answer = [Step(error="out of KV blocks", final=True)]
     client = openai.AsyncOpenAI(base_url=f"{slow.client.base_url}/v1", api_key="none", max_retries=0)

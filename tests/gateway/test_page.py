@@ -345,14 +345,3 @@ async def test_own_names_reach_the_page(chat):
     for host in (f"localhost:{port}", "127.0.0.1", f"[::1]:{port}", "192.168.1.7:9000", "box.localhost"):
         headers = {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}
         assert (await chat.client.get("/api/session", headers=headers)).json()["signed_in"] is False
-
-
-async def test_two_pages_show_the_same_answer(chat, page):
-    chat.say("Shared words here.", wait=0.05)
-    await ask(page, "Hi")
-    await page.locator(LIVE).wait_for()
-    other = await page.context.browser.new_page()
-    await other.goto(page.url)
-    await asyncio.gather(page.locator(ANSWER).wait_for(), other.locator(ANSWER).wait_for())
-    for one in (page, other):
-        assert await one.locator(f"{ANSWER} .body").inner_text() == "Shared words here."

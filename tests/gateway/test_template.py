@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from llmops.errors import InputError
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.chat_template import ChatTemplate
 
@@ -114,3 +115,34 @@ def test_loop_variables_work_under_the_guard():
         "{{ loop.previtem.role if loop.previtem is defined }}{% endfor %}"
     )
     assert ChatTemplate(source, {}).render(MESSAGES).text == "1/3;2/3;user3/3assistant"
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ add_generation_prompt }}{{ tools }}", "TrueNone"),
+        ("{{ {'b': 'é<', 'a': [1]} | tojson }}", '{"b": "é<", "a": [1]}'),
+        ("{{ {'b': 'é', 'a': 1} | tojson(True, 1, (',', ':'), True) }}", '{\n "a":1,\n "b":"\\u00e9"\n}'),
+        ("  {% if true %}\nx{% endif %}\n y", "x y"),
+        ("{{ strftime_now('%%') }}", "%"),
+        ("{% generation %}x{% endgeneration %}y", "xy"),
+    ],
+)
+def test_what_a_template_has(source, text):
+    assert ChatTemplate(source, {}).render([]).text == text
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ 1 // n }}", "{{ x.y.z }}", "{{ [].pop() }}", "{{ x | int(base=99) + [] }}", "{{ n + 'a' }}"]
+)
+def test_what_a_template_fails_with_is_told(source):
+    with pytest.raises(InvalidRequestError, match=r"^The chat template cannot render these messages: "):
+        ChatTemplate(source, {}).render([], variables={"n": 0, "d": {}})
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"), [("{% if %}", "TemplateSyntaxError"), ("{{ x | nothing }}", "TemplateAssertionError")]
+)
+def test_what_cannot_be_compiled_is_told(source, kind):
+    with pytest.raises(InputError, match=rf"^The chat template cannot be compiled: {kind}: "):
+        ChatTemplate(source, {})

@@ -15,9 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from llmops.errors import InputError
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.text import render_budget
 from llmops.gateway.text.chat_template import ChatTemplate, to_json
 
 GROW = "{% set ns = namespace(a=START) %}{% for i in range(60) %}{% set ns.a = STEP %}{% endfor %}{{ USE }}"
@@ -154,15 +152,6 @@ def test_no_template_takes_much_time_or_memory():
         # one that is slow is so each time; while its host stands still, another may be
         slow = [name for name, one in rendered(slow).items() if one[1] > 3]
     assert slow == []
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_in_a_small_room_each_is_refused_at_once(name, monkeypatch):
-    monkeypatch.setattr(render_budget, "MAX_TOTAL_CHARACTERS", 1 << 13)
-    monkeypatch.setattr(render_budget, "MAX_VALUE_CHARACTERS", 1 << 12)
-    with pytest.raises((InputError, InvalidRequestError)) as caught:
-        ChatTemplate(HOSTILE[name], {}).render([])
-    assert "MemoryError" not in repr(caught.value.__cause__)
 
 
 TEXT = st.text("ab <>{}%|\n\t é🙂", max_size=12)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import math
 import threading
-import weakref
 
 import pytest
 from hypothesis import given
@@ -25,7 +22,6 @@ from llmops.gateway.text.text_thread_pool import (
     TextThreadPool,
     thread_cpu_limit,
 )
-from tests.support.waiting import eventually
 
 LONG = INLINE_CHARACTERS + 1
 PATIENCE = 60
@@ -66,19 +62,6 @@ async def test_clients_take_turns(workers):
     await asyncio.gather(first, *rest)
     assert order[:4] == ["many", "one", "other", "many"]
     assert len(order) == len(names)
-
-
-async def test_new_keys_from_one_address_do_not_make_it_more_clients(workers):
-    order: list[str] = []
-    held = Held()
-    first = asyncio.create_task(workers.run(held, LONG, "a/0"))
-    await begun(held)
-    names = [*(f"a/{key}" for key in range(1, 40)), "b/1"]
-    rest = [asyncio.create_task(workers.run(lambda name=name: order.append(name), LONG, name)) for name in names]
-    await asyncio.sleep(0)
-    held.end.set()
-    await asyncio.gather(first, *rest)
-    assert order[:3] == ["a/1", "b/1", "a/2"]
 
 
 async def test_one_client_with_more_than_the_queue_has_room_for_leaves_room_for_others():
@@ -177,36 +160,6 @@ async def test_after_a_slow_rendering_a_model_s_chats_start_on_a_thread(stack, m
     assert sizes[2:] == [small + INLINE_CHARACTERS + 1]
 
 
-async def test_clients_that_leave_give_their_turn_to_the_next(workers):
-    held = Held()
-    first = asyncio.create_task(workers.run(held, LONG, "a"))
-    await begun(held)
-    left = [asyncio.create_task(workers.run(held, LONG, "a")) for _ in range(5)]
-    await asyncio.sleep(0)
-    stays = asyncio.create_task(workers.run(lambda: "stays", LONG, "b"))
-    await asyncio.sleep(0)
-    for task in (first, *left):
-        task.cancel()
-    held.end.set()
-    assert await asyncio.wait_for(stays, PATIENCE) == "stays"
-    assert await asyncio.wait_for(workers.run(lambda: "next", LONG, "a"), PATIENCE) == "next"
-
-
-async def test_a_turn_that_is_cancelled_as_it_comes_is_not_lost(workers):
-    held = Held()
-    first = asyncio.create_task(workers.run(held, LONG, "a"))
-    await begun(held)
-    second = asyncio.create_task(workers.run(lambda: None, LONG, "b"))
-    await asyncio.sleep(0)
-    workers._short_lane._slots.leave()  # its turn comes, and it leaves before it knows
-    second.cancel()
-    held.end.set()
-    assert await first == "held"
-    with pytest.raises(asyncio.CancelledError):
-        await second
-    assert await asyncio.wait_for(workers.run(lambda: "next", LONG, "a"), PATIENCE) == "next"
-
-
 async def test_no_more_than_so_many_wait():
     workers, held = TextThreadPool(threads=1, backlog=2), Held()
     try:
@@ -221,84 +174,3 @@ async def test_no_more_than_so_many_wait():
     finally:
         held.end.set()
         workers.close()
-
-
-class Circle:
-    """Garbage that only the collector can find."""
-
-    def __init__(self) -> None:
-        self.itself = self
-
-
-async def test_the_collector_waits_for_work_but_not_for_ever(monkeypatch):
-    monkeypatch.setattr(text_thread_pool, "GC_INTERVAL", 0.0)
-    workers, held, brief = TextThreadPool(threads=2), Held(), Held()
-    brief.end.set()
-    try:
-        working = asyncio.create_task(workers.run(held, LONG))
-        await begun(held)
-        assert not gc.isenabled()
-        left = weakref.ref(Circle())
-        await workers.run(brief, LONG)
-        await asyncio.sleep(0)
-        assert left() is None, "the end of other work is a moment for it"
-        assert not gc.isenabled()
-        held.end.set()
-        await working
-        await asyncio.sleep(0)
-        assert gc.isenabled()
-    finally:
-        held.end.set()
-        workers.close()
-
-
-async def test_the_collector_does_not_look_at_what_long_work_is_making(monkeypatch):
-    monkeypatch.setattr(text_thread_pool, "GC_INTERVAL", 0.0)
-    workers, held, brief, other = TextThreadPool(threads=2), Held(), Held(), Held()
-    brief.end.set()
-
-    def long() -> str:
-        if thread_cpu_limit() < math.inf:
-            raise CpuLimitError
-        return held()
-
-    try:
-        working = asyncio.create_task(workers.run(long, LONG))
-        await begun(held)
-        busy = asyncio.create_task(workers.run(other, LONG))
-        await begun(other)
-        left = weakref.ref(Circle())
-        await workers.run(brief, LONG)
-        await asyncio.sleep(0)
-        assert left() is not None
-        held.end.set()
-        await working
-        await asyncio.sleep(0)
-        assert left() is None, "with others still at work"
-        other.end.set()
-        await busy
-    finally:
-        held.end.set()
-        other.end.set()
-        workers.close()
-
-
-async def test_what_work_had_made_goes_with_its_error(workers):
-    """Without the collector, which would have to look at all of it."""
-    made: list[weakref.ref[Held]] = []
-
-    def refused() -> str:
-        grammar = Held()
-        made.append(weakref.ref(grammar))
-        if thread_cpu_limit() < math.inf:
-            raise CpuLimitError
-        raise ValueError
-
-    gc.disable()
-    try:
-        with contextlib.suppress(ValueError):
-            await workers.run(refused, 1)
-        assert len(made) == 3, "on the loop, in the lane for brief work, in that for long work"
-        await eventually(lambda: not any(grammar() for grammar in made), seconds=PATIENCE)
-    finally:
-        gc.enable()

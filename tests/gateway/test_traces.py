@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import re
 import sys
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -19,10 +18,7 @@ from llmops.distribution import install_command
 from llmops.errors import InputError, MissingDependencyError
 from llmops.gateway.app import create_app
 from llmops.gateway.http import telemetry_checks
-from llmops.gateway.interfaces import Caller, Outcome
 from llmops.gateway.settings import GatewaySettings, load_settings
-from llmops.gateway.telemetry.export_queue import ExportQueue
-from llmops.gateway.telemetry.request_timeline import FinishedRequest, build_timeline
 from llmops.gateway.telemetry.trace_context import TraceContext, parse_traceparent
 from llmops.gateway.triton.encoder_client import TritonEncoder
 from llmops.gateway.triton.model_metadata import EncoderMetadata
@@ -88,12 +84,6 @@ def test_a_traceparent_is_taken_as_the_recommendation_has_it(given, sampled):
     assert (trace.trace_id, trace.parent_id) == ((TRACE, SPAN) if parent else ("", ""))
 
 
-def test_two_traceparents_are_none():
-    header = (b"traceparent", SAMPLED.encode())
-    assert parse_traceparent([header]) == SAMPLED.encode()
-    assert parse_traceparent([header, header]) == b""
-
-
 _hex = st.text("0123456789abcdefAF", min_size=1, max_size=34)
 
 
@@ -104,48 +94,7 @@ def test_opentelemetrys_own_reader_agrees(text):
     assert bool(ours) == theirs.is_valid
 
 
-@given(st.binary(max_size=80))
-def test_no_header_does_harm(value):
-    parse_traceparent([(b"traceparent", value)])
-
-
 # -- where the time went --------------------------------------------------------------------------------------------
-# such that sums of them are exact
-_seconds = st.integers(0, 1000).map(lambda eighths: eighths / 8)
-_names = st.sampled_from(["auth", "rate_limit"])
-
-
-@given(
-    marks=st.lists(st.tuples(_names, _seconds), max_size=2),
-    stages=st.lists(_seconds, max_size=5),
-    first=_seconds,
-    decode=_seconds,
-    rest=_seconds,
-    metered=st.booleans(),
-    model=st.sampled_from(["", "tiny"]),
-)
-def test_stages_leave_nothing_out_and_do_not_overlap(marks, stages, first, decode, rest, metered, model):
-    started = at = 1000.0
-    trace = TraceContext(b"")
-    for name, seconds in marks:
-        at += seconds
-        trace.marks += ((name, at),)
-    names = ["parse", "queue", "template", "tokenise", "submit"][: len(stages)]
-    took = {name: seconds + (at - started) * (name == "parse") for name, seconds in zip(names, stages, strict=True)}
-    at = started + sum(took.values()) if took else at
-    begun = "submit" in took
-    meter = SimpleNamespace(first=at + first if begun else 0.0, last=at + first + decode if begun else 0.0)
-    ended = at + first + decode + rest
-    one = FinishedRequest(
-        0, started, ended, "r", "/", Caller(), model, Outcome(200), took, meter if metered else None, trace=trace
-    )
-    line = build_timeline(one)
-    outer = sorted([*line.stages, *([line.call] if line.call else [])], key=lambda stage: (stage.begin, stage.end))
-    assert (outer[0].begin, outer[-1].end) == (started, ended)
-    assert [stage.end for stage in outer[:-1]] == [stage.begin for stage in outer[1:]]
-    assert all(stage.begin <= stage.end for stage in [*outer, *line.inside])
-    if line.inside:
-        assert (line.inside[0].begin, line.inside[-1].end) == (line.call.begin, line.call.end)
 
 
 # -- what is sent ---------------------------------------------------------------------------------------------------
@@ -218,17 +167,6 @@ async def test_only_what_is_remarkable_is_told_of_the_rest(card, tokenizer, rece
     assert (root.attributes["http.response.status_code"], root.attributes["error.type"]) == (500, "500")
     assert others["chat tiny"].failed
     assert covered(root, list(others.values())) >= 0.95
-
-
-async def test_a_stream_that_breaks_is_a_failure_though_its_status_is_200(card, tokenizer, receiver):
-    async with tracing(receiver, card, tokenizer, ratio=0.0) as stack:
-        stack.steps(Step((5,)), Step((6,)), Step(error="out of memory", wait=0.05))
-        await stack.events()
-        root, others = await one_trace(receiver)
-    assert (root.attributes["http.response.status_code"], root.attributes["error.type"]) == (200, "error")
-    assert root.attributes["llmops.outcome"] == "failed"
-    assert others["stream"].start == others["decode"].end
-    assert others["stream"].end - root.start >= 0.05e9
 
 
 async def test_a_slow_answer_is_told_with_what_took_so_long(card, tokenizer, receiver):
@@ -345,25 +283,6 @@ async def test_what_waits_is_told_when_the_gateway_ends(card, tokenizer, receive
     assert len(receiver.traces()) == 1
 
 
-def test_an_outbox_is_bounded_and_counts_what_it_drops():
-    taken: list[list[int]] = []
-    box = ExportQueue("test", lambda batch: taken.append(list(batch)), 3, 0.0)
-    for number in range(5):
-        box.put(number)
-    box.start()
-    box.close(60)
-    assert (taken, box.delivered, box.dropped) == ([[0, 1, 2]], 3, 2)
-
-
-def test_so_many_in_a_second_and_no_more(monkeypatch):
-    now = 100.0
-    monkeypatch.setattr(telemetry_checks, "monotonic", lambda: now)
-    rate = telemetry_checks.PerSecondLimit(2)
-    assert [rate.take() for _ in range(4)] == [True, True, False, False]
-    now = 101.0
-    assert [rate.take() for _ in range(3)] == [True, True, False]
-
-
 async def test_clients_cannot_have_more_traced_than_so_many(card, tokenizer, receiver, monkeypatch):
     monkeypatch.setattr(telemetry_checks, "monotonic", lambda: 100.0)
     traces = {"endpoint": receiver.url, "ratio": 0.0, "per_second": 2}
@@ -380,10 +299,6 @@ async def test_clients_cannot_have_more_traced_than_so_many(card, tokenizer, rec
 
 
 # -- the setting ----------------------------------------------------------------------------------------------------
-def test_without_the_setting_there_is_nothing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "llmops.gateway.telemetry.otlp_exporter", None)
-    app = create_app(GatewaySettings())
-    assert "telling" not in repr(app._checks)
 
 
 def test_the_setting_without_the_extra_is_one_sentence(monkeypatch):

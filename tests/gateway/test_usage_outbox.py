@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import UUID
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,12 +22,10 @@ from llmops.gateway.usage.delivery import BATCH_SIZE, UsageDelivery
 from llmops.gateway.usage.event_formats import (
     decode_event,
     encode_event,
-    format_event_id,
     from_cloud_event,
-    new_event_id,
     to_cloud_event,
 )
-from llmops.gateway.usage.open_answers import SLOTS_PER_CHUNK, OpenAnswers, read_slots
+from llmops.gateway.usage.open_answers import read_slots
 from llmops.gateway.usage.outbox import UsageOutbox
 from llmops.gateway.usage.outbox_folders import lock_abandoned_folders, lock_new_folder
 from llmops.gateway.usage.outbox_writer import OutboxWriter, recover_open_answers
@@ -95,59 +92,7 @@ def test_a_cloud_event_is_what_others_read():
     )
 
 
-@pytest.mark.parametrize(
-    "message", [b"", b"{}", b"[1]", b"\xff", b'{"type":"other","source":"gateway/x","id":"1"}',
-                b'{"type":"llmops.usage.v1","source":"gateway/x","id":"no","time":"2026-11-22T12:00:00Z","data":{}}'],
-)  # fmt: skip
-def test_what_is_no_event_of_usage_is_refused(message):
-    with pytest.raises(ValueError):  # noqa: PT011
-        from_cloud_event(message)
-
-
-def test_ids_are_in_the_order_of_time():
-    made = [UUID(format_event_id(*new_event_id())) for _ in range(100)]
-    assert {one.version for one in made} == {7}
-    assert {one.variant for one in made} == {UUID(int=0x8 << 60).variant}
-    assert len(set(made)) == 100
-    assert [one.int >> 80 for one in made] == sorted(one.int >> 80 for one in made)
-
-
-@pytest.mark.parametrize("change", [{"checksum": 1}, {"body": b"[]"}, {"id": "another"}], ids=str)
-def test_a_row_that_is_not_what_was_written_is_refused(change):
-    with pytest.raises(ValueError):  # noqa: PT011
-        decode_event(encode_event(event(1))._replace(**change))
-
-
 # -- the outbox ------------------------------------------------------------------------------------------------------
-
-
-async def test_events_are_read_in_the_order_in_which_they_were_added(tmp_path):
-    outbox = UsageOutbox(tmp_path)
-    for seq in range(0, 100, 10):
-        add(outbox, range(seq, seq + 10))
-    assert [row.event.seq for row in await outbox.read(0, 1000)] == list(range(100))
-    some = await outbox.read(50, 7)
-    assert [row.place for row in some] == list(range(51, 58))
-    outbox.delete([row.place for row in some])
-    assert outbox.count == 93
-    assert [row.event.seq for row in await outbox.read(0, 1000)] == [*range(50), *range(57, 100)]
-    assert await outbox.ids(2, 10) == {event(0).id: 1, event(1).id: 2}
-    assert outbox.known([event(1).id, event(51).id]) == {event(1).id}
-    outbox.close()
-
-
-async def test_a_place_is_never_used_again(tmp_path):
-    """SQLite would give the first row id again once the table is empty, and delivery would pass it over."""
-    outbox = UsageOutbox(tmp_path)
-    add(outbox, range(3))
-    outbox.delete([1, 2, 3])
-    add(outbox, [3])
-    assert [row.place for row in await outbox.read(3, 10)] == [4]
-    outbox.delete([4])
-    outbox.close()
-    again = UsageOutbox(tmp_path)
-    assert (again.count, again.last_place) == (0, 4)
-    again.close()
 
 
 @settings(max_examples=40, deadline=None)
@@ -360,30 +305,6 @@ async def test_killed_while_open_answers_are_recovered(tmp_path, monkeypatch):
         first = await recovered(tmp_path)
     assert await recovered(tmp_path) == first
     assert len(first) == 2
-
-
-async def test_an_event_too_long_for_a_slot_goes_to_the_outbox_at_once(tmp_path):
-    outbox = UsageOutbox(tmp_path)
-    writer = OutboxWriter(tmp_path, outbox, NoPrices())
-    recorder = writer.recorder(RequestContext("req_1", caller=ANN))
-    recorder.begin("m" * 1000, "chatcmpl-1", 37)
-    recorder.end(Outcome(200, "stop", Usage(37, 3)))
-    assert outbox.count == 1
-    assert slots(tmp_path) == ([], [], 0)
-
-
-def test_slots_grow(tmp_path):
-    answers = OpenAnswers(tmp_path / "open-answers")
-    taken = [answers.take() for _ in range(SLOTS_PER_CHUNK + 5)]
-    for at, slot in enumerate(taken):
-        slot.open(new_event_id(), 10**15, at, ["m" * at, "é" * 600])
-    found = slots(tmp_path).unfinished
-    assert [one.prompt for one in found] == list(range(SLOTS_PER_CHUNK + 5))
-    assert found[3].texts[0] == "mmm"
-    for slot in taken:
-        answers.release(slot)
-    assert slots(tmp_path) == ([], [], 0)
-    answers.close()
 
 
 def test_a_folder_is_one_processes(tmp_path):
