@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.attacks.harness import Engine, Gateway
 from tests.gateway.conftest import card, tokenizer, tokenizer_dir
+from tests.support.gateway_stack import card_of
 
 __all__ = ["card", "tokenizer", "tokenizer_dir"]
 
@@ -21,12 +23,12 @@ def programs() -> Iterator[ExitStack]:
         yield stack
 
 
-@pytest.fixture
-def engine(tmp_path: Path, card: dict, programs: ExitStack) -> Engine:
-    """An engine that answers with four tokens at once."""
-    made = Engine(tmp_path / "engine", card)
-    programs.callback(made.stop)
-    return made
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path, tokenizer: TextTokenizer) -> Iterator[Engine]:
+    """An engine that answers with four tokens at once. All attacks share it: count its requests by difference."""
+    made = Engine(tmp_path_factory.mktemp("engine"), card_of(tokenizer_dir, tokenizer))
+    yield made
+    made.stop()
 
 
 @pytest.fixture

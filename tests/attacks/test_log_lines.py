@@ -32,18 +32,18 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_requests_write_few_lines(start, kind):
+def test_requests_write_few_lines(start):
     gateway = start()
-    exchange(gateway, KINDS[kind])
-    before, sent, began = gateway.log_bytes, 0, time.monotonic()
-    while sent < scaled(200, 20_000) and time.monotonic() - began < scaled(3, 20):
-        exchange(gateway, KINDS[kind])
-        sent += 1
-    grown, seconds = gateway.log_bytes - before, time.monotonic() - began
-    record(f"{kind}: {sent} requests in {seconds:.1f} s, {grown} bytes of log, {grown / sent:.0f} each")
-    assert gateway.alive
-    assert grown < LOG_BYTES
+    for kind, request in KINDS.items():
+        exchange(gateway, request)
+        before, sent, began = gateway.log_bytes, 0, time.monotonic()
+        while sent < scaled(100, 20_000) and time.monotonic() - began < scaled(3, 20):
+            exchange(gateway, request)
+            sent += 1
+        grown, seconds = gateway.log_bytes - before, time.monotonic() - began
+        record(f"{kind}: {sent} requests in {seconds:.1f} s, {grown} bytes of log, {grown / sent:.0f} each")
+        assert gateway.alive, kind
+        assert grown < LOG_BYTES, kind
 
 
 async def test_an_answer_that_fails_after_its_beginning_writes_one_line(chats, monkeypatch, caplog):

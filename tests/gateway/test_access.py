@@ -22,7 +22,6 @@ from starlette.responses import PlainTextResponse
 
 from llmops.gateway.app import create_app
 from llmops.gateway.auth.authentication import Authentication, required_scopes
-from llmops.gateway.auth.keys import KeyDirectory
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts import keys as key_queries
 from llmops.store.accounts.key_secrets import new_secret
@@ -482,37 +481,6 @@ async def test_storms_of_bad_keys_cost_few_queries_and_leave_no_trace(accounts, 
         + "".join(answer.text + str(answer.headers) for answer in (*one, *wrong, *many))
     )
     assert not [secret for secret in (good, *bad, *malformed) if secret in everything]
-
-
-async def test_ten_thousand_keys_are_as_many_series_as_one(accounts):
-    from llmops.gateway.auth.credential_cache import CachedDirectory
-    from llmops.gateway.interfaces import Caller
-
-    class Everybody(KeyDirectory):
-        async def find(self, credential):
-            return Caller(credential[-20:], credential, credential, f"{credential[-20:]}/{credential}")
-
-        async def has_credentials(self):
-            return True
-
-    from llmops.gateway.http.request_context import RequestContext
-    from llmops.gateway.http.telemetry_checks import RequestCounter
-    from llmops.gateway.interfaces import Outcome
-    from llmops.gateway.telemetry.metrics import GatewayMetrics
-
-    metrics = GatewayMetrics()
-    counts, access = RequestCounter(metrics), Authentication(CachedDirectory(Everybody("")))
-
-    async def ask(count):
-        for _ in range(count):
-            context = RequestContext("req", route=CHAT)
-            scope = {"headers": [(b"authorization", b"Bearer " + new_secret().encode())], "query_string": b""}
-            await access.before(scope, context)
-            assert context.caller.key_id
-            counts.after(context, Outcome(200, "stop"))
-        return sum(len(family.samples) for family in metrics.registry.collect())
-
-    assert await ask(1) == await ask(9_999)
 
 
 # -- start -----------------------------------------------------------------------------------------------------------

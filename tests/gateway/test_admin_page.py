@@ -10,16 +10,19 @@ from uuid import uuid4
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from llmops.control.app import control_plugin, create_app
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.factory import open_store
 from llmops.store.usage_writes import UsageRecord, insert_usage
 from tests.store.control_client import bearer, make_key
-from tests.support.browser import accessibility_faults, browser_page, take_picture
+from tests.support.browser import accessibility_faults, browser_page, started_browser, take_picture
 from tests.support.gateway_stack import serving
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.waiting import GENEROUS
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 ALERTS = {
@@ -76,7 +79,13 @@ class Deployment:
             await insert_usage(connection, records)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser():
+    async with started_browser() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def deployment(card, tmp_path):
     store = f"sqlite:///{tmp_path}/store.db"
     admin, _, user = await make_key(store, name="Administrator")
@@ -98,8 +107,8 @@ async def deployment(card, tmp_path):
 
 
 @contextlib.asynccontextmanager
-async def administration(deployment: Deployment, **options):
-    async with browser_page(**options) as page:
+async def administration(deployment: Deployment, browser, **options):
+    async with browser_page(browser, **options) as page:
         await page.goto(f"{deployment.url}/admin")
         await page.get_by_label("API key").fill(deployment.admin)
         await page.keyboard.press("Enter")
@@ -107,9 +116,9 @@ async def administration(deployment: Deployment, **options):
         yield page
 
 
-async def test_keys_are_made_rotated_and_revoked_behind_a_login(deployment):
+async def test_keys_are_made_rotated_and_revoked_behind_a_login(deployment, browser):
     weak, _, _ = await make_key(deployment.store, scopes=("inference",))
-    async with browser_page() as page:
+    async with browser_page(browser) as page:
         await page.goto(f"{deployment.url}/admin")
         await page.get_by_label("API key").fill("sk-llmops-nothing")
         await page.keyboard.press("Enter")
@@ -155,24 +164,24 @@ async def test_keys_are_made_rotated_and_revoked_behind_a_login(deployment):
         assert {url.split("/")[2] for url in page.asked} == {deployment.url.split("/")[2]}
 
 
-async def test_a_picture_of_usage_for_the_docs(deployment, tmp_path):
+async def test_a_picture_of_usage_for_the_docs(deployment, browser, tmp_path):
     rows = [
         (model, day, 5500 * size, 700_000 * size * (3 + (day * (place + 5)) % 7))
         for place, (model, size) in enumerate({"llama70": 9, "smollm2": 5, "cloud/gpt-4o-mini": 3}.items())
         for day in range(28)
     ]
     await deployment.use(*rows)
-    async with administration(deployment, viewport={"width": 1100, "height": 520}) as page:
+    async with administration(deployment, browser, viewport={"width": 1100, "height": 520}) as page:
         await page.goto(f"{deployment.url}/admin#usage")
         await page.get_by_label("by").select_option("model")
         await page.locator("tbody tr").nth(2).wait_for()
         await take_picture(page, "admin.png", tmp_path)
 
 
-async def test_usage_replicas_and_alerts_are_shown_and_run_nothing(deployment):
+async def test_usage_replicas_and_alerts_are_shown_and_run_nothing(deployment, browser):
     used = [("tiny", 0, 150, 1_500_000), ("tiny", 1, 150, 2_000_000), (HOSTILE, 1, 150, 500_000)]
     await deployment.use(*used)
-    async with administration(deployment) as page:
+    async with administration(deployment, browser) as page:
         await page.get_by_role("link", name="Usage").click()
         cells = page.locator("tbody tr").filter(has_text="tiny").locator("td")
         await cells.first.wait_for()
@@ -197,21 +206,23 @@ async def test_usage_replicas_and_alerts_are_shown_and_run_nothing(deployment):
         assert [text for text in page.said if "401" not in text and "username" not in text] == []
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
-async def test_axe_finds_no_serious_fault(deployment, scheme, width):
+async def test_axe_finds_no_serious_fault(deployment, browser):
     await deployment.use(("tiny", 0, 150, 1_500_000))
-    async with administration(deployment, color_scheme=scheme, viewport={"width": width, "height": 800}) as page:
+    async with administration(deployment, browser) as page:
         await page.get_by_role("button", name="New key").click()
         await page.get_by_label("Tenant").wait_for()
         for name in ("Keys", "Usage", "Replicas", "Alerts"):
             await page.get_by_role("link", name=name).click()
             await page.locator("tbody tr").first.wait_for()
-            assert await accessibility_faults(page) == [], name
-            assert await page.evaluate("document.documentElement.scrollWidth") <= width, name
+            for scheme, width in (("light", 1200), ("dark", 390)):
+                await page.emulate_media(color_scheme=scheme)
+                await page.set_viewport_size({"width": width, "height": 800})
+                assert await accessibility_faults(page) == [], name
+                assert await page.evaluate("document.documentElement.scrollWidth") <= width, name
 
 
-async def test_a_proxy_that_sends_the_user_s_token_needs_no_login(deployment):
-    async with browser_page(extra_http_headers=bearer(deployment.admin)) as page:
+async def test_a_proxy_that_sends_the_user_s_token_needs_no_login(deployment, browser):
+    async with browser_page(browser, extra_http_headers=bearer(deployment.admin)) as page:
         await page.goto(f"{deployment.url}/admin")
         await page.get_by_role("rowheader", name="Administrator").wait_for()
         assert await page.context.cookies() == []

@@ -12,8 +12,16 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
+from llmops.gateway.http.middleware import Check
+from llmops.gateway.interfaces import Caller, Quota
+from llmops.gateway.ratelimit.limits import RateLimits
+from llmops.gateway.ratelimit.memory import InMemoryLimiter
+from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck
 from llmops.gateway.routing.replicas import encoder_registry
-from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.settings import GatewaySettings, Quotas, UsageSettings
+from llmops.gateway.usage.sink import NoPrices
+from llmops.gateway.usage.usage_check import UsageCheck
+from tests.gateway.test_usage_events import ANN, Kept
 from tests.support.gateway_stack import serving
 from tests.support.scripted_triton import ScriptedTriton
 from tests.support.waiting import eventually
@@ -54,14 +62,14 @@ def card(tokenizer_dir, tokenizer):
 
 
 @contextlib.asynccontextmanager
-async def gateway(*tritons: Vectors, refresh: float = 0.1, idle: float = 3600.0):
+async def gateway(*tritons: Vectors, refresh: float = 0.1, idle: float = 3600.0, checks=()):
     for number, triton in enumerate(tritons):
         triton.number = number
         await triton.start()
     replicas = [f"127.0.0.1:{triton.port}" for triton in tritons]
     try:
         settings = GatewaySettings(replicas=replicas, refresh=f"{refresh}s", timeouts={"idle": f"{idle}s"})
-        async with serving(settings) as (client, _):
+        async with serving(settings, checks) as (client, _):
             yield client
     finally:
         for triton in tritons:
@@ -202,3 +210,32 @@ async def test_encoders_that_differ_are_not_mixed(card, caplog) -> None:
         "dimensions, "
         f"so it is no replica of vectors on 127.0.0.1:{first.port}"
     ]
+
+
+class ByRoute(Check):
+    """A key for each route, with a few tokens a minute."""
+
+    async def before(self, scope, context) -> None:
+        context.caller = Caller("acme", ANN, "key-a", quotas=(Quota(context.route, tpm=60),))
+
+
+async def test_what_they_read_is_reserved_and_billed(card, tmp_path) -> None:
+    """A request too many never reaches the engine: the tokens of an encoder are known beforehand."""
+    ledger, gate = Kept(), RateLimits(InMemoryLimiter(lambda: 0.0), None, lambda: 0.0)
+    usage = UsageCheck(tmp_path / "usage", UsageSettings(), ledger, NoPrices())
+    await usage.start()
+    triton, texts, read = Vectors(card, None), ["Hello world!", "You"], 0
+    async with gateway(triton, checks=[ByRoute(), RateLimitCheck(gate, Quotas()), usage]) as client:
+        for path, body in (("/v1/embeddings", {"input": texts}), ("/v1/rerank", {"query": "Hi", "documents": texts})):
+            triton.came.clear()
+            answers = [await client.post(path, json={"model": "vectors", **body}) for _ in range(20)]
+            done = [answer.json()["usage"]["total_tokens"] for answer in answers if answer.status_code == 200]
+            assert sum(done) <= 60 < sum(done) + done[0]
+            assert {answer.status_code for answer in answers} == {200, 429}
+            assert len(triton.came) == len(done)
+            read += sum(done)
+        await usage.settle(10)
+    assert sum(event.input_tokens for event in ledger.events.values()) == read
+    assert {(event.output_tokens, event.finish_reason) for event in ledger.events.values()} == {(0, None)}
+    await usage.close()
+    await gate.close()

@@ -24,7 +24,7 @@ from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
 from llmops.store.tables import usage_records
-from tests.support.browser import browser_page
+from tests.support.browser import browser_page, started_browser
 from tests.support.gateway_stack import Stack, running, text_of
 from tests.support.scripted_triton import Step
 from tests.support.waiting import GENEROUS, eventually
@@ -372,7 +372,11 @@ async def test_the_page_shows_a_tool_call_as_it_arrives_and_who_answered(card, t
     call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "find", "arguments": '{"a": 1'}}
     scripted.says(delta(content="Let me look."), delta(tool_calls=[call]))
     scripted.hangs = True
-    async with overflowing(card, tokenizer, **settings_for(scripted.url, timeout="60s")) as own, browser_page() as page:
+    async with (
+        overflowing(card, tokenizer, **settings_for(scripted.url, timeout="60s")) as own,
+        started_browser() as browser,
+        browser_page(browser) as page,
+    ):
         await page.goto(str(own.client.base_url))
         await page.locator("#model").select_option("best")
         await page.fill("#message", "Find it")

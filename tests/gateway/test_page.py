@@ -9,13 +9,16 @@ import re
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.web.pages import ASSETS, assets
-from tests.support.browser import accessibility_faults, browser_page, take_picture
+from tests.support.browser import accessibility_faults, browser_page, started_browser, take_picture
 from tests.support.gateway_stack import serving
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.waiting import GENEROUS
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ANSWER = ".turn.assistant:not([aria-busy])"
 LIVE = ".turn.assistant[aria-busy] .body"
@@ -51,7 +54,13 @@ class Chat:
         self.triton.script = lambda tensors: [*steps, Step((0,)), Step(final=True)]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser():
+    async with started_browser() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def chat(card, tokenizer):
     triton = ScriptedTriton({**card, "max_seq_len": 16384}, lambda tensors: [Step(final=True)])
     await triton.start()
@@ -63,9 +72,9 @@ async def chat(card, tokenizer):
         await triton.stop()
 
 
-@pytest.fixture
-async def page(chat):
-    async with browser_page() as made:
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(chat, browser):
+    async with browser_page(browser) as made:
         await made.goto(chat.url)
         await made.locator("#model option").first.wait_for(state="attached")
         yield made
@@ -188,21 +197,21 @@ async def test_keys_a_reader_of_screens_and_a_phone_can_use_it(chat, page):
     assert await page.get_by_role("status").inner_text() == "The answer is complete, 1 words."
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
-async def test_axe_finds_no_serious_fault(chat, page, scheme, width):
-    await page.emulate_media(color_scheme=scheme)
-    await page.set_viewport_size({"width": width, "height": 800})
+async def test_axe_finds_no_serious_fault(chat, page):
     chat.say(
         "# Title\n\nA [link](https://ok.example), `code`, a table:\n\n|a|b|\n|-|-|\n|1|2|\n\n```python\nx = 1 # y\n```"
     )
     await ask(page, "Show me")
     await page.locator(f"{ANSWER} pre").wait_for()
-    assert await accessibility_faults(page) == []
-    await page.get_by_role("button", name="Settings").click()
-    await page.get_by_role("dialog", name="Settings").wait_for()
-    if width < 700:
+    for scheme, width in (("light", 1200), ("dark", 390)):
+        await page.emulate_media(color_scheme=scheme)
+        await page.set_viewport_size({"width": width, "height": 800})
+        assert await accessibility_faults(page) == []
+        await page.get_by_role("button", name="Settings").click()
+        await page.get_by_role("dialog", name="Settings").wait_for()
+        assert await accessibility_faults(page) == []
         await page.get_by_role("button", name="Done").click()
-        await page.get_by_role("button", name="Chats").click()
+    await page.get_by_role("button", name="Chats").click()
     assert await accessibility_faults(page) == []
 
 
@@ -272,7 +281,8 @@ async def test_pictures_of_a_chat_for_the_docs(chat, page, tmp_path):
 async def test_a_name_that_another_site_made_point_here_reaches_nothing(chat):
     """DNS rebinding, as a browser sees it: the same name, and another address behind it."""
     port = chat.url.rpartition(":")[2]
-    async with browser_page(["--host-resolver-rules=MAP evil.example 127.0.0.1"]) as page:
+    resolved = "--host-resolver-rules=MAP evil.example 127.0.0.1"
+    async with started_browser(resolved) as browser, browser_page(browser) as page:
         answer = await page.goto(f"http://evil.example:{port}/")
         assert answer.status == 403
         reached = await page.evaluate(
@@ -308,7 +318,7 @@ async def test_the_page_is_small_and_its_policy_names_no_other_site(chat):
         assert (await chat.client.get(f"/assets/{name}")).status_code == 404
 
 
-def test_third_party_modules_are_those_of_their_packages():
+async def test_third_party_modules_are_those_of_their_packages():
     folder = ASSETS / "vendor"
     listed = {one["file"]: one for one in json.loads((folder / "vendor.json").read_text())}
     assert set(listed) == {file.name for file in folder.glob("*.js")}

@@ -8,29 +8,21 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 from itertools import count
-from types import SimpleNamespace
 
 import anthropic
-import numpy as np
 import openai
 import pytest
-from starlette.requests import Request
 
 from llmops.errors import InputError
-from llmops.gateway.api.embeddings import EmbeddingRequest, EmbeddingsEndpoint
-from llmops.gateway.api.rerank import RerankEndpoint, RerankRequest
 from llmops.gateway.app import create_app
-from llmops.gateway.errors import TokenRateLimitError
 from llmops.gateway.http.middleware import Check
-from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Budget, Caller, Outcome, Quota, Usage
 from llmops.gateway.ratelimit.buckets import Limit, LimitRequest
 from llmops.gateway.ratelimit.limits import GROWTH_INTERVAL, RateLimits
 from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.ratelimit.output_length import INITIAL_TOKENS
-from llmops.gateway.ratelimit.quotas import CallerLimits
 from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck
-from llmops.gateway.settings import GatewaySettings, Quotas, RequestLimits, load_settings
+from llmops.gateway.settings import GatewaySettings, Quotas, load_settings
 from tests.support.gateway_stack import END, running
 from tests.support.scripted_triton import Step
 from tests.support.waiting import eventually
@@ -301,57 +293,6 @@ async def test_a_key_and_its_tenant_bound_both_or_nothing_is_taken(bounded):
     assert "of tenant acme" in answers[1].json()["error"]["message"]
     assert answers[0].headers["x-ratelimit-limit-requests"] == "1"
     assert bounded.left("rpm", 10) == 9
-
-
-@pytest.mark.parametrize("what", ["embeddings", "rerank"])
-async def test_encoders_reserve_what_they_read(tokenizer, what):
-    """Encoder usage is known beforehand: a request too many never reaches the engine."""
-    clock, ran = Clock(), []
-    gate = RateLimits(InMemoryLimiter(clock), None, clock)
-
-    async def run(rows, *_):
-        ran.append(rows)
-        return np.zeros((len(rows), 4), dtype=np.float32) if what == "embeddings" else np.zeros(len(rows))
-
-    card = SimpleNamespace(dimensions=4, max_seq_len=256, vocab_size=tokenizer.vocab_size)
-    model = SimpleNamespace(name="tiny", card=card, tokenizer=tokenizer, embed=run, scores=run, reads_pairs=True)
-    model.room = lambda query: 200
-    model.rows = lambda query, documents: [SimpleNamespace(ids=[*query, *one]) for one in documents]
-    body = EmbeddingRequest(model="tiny", input=["Hello world", "How are you?"])
-    if what == "rerank":
-        body = RerankRequest(model="tiny", query="Hello", documents=["Hello world", "How are you?"])
-
-    async def load(kind, request):
-        return body
-
-    async def at_once(work, size, caller):
-        return work()
-
-    service = SimpleNamespace(
-        intake=SimpleNamespace(load=load),
-        metrics=None,
-        limits=RequestLimits(),
-        text_threads=SimpleNamespace(run=at_once),
-    )
-    models = SimpleNamespace(get=lambda name, caller=None: model)
-    endpoint = EmbeddingsEndpoint(service, models) if what == "embeddings" else RerankEndpoint(service, models)
-    quota = (Quota("key-a", tpm=1000),)
-
-    async def ask() -> RequestContext:
-        context = RequestContext("req", reservation=gate.new_reservation(CallerLimits(quota)))
-        await endpoint.create(Request({"type": "http", "llmops": context}))
-        context.reservation.close(Outcome(200, usage=context.usage))
-        return context
-
-    truth = (await ask()).usage.prompt_tokens
-    assert truth > 4
-    key = [Limit("key-a::", tokens=1000)]
-    assert gate.limiter.reserve_now(key, [LimitRequest()]).decision.left[0][1] == 1000 - truth
-    gate.limiter.reserve_now(key, [LimitRequest(tokens=1000 - truth)])
-    with pytest.raises(TokenRateLimitError):
-        await ask()
-    assert len(ran) == 1
-    await gate.close()
 
 
 # -- money -----------------------------------------------------------------------------------------------------------

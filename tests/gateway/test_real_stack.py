@@ -57,10 +57,9 @@ async def test_counts_are_the_tokenizers(client):
     assert body["usage"]["completion_tokens"] == told.json()["count"]
 
 
-@pytest.mark.parametrize("stop", ["Paris", " of", "aris.", "capital of F"])
-async def test_a_stop_string_ends_a_stream_as_it_ends_a_plain_answer(client, stop):
+async def test_a_stop_string_ends_a_stream_as_it_ends_a_plain_answer(client):
     whole = (await client.post(CHAT, json={**GREEDY, "max_tokens": 30})).json()["choices"][0]["message"]["content"]
-    for _ in range(2):
+    for stop in ["Paris", "aris.", "capital of F"]:
         chunks = await streamed(client, {**GREEDY, "max_tokens": 30, "stop": stop})
         assert text_of(chunks) == whole.split(stop)[0]
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from types import SimpleNamespace
 from uuid import UUID
 
-import numpy as np
 import pytest
 from sqlalchemy import select
-from starlette.requests import Request
 
-from llmops.gateway.api.embeddings import EmbeddingRequest, EmbeddingsEndpoint
-from llmops.gateway.api.rerank import RerankEndpoint, RerankRequest
 from llmops.gateway.http.middleware import Check
-from llmops.gateway.http.request_context import CONTEXT_KEY, RequestContext
 from llmops.gateway.interfaces import Caller, TokenStream
-from llmops.gateway.settings import GatewaySettings, RequestLimits, UsageSettings
+from llmops.gateway.settings import GatewaySettings, UsageSettings
 from llmops.gateway.usage.open_answers import read_slots
 from llmops.gateway.usage.sink import NoPrices, UsageSink
 from llmops.gateway.usage.usage_check import UsageCheck, create_usage_check
@@ -162,43 +155,6 @@ async def test_no_room_for_usage(metered, monkeypatch, when_full, status):
     assert (await metered.post(CHAT, json=BODIES[CHAT])).status_code == 200
     events = await metered.events(2 if status == 503 else 3)
     assert {event.finish_reason for event in events} == {"stop"}
-
-
-@pytest.mark.parametrize("what", ["embeddings", "rerank"])
-async def test_encoders_are_billed_for_what_they_read(metered, tokenizer, what):
-    card = SimpleNamespace(max_seq_len=128, vocab_size=tokenizer.vocab_size, dimensions=4)
-
-    async def run(rows, *_):
-        return np.zeros((len(rows), 4), dtype=np.float32) if what == "embeddings" else np.zeros(len(rows))
-
-    model = SimpleNamespace(name="tiny", card=card, tokenizer=tokenizer, embed=run, scores=run, reads_pairs=True)
-    model.room = lambda query: 100
-    model.rows = lambda query, documents: [SimpleNamespace(ids=[*query, *document]) for document in documents]
-    body = EmbeddingRequest(model="tiny", input=["Hello world!", "You"])
-    if what == "rerank":
-        body = RerankRequest(model="tiny", query="Hello", documents=["Hello world!", "You"])
-
-    async def load(kind, request):
-        return body
-
-    async def at_once(work, size, caller):
-        return work()
-
-    service = SimpleNamespace(
-        intake=SimpleNamespace(load=load),
-        limits=RequestLimits(),
-        metrics=None,
-        text_threads=SimpleNamespace(run=at_once),
-    )
-    models = SimpleNamespace(get=lambda name, caller: model)
-    endpoint = EmbeddingsEndpoint(service, models) if what == "embeddings" else RerankEndpoint(service, models)
-    context = RequestContext("req_" + "x" * 100)
-    scope = {"type": "http", "method": "POST", "headers": [], CONTEXT_KEY: context}
-    await metered.check.before(scope, context)
-    answer = await endpoint.create(Request(scope))
-    event = await metered.one()
-    assert event.input_tokens == json.loads(answer.body)["usage"]["prompt_tokens"]
-    assert (event.output_tokens, event.finish_reason, event.request_id) == (0, None, "req_" + "x" * 60)
 
 
 async def test_rows_of_a_store_anonymous_and_priced_by_the_ledger(card, tokenizer, tmp_path):

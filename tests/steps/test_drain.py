@@ -116,16 +116,16 @@ async def test_16_answers_of_the_real_model_come_to_their_right_end(repository, 
 async def test_answers_longer_than_the_window_of_steps_too_and_nothing_new_is_begun(
     mock_engine, start_serve, start_gateway
 ) -> None:
-    """2,000 steps; a window holds 256. The connection breaks on the way."""
+    """800 steps; a window holds 256. The connection breaks on the way."""
     serve = await asyncio.to_thread(start_serve, mock_engine, 300)
     async with Proxy(serve.address) as proxy:
         gateway = await asyncio.to_thread(start_gateway, proxy.address)
-        answers = await begin(gateway.url, "mock", 4, 2000)
+        answers = await begin(gateway.url, "mock", 4, 800)
         serve.ask()
         await refused(gateway.url)
         proxy.cut()
         await finish(answers)
-    assert {(answer.tokens, answer.error) for answer in answers} == {(2000, "")}
+    assert {(answer.tokens, answer.error) for answer in answers} == {(800, "")}
     assert len({answer.text for answer in answers}) == 1
     assert await serve.ended(120) == 0
 

@@ -115,9 +115,9 @@ async def test_a_killed_gateway_frees_its_slots_within_the_grace_time(triton, st
 async def test_a_cut_connection_goes_on_without_a_lost_or_doubled_token(triton, start_gateway) -> None:
     async with Proxy(triton.grpc_address) as proxy:
         gateway = await asyncio.to_thread(start_gateway, proxy.address)
-        whole, _ = await stream(gateway.url, 90)
+        whole, _ = await stream(gateway.url, 60)
         started = [asyncio.Event() for _ in range(4)]
-        tasks = [asyncio.create_task(stream(gateway.url, 90, event)) for event in started]
+        tasks = [asyncio.create_task(stream(gateway.url, 60, event)) for event in started]
         await asyncio.gather(*(event.wait() for event in started))
         for _ in range(3):
             await asyncio.sleep(0.3)
@@ -126,22 +126,22 @@ async def test_a_cut_connection_goes_on_without_a_lost_or_doubled_token(triton, 
     assert proxy.cuts == 4
     for text, events in answers:
         assert text == whole
-        assert events[-1]["usage"]["completion_tokens"] == 90
+        assert events[-1]["usage"]["completion_tokens"] == 60
 
 
 async def test_a_stopped_gateway_does_not_slow_another_and_then_goes_on(triton, start_gateway) -> None:
     stopped, other = start_gateway(triton.grpc_address), start_gateway(triton.grpc_address)
-    whole, _ = await stream(other.url, 60)
+    whole, _ = await stream(other.url, 40)
     started = asyncio.Event()
-    waiting = asyncio.create_task(stream(stopped.url, 60, started))
+    waiting = asyncio.create_task(stream(stopped.url, 40, started))
     await started.wait()
     os.kill(stopped.process.pid, signal.SIGSTOP)
-    text, _ = await asyncio.wait_for(stream(other.url, 60), GENEROUS)
+    text, _ = await asyncio.wait_for(stream(other.url, 40), GENEROUS)
     assert text == whole
     os.kill(stopped.process.pid, signal.SIGCONT)
     text, events = await waiting
     assert text == whole
-    assert events[-1]["usage"]["completion_tokens"] == 60
+    assert events[-1]["usage"]["completion_tokens"] == 40
 
 
 async def test_a_restarted_triton_ends_streams_with_one_error_and_the_gateway_goes_on(

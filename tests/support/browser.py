@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,31 @@ def chromium() -> str:
 
 
 @contextlib.asynccontextmanager
-async def browser_page(arguments: Sequence[str] = (), **options: Any) -> AsyncIterator[Any]:
-    """A page of a new browser: `said` are the messages of its console, `asked` the addresses that it asked for."""
+async def started_browser(*arguments: str) -> AsyncIterator[Any]:
+    """A browser, for all pages of a module: a start takes a second of CPU."""
     program = chromium()
     playwright = pytest.importorskip("playwright.async_api", reason="needs: pip install playwright")
     async with playwright.async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=program, args=["--no-sandbox", *arguments])
-        made = await browser.new_page(**options)
-        made.set_default_timeout(GENEROUS * 1000)
-        made.said, made.asked = [], []
-        made.on("console", lambda message: made.said.append(message.text))
-        made.on("pageerror", lambda error: made.said.append(str(error)))
-        made.on("request", lambda request: made.asked.append(request.url))
         try:
-            yield made
+            yield browser
         finally:
             await browser.close()
+
+
+@contextlib.asynccontextmanager
+async def browser_page(browser: Any, **options: Any) -> AsyncIterator[Any]:
+    """A page without cookies: `said` are the messages of its console, `asked` the addresses that it asked for."""
+    made = await browser.new_page(**options)
+    made.set_default_timeout(GENEROUS * 1000)
+    made.said, made.asked = [], []
+    made.on("console", lambda message: made.said.append(message.text))
+    made.on("pageerror", lambda error: made.said.append(str(error)))
+    made.on("request", lambda request: made.asked.append(request.url))
+    try:
+        yield made
+    finally:
+        await made.context.close()
 
 
 async def take_picture(page: Any, name: str, folder: Path) -> None:
