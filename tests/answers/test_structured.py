@@ -65,25 +65,20 @@ def test_schema_keeps_its_key_order(field):
     [
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"response_format": json_schema({"type": "strin"})}, "response_format.json_schema.schema"),
-        ({"guided_json": "{"}, "guided_json"),
-        ({"guided_regex": "("}, "guided_regex"),
-        ({"guided_regex": "\0"}, "guided_regex"),
-        ({"guided_regex": "a\0b"}, "guided_regex"),
+        ({"guided_json": "{"}, "guided_json"), ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_regex": "\0"}, "guided_regex"), ({"guided_regex": "a\0b"}, "guided_regex"),
         ({"guided_json": {"type": "string", "pattern": "\0"}}, "guided_json"),
-        ({"guided_grammar": 'root ::= "\0"'}, "guided_grammar"),
-        ({"guided_choice": []}, "guided_choice"),
-        ({"guided_choice": ["a\0b"]}, "guided_choice"),
-        ({"guided_grammar": "  "}, "guided_grammar"),
+        ({"guided_grammar": 'root ::= "\0"'}, "guided_grammar"), ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a\0b"]}, "guided_choice"), ({"guided_grammar": "  "}, "guided_grammar"),
         ({"guided_grammar": "root ::= foo"}, "guided_grammar"),
         ({"guided_grammar": 'start ::= "x"'}, "guided_grammar"),
-        ({"guided_grammar": 'root ::= "x'}, "guided_grammar"),
-        ({"guided_regex": "(?<=a)b"}, "guided_regex"),
+        ({"guided_grammar": 'root ::= "x'}, "guided_grammar"), ({"guided_regex": "(?<=a)b"}, "guided_regex"),
         ({"guided_regex": r"(a)\1"}, "guided_regex"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
     ],
-)
+)  # fmt: skip
 def test_refused_with_the_field(fields, param):
     with pytest.raises(InvalidRequestError) as refused:
         parse_guide(chat(**fields))
@@ -101,31 +96,24 @@ def nested(depth):
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ({"type": "date"}, '"date" is not a type'),
-        ({"enum": []}, "'enum' must be a list with at least one value"),
+        ({"type": "date"}, '"date" is not a type'), ({"enum": []}, "'enum' must be a list with at least one value"),
         ({"properties": []}, "'properties' must be an object"),
         ({"properties": {"a": 1}}, "must be an object or a boolean at '/properties/a'"),
-        ({"anyOf": {}}, "'anyOf' must be a list"),
-        ({"$ref": "#/$defs/x"}, "leads nowhere"),
+        ({"anyOf": {}}, "'anyOf' must be a list"), ({"$ref": "#/$defs/x"}, "leads nowhere"),
         ({"$ref": "https://example.com/schema"}, "does not point into the schema itself"),
         ({"$ref": "#"}, "only leads back to itself"),
         ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "only leads back to itself"),
-        ({"maxLength": -1}, "whole number"),
-        ({"maxItems": 10**9}, "the limit is"),
-        ({"minimum": 5, "maximum": 2}, "is more than"),
-        ({"anyOf": [False]}, "allows nothing"),
-        (False, "allows nothing"),
-        ({"items": [{"type": "string", "maxLength": 8000}] * 3}, "add up to more"),
+        ({"maxLength": -1}, "whole number"), ({"maxItems": 10**9}, "the limit is"),
+        ({"minimum": 5, "maximum": 2}, "is more than"), ({"anyOf": [False]}, "allows nothing"),
+        (False, "allows nothing"), ({"items": [{"type": "string", "maxLength": 8000}] * 3}, "add up to more"),
         ({"pattern": "([a-z]{1,5000}){1,50}"}, "repeats something more"),
         ({"pattern": "a{1,99999999}"}, "repeats something more than"),
-        ({"required": "name"}, "list of property names"),
-        (nested(80), "nested deeper than 64"),
+        ({"required": "name"}, "list of property names"), (nested(80), "nested deeper than 64"),
         ({"enum": "ab"}, "'enum' must be a list with at least one value at '#'"),
         ({"required": ["a", 1]}, "list of property names"),
         ({"type": ["string", 1]}, "1 is not a type (use one of array, boolean, integer, null, number, object, string)"),
         ({"maxLength": True}, "'maxLength' must be a whole number, 0 or more"),
-        ({"maxLength": 1.5}, "whole number"),
-        ({"maximum": True}, "'maximum' must be a number"),
+        ({"maxLength": 1.5}, "whole number"), ({"maximum": True}, "'maximum' must be a number"),
         ({"items": [True, 1]}, "must be an object or a boolean at '/items/1'"),
         ({"anyOf": [{}, {"properties": {"a": {"prefixItems": [1]}}}]}, "at '/anyOf/1/properties/a/prefixItems/0'"),
         ({"pattern": 5}, "a pattern must be a text that is not empty"),
@@ -138,10 +126,9 @@ def nested(depth):
         ({"maxItems": 8193}, "'maxItems' is 8193, the limit is 8192"),
         ({"pattern": "a" * 4097}, "the pattern has 4097 characters, the limit is 4096"),
         ({"items": [{"type": "string", "maxLength": 8000}] * 3}, "add up to more than 16384"),
-        ({"enum": ["x" * 70_000]}, "the limit is 65536"),
-        ([], "must be a JSON Schema"),
+        ({"enum": ["x" * 70_000]}, "the limit is 65536"), ([], "must be a JSON Schema"),
     ],
-)
+)  # fmt: skip
 def test_schema_problems_say_what_and_where(schema, says):
     with pytest.raises(InvalidRequestError, match="JSON Schema") as refused:
         validate_schema(schema, "p")

@@ -13,14 +13,9 @@ from tests.support.tool_texts import ARGUMENTS, FRAGMENTS, PROSE, TAGGED, WRITER
 
 PARIS = {"city": "Paris"}
 KINDS = {
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    str: "string",
-    list: "array",
-    dict: "object",
+    bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object",
     type(None): "null",
-}
+}  # fmt: skip
 
 
 def schema_of(arguments):
@@ -47,30 +42,19 @@ def test_bare_text_is_typed_by_the_schema(family, prose, calls, data):
 @pytest.mark.parametrize(
     ("schema", "text", "value"),
     [
-        ({"type": "integer"}, "5", 5),
-        ({"type": "number"}, "5", 5),
-        ({"type": "number"}, "1e-3", 0.001),
-        ({"type": "boolean"}, "True", True),
-        ({"type": "boolean"}, "false", False),
-        ({"type": "integer"}, "five", "five"),
-        ({"type": "integer"}, "null", None),
-        ({"type": "number"}, "NaN", "NaN"),
-        ({"type": "number"}, "1e999", "1e999"),
-        ({"type": "string"}, "5", "5"),
-        ({"type": "string"}, "null", "null"),
-        ({"type": ["string", "null"]}, "null", None),
-        ({"type": ["string", "null"]}, "5", "5"),
-        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "5", 5),
-        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "x5", "x5"),
-        ({"enum": ["1", "2"]}, "1", "1"),
-        ({"enum": [1, 2]}, "1", 1),
-        ({"const": None}, "None", None),
+        ({"type": "integer"}, "5", 5), ({"type": "number"}, "5", 5), ({"type": "number"}, "1e-3", 0.001),
+        ({"type": "boolean"}, "True", True), ({"type": "boolean"}, "false", False),
+        ({"type": "integer"}, "five", "five"), ({"type": "integer"}, "null", None),
+        ({"type": "number"}, "NaN", "NaN"), ({"type": "number"}, "1e999", "1e999"), ({"type": "string"}, "5", "5"),
+        ({"type": "string"}, "null", "null"), ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "5", "5"), ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "5", 5),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "x5", "x5"), ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, 2]}, "1", 1), ({"const": None}, "None", None),
         ({"allOf": [{"description": "x"}, {"type": "array"}]}, "['a', 1]", ["a", 1]),
-        ({"type": "object"}, '{"a": [1, null]}', {"a": [1, None]}),
-        ({"$ref": "#/$defs/n"}, "7", 7),
+        ({"type": "object"}, '{"a": [1, null]}', {"a": [1, None]}), ({"$ref": "#/$defs/n"}, "7", 7),
         ({"$ref": "#/$defs/gone"}, "seven", "seven"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("family", TAGGED)
 def test_kinds_of_values(family, schema, text, value):
     parameters = {"type": "object", "properties": {"x": schema}, "$defs": {"n": {"type": "integer"}}}
@@ -109,16 +93,13 @@ def test_harmony(data):
 @pytest.mark.parametrize(
     ("text", "shown", "thought"),
     [
-        ("Just text.", "Just text.", ""),
-        ("<|channel|>final<|message|>cut o", "cut o", ""),
+        ("Just text.", "Just text.", ""), ("<|channel|>final<|message|>cut o", "cut o", ""),
         ("<|channel|>analysis<|message|>cut o", "", "cut o"),
         ("<|channel|>analysis<|message|>a<|end|><|start|>assist", "", "a"),
-        ("<|channel|>commentary to=python <|message|>1+1<|call|>", "", "1+1"),
-        ("<|channel|>", "<|channel|>", ""),
-        ("<|channel|>final<|message|>a < b <|x", "a < b <|x", ""),
-        ("y" * 2000, "y" * 2000, ""),
+        ("<|channel|>commentary to=python <|message|>1+1<|call|>", "", "1+1"), ("<|channel|>", "<|channel|>", ""),
+        ("<|channel|>final<|message|>a < b <|x", "a < b <|x", ""), ("y" * 2000, "y" * 2000, ""),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("step", [1, 3, 5000])
 def test_harmony_that_is_not_whole(text, shown, thought, step):
     events = run(HarmonyParser(), [text[i : i + step] for i in range(0, len(text), step)])

@@ -27,7 +27,7 @@ def hold(stack: contextlib.ExitStack, gateway, count: int, addresses: int, sent:
 
 
 def test_idle_connections_keep_nobody_out(start):
-    limit = scaled(300, 4096)
+    limit = scaled(150, 4096)
     gateway = start(limits={"connections": limit})
     assert status(gateway, LIVE) == 200
     with contextlib.ExitStack() as stack:
@@ -40,21 +40,9 @@ def test_idle_connections_keep_nobody_out(start):
             assert other.seconds
 
 
-def test_one_connection_of_each_of_many_addresses(start):
-    """Every address has one connection, as from a large IPv6 network."""
-    limit = scaled(200, 2000)
-    gateway = start(limits={"connections": limit})
-    with contextlib.ExitStack() as stack:
-        hold(stack, gateway, limit, 250)
-        with Neighbour(gateway) as other:
-            time.sleep(1)
-    record(f"{len(other.seconds)} answered, {other.failures} failed")
-    assert other.failures == 0
-
-
 def test_twenty_thousand_connections(start):
     """More than the limit: the gateway stays small, and others are served."""
-    count = scaled(2000, 19_000)
+    count = scaled(1000, 19_000)
     gateway = start(limits={"connections": count // 2, "connections_per_client": 0})
     before = gateway.memory()
     with contextlib.ExitStack() as stack, Neighbour(gateway) as other:
@@ -93,7 +81,7 @@ def test_clients_that_come_back_at_once(start, programs, tmp_path, card):
         for one in attackers:
             one.start()
         cpu, start_of, seconds = gateway.cpu(), time.monotonic(), []
-        while time.monotonic() - start_of < scaled(3, 20):
+        while time.monotonic() - start_of < scaled(2, 20):
             began = time.perf_counter()
             assert watched.recv(65536)
             seconds.append(time.perf_counter() - began)
@@ -103,7 +91,7 @@ def test_clients_that_come_back_at_once(start, programs, tmp_path, card):
             one.join()
     p95 = sorted(seconds)[int(len(seconds) * 0.95)]
     record(
-        f"{refused[0]} refused, {used:.2f} s of CPU in {scaled(3, 20)} s, p95 of an open connection {p95 * 1e3:.0f} ms"
+        f"{refused[0]} refused, {used:.2f} s of CPU in {scaled(2, 20)} s, p95 of an open connection {p95 * 1e3:.0f} ms"
     )
     assert p95 < 0.3
     assert gateway.log_bytes < 16_384

@@ -52,12 +52,12 @@ def test_many_empty_messages_and_long_system_prompts(gateway: Gateway, client: h
     conversation = client.post(CHATS, json={}).json()["id"]
     empty = [{"role": "user", "content": ""}] * 4000
     assert [ask(client, conversation, messages=empty).status_code for _ in range(2)] == [200, 400]
-    for _ in range(scaled(20, 200)):
+    for _ in range(scaled(10, 200)):
         assert client.post(CHATS, json={"system_prompt": "x" * 400_000}).status_code == 200
     assert client.post(CHATS, json={"system_prompt": "x" * 400_001}).status_code == 400
     before = gateway.memory()
     with Neighbour(gateway) as neighbour, ThreadPoolExecutor(4) as pool:
-        pages = list(pool.map(lambda _: caller(gateway, "attacker").get(f"{CHATS}?limit=1000"), range(8)))
+        pages = list(pool.map(lambda _: caller(gateway, "attacker").get(f"{CHATS}?limit=1000"), range(scaled(4, 8))))
         read = [client.get(f"{CHATS}/{conversation}").status_code for _ in range(5)]
     growth = gateway.peak() - before
     record(f"{growth / MIB:.0f} MB more, p95 {neighbour.quantile(0.95) * 1000:.0f} ms")
@@ -78,10 +78,10 @@ def test_a_search_that_nearly_matches_everywhere(gateway: Gateway, client: httpx
 
 
 def test_small_requests_on_a_large_conversation(gateway: Gateway, client: httpx.Client) -> None:
-    conversation = large_conversation(client, 7)
+    conversation = large_conversation(client, scaled(4, 7))
     before, used = gateway.memory(), gateway.cpu()
     with Neighbour(gateway) as neighbour, ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: ask(caller(gateway, "attacker"), conversation), range(scaled(8, 60))))
+        answers = list(pool.map(lambda _: ask(caller(gateway, "attacker"), conversation), range(scaled(6, 60))))
     growth, used = gateway.peak() - before, gateway.cpu() - used
     p95 = neighbour.quantile(0.95)
     record(f"{growth / MIB:.0f} MB more, {used / len(answers):.2f} s of CPU each, p95 {p95 * 1000:.0f} ms")

@@ -110,7 +110,7 @@ resource.setrlimit(resource.RLIMIT_AS, ({1024 * MIB}, {1024 * MIB}))
 import gzip, struct
 from tests.attacks.test_damaged_data import _batch, _bomb
 from llmops.control import kafka_batches
-records = kafka_batches.SafeRecords(_bomb({scaled(300, 2000)}) + bytes(_batch(1)))
+records = kafka_batches.SafeRecords(_bomb({scaled(200, 2000)}) + bytes(_batch(1)))
 seen = []
 while records.has_next():
     seen += [one.offset for one in records.next_batch()]

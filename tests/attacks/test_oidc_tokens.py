@@ -38,7 +38,7 @@ __all__ = ["databases", "folder", "kind", "newest_database", "newest_file", "pos
 
 BY = AuditContext("cli:tester", datetime.now(UTC))
 #: Callers whose tokens must not notice what another caller sends.
-OTHERS = scaled(20, 60)
+OTHERS = scaled(10, 60)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ async def test_signed_claims_of_any_form_are_a_caller_or_a_refusal(issuer):
     """Before the fix, `exp` of 10**400 and halves of surrogate pairs gave a 500 and a traceback."""
     drawn: list[dict] = [{name: odd} for name in ("exp", "nbf", "iat", "sub", "email", "tenant") for odd in _ODD]
 
-    @settings(max_examples=scaled(150, 5000), database=None)
+    @settings(max_examples=scaled(60, 5000), database=None)
     @given(_claims)
     def collect(claims: dict) -> None:
         drawn.append(claims)

@@ -45,7 +45,7 @@ def flood(gateway, path: str, seconds: float) -> dict[int, int]:
 
 
 def test_trials_of_a_model_are_shared(start, engine):
-    gateway, seconds = start(engine.address), scaled(3, 10)
+    gateway, seconds = start(engine.address), scaled(2, 10)
     gateway.ready()
     before = engine.requests
     answers = flood(gateway, "/health/ready?generate=true", seconds)
@@ -56,9 +56,9 @@ def test_trials_of_a_model_are_shared(start, engine):
 
 
 def test_a_flood_of_reads_leaves_room_for_others(start, engine):
-    gateway, seconds = start(engine.address), scaled(1, 10)
+    gateway, seconds = start(engine.address), scaled(0.5, 10)
     gateway.ready()
-    for path in READS:
+    for path in scaled(READS[2:5:2] + READS[:1], READS):
         # the first reader of /openapi.json waits for it to be made, once in the life of a gateway
         flood(gateway, path, 0.01)
         with Neighbour(gateway) as other:
@@ -74,12 +74,3 @@ def test_a_flood_of_reads_leaves_room_for_others(start, engine):
         assert other.quantile(0.95) < OTHERS_P95, path
         if path.startswith("/v1/") or path == "/openapi.json":
             assert answers[429] > 0, path
-
-
-def test_reads_of_one_caller_are_limited(start, engine):
-    gateway = start(engine.address, limits={"reads_per_second": 5})
-    gateway.ready()
-    answers = flood(gateway, "/v1/models", 1)
-    record(f"{answers}")
-    assert answers[200] <= 5 * (2 + 1) + 1
-    assert answers[429] > 100

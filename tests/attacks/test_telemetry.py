@@ -6,7 +6,6 @@ import errno
 import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +15,6 @@ from tests.support.waiting import wait_until
 
 MEMORY = 24 * MIB
 
-#: Traces per second of clients that ask for theirs, by default; as many again for requests that failed.
-TRACES_PER_SECOND = 100
 
 ASKED = b'{"model":"tiny","prompt":"Hello","max_tokens":4}'
 HOSTILE = {
@@ -89,25 +86,6 @@ def test_trace_headers_cost_what_others_do(start, engine, receiver):
     )
     assert grown < MEMORY
     assert receiver.bytes / sent < 4096
-    assert gateway.log_bytes < 4096
-
-
-def test_lines_lost_on_a_full_disk_are_counted(start, engine):
-    """/dev/full refuses each write, as a full disk does."""
-    if not Path("/dev/full").exists():
-        pytest.skip("this system has no /dev/full")
-    gateway = start(engine.address, access_log="/dev/full")
-    gateway.ready()
-    count = scaled(50, 2000)
-    for _ in range(count):
-        assert exchange(gateway, post(b"x: y")).startswith(b"HTTP/1.1 200")
-
-    def lost() -> float:
-        return gateway.metric(r'llmops_telemetry_exports_total\{result="dropped",signal="access_log"\}')
-
-    wait_until(lambda: lost() >= count, f"{count} lost lines counted")
-    record(f"{count} requests, {lost():.0f} lost lines counted, {gateway.log_bytes} bytes of log")
-    assert lost() == count
     assert gateway.log_bytes < 4096
 
 

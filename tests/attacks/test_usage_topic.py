@@ -53,7 +53,7 @@ __all__ = ["by", "databases", "folder", "kind", "newest_database", "newest_file"
 KEY, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 #: Megabytes that one compressed record unpacks to, and by which it may raise the memory of the ledger's process.
-BOMB_MIB, BOMB_BOUND_MIB = scaled(96, 700), 48
+BOMB_MIB, BOMB_BOUND_MIB = scaled(64, 700), 48
 
 
 def event(seq: int, **changes: object) -> UsageEvent:
@@ -244,7 +244,7 @@ async def test_every_signed_json_is_on_a_bill_or_parked_and_sums_are_exact(ledge
     """
     made: list[bytes] = []
 
-    @settings(max_examples=scaled(150, 5000), database=None)
+    @settings(max_examples=scaled(60, 5000), database=None)
     @given(st.one_of(_changes.map(changed), _values.map(lambda one: json.dumps(one).encode()), st.binary(max_size=50)))
     def collect(value: bytes) -> None:
         made.append(value)

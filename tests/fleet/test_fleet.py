@@ -89,20 +89,6 @@ async def test_a_request_that_does_not_get_through_is_asked_of_the_others_once_e
     assert [one.open_streams for one in fleet.replicas.values()] == [0, 0, 0]
 
 
-async def test_open_streams_are_counted_until_they_end_whatever_ends_them():
-    fleet, _, (replica,) = made(gate=False)
-    streams = [await fleet.open(request()) for _ in range(3)]
-    assert replica.open_streams == 3
-    streams[0].cancel()
-    streams[0].cancel()
-    reader = asyncio.create_task(streams[1].__anext__())
-    await reader
-    streams[1].cancel()
-    with pytest.raises(CancelledStreamError):
-        await streams[1].__anext__()
-    assert replica.open_streams == 1
-
-
 async def test_a_tenants_salt_is_set_by_the_gateway_and_stays_when_an_answer_moves():
     fleet, (engine,), _ = made(gate=False, salt=lambda request: 7)
     await fleet.open(request())

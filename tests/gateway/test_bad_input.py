@@ -17,18 +17,13 @@ IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
 async def test_refused_with_its_param(stack):
     for fields, param, code in [
         ({"temperature": "hot"}, "temperature", "invalid_type"),
-        ({"temperature": 3}, "temperature", "invalid_value"),
-        ({"top_p": 1.5}, "top_p", "invalid_value"),
-        ({"stream": "yes"}, "stream", "invalid_type"),
-        ({"stream": 1}, "stream", "invalid_type"),
-        ({"n": 0}, "n", "invalid_value"),
-        ({"n": 5}, "n", "unsupported_parameter"),
-        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
-        ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
+        ({"temperature": 3}, "temperature", "invalid_value"), ({"top_p": 1.5}, "top_p", "invalid_value"),
+        ({"stream": "yes"}, "stream", "invalid_type"), ({"stream": 1}, "stream", "invalid_type"),
+        ({"n": 0}, "n", "invalid_value"), ({"n": 5}, "n", "unsupported_parameter"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"), ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
         ({"max_tokens": 10_000}, "max_tokens", "context_length_exceeded"),
         ({"max_completion_tokens": 10_000}, "max_completion_tokens", "context_length_exceeded"),
-        ({"messages": []}, "messages", "invalid_value"),
-        ({"messages": None}, "messages", "invalid_type"),
+        ({"messages": []}, "messages", "invalid_value"), ({"messages": None}, "messages", "invalid_type"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "invalid_value"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
@@ -38,20 +33,17 @@ async def test_refused_with_its_param(stack):
         ({"messages": [TOLD]}, "messages[0].tool_call_id", "missing_required_parameter"),
         ({"messages": [IMAGE]}, "messages[0].content[0]", "unsupported_parameter"),
         ({"messages": [{"role": "user", "content": "x" * 4000}]}, "messages", "context_length_exceeded"),
-        ({"stop": [""]}, "stop[0]", None),
-        ({"stop": ["x"] * 17}, "stop", None),
+        ({"stop": [""]}, "stop[0]", None), ({"stop": ["x"] * 17}, "stop", None),
         ({"stop": [1]}, "stop[0]", "invalid_type"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs", "unsupported_parameter"),
-        ({"top_logprobs": 3}, "top_logprobs", None),
-        ({"min_p": 0.1}, "min_p", "unsupported_parameter"),
+        ({"top_logprobs": 3}, "top_logprobs", None), ({"min_p": 0.1}, "min_p", "unsupported_parameter"),
         ({"stream_options": {"include_usage": True}}, "stream_options", None),
         ({"functions": [{"name": "f"}]}, "functions", None),
         ({"modalities": ["text", "audio"]}, "modalities", None),
-        ({"web_search_options": {}}, "web_search_options", None),
-        ({"seed": 2**70}, "seed", None),
+        ({"web_search_options": {}}, "web_search_options", None), ({"seed": 2**70}, "seed", None),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction", "unsupported_parameter"),
-    ]:
+    ]:  # fmt: skip
         response = await stack.chat(**fields)
         assert response.status_code == 400, response.text
         error = response.json()["error"]

@@ -10,8 +10,6 @@ from llmops.gateway.api import ignored_fields
 from tests.support.gateway_stack import END, running, text_of
 from tests.support.scripted_triton import Step
 
-CHAT = "/v1/chat/completions"
-
 
 async def test_a_plain_answer(stack):
     ids = stack.say("The capital of France is Paris.")
@@ -245,15 +243,6 @@ async def test_special_tokens_stay_when_wanted(stack):
     stack.steps(Step(tuple(ids)), Step(final=True))
     choice = (await stack.chat(skip_special_tokens=False, ignore_eos=True)).json()["choices"][0]
     assert choice["message"]["content"] == "a<|end|>b"
-
-
-async def test_ignored_fields_are_listed(stack):
-    stack.say("Hello")
-    response = await stack.chat(store=True, service_tier="auto", my_field=1, user="u", prompt_cache_key=None)
-    assert response.headers["x-llmops-ignored"] == "store, my_field"
-    assert response.json()["service_tier"] == "default"
-    metrics = (await stack.client.get("/metrics")).text
-    assert 'llmops_ignored_fields_total{field="store"} 1.0' in metrics
 
 
 async def test_misspelt_fields_are_named_to_the_client_and_logged_once(stack, caplog, monkeypatch):

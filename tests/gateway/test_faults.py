@@ -6,7 +6,6 @@ The engine's slots must be free afterwards.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 
@@ -123,13 +122,6 @@ async def _consume(client: httpx.AsyncClient, body: dict) -> None:
             pass
 
 
-async def test_a_client_that_leaves_before_the_first_token(stack):
-    stack.steps(Step(hang=True))
-    with contextlib.suppress(httpx.ReadTimeout):
-        await stack.client.post(CHAT, json=stack.chat_body, timeout=0.3)
-    await stack.idle()
-
-
 async def test_triton_down_is_503_and_comes_back_without_a_restart(stack):
     stack.say("Hello")
     assert (await stack.chat()).status_code == 200
@@ -177,19 +169,6 @@ async def test_shutdown_lets_open_streams_end(card, tokenizer):
         assert events[-1] == "[DONE]"
         assert text_of(events) == "Hello world! How are you?"
         assert len(ids) > 5
-
-
-async def test_a_slow_client_does_not_slow_another(stack):
-    """A client that does not read stops its own stream when the socket is full, and nobody else's."""
-    stack.triton.script = endless
-    _, writer = await asyncio.open_connection(stack.client.base_url.host, stack.client.base_url.port)
-    body = b'{"model":"tiny","stream":true,"messages":[{"role":"user","content":"x"}]}'
-    writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(body)) + body)
-    await eventually(lambda: stack.triton.active == 1)
-    stack.say("Hello world!")
-    assert (await stack.chat()).json()["choices"][0]["message"]["content"] == "Hello world!"
-    writer.close()
-    await stack.idle()
 
 
 async def test_ready_with_a_real_generation(stack):

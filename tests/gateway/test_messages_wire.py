@@ -139,7 +139,7 @@ async def test_thinking_text_and_calls_are_blocks_in_their_order(agent):
     assert told(await streamed(agent, tools=[WEATHER])) == told(message)
 
 
-@pytest.mark.parametrize("cut", [5, 12, 20, 30, 45, 60, 80, 90])
+@pytest.mark.parametrize("cut", [12, 45, 80])
 async def test_an_answer_that_is_cut_off_is_the_same_streamed(agent, cut):
     said = agent.tokenizer.encode("<think>hm</think>Well.\n" + CALL)[:cut]
     agent.steps(*(Step((token,)) for token in said), Step(final=True))
@@ -447,8 +447,6 @@ def block(**fields):
     ("fields", "said"),
     [
         ({"max_tokens": None}, "Invalid value for 'max_tokens'"),
-        ({"max_tokens": 0}, "Invalid value for 'max_tokens'"),
-        ({"max_tokens": "5"}, "Invalid value for 'max_tokens'"),
         ({"messages": []}, "Invalid value for 'messages'"),
         ({"messages": [{"role": "user", "content": []}]}, "'messages[0].content' must not be empty"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "Invalid value for 'messages[0].role'"),
@@ -456,7 +454,6 @@ def block(**fields):
         (block(text="x"), "Missing required parameter: 'messages[0].content[0].type'"),
         (block(type="text"), "Missing required parameter: 'messages[0].content[0].text'"),
         (block(type="image", source={}), "'messages[0].content[0]' is of type 'image', which is not supported"),
-        (block(type="document", source={}), "'messages[0].content[0]' is of type 'document', which is not supported"),
         (block(**CALLED, input={}), "belongs in a message of the assistant"),
         (block(type="tool_result", content="x"), "Missing required parameter: 'messages[0].content[0].tool_use_id'"),
         (
@@ -481,10 +478,7 @@ def block(**fields):
         ),
         ({"messages": [{"role": "assistant", "content": ""}]}, "'messages' must contain a non-empty message"),
         ({"system": [{"type": "image"}]}, "'system[0]' is of type 'image'"),
-        ({"system": 5}, "Invalid value for 'system'"),
         ({"temperature": 3}, "Invalid value for 'temperature'"),
-        ({"top_k": -2}, "Invalid value for 'top_k'"),
-        ({"stop_sequences": "x"}, "Invalid value for 'stop_sequences'"),
         ({"stop_sequences": [""]}, "A stop string must not be empty"),
         ({"tools": [{"name": "f"}]}, "Missing required parameter: 'tools[0].input_schema'"),
         ({"tools": [{"input_schema": {}}]}, "Missing required parameter: 'tools[0].name'"),

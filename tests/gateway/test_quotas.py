@@ -298,30 +298,6 @@ async def test_a_key_and_its_tenant_bound_both_or_nothing_is_taken(bounded):
 # -- money -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_budget_shortens_the_answer_and_then_ends(bounded):
-    body = {**BODIES[CHAT], "max_tokens": 50}
-    bounded.quota(budget=Budget(10**9, "month"))
-    bounded.stack.steps(*[Step((9,))] * 6, Step(final=True))
-    prompt = (await bounded.post(CHAT, json=body)).json()["usage"]["prompt_tokens"]
-    await bounded.over()
-    spent = PRICE * (prompt + 2 * 6)
-    assert bounded.money(10**9) == 10**9 - spent
-    budget = spent + PRICE * (prompt + 2 * 6) + 3
-    bounded.quota(budget=Budget(budget, "month"))
-    answer = await bounded.post(CHAT, json=body)
-    assert bounded.stack.triton.requests[-1]["request_output_len"] == [6]
-    assert answer.json()["choices"][0]["finish_reason"] == "length"
-    await bounded.over()
-    assert bounded.money(budget) == 3
-    refused = await bounded.post(CHAT, json=body)
-    assert refused.status_code == 429
-    assert refused.headers["x-should-retry"] == "false"
-    error = refused.json()["error"]
-    assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
-    told = f"The budget of key-a, ${budget / 1e6:.6f} a month, is used up; it starts again on 2026-12-01 (UTC)."
-    assert error["message"] == told
-
-
 async def test_litellm_25374_budgets_come_from_the_ledger(bounded):
     """A restart is no free refill; nor is a ledger that is away."""
     bounded.ledger.known = 990

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 
@@ -11,7 +10,6 @@ import pytest
 
 from llmops.gateway.settings import GatewaySettings
 from tests.support.gateway_stack import serving
-from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
@@ -99,33 +97,3 @@ async def test_what_the_target_cannot_do_is_400(client):
     assert card["capabilities"]["logit_bias"] is False
     response = await client.post(CHAT, json={**GREEDY, "logit_bias": {"5": 1}})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "logit_bias")
-
-
-@pytest.mark.parametrize("streaming", [True, False])
-async def test_clients_that_leave_free_the_engine(client, triton, streaming):
-    body = {**GREEDY, "ignore_eos": True, "max_tokens": 2000, "stream": streaming}
-    async with httpx.AsyncClient(base_url=client.base_url, timeout=120) as leaving:
-        going = [asyncio.create_task(consume(leaving, body)) for _ in range(14)]
-        staying = [asyncio.create_task(consume(client, body)) for _ in range(2)]
-        await eventually(lambda: active(triton, 16))
-        for task in going:
-            task.cancel()
-        await asyncio.gather(*going, return_exceptions=True)
-        await eventually(lambda: active(triton, 2))
-    for task in staying:
-        task.cancel()
-    await asyncio.gather(*staying, return_exceptions=True)
-    await eventually(lambda: active(triton, 0))
-
-
-async def consume(client: httpx.AsyncClient, body: dict) -> None:
-    async with client.stream("POST", CHAT, json=body) as response:
-        async for _ in response.aiter_raw():
-            pass
-
-
-async def active(triton, count: int) -> bool:
-    async with httpx.AsyncClient(timeout=120) as metrics:
-        text = (await metrics.get(triton.metrics_url)).text
-    found = re.search(r'nv_trt_llm_request_metrics\{[^}]*request_type="active"[^}]*\} (\S+)', text)
-    return found is not None and float(found.group(1)) == count

@@ -83,22 +83,17 @@ def test_a_value_out_of_range(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("tritom: x:1\n", "Unknown setting `tritom`"),
-        ("tritom: x:1\n", "did you mean `triton`"),
+        ("tritom: x:1\n", "Unknown setting `tritom`"), ("tritom: x:1\n", "did you mean `triton`"),
         ("timeouts: {keep_alive: 1}\n", r"Unknown setting `timeouts\.keep_alive`.*did you mean `keepalive`"),
         ("models: {smollm2: {tokeniser_dir: /x}}\n", "did you mean `tokenizer_dir`"),
         ("zzz: 1\n", r"Unknown setting `zzz` \(flags, environment or .*gateway\.yaml\); docs/gateway\.md lists"),
-        ("1: x\n", "Unknown setting `1`"),
-        ("limits: many\n", "The setting `limits`"),
+        ("1: x\n", "Unknown setting `1`"), ("limits: many\n", "The setting `limits`"),
         ("port: many\n", "The setting `port`"),
         ("models: {smollm2: {tokeniser_dir: /x}}\n", r"Unknown setting `models\.smollm2\.tokeniser_dir`"),
-        ("- a\n", "must be a mapping"),
-        ("- {host: x, port: 1}\n", "must be a mapping"),
-        ("text\n", "must be a mapping"),
-        ('a: "\0"\n', "not valid YAML"),
-        ("a: [\n", "not valid YAML"),
+        ("- a\n", "must be a mapping"), ("- {host: x, port: 1}\n", "must be a mapping"),
+        ("text\n", "must be a mapping"), ('a: "\0"\n', "not valid YAML"), ("a: [\n", "not valid YAML"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_file(tmp_path, text, said):
     config = tmp_path / "gateway.yaml"
     config.write_text(text)

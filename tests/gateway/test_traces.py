@@ -59,24 +59,14 @@ async def one_trace(receiver: Receiver) -> tuple[Told, dict[str, Told]]:
 @pytest.mark.parametrize(
     ("given", "sampled"),
     [
-        (SAMPLED, True),
-        (UNSAMPLED, False),
-        (f"00-{TRACE}-{SPAN}-03", True),
-        (f"00-{TRACE}-{SPAN}-fe", False),
-        (f"cc-{TRACE}-{SPAN}-01-what-the-future-will-be-like", True),
-        (f"ff-{TRACE}-{SPAN}-01", None),
-        (f"00-{TRACE}-{SPAN}-01-more", None),
-        (f"cc-{TRACE}-{SPAN}-01.more", None),
-        (f"00-{'0' * 32}-{SPAN}-01", None),
-        (f"00-{TRACE}-{'0' * 16}-01", None),
-        (f"00-{TRACE.upper()}-{SPAN}-01", None),
-        (f"00-{TRACE}-{SPAN}-01\n", None),
-        (f"00-{TRACE}-{SPAN}-1", None),
-        (f"cc-{TRACE}-{SPAN}-01-" + "x" * 600, None),
-        ("", None),
-        ("\xff\x00", None),
+        (SAMPLED, True), (UNSAMPLED, False), (f"00-{TRACE}-{SPAN}-03", True), (f"00-{TRACE}-{SPAN}-fe", False),
+        (f"cc-{TRACE}-{SPAN}-01-what-the-future-will-be-like", True), (f"ff-{TRACE}-{SPAN}-01", None),
+        (f"00-{TRACE}-{SPAN}-01-more", None), (f"cc-{TRACE}-{SPAN}-01.more", None),
+        (f"00-{'0' * 32}-{SPAN}-01", None), (f"00-{TRACE}-{'0' * 16}-01", None),
+        (f"00-{TRACE.upper()}-{SPAN}-01", None), (f"00-{TRACE}-{SPAN}-01\n", None), (f"00-{TRACE}-{SPAN}-1", None),
+        (f"cc-{TRACE}-{SPAN}-01-" + "x" * 600, None), ("", None), ("\xff\x00", None),
     ],
-)
+)  # fmt: skip
 def test_a_traceparent_is_taken_as_the_recommendation_has_it(given, sampled):
     parent = parse_traceparent([(b"host", b"a"), (b"traceparent", given.encode("latin-1"))])
     trace = TraceContext(parent)
