@@ -27,7 +27,7 @@ def begun(start, programs, tmp_path, card):
     store = f"sqlite:///{tmp_path}/store.db"
     llmops("tenant", "create", "acme", "--store", store)
     keys = [llmops("key", "create", "--tenant", "acme", "--user", f"{n}@acme.example", "--store", store) for n in "ab"]
-    engine = Engine(tmp_path / "engine", card, tokens=2000, seconds_per_token=0.1)
+    engine = Engine(tmp_path / "engine", card, tokens=2000, seconds_per_token=0.5)
     programs.callback(engine.stop)
     # looks three times as often as keys are looked up: by default each 10 s
     fresh = scaled({"lookups": {"fresh": "3s"}}, {})

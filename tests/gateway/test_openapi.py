@@ -13,7 +13,7 @@ CONFORMANCE = [
     schemathesis.checks.CHECKS.get_one(name)
     for name in ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
 ]
-EXAMPLES = settings(max_examples=6, database=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=4, database=None, suppress_health_check=list(HealthCheck))
 
 
 def check(operation, base_url, statuses):
@@ -45,7 +45,7 @@ async def test_no_operation_gives_a_5xx(stack):
     for operation in operations:
         # a thread: the gateway runs on this event loop
         await asyncio.to_thread(check, operation, str(stack.client.base_url).rstrip("/"), statuses)
-    assert len(statuses) > 2 * len(operations)
+    assert len(statuses) > len(operations)
 
 
 async def test_the_reference_is_drawn_without_a_network(stack):
