@@ -21,6 +21,7 @@ from llmops.gateway.ratelimit.buckets import Limit, LimitRequest
 from llmops.gateway.ratelimit.limits import GROWTH_INTERVAL, RateLimits
 from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.ratelimit.output_length import INITIAL_TOKENS
+from llmops.gateway.ratelimit.quotas import CallerLimits
 from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck
 from llmops.gateway.settings import GatewaySettings, Quotas, load_settings
 from tests.support.gateway_stack import END, running
