@@ -186,13 +186,13 @@ async def test_a_valkey_that_loses_its_data_gives_no_money_away(valkey, prefix, 
                 for at in range(60):
                     spent += await ask(at % 2)
                 valkey.tell(signal.SIGCONT)
-                for limiter in limiters:
-                    await until_up(limiter)
             else:
                 await asyncio.to_thread(flush if how == "flush" else restart, valkey)
                 # whichever comes first tells Valkey what it knows, and asks the ledger again
                 for at in range(4):
                     spent += await ask(at % 2)
+            for limiter in limiters:
+                await until_up(limiter)
             asked_again = asked_again or ledger.asked > asked
         assert asked_again
         for at in range(200):
