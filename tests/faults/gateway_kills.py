@@ -157,7 +157,7 @@ async def mock_rounds(
 
     def ask(number: int) -> ResumingReader:
         question = f"Number {number}?"
-        return BackgroundReader(question) if number % 3 == 2 else ResumingReader(question, (CHAT, OPENAI)[number % 3])
+        return BackgroundReader(question) if number % 8 == 7 else ResumingReader(question, (CHAT, OPENAI)[number % 2])
 
     def expected(reader: ResumingReader, _: httpx.AsyncClient) -> str:
         return told.text(reader.body.get("input") or reader.body["messages"][0]["content"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import httpx
@@ -24,6 +25,10 @@ class ResumingReader:
         """Read some events, or all."""
         event_id = ""
         async with self._ask(client) as response:
+            if response.status_code == 503 and self.run:
+                # as clients do: they come back later
+                await asyncio.sleep(0.1)
+                return
             if response.status_code != 200:
                 raise AssertionError((response.status_code, await response.aread()))
             async for line in response.aiter_lines():
@@ -79,4 +84,7 @@ class BackgroundReader(ResumingReader):
             self.text += event["delta"]
         elif event["type"] in ("response.completed", "response.incomplete", "response.failed"):
             usage = event["response"]["usage"] or {}
-            self.ended = {"status": event["response"]["status"], "usage": {"completion_tokens": usage["output_tokens"]}}
+            self.ended = {
+                "status": event["response"]["status"],
+                "usage": {"completion_tokens": usage.get("output_tokens")},
+            }
