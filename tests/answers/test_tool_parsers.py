@@ -240,6 +240,21 @@ def test_mistral_ids():
 
 
 @pytest.mark.parametrize("family", PARSERS)
+def test_a_replay_gives_calls_the_same_ids(family):
+    """Another gateway that continues an answer, or shows it to a reader, parses the same text again."""
+
+    def ids(source: str) -> list[str]:
+        parser = PARSERS[family](TOOLS)
+        parser.name_calls(source)
+        text = WRITERS[family]([("add", {"text": "a"}), ("add", {"text": "b"})])
+        return [event.id for event in run(parser, [text]) if isinstance(event, ToolCallDelta) and event.id]
+
+    first = ids("chatcmpl-1/0")
+    assert first == ids("chatcmpl-1/0")
+    assert len({*first, *ids("chatcmpl-2/0")}) == 2 * len(first)
+
+
+@pytest.mark.parametrize("family", PARSERS)
 def test_nothing_is_kept_to_be_parsed_again(family):
     """The rest that waits for more text stays short, however long the call gets."""
     text, parser = (

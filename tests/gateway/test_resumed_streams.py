@@ -10,6 +10,8 @@ import pytest
 from redis import Redis
 from sqlalchemy import select
 
+from llmops.gateway.conversations.answer_run import AnswerLog
+from llmops.gateway.generation.parsers.output_processor import ContentDelta
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
@@ -109,13 +111,23 @@ async def test_a_stream_is_stopped_at_another_gateway_and_stored(gateways, told)
     assert told.text("Where?").startswith(message["content"])
 
 
+def test_what_a_running_answer_keeps_for_its_readers_is_small():
+    """English has about four characters in a token, and each delta costs two bytes."""
+    log, text = AnswerLog(), "The quick brown fox jumps over the lazy dog near the river bank. "
+    for at in range(0, 4000, 4):
+        log.append(ContentDelta((text * 99)[at : at + 4]))
+    assert log.nbytes <= 8 * len(log)
+    assert log.pieces() == [ContentDelta((text * 99)[:4000])]
+
+
 async def test_a_response_in_the_background_is_cancelled_or_deleted_at_another_gateway(gateways, told):
     one, other = gateways
     told.wait = 0.05
     for method, tail in (("POST", "/cancel"), ("DELETE", "")):
         reader = BackgroundReader(f"{method}?")
         await reader.read(one, 5)
-        url = f"{RESPONSES}/{reader.run}"
+        url, theirs = f"{RESPONSES}/{reader.run}", {"authorization": "Bearer somebody-else"}
+        assert (await other.get(f"{url}?stream=true", headers=theirs)).status_code == 404
         assert (await other.request(method, url + tail, timeout=GENEROUS)).status_code == 200
         await eventually(lambda: told.triton.active == 0)
         found = [(await client.get(url)).json() for client in gateways]
