@@ -9,7 +9,6 @@ import pytest
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint import safetensors_header as headers
-from llmops.build.checkpoint.gguf_header import read_header
 from llmops.build.targets.build_target import sampling_defaults
 from llmops.errors import CheckpointError, MissingDependencyError
 
@@ -30,23 +29,6 @@ def test_safetensors_header_agrees_with_the_safetensors_library(tiny: Path) -> N
             info, value = tensors[name], file.get_tensor(name)
             assert info.shape == value.shape
             assert raw[info.offset : info.offset + info.nbytes] == value.tobytes()
-
-
-def test_gguf_header_agrees_with_the_gguf_package(smollm2: Path) -> None:
-    from gguf import GGUFReader
-
-    header, reader = read_header(smollm2), GGUFReader(str(smollm2))
-    assert list(header.tensors) == [tensor.name for tensor in reader.tensors]
-    for tensor in reader.tensors:
-        info = header.tensors[tensor.name]
-        assert info.shape == tuple(reversed(tensor.shape.tolist()))
-        assert (info.dtype, info.nbytes, info.offset) == (
-            tensor.tensor_type.name,
-            int(tensor.n_bytes),
-            int(tensor.data_offset),
-        )
-    for key in ("llama.block_count", "tokenizer.ggml.merges", "tokenizer.ggml.token_type", "tokenizer.chat_template"):
-        assert header.metadata[key] == reader.fields[key].contents()
 
 
 def test_smollm2_is_described(smollm2: Path) -> None:

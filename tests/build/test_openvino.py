@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
-from llmops.errors import CheckpointError, InputError, MissingDependencyError
+from llmops.errors import CheckpointError, InputError
 
 from .conftest import VARIANTS, make_checkpoint
 
@@ -81,24 +81,6 @@ def test_other_families_go_through_optimum_intel(tmp_path: Path) -> None:
         "openvino_detokenizer.bin",
         "generation_config.json",
     }
-
-
-def test_what_only_optimum_intel_can_export_says_how_to_get_it(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from importlib import metadata
-
-    folder = make_checkpoint(tmp_path / "checkpoint", "phi3")
-    version = metadata.version
-
-    def without_optimum(name: str) -> str:
-        if name == "optimum-intel":
-            raise metadata.PackageNotFoundError(name)
-        return version(name)
-
-    monkeypatch.setattr(metadata, "version", without_optimum)
-    with pytest.raises(MissingDependencyError, match=r"Phi3ForCausalLM .* pip install --no-deps optimum-intel"):
-        build(BuildSpec(checkpoint=str(folder), output=tmp_path / "engine"))
 
 
 def matrix_from(storage: Any, values: np.ndarray, blocks: str | None = None, data: Any = None) -> np.ndarray:

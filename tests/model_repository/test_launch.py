@@ -197,28 +197,6 @@ def test_a_model_that_does_not_load_is_one_sentence(tmp_path: Path, failure: str
     assert processes(server.pid) == []
 
 
-@pytest.mark.parametrize(
-    ("number", "says"),
-    [
-        (signal.SIGSEGV, r"code -11 \(SIGSEGV\)\.$"),
-        (
-            signal.SIGKILL,
-            r"code -9 \(SIGKILL\); the kernel sends it when memory runs out \(see dmesg\)\.$",
-        ),
-    ],
-)
-def test_an_end_is_not_put_down_to_what_is_logged_at_each_start(
-    repository: Path, number: signal.Signals, says: str
-) -> None:
-    """Without a GPU it says that there is no CUDA driver."""
-    with start_triton(repository, ports=ANY) as server:
-        server.wait_ready(120)
-        assert any("CudaDriverHelper" in line.message for line in server.log if line.level == "error")
-        os.kill(server.pid, number)
-        with pytest.raises(ServerError, match=says):
-            server.wait(threading.Event())
-
-
 def test_an_end_names_the_last_error_since(tmp_path: Path) -> None:
     code = "pb_utils.Logger.log_error('the disk is gone'); import os, signal; os.kill(os.getppid(), signal.SIGABRT)"
     with start_triton(echo_repository(tmp_path, execute=code), ports=ANY, http=True) as server:

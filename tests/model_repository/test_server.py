@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.support.engine_client import EngineClient, generation, metrics
-from tests.support.waiting import GENEROUS, wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
@@ -45,10 +45,6 @@ def client(triton: Any) -> Iterator[EngineClient]:
 @pytest.fixture(scope="module")
 def prompt(tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(TEXTS[0], add_special_tokens=False).ids
-
-
-def active(triton: Any) -> float:
-    return metrics(triton.metrics_url, "nv_trt_llm_request_metrics")["active"]
 
 
 def ensemble(triton: Any, stream: bool, **fields: Any) -> list[dict[str, Any]]:
@@ -121,27 +117,6 @@ def test_a_refusal_names_the_tensor_and_comes_before_any_token(client: EngineCli
     assert answer.error == "embedding_bias: not supported by target openvino"
     assert answer.responses == []
     assert client.ask(prompt, new=2).error is None
-
-
-def test_metrics_have_nvidias_families_and_labels(triton: Any) -> None:
-    requests = metrics(triton.metrics_url, "nv_trt_llm_request_metrics")
-    assert requests.keys() == {"active", "max", "scheduled", "context", "waiting"}
-    assert requests["max"] == 64
-    blocks = metrics(triton.metrics_url, "nv_trt_llm_kv_cache_block_metrics")
-    assert blocks.keys() == {"max", "free", "used", "tokens_per", "fraction"}
-    deadline = time.monotonic() + GENEROUS
-    # Triton sets its gauges one by one, and a scrape may come in between: only at rest do they belong together
-    while (blocks["used"], blocks["free"]) != (0, blocks["max"]):
-        assert time.monotonic() < deadline, blocks
-        time.sleep(0.1)
-        blocks = metrics(triton.metrics_url, "nv_trt_llm_kv_cache_block_metrics")
-    batcher = metrics(triton.metrics_url, "nv_trt_llm_inflight_batcher_metrics")
-    assert batcher.keys() == {"total_context_tokens", "generation_requests", "micro_batch_id", "paused_requests"}
-    assert metrics(triton.metrics_url, "nv_trt_llm_general_metrics").keys() == {"timestamp", "iteration_counter"}
-    text = urllib.request.urlopen(triton.metrics_url, timeout=GENEROUS).read().decode()
-    split = [line for line in text.splitlines() if line.startswith("nv_trt_llm_disaggregated_serving_metrics{")]
-    assert [line.split()[-1] for line in split] == ["0", "0"]
-    assert 'disaggregated_serving_type="request_count"' in "".join(split)
 
 
 def test_lengths_of_requests_are_counted(triton: Any, client: EngineClient, prompt: list[int]) -> None:

@@ -21,7 +21,7 @@ from llmops.build.plan.timing.silicon import timing_source
 from llmops.build.quant_formats import FORMATS
 from llmops.cli.main import cli
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier
-from llmops.perf.simulate.arrivals import DAY, ConversationArrivals, arrivals_from_trace
+from llmops.perf.simulate.arrivals import DAY, ConversationArrivals
 from llmops.perf.simulate.engine import EngineSpec, LinearStepTimes, PlannedStepTimes
 from llmops.perf.simulate.fleet import Arrivals, FleetSpec, ReplicaFailure, SimulatedFleet, SimulationOutcome
 from llmops.perf.simulate.replica import SimulatedRequest
@@ -216,20 +216,6 @@ def test_a_trace_is_replayed_and_reported_as_a_benchmark(plan: Path, tmp_path: P
     assert again.exit_code == 0, again.output
     # what a benchmark wrote is a workload as well
     assert "40 completed" in simulated(plan, "--bench", str(report), "--replicas", "2")
-
-
-def test_a_block_of_a_trace_is_found_only_after_what_came_before_it(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    rows = [([1, 2, 3], 0), ([1, 2, 3], 10), ([4, 2, 3], 20), ([1, 3, 2], 30)]
-    trace.write_text(
-        "\n".join(
-            json.dumps({"timestamp": 1000 * at, "input_length": 1600, "output_length": 2, "hash_ids": [*ids, 90 + at]})
-            for ids, at in rows
-        )
-    )
-    engine = EngineSpec(ENGINE.steps, blocks=1000, block_tokens=512)
-    done = run(list(arrivals_from_trace(trace).jobs), engine).jobs
-    assert [job.cached for job in done] == [0, 1536, 0, 512]
 
 
 def test_a_rollout_is_judged_and_moved_by_the_products_own_judge() -> None:

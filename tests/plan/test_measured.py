@@ -133,18 +133,3 @@ def test_the_field_that_is_wrong_is_named(tmp_path, change, where):
         MeasuredSteps.load(path)
     assert caught.value.message.startswith(f"{path} does not hold measured step times ({where}: ")
     assert caught.value.message.endswith("; measure a host with `llmops verify --calibrate host.json`.")
-
-
-def test_the_whole_file_is_wrong(tmp_path):
-    path = tmp_path / "host.json"
-    for text, words in (("[]", "does not hold measured step times (the file: "), ("{", "is not JSON (")):
-        path.write_text(text)
-        with pytest.raises(InputError) as caught:
-            MeasuredSteps.load(path)
-        assert words in caught.value.message
-    with pytest.raises(InputError, match=r"none.json does not exist; measure"):
-        MeasuredSteps.load(tmp_path / "none.json")
-    with pytest.raises(InputError, match=r"is not JSON \(.*Is a directory"):
-        MeasuredSteps.load(tmp_path)
-    with pytest.raises(InputError, match=r"cannot be written \(No such file or directory\); create the folder first"):
-        MeasuredSteps(**FILE).save(tmp_path / "no folder" / "host.json")

@@ -11,7 +11,6 @@ from llmops.build.plan.memory.kv_sizes import BLOCK_TOKENS, sequence_bytes, toke
 from llmops.build.plan.memory.memory_budget import (
     PlannedLimits,
     activation_bytes,
-    communication_bytes,
     plan_memory,
 )
 from llmops.build.plan.memory.parallel_layout import ParallelLayout, layout_problem
@@ -61,23 +60,6 @@ def test_activations_of_8b_by_hand(models):
         activation_bytes(models.LLAMA31_8B, FORMATS["none"], ParallelLayout(), PlannedLimits(64, 8192, 4096))
         == expected
     )
-
-
-@pytest.mark.parametrize(
-    ("layout", "expected"),
-    [
-        (ParallelLayout(), 0),
-        # AIConfigurator's NCCL figures for 2, 4 and 8 ranks in MiB, and three all-reduce buffers of 8 MB per rank
-        (ParallelLayout(tp=2), 342 * 2**20 + 3 * 2 * 8_000_000),
-        (ParallelLayout(tp=4), 392 * 2**20 + 3 * 4 * 8_000_000),
-        (ParallelLayout(tp=8), 392 * 2**20 + 3 * 8 * 8_000_000),
-        (ParallelLayout(pp=2), 342 * 2**20),
-        (ParallelLayout(tp=2, pp=2), 392 * 2**20 + 3 * 2 * 8_000_000),
-        (ParallelLayout(tp=8, pp=2), 392 * 2**20 + 3 * 8 * 8_000_000),
-    ],
-)
-def test_buffers_of_communication(layout, expected):
-    assert communication_bytes(layout) == expected
 
 
 ONE = PlannedLimits(max_batch_size=0, max_num_tokens=1, max_seq_len=4096)

@@ -14,7 +14,6 @@ from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.search.candidate import spare_replicas
 from llmops.build.plan.speed.disaggregated import (
     WorkerPool,
-    decode_worker,
     match_workers,
     prefill_latency,
     prefill_worker,
@@ -148,24 +147,6 @@ def test_spare_replicas_make_an_availability(needed, gpus, availability, spares)
 
 def percentile(values: list[float], share: int) -> float:
     return sorted(values)[int(len(values) * share / 100)]
-
-
-def test_disaggregated_sides_match(models):
-    load = PlanWorkload(3000, 300, ttft_p95=0.5, tpot_p95=0.02)
-    machine = replica(models, load)
-    prefill, decode = prefill_worker(machine, H100), decode_worker(machine)
-    assert prefill is not None
-    assert decode is not None
-    assert prefill.latency_p95 <= 0.5
-    assert decode.latency_p95 <= 0.02
-    assert prefill.unloaded < prefill.latency < prefill.latency_p95
-    pair = match_workers(prefill, decode, 40.0, 64)
-    assert pair is not None
-    assert pair.prefill_count == -(-40 // prefill.rate)
-    assert pair.rate >= 40
-    assert (pair.prefill_count - 1) * prefill.rate < 40
-    assert (pair.decode_count - 1) * decode.rate < 40
-    assert match_workers(prefill, decode, 40.0, pair.gpus - 1) is None
 
 
 # -- The formulas behind latencies, against textbook results and steps whose time is known

@@ -253,41 +253,6 @@ def test_kafka_without_a_store_is_told():
         load_settings(None, kafka={"servers": "http://broker"})
 
 
-@pytest.mark.parametrize("kind", ["sqlite"])
-async def test_while_kafka_is_away_the_outbox_grows_and_not_the_memory(store, url, tmp_path):
-    """LiteLLM #38193 lost such events up to 1.97, and kept them in memory from 1.98 on.
-
-    The figure is in the benchmark `usage`.
-    """
-    (tmp_path / "gw-1").mkdir()
-    outbox, broker = UsageOutbox(tmp_path / "gw-1"), Broker()
-    try:
-        kafka = KafkaSettings(servers=broker.servers, topic="t", signing_keys=KEY)
-        sink = KafkaSink(kafka, LedgerSink(url))
-        delivery = UsageDelivery(outbox, sink)
-        delivering = asyncio.create_task(delivery.run())
-        for first in range(0, 3000, 500):
-            outbox.add([encode_event(event(seq)) for seq in range(first, first + 500)])
-            await asyncio.sleep(0)
-        while not delivery.trouble:
-            await asyncio.sleep(0.05)
-        # None of them is sent, and delivery holds none: the outbox has all of them.
-        assert delivery.behind == outbox.count == 3000
-        assert delivery._unconfirmed == 0
-        broker.start()
-        async with at_work(Ledger(kafka, url)):
-            await asyncio.wait_for(delivery.drain(), 300)
-        delivering.cancel()
-        await asyncio.gather(delivering, return_exceptions=True)
-        await sink.close()
-        # and what has arrived needs no room
-        assert outbox.count == 0
-        assert outbox.size < 50_000
-    finally:
-        broker.close()
-    assert (await total(store)).requests == 3000
-
-
 # -- A gateway's usage while its PostgreSQL is away
 
 
@@ -337,7 +302,6 @@ async def test_litellm_38193_no_row_is_dropped_and_no_memory_filled(own_postgres
 # -- The reconciler: what has not arrived, and what engines say that they served
 
 
-NOTHING = ReconciliationRequest()
 PAGE = b"""# TYPE nv_llm_output_token_len histogram
 nv_llm_output_token_len_bucket{le="10",model="tiny-tensorrt_llm",response_metric_type="total_output_tokens"} 1
 nv_llm_output_token_len_sum{model="tiny-tensorrt_llm",response_metric_type="total_output_tokens",version="1"} 90

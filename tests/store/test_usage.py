@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from llmops.control.metrics import CACHE_SECONDS, MAX_SERIES, OTHERS_LABEL, SpendingCollector
+from llmops.control.metrics import MAX_SERIES, OTHERS_LABEL, SpendingCollector
 from llmops.control.store_access import SharedStore
 from llmops.errors import InputError, ResourceError
 from llmops.gateway.errors import ModelNotPricedError, UnavailableError
@@ -447,33 +447,3 @@ async def test_tenants_that_spend_little_share_a_series(url, kind):
     assert len(found) == MAX_SERIES + 1
     assert found.pop(OTHERS_LABEL) == 1 + 2 + 3 + 4 + 5
     assert found == {name: value for name, value in spent.items() if value > 5}
-
-
-@pytest.mark.parametrize("kind", ["sqlite"])
-async def test_the_store_is_asked_once_a_minute_and_may_be_away(url, kind, caplog):
-    _, _, user = await make_key(url, "acme")
-    await insert(url, record(0, user, 10**6))
-    seconds, away = [0.0], [False]
-
-    class Store(SharedStore):
-        def read(self):
-            if away[0]:
-                raise UnavailableError("The store cannot be asked now; try again.")
-            return super().read()
-
-    store = Store(url)
-    spending = SpendingCollector(store, lambda: NOW, lambda: seconds[0])
-
-    async def after(more: float) -> float:
-        seconds[0] += more
-        await spending.refresh()
-        return told(spending)["llmops_spent_dollars"]["acme",]
-
-    assert await after(0) == 1.0
-    await insert(url, record(1, user, 10**6))
-    assert await after(CACHE_SECONDS - 1) == 1.0
-    assert await after(1) == 2.0
-    away[0] = True
-    assert await after(CACHE_SECONDS) == 2.0
-    assert "cannot be read for Prometheus: The store cannot be asked now" in caplog.text
-    await store.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -132,23 +131,6 @@ def test_only_the_drivers_libraries_may_be_missing(image: ImageFolder, module: s
         path.write_text(before)
     assert found["import tensorrt_llm._torch.pyexecutor.py_executor"] == outcome
     assert found["import tensorrt_llm.llmapi"] == "seen"
-
-
-def test_an_image_without_what_its_facts_name(image: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(deep.IMAGE_VARIABLE, DEFAULT_TAG)
-    (one,) = deep.run_deep_checks(image.root / "nothing")
-    wanted = "/opt/venv-tritonserver/bin/python, the Python of image 26.07, is missing: start from nvcr.io/"
-    assert one.outcome == "failed"
-    assert one.detail.startswith(wanted)
-    monkeypatch.setenv(deep.IMAGE_VARIABLE, "30.01")
-    (one,) = deep.run_deep_checks(image.root)
-    assert (one.outcome, one.detail[:40]) == ("failed", "30.01 has no facts; build from one of 26")
-    backend = image.at(IMAGE.layout.backends) / "tensorrtllm" / "trtllmExecutorWorker"
-    shutil.move(backend, backend.with_suffix(".away"))
-    try:
-        assert [one.outcome for one in deep.check_cpp_backend(IMAGE, image.root)] == ["seen", "failed"]
-    finally:
-        shutil.move(backend.with_suffix(".away"), backend)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -319,17 +318,3 @@ def test_the_documented_table(sources):
         DOC.write_text(f"{before}{BEGIN}{rendered(sources)}{END}{after}")
     else:
         assert table == rendered(sources)
-
-
-@pytest.mark.skipif(find_spec("tensorrt_llm") is None, reason="tensorrt_llm is not installed")
-@pytest.mark.parametrize(("family", "quant", "kv"), ENGINES)
-def test_the_real_loader(export, family, quant, kv):
-    """trtllm-build's own loader, its first step, raises for a tensor that is missing or of another
-    shape.
-    """
-    from tensorrt_llm.models import MODEL_MAP
-
-    folder = export(family, quant, kv, tp=1 if FORMATS[quant].groups == (128,) else 2)
-    config = json.loads((folder / "config.json").read_text())
-    for rank in range(config["mapping"]["world_size"]):
-        MODEL_MAP[config["architecture"]].from_checkpoint(str(folder), rank)

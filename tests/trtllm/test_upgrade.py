@@ -117,18 +117,3 @@ def test_what_cannot_be_taken_along_names_what_to_build(tmp_path: Path, target: 
 def test_releases_that_nobody_looked_at(tmp_path: Path, to: str) -> None:
     with pytest.raises(VersionMismatchError, match=r"1\.2\.1"):
         run(engine(tmp_path / "e"), "--to", to)
-
-
-def test_downward_speculation_that_the_release_lacks_goes_as_a_whole(tmp_path: Path) -> None:
-    speculative = {"decoding_type": "SA", "max_draft_len": 4, "enable_penalty": True}
-    folder = engine(tmp_path / "e", speculative_config=speculative, max_seq_len=512)
-    manifest = EngineManifest.load(folder)
-    extra = manifest.extra.model_copy(update={"tensorrt_llm": "1.3.0rc29"})
-    manifest.model_copy(update={"extra": extra}).save(folder)
-    found = json.loads(run(folder, "--to", "1.2", "--json"))
-    assert found["lost"] == [
-        f"speculative_config = {json.dumps(speculative)}: speculative_config.decoding_type is 'SA'; "
-        "the LLM API takes NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState."
-    ]
-    assert not [one for one in found["changes"] if "speculative" in one]
-    assert EngineManifest.load(folder).extra.llm_args == {"backend": "pytorch", "max_seq_len": 512}
