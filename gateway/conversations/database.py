@@ -14,12 +14,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from llmops.clocks import wait_with_timeout
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ApiError, UnavailableError
+from llmops.gateway.logging_setup import RepeatedLines
 from llmops.store.factory import LazyStore
 
 T = TypeVar("T")
 
 # Seconds that a request waits for the store before it counts as away.
 STORE_TIMEOUT = 5.0
+#: Seconds between two lines of the log: a caller that sends many requests at once waits for itself.
+LOG_INTERVAL = 1.0
 
 
 class Database:
@@ -35,6 +38,7 @@ class Database:
         """
         self._store = LazyStore(url, pool_size=2)
         self._subject, self._advice = subject, advice
+        self._lines = RepeatedLines(LOG_INTERVAL)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def read(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str | None = None) -> T:
@@ -75,8 +79,10 @@ class Database:
             raise
         except (TimeoutError, LlmopsError, SQLAlchemyError) as error:
             detail = error.message if isinstance(error, LlmopsError) else type(error).__name__
+            # only an error with a detail is logged
+            suffix = self._lines.suffix(self._subject)
             raise UnavailableError(
                 f"{self._subject} cannot be read or written now; try again, or {self._advice}.",
                 code=f"{self._subject.split()[-1].lower()}_unavailable",
-                detail=detail,
+                detail="" if suffix is None else detail + suffix,
             ) from error

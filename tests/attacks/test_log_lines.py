@@ -60,3 +60,18 @@ async def test_an_answer_that_fails_after_its_beginning_writes_one_line(chats, m
     record(f"{sum(len(line.getMessage()) + len(line.exc_text or '') for line in lines)} bytes of log")
     assert len(lines) == 1
     assert lines[0].exc_info is None
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """The store is away for each request, and the log has one line about it."""
+    monkeypatch.setattr("llmops.gateway.conversations.database.STORE_TIMEOUT", 0.0)
+    monkeypatch.setattr("llmops.gateway.conversations.database.LOG_INTERVAL", 1000.0)
+
+
+async def test_requests_that_wait_for_each_other_write_one_line(impatient, chats, caplog):
+    answers = [await chats.client.get("/api/conversations") for _ in range(20)]
+    assert {answer.status_code for answer in answers} == {503}
+    lines = [line for line in caplog.messages if "cannot be read or written" in line]
+    record(f"{sum(map(len, lines))} bytes of log for 20 requests")
+    assert len(lines) == 1
