@@ -14,12 +14,8 @@ from llmops.errors import InputError, LlmopsError, ServerError
 START_GATEWAY_ADVICE = "start one with `llmops up` or `llmops gateway`, or name another with --url"
 
 
-def check_url(url: str, name: str = "--url") -> None:
-    """Check that `url` is an HTTP URL.
-
-    Args:
-        url: The URL.
-        name: The option of the URL.
+def check_url(url: str) -> None:
+    """Check that `url`, the value of `--url`, is an HTTP URL.
 
     Raises:
         InputError: The URL has no scheme, another scheme or no host. The message suggests a URL.
@@ -28,8 +24,8 @@ def check_url(url: str, name: str = "--url") -> None:
     if parts.scheme in ("http", "https") and parts.hostname:
         return
     if "://" not in url and url.strip("/"):
-        raise InputError(f"{name} {url} has no scheme; write http://{url.lstrip('/')}.")
-    raise InputError(f"{name} {url} is not an HTTP URL; write http://HOST:PORT/v1.")
+        raise InputError(f"--url {url} has no scheme; write http://{url.lstrip('/')}.")
+    raise InputError(f"--url {url} is not an HTTP URL; write http://HOST:PORT/v1.")
 
 
 def http_connection_error(url: str, error: Exception, advice: str = START_GATEWAY_ADVICE) -> LlmopsError:
@@ -70,20 +66,19 @@ def http_connection_error(url: str, error: Exception, advice: str = START_GATEWA
     return ServerError(f"The connection to {url} broke before the answer was complete; see the server's log.")
 
 
-def http_status_error(url: str, status: int, message: str, scope: str = "inference") -> ServerError:
+def http_status_error(url: str, status: int, message: str) -> ServerError:
     """Return the error for a response of `url` that is not a success.
 
     Args:
         url: The URL of the request.
         status: The HTTP status.
         message: The server's message.
-        scope: The scope that an API key needs for the request.
     """
     reason = f" ({message.rstrip('.')})" if message else ""
     if status == 401:
         return ServerError(f"{url} asks for an API key{reason}; set LLMOPS_API_KEY.")
     if status == 403:
-        return ServerError(f"The API key may not do this at {url}{reason}; it needs the scope {scope}.")
+        return ServerError(f"The API key may not do this at {url}{reason}; it needs the scope inference.")
     if status == 404 and re.match(r"The model .* does not exist", message):
         return ServerError(f"{url} does not serve that model{reason}; choose another with --model.")
     if status == 404:

@@ -19,6 +19,9 @@ _COARSE = frozenset({"day", "tenant", "model"})
 _members = users.alias("members")
 _MARK = select(gateways.c.next_seq).where(gateways.c.id == bindparam("gateway"))
 
+#: Sequence gaps that one query returns. A lost outbox must not fill a report.
+MAX_SEQUENCE_GAPS = 1000
+
 
 @dataclass(frozen=True)
 class UsageFilter:
@@ -98,10 +101,8 @@ async def known_events(connection: AsyncConnection, ids: Sequence[str]) -> froze
     return frozenset(str(one) for one in found.scalars())
 
 
-async def find_sequence_gaps(
-    connection: AsyncConnection, gateway_id: str | None = None, limit: int = 1000
-) -> Sequence[SequenceGap]:
-    """Return missing sequence ranges, by gateway and number.
+async def find_sequence_gaps(connection: AsyncConnection) -> Sequence[SequenceGap]:
+    """Return missing sequence ranges, by gateway and number, at most MAX_SEQUENCE_GAPS.
 
     Events lost after a gateway's last stored event cannot be detected.
     """
@@ -112,8 +113,6 @@ async def find_sequence_gaps(
     )
     # the event before the first missing one is in the store, whichever row has it
     marks = select(gateways.c.id, gateways.c.next_seq - 1)
-    if gateway_id is not None:
-        arrived, marks = arrived.where(gateways.c.id == gateway_id), marks.where(gateways.c.id == gateway_id)
     known = arrived.union_all(marks).subquery()
     following = func.lead(known.c.seq).over(partition_by=known.c.gateway_id, order_by=known.c.seq)
     steps = select(known.c.gateway_id, known.c.seq, following.label("following")).subquery()
@@ -121,7 +120,7 @@ async def find_sequence_gaps(
         select(steps.c.gateway_id, steps.c.seq + 1, steps.c.following - 1)
         .where(steps.c.following > steps.c.seq + 1)
         .order_by(steps.c.gateway_id, steps.c.seq)
-        .limit(limit)
+        .limit(MAX_SEQUENCE_GAPS)
     )
     return [SequenceGap(*row) for row in await connection.execute(statement)]
 

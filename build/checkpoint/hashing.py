@@ -7,27 +7,21 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from llmops.cache import cache_dir
 
-#: Bytes per read.
-_CHUNK = 4 << 20
 
-
-def sha256_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """Return the hex digest of a file.
-
-    `on_bytes` receives the number of bytes read, for a progress bar.
-    """
+def sha256_of(path: Path) -> str:
+    """Return the hex digest of a file."""
     real = path.resolve()
     stamp = _stamp(real)
     record = cache_dir() / "sha256" / hashlib.sha256(str(real).encode()).hexdigest()[:32]
     known = _read(record)
     if known is not None and known.get("stamp") == stamp:
         return str(known["sha256"])
-    digest = _digest(real, on_bytes)
+    with real.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     # A file that changed while it was read must not be cached under its new time stamp.
     if _stamp(real) == stamp:
         _write(record, {"stamp": stamp, "sha256": digest})
@@ -43,16 +37,6 @@ def digest_if_file(name: str) -> str | None:
 def _stamp(path: Path) -> list[int]:
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
-
-
-def _digest(path: Path, on_bytes: Callable[[int], None] | None) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            if on_bytes:
-                on_bytes(len(chunk))
-    return digest.hexdigest()
 
 
 def _read(record: Path) -> dict | None:

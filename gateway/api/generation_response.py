@@ -77,9 +77,9 @@ async def respond_with_generation(
         watcher.close()
 
 
-def json_response(body: dict[str, Any], status: int = 200) -> Response:
+def json_response(body: dict[str, Any]) -> Response:
     """Return a JSON response."""
-    return Response(json_bytes(body), status, media_type="application/json")
+    return Response(json_bytes(body), media_type="application/json")
 
 
 async def chunked_json_response(body: dict[str, Any]) -> Response:

@@ -11,6 +11,8 @@ from llmops.build.plan.search.serving_cost import HOUR
 from llmops.build.plan.speed.replica_model import OperatingPoint
 
 MARKS = "●▲■◆"
+#: Rows of a plot in characters.
+PLOT_ROWS = 12
 
 
 def frontiers(curves: Iterable[BatchCurve]) -> dict[str, list[tuple[OperatingPoint, str]]]:
@@ -33,14 +35,14 @@ def _frontier(points: list[tuple[OperatingPoint, str]]) -> list[tuple[OperatingP
     return kept
 
 
-def character_plot(lines: dict[str, list[tuple[OperatingPoint, str]]], width: int, height: int = 12) -> list[str]:
+def character_plot(lines: dict[str, list[tuple[OperatingPoint, str]]], width: int) -> list[str]:
     """Return a plot in characters: tokens/s per user to the right, tokens/s per GPU upwards."""
     points = [point for line in lines.values() for point, _ in line]
     if not points:
         return []
     right, top = max(point.per_user for point in points), max(point.per_gpu for point in points)
     margin = len(f"{top:,.0f}") + 1
-    inner = max(20, width - margin - 2)
+    inner, height = max(20, width - margin - 2), PLOT_ROWS
     cells = [[" "] * inner for _ in range(height)]
     for mark, line in zip(_marks(), lines.values(), strict=False):
         for point, _ in line:

@@ -123,7 +123,7 @@ class Subscriber:
                 return step.stored
         return 0
 
-    async def until_done(self, slots: set[int], acknowledge: bool = True) -> list[ReceivedStep]:
+    async def until_done(self, slots: set[int]) -> list[ReceivedStep]:
         """Return the steps until each slot had its last entry.
 
         Raises:
@@ -137,8 +137,7 @@ class Subscriber:
                 raise WrongError(f"the step stream {ended} with slots {sorted(slots)} open")
             steps.append(step)
             slots = slots - {entry.slot for entry in step.entries if entry.flags & LAST_OF_SLOT}
-            if acknowledge:
-                await self.acknowledge(step.index)
+            await self.acknowledge(step.index)
         return steps
 
     async def _read(self, call: Any) -> None:
