@@ -299,7 +299,9 @@ class ModelLookup(Generic[M]):
         Raises:
             ModelNotAllowedError: The caller may use neither the alias nor one of its models.
         """
-        names = self._registry.aliases.get(name, (name,))
+        names: Sequence[str] = self._registry.aliases.get(name, (name,))
+        if caller.models is None:
+            return names
         allowed = [one for one in names if caller.may_use(name) or caller.may_use(one)]
         if not allowed:
             raise ModelNotAllowedError(name)

@@ -163,11 +163,11 @@ class ControlTokens:
             InvalidRequestError: A text cannot be kept apart from the control token.
         """
         own = [token for _, token in prompt.own or ()]
-        if self._control_ids(ids) == own:
+        if [one for one in ids if one in self._ids] == own:
             return ids
         text, replaced = self._with_aliases(prompt)
         encoded: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        if self._control_ids(encoded) != own or encoded.count(self.alias_id) != len(replaced):
+        if [one for one in encoded if one in self._ids] != own or encoded.count(self.alias_id) != len(replaced):
             raise InvalidRequestError(
                 "The messages hold the text of one of this model's control tokens in a way that cannot be kept apart "
                 "from the token itself.",
@@ -175,9 +175,6 @@ class ControlTokens:
             )
         texts = iter(replaced)
         return [i for one in encoded for i in (self._ids_as_text[next(texts)] if one == self.alias_id else (one,))]
-
-    def _control_ids(self, ids: list[int]) -> list[int]:
-        return list(filter(self._ids.__contains__, ids))
 
     def _with_aliases(self, prompt: RenderedPrompt) -> tuple[str, list[str]]:
         """Return the text with an alias for each control token that is a client's text.
