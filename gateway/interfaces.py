@@ -421,6 +421,7 @@ class EngineRequest:
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
     guide: Guide | None = None
     caller: str = ""
     cache_salt: int = 0
@@ -446,6 +447,8 @@ class TokenBatch(NamedTuple):
         tokens: The tokens.
         logprobs: The natural logarithm of each token's probability, if requested.
         tops: The alternatives of each token, if requested.
+        prompt: The alternatives of each prompt token but the first, with the request's first
+            tokens, if requested.
     """
 
     sequence: int
@@ -454,6 +457,7 @@ class TokenBatch(NamedTuple):
     # the sequence starts again and its earlier tokens do not count; only for `whole` requests
     restarts: bool = False
     tops: Sequence[TopLogprobs] | None = None
+    prompt: Sequence[TopLogprobs] | None = None
 
 
 TokenSink = Callable[[TokenBatch], bool]
@@ -613,6 +617,7 @@ class Capabilities:
 
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: bool = False
     logit_bias: bool = False
     n: Annotated[int, Field(ge=1)] = 1
     guided: tuple[GuideKind, ...] = ()

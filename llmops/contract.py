@@ -225,6 +225,15 @@ TOP_LOG_PROBS = EXTENSION_INPUTS.scalar(
     bounds=(0, 20),
     needs="top_logprobs",
 )
+PROMPT_LOG_PROBS = EXTENSION_INPUTS.scalar(
+    "prompt_log_probs",
+    INT32,
+    "the most likely tokens at each position of the prompt, on step streams; -1 is none",
+    taken=True,
+    default=-1,
+    bounds=(-1, 20),
+    needs="prompt_logprobs",
+)
 CACHE_SALT = EXTENSION_INPUTS.scalar(
     "cache_salt", UINT64, "cached prefixes are shared only between requests with the same one", taken=True, default=0
 )
@@ -252,6 +261,12 @@ STEP_TOP_COUNTS = STEP_OUTPUTS.plain(
 )
 STEP_TOP_IDS = STEP_OUTPUTS.plain("step_top_ids", INT32, "token ids of all alternatives, likeliest first", (-1,))
 STEP_TOP_LOG_PROBS = STEP_OUTPUTS.plain("step_top_log_probs", FP32, "their log-probabilities", (-1,))
+STEP_PROMPT_LENGTHS = STEP_OUTPUTS.plain(
+    "step_prompt_lengths",
+    INT32,
+    "with `prompt_log_probs`: one per slot's first entry; so many more alternatives follow those of step_tokens",
+    (-1,),
+)
 STEP_ERRORS = STEP_OUTPUTS.plain("step_errors", BYTES, "one per entry with the error flag", (-1,))
 STEP_CACHED = STEP_OUTPUTS.plain("step_cached", INT32, "one per slot's first entry: prompt tokens reused, or -1", (-1,))
 STEP_STATE = STEP_OUTPUTS.plain("step_state", INT32, "of the engine, to watchers", (12,))
@@ -413,6 +428,7 @@ METADATA_FIELDS = {
 CAPABILITIES = {
     "logprobs": "return_log_probs",
     "top_logprobs": "largest top_log_probs",
+    "prompt_logprobs": "prompt_log_probs",
     "logit_bias": "embedding_bias",
     "n": "largest num_return_sequences",
     "guided": "values of guided_decoding_guide_type",

@@ -38,6 +38,7 @@ class SamplerSupport:
     penalties: bool = True
     logit_bias: bool = True
     top_logprobs: bool = True
+    prompt_logprobs: bool = True
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,12 @@ def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> R
     # TRTLLMSampler knows the sampled token's log-probability alone, and the other one no penalties
     plain = not resolved.get("speculative_config")
     sampling = SamplerSupport(
-        full_sampler, full_sampler, full_sampler, logit_bias=plain, top_logprobs=plain and not full_sampler
+        full_sampler,
+        full_sampler,
+        full_sampler,
+        logit_bias=plain,
+        top_logprobs=plain and not full_sampler,
+        prompt_logprobs=plain,
     )
     return ReleaseProfile(minor, resolved, {**wishes, **stats}, sampling, greedy_only=greedy_only)
 
@@ -150,4 +156,4 @@ def _sampling_1_3(arguments: Mapping[str, Any]) -> SamplerSupport:
     if not speculative:
         return SamplerSupport()
     penalties = bool(speculative.get("enable_penalty"))
-    return SamplerSupport(min_p=False, penalties=penalties, logit_bias=False, top_logprobs=False)
+    return SamplerSupport(min_p=False, penalties=penalties, logit_bias=False, top_logprobs=False, prompt_logprobs=False)

@@ -20,6 +20,7 @@ from llmops.gateway.api.openai_chunks import (
     message_of,
     usage_counts,
 )
+from llmops.gateway.api.prompt_logprobs import render_prompt_logprobs
 from llmops.gateway.api.resumable_chats import ResumableChats, check_resumable
 from llmops.gateway.generation.answer import Answer, ChoiceDelta
 from llmops.gateway.generation.answer_events import AnswerEvents
@@ -86,7 +87,10 @@ class ChatCompletionsEndpoint:
             return ChatEvents(answer, ChatChunks(answer_id, body, created, len(answer.choices)))
 
         async def collect(answer: Answer) -> dict[str, Any]:
-            choices = await collect_choices(answer)
+            choices, prompt = await collect_choices(answer), {}
+            if (count := body.prompt_logprobs) is not None:
+                rendered = await render_prompt_logprobs(answer.choices, count, self._service, model, context)
+                prompt = {"prompt_logprobs": rendered}
             return {
                 "id": answer_id,
                 "object": "chat.completion",
@@ -96,6 +100,7 @@ class ChatCompletionsEndpoint:
                 "usage": usage_counts(answer),
                 "service_tier": context.service_tier if body.service_tier else None,
                 "system_fingerprint": None,
+                **prompt,
             }
 
         return await respond_with_generation(

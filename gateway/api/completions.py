@@ -14,6 +14,7 @@ from starlette.responses import Response
 from llmops.gateway.api.generation_response import respond_with_generation
 from llmops.gateway.api.ignored_fields import COMMON_IGNORED_FIELDS, report_ignored_fields
 from llmops.gateway.api.openai_chunks import CompletionChunks, completion_logprobs, usage_counts
+from llmops.gateway.api.prompt_logprobs import render_prompt_logprobs
 from llmops.gateway.generation.answer import Answer, ChoiceDelta
 from llmops.gateway.generation.answer_events import AnswerEvents
 from llmops.gateway.generation.app_state import AppState
@@ -62,13 +63,23 @@ class CompletionsEndpoint:
 
         async def collect(answer: Answer) -> dict[str, Any]:
             texts = await collect_texts(answer, echoes)
-            best = best_texts(texts, sequences_per_prompt(body), body.n or 1)
+            generated, n = sequences_per_prompt(body), body.n or 1
+            choices = [
+                text.rendered(index, body.logprobs is not None)
+                for index, text in enumerate(best_texts(texts, generated, n))
+            ]
+            if body.prompt_logprobs is not None:
+                for start in range(0, len(texts), generated):
+                    own = [text.choice for text in texts[start : start + generated]]
+                    rendered = await render_prompt_logprobs(own, body.prompt_logprobs, self._service, model, context)
+                    for choice in choices[start // generated * n :][:n]:
+                        choice["prompt_logprobs"] = rendered
             return {
                 "id": answer_id,
                 "object": "text_completion",
                 "created": created,
                 "model": body.model,
-                "choices": [text.rendered(index, body.logprobs is not None) for index, text in enumerate(best)],
+                "choices": choices,
                 "usage": usage_counts(answer),
                 "system_fingerprint": None,
             }

@@ -32,6 +32,7 @@ from llmops.gateway.generation.sampling import (
     check_capabilities,
     check_guide,
     check_logprobs,
+    check_prompt_logprobs,
     resolve_max_tokens,
     resolve_sampling,
     resolve_stop_conditions,
@@ -152,6 +153,7 @@ async def start_chat(
             await state.safety.check_prompt(
                 request_texts(body), context.caller, prepared.prompt, end_user=context.end_user
             )
+        check_prompt_logprobs(body, len(prepared.input_ids))
         max_tokens = await _reserve_max_tokens(state, body, model, context, len(prepared.input_ids), fit)
         request = _engine_request(state, body, model, context, prepared, answer_id, max_tokens, whole)
         return await start_answer(
@@ -268,6 +270,7 @@ def _engine_request(
         end_ids=resolve_stop_conditions(body, model.card, state.limits).end_ids,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
+        prompt_logprobs=body.prompt_logprobs,
         bad_words=prepared.bad_words,
         guide=prepared.guide,
         caller=context.caller.share,

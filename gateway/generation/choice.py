@@ -79,6 +79,8 @@ class Choice:
         self.logprobs = logprobs
         self.guard = guard
         self.held_calls: list[OutputDelta] = []
+        # the alternatives of each prompt token but the first, in one choice of each prompt
+        self.prompt_logprobs: Sequence[TopLogprobs] | None = None
         self.completion_tokens = 0
         self.done = False
         self.finish_reason: FinishReason = "length"
@@ -101,6 +103,8 @@ class Choice:
         """
         if self.done:
             return ""
+        if batch.prompt is not None:
+            self.prompt_logprobs = batch.prompt
         tokens = batch.tokens
         self._received += len(tokens)
         if tokens[-1] in self._end_ids:

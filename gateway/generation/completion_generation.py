@@ -14,6 +14,7 @@ from llmops.gateway.generation.sampling import (
     check_capabilities,
     check_guide,
     check_logprobs,
+    check_prompt_logprobs,
     resolve_max_tokens,
     resolve_sampling,
     resolve_stop_conditions,
@@ -111,6 +112,7 @@ async def start_completion(
         if state.safety is not None:
             texts = [_prompt_text(model, one) for one in prompts]
             await state.safety.check_prompt(texts, context.caller, end_user=context.end_user)
+        check_prompt_logprobs(body, sum(map(len, encoded)))
         stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
         requests = [
             _engine_request(
@@ -197,6 +199,7 @@ def _engine_request(
         end_ids=end_ids,
         logprobs=body.logprobs is not None or sequences_per_prompt(body) > (body.n or 1),
         top_logprobs=body.logprobs or 0,
+        prompt_logprobs=body.prompt_logprobs,
         bad_words=tokenize_bad_words(body.bad_words, model.tokenizer, state.limits) if body.bad_words else (),
         guide=guide,
         caller=context.caller.share,

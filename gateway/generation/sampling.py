@@ -23,6 +23,7 @@ T = TypeVar("T")
 REQUEST_FIELD_BY_TENSOR = {
     contract.EMBEDDING_BIAS.name: "logit_bias",
     contract.RETURN_LOG_PROBS.name: "logprobs",
+    contract.PROMPT_LOG_PROBS.name: "prompt_logprobs",
     contract.NUM_RETURN_SEQUENCES.name: "n",
     contract.RUNTIME_TOP_K.name: "top_k",
     contract.RUNTIME_TOP_P.name: "top_p",
@@ -48,11 +49,19 @@ _CAPABILITIES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "presence_penalty": ("penalties", (0.0,)),
     "frequency_penalty": ("penalties", (0.0,)),
     "bad_words": ("bad_words", ([],)),
+    "prompt_logprobs": ("prompt_logprobs", ()),
     "seed": ("seed", ()),
 }
 
-#: Fields that only NVIDIA's C++ backend supports.
-_CPP_BACKEND = frozenset({"logit_bias", "bad_words"})
+#: The engines that support a field which others refuse.
+_HINTS = {
+    "logit_bias": " An engine of target tensorrt on NVIDIA's backend takes it.",
+    "bad_words": " An engine of target tensorrt on NVIDIA's backend takes it.",
+    "prompt_logprobs": " An engine of target pytorch without speculation takes it.",
+}
+#: Values of `prompt_logprobs` in one answer: prompt tokens times alternatives. An answer is rendered
+#: whole, and each value takes about 60 bytes of JSON.
+MAX_PROMPT_LOGPROBS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +80,17 @@ _ALTERNATIVES_OF_PYTORCH = (
 )
 
 
-#: Error for log-probabilities of the prompt, for which the contract with the engines has no tensor.
-_PROMPT_LOGPROBS = (
-    "prompt_logprobs is not supported: no target returns the log-probabilities of prompt tokens. Leave the field out; "
-    "logprobs has those of the answer."
-)
-
-
 def check_capabilities(body: SamplingFields, card: ModelMetadata) -> None:
     """Raise UnsupportedError for the first field that the model's engine does not support.
 
     The error names the field.
     """
     can = card.capabilities
-    if body.prompt_logprobs is not None:
-        raise UnsupportedError(_PROMPT_LOGPROBS, param="prompt_logprobs")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequestError(
+            "prompt_logprobs are not sent in streams; set stream to false, or leave prompt_logprobs out.",
+            param="prompt_logprobs",
+        )
     if not _CAPABILITIES.keys().isdisjoint(body.model_fields_set):
         for field, (capability, neutral) in _CAPABILITIES.items():
             if getattr(body, field) not in (None, *neutral) and not getattr(can, capability):
@@ -112,6 +117,17 @@ def check_guide(guide: Guide, card: ModelMetadata, field: str) -> None:
     """Raise UnsupportedError if the engine does not take this kind of guide."""
     if guide.kind not in card.capabilities.guided:
         raise UnsupportedError(f"{field}: target {card.target} has no {guide.kind} grammars.", param=field)
+
+
+def check_prompt_logprobs(body: SamplingFields, prompt_tokens: int) -> None:
+    """Raise InvalidRequestError if the answer would have too many log-probabilities of the prompt."""
+    if body.prompt_logprobs is None or prompt_tokens * (body.prompt_logprobs + 1) <= MAX_PROMPT_LOGPROBS:
+        return
+    raise InvalidRequestError(
+        f"prompt_logprobs of {body.prompt_logprobs} for {prompt_tokens} prompt tokens are more than "
+        f"{MAX_PROMPT_LOGPROBS} values. Lower prompt_logprobs, or shorten the prompt.",
+        param="prompt_logprobs",
+    )
 
 
 def resolve_sampling(body: SamplingFields, card: ModelMetadata) -> SamplingParams:
@@ -221,7 +237,7 @@ def tokenize_bad_words(
 
 
 def _unsupported(field: str, card: ModelMetadata) -> UnsupportedError:
-    hint = " An engine of target tensorrt on NVIDIA's backend takes it." if field in _CPP_BACKEND else ""
+    hint = _HINTS.get(field, "")
     return UnsupportedError(f"{field} is not supported by this model (target {card.target}).{hint}", param=field)
 
 

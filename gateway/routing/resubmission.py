@@ -50,6 +50,7 @@ def remaining_request(request: EngineRequest, tokens: Sequence[int]) -> EngineRe
         input_ids=[*request.input_ids, *tokens],
         max_tokens=request.max_tokens - done,
         min_tokens=max(0, request.min_tokens - done),
+        prompt_logprobs=None,
         sampling=_reseeded(request.sampling, done),
     )
 

@@ -122,7 +122,9 @@ class SamplingFields(RequestModel):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     bad_words: list[str] | None = None
-    prompt_logprobs: int | None = Field(default=None, description="Refused.")
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        default=None, description="Alternatives to each prompt token, which the answer lists with its own."
+    )
     response_format: ResponseFormat | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None

@@ -222,6 +222,8 @@ class RequestWriter:
             tensors.scalar(contract.RETURN_LOG_PROBS, True)
         if request.top_logprobs:
             tensors.scalar(contract.TOP_LOG_PROBS, request.top_logprobs)
+        if request.prompt_logprobs is not None:
+            tensors.scalar(contract.PROMPT_LOG_PROBS, request.prompt_logprobs)
         if request.sampling.logit_bias:
             tensors.floats(contract.EMBEDDING_BIAS, self._dense_bias(request.sampling.logit_bias))
         if request.cache_salt and self._salts:

@@ -88,7 +88,7 @@ class SlotStream(TokenStream):
         else:
             logprobs = None if batch.logprobs is None else [*(last.logprobs or ()), *batch.logprobs]
             tops = None if batch.tops is None else [*(last.tops or ()), *batch.tops]
-            self._batches[-1] = TokenBatch(batch.sequence, [*last.tokens, *batch.tokens], logprobs, tops=tops)
+            self._batches[-1] = last._replace(tokens=[*last.tokens, *batch.tokens], logprobs=logprobs, tops=tops)
 
     def mark(self, flags: int, error: str | None) -> None:
         self.unconfirmed = None

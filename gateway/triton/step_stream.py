@@ -56,6 +56,7 @@ UNSUBSCRIBE_TIMEOUT = 1.0
 STEP_INDEX, STEP_ENTRIES, STEP_TOKENS = contract.STEP_INDEX.name, contract.STEP_ENTRIES.name, contract.STEP_TOKENS.name
 STEP_CACHED, STEP_STATE = contract.STEP_CACHED.name, contract.STEP_STATE.name
 STEP_LOG_PROBS, STEP_ERRORS = contract.STEP_LOG_PROBS.name, contract.STEP_ERRORS.name
+STEP_PROMPT_LENGTHS = contract.STEP_PROMPT_LENGTHS.name
 STEP_TOP_COUNTS, STEP_TOP_IDS = contract.STEP_TOP_COUNTS.name, contract.STEP_TOP_IDS.name
 STEP_TOP_LOG_PROBS = contract.STEP_TOP_LOG_PROBS.name
 #: Text of gRPC, after strerror(3), when no process listens on the port.
@@ -334,13 +335,17 @@ class StepSubscription:
         tops = _top_logprobs(outputs, raw)
         errors = iter(decode_strings(raw[outputs[STEP_ERRORS]])) if STEP_ERRORS in outputs else iter(())
         cached = iter(array("i", raw[outputs[STEP_CACHED]])) if STEP_CACHED in outputs else iter(())
-        streams, start = self._streams, 0
+        lengths = iter(array("i", raw[outputs[STEP_PROMPT_LENGTHS]])) if STEP_PROMPT_LENGTHS in outputs else iter(())
+        streams, start, prompt_start = self._streams, 0, len(tokens)
         for slot, sequence, count, flags in struct.iter_unpack("<4i", raw[outputs[STEP_ENTRIES]]):
             end = start + count
             error = next(errors, "the engine failed") if flags & ERROR_FLAG else None
-            stream = streams.get(slot)
+            stream, prompt = streams.get(slot), None
             if flags & FIRST_OF_SLOT:
-                known = next(cached, -1)
+                known, length = next(cached, -1), next(lengths, 0)
+                if length and tops is not None:
+                    prompt = tops[prompt_start : prompt_start + length]
+                    prompt_start += length
                 if stream is not None and known >= 0:
                     stream.cached_tokens = known
             if flags & LAST_OF_SLOT:
@@ -350,7 +355,7 @@ class StepSubscription:
                 if count:
                     logprobs = scores[start:end] if scores is not None else None
                     ranked = tops[start:end] if tops is not None else None
-                    stream.push(TokenBatch(sequence, tokens[start:end], logprobs, tops=ranked))
+                    stream.push(TokenBatch(sequence, tokens[start:end], logprobs, tops=ranked, prompt=prompt))
                 if flags:
                     if flags & LAST_OF_SEQUENCE and not flags & (ERROR_FLAG | CANCELLED_FLAG):
                         stream.ended = {*stream.ended, sequence}
@@ -411,7 +416,7 @@ class StepSubscription:
 
 
 def _top_logprobs(outputs: dict[str, int], raw: Sequence[bytes]) -> list[TopLogprobs] | None:
-    """Return the most likely tokens at each position of a step.
+    """Return the most likely tokens at each position of a step and of its prompts.
 
     The result is None if no request asks for them.
     """

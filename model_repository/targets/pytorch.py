@@ -52,6 +52,7 @@ class PytorchRepositoryTarget(RepositoryTarget):
             "logprobs": True,
             # OpenAI's own limit
             "top_logprobs": 20 if sampling.top_logprobs else 0,
+            "prompt_logprobs": sampling.prompt_logprobs,
             "logit_bias": sampling.logit_bias,
             "n": 8,
             "guided": list(GUIDE_KINDS) if guided else [],

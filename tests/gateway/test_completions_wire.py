@@ -96,10 +96,10 @@ async def test_refused_with_its_param(stack):
         assert stack.triton.requests == []
 
 
-async def test_no_target_has_log_probabilities_of_the_prompt(stack):
+async def test_the_400_for_prompt_logprobs_names_the_target_that_has_them(stack):
     answer = await stack.chat(prompt_logprobs=1)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
-    assert "no target returns" in answer.json()["error"]["message"]
+    assert "target pytorch without speculation takes it" in answer.json()["error"]["message"]
     stack.say("Hello")
     assert (await stack.chat(prompt_logprobs=None)).status_code == 200
 

@@ -142,6 +142,29 @@ async def test_the_most_likely_tokens_reach_the_client(client, request):
     assert [place for part in parts for place in part] == found["top_logprobs"]
 
 
+async def test_the_prompts_log_probabilities_reach_the_client(client, request):
+    """vLLM's shape: one list per prompt, null first; with 1.3 the prompt's own tokens are always there."""
+    own = request.node.callspec.params["server"][0] != "1.2.1"
+    body = {"model": "tiny", "prompt": [[40, 41, 60], [50, 52]], "n": 2, "max_tokens": 2, "prompt_logprobs": 1}
+    response = await client.post("/v1/completions", json=body)
+    found = [choice["prompt_logprobs"] for choice in response.json()["choices"]]
+    assert [[place and sorted(place) for place in places] for places in found] == [
+        *[[None, ["41"], ["42", *(["60"] * own)]]] * 2,
+        *[[None, ["51", *(["52"] * own)]]] * 2,
+    ]
+    first = found[0][1]["41"]
+    assert (first["logprob"], first["rank"]) == (pytest.approx(-0.1), 1)
+    if own:
+        assert (found[0][2]["60"]["logprob"], found[0][2]["60"]["rank"]) == (-5, None)
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "prompt_logprobs": 0}
+    answer = await client.post("/v1/chat/completions", json=chat)
+    assert len(answer.json()["prompt_logprobs"]) == answer.json()["usage"]["prompt_tokens"]
+    streamed = await client.post("/v1/completions", json={**body, "stream": True})
+    assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, "prompt_logprobs")
+    long = await client.post("/v1/completions", json={**body, "prompt": [[5] * 80] * 64, "prompt_logprobs": 20})
+    assert "are more than 100000 values" in long.json()["error"]["message"]
+
+
 def test_a_chat_entry_has_its_alternatives():
     entry = chat_logprob_entry(TokenLogprob(b"a", -1.5, 0, [(b"a", -1.5), (b"\xc3", -2.0)]))
     assert entry["top_logprobs"] == [

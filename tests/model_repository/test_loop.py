@@ -70,7 +70,7 @@ class RecordingSink:
         self.cancelled = False
         self.begun, self.over = threading.Event(), threading.Event()
 
-    def begin(self, sequence: int, cached: int | None) -> None:
+    def begin(self, sequence: int, cached: int | None, prompt) -> None:
         self.begun.set()
 
     def add_tokens(

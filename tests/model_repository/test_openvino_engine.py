@@ -51,7 +51,7 @@ class Sink:
         self.arrivals: list[int] = []
         self.clock: Callable[[], int] = lambda: 0
 
-    def begin(self, sequence: int, cached: int | None) -> None:
+    def begin(self, sequence: int, cached: int | None, prompt) -> None:
         return
 
     def add_tokens(

@@ -144,7 +144,7 @@ def test_a_silent_engine_says_its_state_each_second_and_a_change_at_once(engine)
 def test_a_state_is_not_kept_for_later_and_comes_while_the_window_is_closed(engine) -> None:
     subscription, _, gateway = watching(engine, window=1)
     subscription.flush(0.0, state_of(engine))
-    subscription.begin(3, 0, 64)
+    subscription.begin(3, 0, 64, [])
     subscription.add(3, 0, [1], [])
     subscription.flush(1.0, state_of(engine))
     assert (len(gateway.steps), len(gateway.beats)) == (1, 1)
@@ -167,9 +167,9 @@ def test_a_state_says_which_requests_of_its_own_subscription_it_counts(engine) -
 
 def test_first_entries_say_who_answers_and_how_much_of_the_prompt_was_there(engine) -> None:
     subscription, _, gateway = watching(engine, identity=("smollm2", "1", "abc", "f00d"))
-    subscription.begin(0, 0, None)
+    subscription.begin(0, 0, None, [])
     subscription.add(0, 0, [7], [])
-    subscription.begin(1, 2, 32)
+    subscription.begin(1, 2, 32, [])
     subscription.add(1, 2, [8], [])
     subscription.flush(0.0, state_of(engine))
     subscription.add(0, 0, [9], [])
@@ -177,7 +177,7 @@ def test_first_entries_say_who_answers_and_how_much_of_the_prompt_was_there(engi
     first, second = gateway.steps
     assert first.entries.tolist() == [[0, 0, 1, 16], [1, 2, 1, 16]]
     assert (first.cached, second.cached) == ([-1, 32], [])
-    subscription.begin(2, 0, None)
+    subscription.begin(2, 0, None, [])
     subscription.add(2, 0, [9], [])
     subscription.flush(0.0, state_of(engine))
     assert gateway.served == [("smollm2", "1", "abc", "f00d")] * 2

@@ -118,6 +118,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]]
     finish_reason: str | None = None
     stop_reason: Any = None
+    prompt_logprobs: list[dict[int, Logprob]] | None = None
 
 
 class RequestOutput:
@@ -130,7 +131,7 @@ class RequestOutput:
         self.prompt_token_ids, self.params = prompt, params
         self.greedy = llm.takes_the_most_likely(params)
         self._draw = random.Random(params.seed)
-        self.outputs = [CompletionOutput(0, [], [])]
+        self.outputs = [CompletionOutput(0, [], [], prompt_logprobs=self._prompt_places(params.prompt_logprobs))]
         self.cached_tokens = 0
         self.finished = self.aborted_ = False
 
@@ -164,6 +165,24 @@ class RequestOutput:
         self.finished = completion.finish_reason is not None
         self.llm.iterate()
         return self
+
+    def _prompt_places(self, wanted: int | None) -> list[dict[int, Logprob]] | None:
+        """One entry follows each prompt token, for as far as it is not cached.
+
+        `_torch/pyexecutor/handle_logits.py` warns about the rest (stored). 1.2.1: 0 is none, and the
+        prompt's own token is there only if it is among the likeliest (executor/result.py,
+        `compute_logprobs`). 1.3 has it always (#11235).
+        """
+        later = self.llm.later
+        if wanted is None or (wanted == 0 and not later):
+            return None
+        assert self.llm.arguments.speculative_config is None, "its model returns no logits of the prompt"
+        prompt, places = self.prompt_token_ids, []
+        for at, token in enumerate(prompt[self.llm.cached :], self.llm.cached):
+            place = {token + rank: Logprob(-rank / 10, rank) for rank in range(1, wanted + 1)}
+            own = prompt[at + 1] if at + 1 < len(prompt) else token + 1
+            places.append({**place, own: place.get(own, Logprob(-5.0, 99))} if later else place)
+        return places
 
     def _biased(self, token: int) -> int:
         """Return the most likely token when the bias is added to logits of 1 for `token` and 0 elsewhere."""
@@ -437,6 +456,9 @@ class LLM:
         self._iteration = 0
         self.used = 7
         self.blocks: set[int] = set()
+        # prompt tokens of the latest request that an earlier one with its salt had, in whole blocks
+        self.cached = 0
+        self._prefixes: set[tuple[Any, ...]] = set()
         LLM.made.append(self)
 
     def generate_async(
@@ -451,6 +473,9 @@ class LLM:
             raise ValueError("the prompt is longer than max_input_len")
         self._refuse_what_would_be_ignored(sampling_params)
         self._store(inputs)
+        prefixes = [(cache_salt, *inputs[:end]) for end in range(32, len(inputs) + 1, 32)]
+        self.cached = 32 * sum(one in self._prefixes for one in prefixes)
+        self._prefixes.update(prefixes)
         self.results.append(RequestOutput(self, inputs, sampling_params, lora_request))
         return self.results[-1]
 

@@ -86,6 +86,25 @@ def test_alternatives_are_the_most_likely_tokens_without_the_sampled_one(engine,
     assert chosen == pytest.approx([-90.11, -90.12] if version == "1.3.0" else [-9999.0, -9999.0])
 
 
+@pytest.mark.parametrize("version", ["1.2.1", "1.3.0"])
+def test_a_prompt_has_log_probabilities_for_each_token_though_it_is_cached(engine, version):
+    """1.2 leaves an unlikely token of the prompt out. Both give nothing for cached blocks."""
+    runtime = make(engine, version, capabilities={"prompt_logprobs": True})
+    prompt = [*range(10, 49), 70]
+    places = []
+    try:
+        for key, count in enumerate((2, 2, 0)):
+            runtime.submit(key, ask(engine, prompt, 1, prompt_log_probs=count), 0)
+            (output,) = [output for _ in iter(runtime.has_work, False) for output in runtime.step()]
+            places.append([[token for token, _ in place] for place in output.prompt])
+    finally:
+        runtime.close()
+    own = version == "1.3.0"
+    assert places[0] == places[1] == [[t + 1, t + 2] for t in range(10, 48)] + [[49, 50, *([70] * own)]]
+    assert [len(place) for place in places[2]] == [1] * 39
+    assert places[2][-1] == ([70] if own else [49])
+
+
 def test_alternatives_that_the_sampler_lacks_are_not_announced(engine):
     with pytest.raises(ValueError, match=r"announces top_logprobs, which TensorRT-LLM 1.2.1 would ignore"):
         make(engine, "1.2.1", capabilities={"top_logprobs": 20})

@@ -153,7 +153,7 @@ def check_llm_api(config: Any, announced: dict[str, Any], manifest: EngineManife
         assert profile["sampling"] == {
             "min_p": plain, "seed": plain or version != "1.2.1", "penalties": plain, "logit_bias": plain,
             # 1.2's sampler with penalties knows the sampled token alone
-            "top_logprobs": plain and version != "1.2.1",
+            "top_logprobs": plain and version != "1.2.1", "prompt_logprobs": plain,
         }  # fmt: skip
         # the engines are built for 1.2.1
         assert [announced[name] for name in ("min_p", "seed", "penalties", "logit_bias")] == [plain] * 4

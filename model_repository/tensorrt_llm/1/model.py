@@ -82,8 +82,9 @@ class TritonPythonModel:
                 self._stop(request.request_id(), sender)
                 return
             parsed = parse_request(tensors, self._capabilities)
-            if parsed.top_log_probs:
-                raise RequestRejectedError(f"{contract.TOP_LOG_PROBS}: is answered on step streams only")
+            if parsed.top_log_probs or parsed.prompt_log_probs >= 0:
+                name = contract.TOP_LOG_PROBS if parsed.top_log_probs else contract.PROMPT_LOG_PROBS
+                raise RequestRejectedError(f"{name}: is answered on step streams only")
             self._loop.submit(ActiveRequest(request.request_id(), parsed, RequestSink(sender, parsed)))
         except RequestRejectedError as rejection:
             send_error(sender, str(rejection))

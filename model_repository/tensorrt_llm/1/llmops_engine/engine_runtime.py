@@ -26,7 +26,8 @@ class StepOutput(NamedTuple):
     `log_probs` and `tops` are empty unless the request asks for them. `finish` is RUNNING or the
     reason why the sequence ended; `error` explains FAILED. `cached` comes with the first tokens:
     the number of prompt tokens that were in the KV cache, or None if the library does not report
-    it.
+    it. `prompt` comes with the first tokens, too, for a request that asks for it: the most likely
+    tokens in place of each prompt token but the first.
     """
 
     key: int
@@ -36,6 +37,7 @@ class StepOutput(NamedTuple):
     error: str = ""
     cached: int | None = None
     tops: list[Alternatives] = []  # noqa: RUF012 - never changed
+    prompt: list[Alternatives] = []  # noqa: RUF012 - never changed
 
 
 class KvCacheEvent(NamedTuple):

@@ -311,7 +311,7 @@ class EngineLoop:
         if not active.started:
             active.started = True
             self._prefilled += int(active.request.input_ids.size) - (output.cached or 0)
-            active.sink.begin(sequence, output.cached)
+            active.sink.begin(sequence, output.cached, output.prompt)
         active.generated += len(output.token_ids)
         if not active.keys:
             self._record_lengths(active)

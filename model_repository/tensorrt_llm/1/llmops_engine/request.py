@@ -53,6 +53,7 @@ class RuntimeRequest:
         num_sequences: Independent answers to the prompt.
         log_probs: Return the log-probability of each token.
         top_log_probs: The number of alternatives to report at each position.
+        prompt_log_probs: The same for each position of the prompt; -1 for none.
         guide: The kind of grammar (GUIDE_KINDS of the contract) and its text.
         caller: The name under which requests queue in turns; `a/b` is `b` among the callers of `a`.
         cache_salt: Only requests with the same salt share cached prefixes.
@@ -74,6 +75,7 @@ class RuntimeRequest:
     sampling: RuntimeSamplingParams = field(default_factory=RuntimeSamplingParams)
     log_probs: bool = False
     top_log_probs: int = 0
+    prompt_log_probs: int = -1
     guide: tuple[str, str] | None = None
     caller: str = ""
     cache_salt: int = 0

@@ -77,6 +77,7 @@ def parse_request(tensors: Tensors, capabilities: EngineCapabilities) -> Runtime
         sampling=_sampling(scalars),
         log_probs=scalars[contract.RETURN_LOG_PROBS.name],
         top_log_probs=scalars[contract.TOP_LOG_PROBS.name],
+        prompt_log_probs=scalars[contract.PROMPT_LOG_PROBS.name],
         guide=_guide(tensors, capabilities),
         caller=text(tensors, contract.CALLER)[:_MAX_CALLER_LENGTH],
         cache_salt=scalars[contract.CACHE_SALT.name],

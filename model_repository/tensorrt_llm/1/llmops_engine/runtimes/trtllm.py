@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import queue
+import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -192,10 +193,13 @@ class TrtllmRuntime(EngineRuntime):
     async def _generate(self, key: int, state: _Sequence, request: RuntimeRequest, params: Any) -> None:
         """Generate one sequence on the library's loop, to which `generate_async` binds its result."""
         try:
-            salt = {"cache_salt": str(request.cache_salt)} if request.cache_salt and self._has_salts else {}
+            # cached blocks of a prompt are not computed again and have no logits; a salt of its own
+            # finds none
+            number = request.cache_salt if request.prompt_log_probs < 0 else secrets.randbits(63) + 1
+            salt = {"cache_salt": str(number)} if number and self._has_salts else {}
             ids = request.input_ids.reshape(-1)
             if self._translator is not None:
-                self._translator.expect_request(ids, request.cache_salt if salt else 0, request.adapter)
+                self._translator.expect_request(ids, number if salt else 0, request.adapter)
             state.result = self._llm.generate_async(
                 ids.tolist(), params, lora_request=self._adapters.get(request.adapter), streaming=True, **salt
             )
@@ -215,6 +219,9 @@ class TrtllmRuntime(EngineRuntime):
                         finish=_finish(completion.finish_reason),
                         cached=None if delivered else getattr(output, "cached_tokens", None),
                         tops=tops,
+                        prompt=[]
+                        if delivered or request.prompt_log_probs < 0
+                        else _prompt_places(completion.prompt_logprobs, ids.size, request.prompt_log_probs),
                     )
                 )
                 delivered += len(tokens)
@@ -401,6 +408,17 @@ def _most_likely(entry: Any, count: int) -> Alternatives:
     return sorted(pairs, key=lambda pair: -pair[1])[:count]
 
 
+def _prompt_places(entries: Any, length: int, count: int) -> list[Alternatives]:
+    """Return the likeliest tokens in place of each prompt token but the first.
+
+    An entry of the library follows the prompt token of the same index, and the last one belongs to
+    the answer. 1.2 gives the `count` likeliest alone, 1.3 the prompt's own token in addition.
+    """
+    if entries is None or len(entries) < length:
+        raise RuntimeError(f"TensorRT-LLM returned {len(entries or ())} log-probabilities for {length} prompt tokens")
+    return [_most_likely(entry, count + 1) for entry in entries[: length - 1]]
+
+
 def _log_prob(entry: Any, token: int) -> float:
     found = entry.get(token)
     return _NOT_COMPUTED if found is None else float(found.logprob)
@@ -441,6 +459,9 @@ def sampling_params(
         # with alternatives, 1.3 adds the sampled token, and 1.2 does not
         "logprobs": max(log_probs, request.top_log_probs) if request.log_probs or request.top_log_probs else None,
     }
+    if request.prompt_log_probs >= 0:
+        # as with the answer's: 0 is none on 1.2, and the token's own on 1.3
+        fields["prompt_logprobs"] = max(log_probs, request.prompt_log_probs)
     if request.embedding_bias is not None:
         fields["embedding_bias"] = as_tensor(request.embedding_bias)
     if request.guide is not None:

@@ -27,7 +27,7 @@ NO_WAIT = 0
 # 1.3 reports usage over HTTP unless this is set; a user can allow that with 0
 _NO_USAGE_STATS = ("TRTLLM_NO_USAGE_STATS", "1")
 # capabilities that differ between releases and samplers
-_SAMPLING = ("min_p", "seed", "penalties", "logit_bias", "top_logprobs")
+_SAMPLING = ("min_p", "seed", "penalties", "logit_bias", "top_logprobs", "prompt_logprobs")
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,13 @@ _STEP_TOKENS = contract.STEP_TOKENS.name
 class ResponseSink(Protocol):
     """The receiver of one request's tokens. The engine thread makes all calls."""
 
-    def begin(self, sequence: int, cached: int | None) -> None:
-        """Record how many prompt tokens were in the KV cache, or None if not known.
+    def begin(self, sequence: int, cached: int | None, prompt: list[Alternatives]) -> None:
+        """Record what is known of the prompt. The method is called before the first tokens.
 
-        The method is called before the first tokens.
+        Args:
+            sequence: The sequence of the first tokens.
+            cached: How many prompt tokens were in the KV cache, or None if not known.
+            prompt: The most likely tokens in place of each prompt token but the first, or nothing.
         """
 
     def add_tokens(
@@ -75,7 +78,7 @@ class RequestSink:
         self._counts = [0] * n
         self._contexts: list[list[int]] = [[] for _ in range(n)]
 
-    def begin(self, sequence: int, cached: int | None) -> None:
+    def begin(self, sequence: int, cached: int | None, prompt: list[Alternatives]) -> None:
         return
 
     def add_tokens(
@@ -153,6 +156,8 @@ class TritonStepSender:
             tensors.append(_tensor(contract.STEP_TOP_COUNTS.name, [counts], np.int32))
             tensors.append(_tensor(contract.STEP_TOP_IDS.name, [[token for token, _ in pairs]], np.int32))
             tensors.append(_tensor(contract.STEP_TOP_LOG_PROBS.name, [[value for _, value in pairs]], np.float32))
+        if step.prompt_lengths:
+            tensors.append(_tensor(contract.STEP_PROMPT_LENGTHS.name, [step.prompt_lengths], np.int32))
         if step.errors:
             tensors.append(_text_tensor(contract.STEP_ERRORS.name, step.errors))
         if step.cached:

@@ -38,8 +38,8 @@ class StepSink:
         self._subscription = subscription
         self._slot = slot
 
-    def begin(self, sequence: int, cached: int | None) -> None:
-        self._subscription.begin(self._slot, sequence, cached)
+    def begin(self, sequence: int, cached: int | None, prompt: list[Alternatives]) -> None:
+        self._subscription.begin(self._slot, sequence, cached, prompt)
 
     def add_tokens(
         self,

@@ -59,8 +59,9 @@ class StepMessage:
 
     `entries` is INT32 [n, 4] with slot, sequence, token count and flags. `tokens` is INT32 and
     `log_probs` FP32, both as long as the sum of the counts. `tops` has the alternatives of each
-    token, or is empty. `cached` has the number of reused prompt tokens of each first entry, or is
-    empty if none is known.
+    token and after them those of prompts, or is empty. `cached` has the number of reused prompt
+    tokens of each first entry, or is empty if none is known; `prompt_lengths` how many of `tops`
+    belong to its prompt, or is empty if none does.
     """
 
     index: int
@@ -70,18 +71,20 @@ class StepMessage:
     errors: list[str]
     cached: list[int]
     tops: list[Alternatives]
+    prompt_lengths: list[int]
     report: EngineReport | None = None
 
 
 class _Entry:
     """The tokens of one sequence that are to be sent with the next step."""
 
-    __slots__ = ("cached", "error", "flags", "log_probs", "tokens", "tops")
+    __slots__ = ("cached", "error", "flags", "log_probs", "prompt", "tokens", "tops")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.log_probs: list[float] = []
         self.tops: list[Alternatives] = []
+        self.prompt: list[Alternatives] = []
         self.flags = 0
         self.error = ""
         self.cached = -1
@@ -188,12 +191,14 @@ class Subscription:
         if flags & LAST_OF_SLOT:
             self.open.pop(slot, None)
 
-    def begin(self, slot: int, sequence: int, cached: int | None) -> None:
+    def begin(self, slot: int, sequence: int, cached: int | None, prompt: list[Alternatives]) -> None:
         """Start the entry of a slot's first tokens.
 
-        `cached` is the number of prompt tokens that were cached.
+        `cached` is the number of prompt tokens that were cached, and `prompt` has the alternatives
+        of the prompt's tokens, if the request asks for them.
         """
         entry = self._pending[slot, sequence] = _Entry()
+        entry.prompt = prompt
         entry.flags, entry.cached = FIRST_OF_SLOT, -1 if cached is None else cached
 
     def flush(self, now: float = 0.0, state: EngineState | None = None) -> None:
@@ -276,7 +281,9 @@ def _load(state: EngineState) -> tuple[int, ...]:
 def _step_message(index: int, pending: dict[tuple[int, int], _Entry]) -> StepMessage:
     rows, tokens, log_probs, errors, cached = [], [], [], [], []
     tops: list[Alternatives] = []
-    has_tops = any(entry.tops for entry in pending.values())
+    prompts = [entry.prompt for entry in pending.values() if entry.flags & FIRST_OF_SLOT]
+    has_prompts = any(prompts)
+    has_tops = has_prompts or any(entry.tops for entry in pending.values())
     has_log_probs = any(entry.log_probs for entry in pending.values())
     for (slot, sequence), entry in pending.items():
         rows.append((slot, sequence, len(entry.tokens), entry.flags))
@@ -296,5 +303,6 @@ def _step_message(index: int, pending: dict[tuple[int, int], _Entry]) -> StepMes
         log_probs=np.array(log_probs, np.float32) if has_log_probs else None,
         errors=errors,
         cached=cached if max(cached, default=-1) >= 0 else [],
-        tops=tops,
+        tops=tops + [place for prompt in prompts for place in prompt] if has_prompts else tops,
+        prompt_lengths=[len(prompt) for prompt in prompts] if has_prompts else [],
     )
