@@ -26,7 +26,8 @@ _MAX_LAYERS = 10_000
 class MoeShape:
     """The experts of an MoE layer.
 
-    `layers` are the indices of the layers that have experts; the others are dense.
+    `layers` are the indices of the layers that have experts; the others are dense. With
+    `latent_size` the routed experts work on a projection of that width.
     """
 
     num_experts: int
@@ -35,6 +36,37 @@ class MoeShape:
     layers: tuple[int, ...]
     num_shared_experts: int = 0
     expert_bias: bool = False
+    latent_size: int = 0
+
+
+@dataclass(frozen=True)
+class RecurrentShape:
+    """Layers (indices) with a state of fixed size per sequence: linear attention or Mamba 2.
+
+    Each head has a state of `head_dim` x `state` values in float32; `groups` is the number of key
+    heads, or of Mamba's groups. The last `kernel - 1` inputs of the convolution are kept, too.
+    """
+
+    layers: tuple[int, ...]
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    kernel: int
+    gates: int
+    vectors: int
+    conv_bias: bool
+    wide_norm: bool
+
+    @property
+    def inner_size(self) -> int:
+        """Return the width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Return the number of channels of the convolution."""
+        return self.inner_size + 2 * self.groups * self.state
 
 
 @dataclass(frozen=True)
@@ -70,7 +102,10 @@ class Architecture:
 
     `hf_class` is `architectures[0]`; `dtype` is the dtype of unquantised weights; `quant_method` is
     set when the checkpoint itself is quantised (fp8, mxfp4, awq, modelopt, …); `next_token_layers`
-    counts extra layers for multi-token prediction beside `num_layers`.
+    counts extra layers for multi-token prediction beside `num_layers`, which have an embedding and a
+    head of their own if `next_token_embeddings` is set. `attention_layers` and
+    `mlp_layers` are the indices of the layers with attention and with an MLP or experts; None means
+    all. `attention_gate` is set where queries have an output gate of the same size.
     """
 
     family: str
@@ -96,6 +131,33 @@ class Architecture:
     sliding_window: SlidingWindow | None = None
     quant_method: str | None = None
     next_token_layers: int = 0
+    next_token_embeddings: bool = True
+    recurrent: RecurrentShape | None = None
+    attention_layers: tuple[int, ...] | None = None
+    mlp_layers: tuple[int, ...] | None = None
+    attention_gate: bool = False
+    gated_mlp: bool = True
+
+    def has_attention(self, layer: int) -> bool:
+        """Return True if the layer has attention, and so a KV cache."""
+        return self.attention_layers is None or layer in self.attention_layers
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Return True if the layer has a state of fixed size."""
+        return self.recurrent is not None and layer in self.recurrent.layers
+
+    def is_moe(self, layer: int) -> bool:
+        """Return True if the layer has experts."""
+        return self.moe is not None and layer in self.moe.layers
+
+    def is_dense(self, layer: int) -> bool:
+        """Return True if the layer has an MLP without experts."""
+        return (self.mlp_layers is None or layer in self.mlp_layers) and not self.is_moe(layer)
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """Return True if a layer has an MLP without experts."""
+        return any(map(self.is_dense, range(self.num_layers)))
 
     @property
     def targets(self) -> frozenset[str]:
@@ -162,6 +224,19 @@ def _unsupported(hf_class: str) -> str:
     )
 
 
+#: Kinds of layers by their name in `layer_types`, `layers_block_type` or `hybrid_override_pattern`.
+_LAYER_KINDS = {
+    **dict.fromkeys(("full_attention", "attention", "*"), "attention"),
+    **dict.fromkeys(("linear_attention", "mamba", "M"), "recurrent"),
+    **dict.fromkeys(("moe", "E"), "moe"),
+    **dict.fromkeys(("mlp", "-"), "mlp"),
+}
+
+
+def _places(kinds: list[str], *wanted: str) -> tuple[int, ...]:
+    return tuple(layer for layer, kind in enumerate(kinds) if kind in wanted)
+
+
 class _ConfigReader:
     """A reader of one config. Text models nested in a multimodal one are in `text_config`."""
 
@@ -194,7 +269,9 @@ class _ConfigReader:
         return value
 
     def layers(self) -> int:
-        count = self.integer("num_hidden_layers")
+        # Nemotron 3 Ultra names its layers without counting them
+        named = self.raw("layers_block_type")
+        count = self.integer("num_hidden_layers", default=len(named) if isinstance(named, list) else None)
         if count > _MAX_LAYERS:
             raise CheckpointError(f"config.json has {count} layers; at most {_MAX_LAYERS} can be right.")
         return count
@@ -213,6 +290,7 @@ class _ConfigReader:
                 "multiple of num_key_value_heads."
             )
         bias = self.flag("attention_bias")
+        kinds = self.layer_kinds(layers)
         return Architecture(
             family=self.family.name,
             hf_class=self.hf_class,
@@ -232,11 +310,54 @@ class _ConfigReader:
             qk_norm=self.family.qk_norm,
             attention_sinks=self.family.attention_sinks,
             norms_per_layer=self.family.norms_per_layer,
-            moe=self.moe(layers),
+            moe=self.moe(layers, kinds),
             mla=self.mla(),
             sliding_window=self.sliding_window(layers),
             quant_method=self.quant_method(),
-            next_token_layers=self.integer("num_nextn_predict_layers", default=0, at_least=0),
+            next_token_layers=self.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0, at_least=0),
+            next_token_embeddings=self.flag("mtp_use_dedicated_embeddings", self.family.recurrent is None),
+            recurrent=self.recurrent(kinds),
+            attention_layers=_places(kinds, "attention") if kinds else None,
+            mlp_layers=_places(kinds, "mlp", "moe") if kinds and self.single_blocks else None,
+            attention_gate=self.flag("attn_output_gate"),
+            gated_mlp=self.family.gated_mlp,
+        )
+
+    @property
+    def single_blocks(self) -> bool:
+        return self.family.recurrent is not None and self.family.recurrent.single_blocks
+
+    def layer_kinds(self, layers: int) -> list[str]:
+        """Return attention, recurrent, moe or mlp for each layer of a family with recurrent layers."""
+        if self.family.recurrent is None:
+            return []
+        kinds = self.raw("layers_block_type", "layer_types", "hybrid_override_pattern") or ()
+        found = [_LAYER_KINDS.get(kind, "") if isinstance(kind, str) else "" for kind in kinds]
+        if len(found) != layers or "" in found:
+            raise CheckpointError(
+                f"config.json of {self.hf_class} must name the kinds of its {layers} layers: `layer_types`, "
+                "`layers_block_type` or `hybrid_override_pattern`."
+            )
+        return found
+
+    def recurrent(self, kinds: list[str]) -> RecurrentShape | None:
+        fields = self.family.recurrent
+        if fields is None:
+            return None
+        heads, groups = self.integer(fields.heads), self.integer(fields.groups)
+        if heads % groups:
+            raise CheckpointError(f"config.json has {heads} recurrent heads; they must be a multiple of {groups}.")
+        return RecurrentShape(
+            layers=_places(kinds, "recurrent"),
+            heads=heads,
+            head_dim=self.integer(fields.head_dim),
+            groups=groups,
+            state=self.integer(fields.state),
+            kernel=self.integer(fields.kernel),
+            gates=fields.gates,
+            vectors=fields.vectors,
+            conv_bias=fields.conv_bias,
+            wide_norm=fields.wide_norm,
         )
 
     def head_dim(self, heads: int) -> int:
@@ -258,7 +379,7 @@ class _ConfigReader:
             raise CheckpointError(f"config.json has the dtype {_shorten(value)}; known are {', '.join(DTYPES)}.")
         return value
 
-    def moe(self, layers: int) -> MoeShape | None:
+    def moe(self, layers: int, kinds: list[str]) -> MoeShape | None:
         fields = self.family.moe
         if fields is None:
             return None
@@ -270,14 +391,25 @@ class _ConfigReader:
                 f"config.json has `mlp_only_layers` = {_shorten(dense)}; it must be a list of layers."
             )
         moe_layers = tuple(i for i in range(first, layers) if self.is_moe(i, step) and i not in dense)
+        if self.single_blocks:
+            moe_layers = _places(kinds, "moe")
+        size = self.integer(*fields.intermediate_size)
         return MoeShape(
             num_experts=self.integer(*fields.num_experts),
             experts_per_token=self.integer(*fields.experts_per_token),
-            moe_intermediate_size=self.integer(*fields.intermediate_size),
+            moe_intermediate_size=size,
             layers=moe_layers,
-            num_shared_experts=self.integer("n_shared_experts", default=self.family.shared_experts, at_least=0),
+            num_shared_experts=self.shared_experts(size),
             expert_bias=fields.expert_bias,
+            latent_size=self.integer("moe_latent_size", default=0, at_least=0),
         )
+
+    def shared_experts(self, size: int) -> int:
+        """Return how many experts of `size` the shared one is as wide as."""
+        width = self.integer("moe_shared_expert_intermediate_size", "shared_expert_intermediate_size", default=0,
+                             at_least=0)  # fmt: skip
+        count = self.integer("n_shared_experts", default=self.family.shared_experts, at_least=0)
+        return width // size if width else count
 
     @staticmethod
     def is_moe(layer: int, step: int) -> bool:

@@ -24,6 +24,27 @@ class MoeFields:
 
 
 @dataclass(frozen=True)
+class RecurrentFields:
+    """The config.json fields of layers with a state of fixed size in place of a KV cache.
+
+    `gates` counts the numbers per head that the input projection makes beside its vectors,
+    `vectors` the parameters per head; `wide_norm` is True if the norm is as wide as all heads, not
+    one. With `single_blocks` a layer is attention, recurrent or MLP, and not a mixer with an MLP.
+    """
+
+    heads: str
+    head_dim: str
+    groups: str
+    state: str
+    kernel: str
+    gates: int
+    vectors: int
+    conv_bias: bool = False
+    wide_norm: bool = False
+    single_blocks: bool = False
+
+
+@dataclass(frozen=True)
 class Family:
     """A model family.
 
@@ -50,6 +71,8 @@ class Family:
     dense_size: str = "intermediate_size"
     shared_experts: int = 0
     window_pattern: int = 0
+    recurrent: RecurrentFields | None = None
+    gated_mlp: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
     since: tuple[int, int] = (1, 2)
 
@@ -68,6 +91,17 @@ _GEMMA2_DEFAULTS = {"head_dim": 256, "sliding_window": 4096}
 _QWEN_EXPERTS = MoeFields(("num_experts", "num_local_experts"), ("num_experts_per_tok",), ("moe_intermediate_size",))
 _LOCAL_EXPERTS = MoeFields(("num_local_experts",), ("num_experts_per_tok",), ("intermediate_size",))
 _ROUTED_EXPERTS = MoeFields(("n_routed_experts",), ("num_experts_per_tok",), ("moe_intermediate_size",))
+
+#: Gated DeltaNet, as in transformers' Qwen3NextGatedDeltaNet.
+_DELTA_NET = RecurrentFields(
+    heads="linear_num_value_heads", head_dim="linear_value_head_dim", groups="linear_num_key_heads",
+    state="linear_key_head_dim", kernel="linear_conv_kernel_dim", gates=2, vectors=2,
+)  # fmt: skip
+#: Mamba 2, as in the modeling_nemotron_h.py of NVIDIA's checkpoints.
+_MAMBA = RecurrentFields(
+    heads="mamba_num_heads", head_dim="mamba_head_dim", groups="n_groups", state="ssm_state_size",
+    kernel="conv_kernel", gates=1, vectors=3, conv_bias=True, wide_norm=True, single_blocks=True,
+)  # fmt: skip
 
 _ALL = (
     Family("llama", ("LlamaForCausalLM",), EVERY_TARGET),
@@ -91,6 +125,13 @@ _ALL = (
            moe=_LOCAL_EXPERTS, since=(1, 3)),
     Family("llama4", ("Llama4ForConditionalGeneration", "Llama4ForCausalLM"), PYTORCH_ONLY, as_published=True,
            dense_size="intermediate_size_mlp", shared_experts=1, moe=_LOCAL_EXPERTS),
+    # NVIDIA/TensorRT-LLM #12242, in 1.3.0rc9
+    Family("qwen3_5", ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"), PYTORCH_ONLY,
+           as_published=True, qk_norm=True, recurrent=_DELTA_NET, since=(1, 3)),
+    Family("qwen3_5_moe", ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"), PYTORCH_ONLY,
+           as_published=True, qk_norm=True, recurrent=_DELTA_NET, dense_size="moe_intermediate_size", moe=_QWEN_EXPERTS, since=(1, 3)),
+    Family("nemotron_h", ("NemotronHForCausalLM",), PYTORCH_ONLY, as_published=True, norms_per_layer=1,
+           recurrent=_MAMBA, gated_mlp=False, moe=_ROUTED_EXPERTS, since=(1, 3)),
     Family("gpt_oss", ("GptOssForCausalLM",), NO_ENGINE, as_published=True, attention_sinks=True, window_pattern=2,
            moe=replace(_LOCAL_EXPERTS, expert_bias=True)),
 )  # fmt: skip

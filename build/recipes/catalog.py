@@ -17,9 +17,9 @@ FOLDER = Path(__file__).with_name("data")
 #: Models that people ask for and that no release here can serve through llmops, with the reason.
 UNSUPPORTED = {
     "Llama 4 Maverick on 8 x H100": "the weights of 800 GB do not fit in bfloat16, and llmops does not quantise them",
-    "Qwen3.5, Qwen3-Next": "linear-attention layers (Qwen3_5ForConditionalGeneration, Qwen3NextForCausalLM) are not "
-    "known to llmops yet; TensorRT-LLM 1.3 has them",
-    "Nemotron 3": "Mamba layers (NemotronHForCausalLM) are not known to llmops yet; TensorRT-LLM has them",
+    "Qwen3-Next": "its family is not known to llmops yet; TensorRT-LLM 1.3 has it",
+    "Qwen3.5, Nemotron 3": "no throughput is published to compare with; `llmops plan` and `build` know them from "
+    "TensorRT-LLM 1.3 on",
     "GLM 4.6 on 8 x H100": "the weights of 711 GB do not fit in bfloat16; `llmops plan` knows it",
     "MiniMax M3": "its family is not known to llmops yet",
     "Kimi K2 on 8 x H100": "its weights of about 1 TB do not fit; `llmops plan` knows it",

@@ -127,6 +127,9 @@ def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[s
             raise InputError(fault)
     if adapters:
         overrides = {**lora_fields(adapters), **overrides}
+    if request.checkpoint.architecture.recurrent:
+        # asserted in _torch/pyexecutor/mamba_cache_manager.py, MambaHybridCacheManager
+        overrides = {"kv_cache_config.enable_block_reuse": False, **overrides}
     parallel = LlmParallelism(spec.tp, spec.pp, spec.ep, request.checkpoint.architecture.moe is not None)
     serving = ServingOptions.of_plan(spec.plan)
     version = request.image.tensorrt_llm

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmops.build.checkpoint.known_models import known_model
+from llmops.build.model.architecture import Architecture
 from llmops.build.plan.gpu_specs import find_gpu
-from llmops.build.plan.memory.kv_sizes import BLOCK_TOKENS, sequence_bytes, token_bytes
+from llmops.build.plan.memory.kv_sizes import BLOCK_TOKENS, sequence_bytes, state_bytes, token_bytes
 from llmops.build.plan.memory.memory_budget import (
     PlannedLimits,
     activation_bytes,
@@ -249,3 +251,16 @@ def test_ranks_together_hold_at_least_the_model(models, tp: int, pp: int, name: 
     ranks = sum(tp * sum(stage_weights(models.LLAMA31_8B, precision, layout, s).values()) for s in range(pp))
     norms = whole * 0.02
     assert whole <= ranks <= whole + norms * tp
+
+
+def test_recurrent_layers_have_states_instead_of_a_cache():
+    """By hand from config.json of Qwen3.5 27B: 16 of 64 layers have attention, 48 heads of 128 x 128 in the others."""
+    model = Architecture.from_hf_config(known_model("Qwen/Qwen3.5-27B").config)
+    assert token_bytes(model, "bf16") == 16 * 2 * 4 * 256 * 2
+    assert token_bytes(model, "bf16", ParallelLayout(pp=4)) == 4 * 2 * 4 * 256 * 2
+    kept_inputs = 3 * (48 * 128 + 2 * 16 * 128) * 2
+    assert state_bytes(model, ParallelLayout()) == 48 * (48 * 128 * 128 * 4 + kept_inputs)
+    assert state_bytes(model, ParallelLayout(tp=2, pp=2)) == state_bytes(model, ParallelLayout()) / 4
+    limits = PlannedLimits(max_batch_size=100, max_num_tokens=2048, max_seq_len=4096)
+    budget = plan_memory(model, FORMATS["none"], "bf16", ParallelLayout(), find_gpu("h200"), limits)
+    assert budget.states == 100 * state_bytes(model, ParallelLayout())

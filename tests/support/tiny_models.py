@@ -10,6 +10,10 @@ SIZES = {
     "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
     "num_key_value_heads": 4, "max_position_embeddings": 512,
 }  # fmt: skip
+_DELTA_NET = {
+    "linear_num_value_heads": 8, "linear_num_key_heads": 4, "linear_value_head_dim": 32, "linear_key_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+}  # fmt: skip
 CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"bos_token_id": 1, "eos_token_id": 2}),
     "mistral": ("MistralConfig", {"sliding_window": None}),
@@ -36,6 +40,17 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": ("MiniMaxM2Config", {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "llama4": ("Llama4TextConfig", {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 1,
                                     "intermediate_size_mlp": 512, "interleave_moe_layer_step": 1}),
+    "qwen3_5": ("Qwen3_5TextConfig", {
+        "head_dim": 32, "layer_types": ["linear_attention", "full_attention"], "attn_output_gate": True, **_DELTA_NET}),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", {
+        "head_dim": 32, "layer_types": ["linear_attention", "full_attention"], "attn_output_gate": True,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 256, **_DELTA_NET}),
+    "nemotron_h": ("NemotronHConfig", {
+        "head_dim": 32, "num_hidden_layers": 3, "layers_block_type": ["mamba", "attention", "moe"],
+        "mamba_num_heads": 8, "mamba_head_dim": 32, "n_groups": 4, "ssm_state_size": 16, "conv_kernel": 4,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+        "moe_shared_expert_intermediate_size": 512}),
     "gpt_oss": ("GptOssConfig", {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }  # fmt: skip
 
@@ -46,6 +61,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "group_size": 32}
 # families that are only passed on, as they are published; None where that is in full precision
 PUBLISHED = {
     "deepseek_v3": FP8, "deepseek_v32": FP8, "glm4_moe": None, "minimax_m2": FP8, "llama4": None,
+    "qwen3_5": None, "qwen3_5_moe": None, "nemotron_h": None,
     "gpt_oss": {"quant_method": "mxfp4"},
 }  # fmt: skip
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq"}

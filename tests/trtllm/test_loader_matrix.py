@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -261,9 +262,12 @@ def test_build_accepts_what_the_table_says_and_names_what_it_takes_instead(sourc
         assert "; use " in said or "leave out" in said, said
 
 
-def test_a_family_of_a_later_release_names_its_image(sources):
+def test_a_family_of_a_later_release_gets_its_image(sources):
+    spec = BuildSpec("c", Path("e"), "pytorch", "tiny", "none")
+    assert get_target("pytorch").prepare(spec, sources("minimax_m2")).request.image.tag == "trtllm-1.3"
+    spec = replace(spec, options={"tensorrt_llm": "1.2.1"})
     with pytest.raises(LlmopsError, match=r"1\.2\.1 does not have MiniMaxM2ForCausalLM; use --set image=trtllm-1\.3"):
-        get_target("pytorch").prepare(BuildSpec("c", Path("e"), "pytorch", "tiny", "none"), sources("minimax_m2"))
+        get_target("pytorch").prepare(spec, sources("minimax_m2"))
 
 
 def marks(sources, target, minor):

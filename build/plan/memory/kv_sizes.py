@@ -30,7 +30,20 @@ def token_bytes(model: Architecture, kv: str, layout: ParallelLayout = ParallelL
 
     MLA keeps one latent vector per token, which every tensor-parallel rank holds whole.
     """
-    return layout.stage_layers(model.num_layers, 0) * layer_bytes(model, kv, layout)
+    return layout.most_layers(model.num_layers, model.has_attention) * layer_bytes(model, kv, layout)
+
+
+def state_bytes(model: Architecture, layout: ParallelLayout) -> int:
+    """Return the bytes of a sequence's states in recurrent layers, on the rank with the most.
+
+    The heads' states are float32 (`mamba_ssm_dtype` of Qwen3.5, `mamba_ssm_cache_dtype` of Nemotron
+    3), the inputs that the convolution keeps have the dtype of the model.
+    """
+    shape = model.recurrent
+    if shape is None:
+        return 0
+    layer = 4 * shape.inner_size * shape.state + 2 * (shape.kernel - 1) * shape.conv_size
+    return layout.most_layers(model.num_layers, model.is_recurrent) * layer // layout.tp
 
 
 def layer_bytes(model: Architecture, kv: str, layout: ParallelLayout) -> int:

@@ -43,7 +43,9 @@ class PlannedLimits:
 class MemoryBudget:
     """The memory budget of the GPU that holds the most, in bytes.
 
-    `left` stays free beside the KV cache and is negative for a model that does not fit.
+    `left` stays free beside the KV cache and is negative for a model that does not fit. `states`
+    are those of recurrent layers for `max_batch_size` sequences, which TensorRT-LLM allocates at
+    start (`_torch/pyexecutor/mamba_cache_manager.py`).
     """
 
     total: int
@@ -54,6 +56,7 @@ class MemoryBudget:
     runtime: int
     kv_cache: int
     left: int
+    states: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -89,6 +92,7 @@ def plan_memory(
         "cuda_graphs": graph_bytes(model, layout, limits.max_batch_size),
         "communication": communication_bytes(layout),
         "runtime": RUNTIME,
+        "states": kv_sizes.state_bytes(model, layout) * limits.max_batch_size,
     }
     free = gpu.memory - sum(weights.values()) - sum(fixed.values())
     block = kv_sizes.token_bytes(model, kv_dtype, layout) * kv_sizes.BLOCK_TOKENS
@@ -126,7 +130,7 @@ def _mlp_width(model: Architecture, layout: ParallelLayout, wide: int) -> int:
         return dense
     copies = model.moe.experts_per_token / layout.ep
     expert = model.moe.moe_intermediate_size // layout.moe_tp * (2 * 2 + wide) + model.hidden_size * (2 + wide)
-    return max(dense if len(model.moe.layers) < model.num_layers else 0, int(copies * expert))
+    return max(dense if model.has_dense_layers else 0, int(copies * expert))
 
 
 def graph_sizes(max_batch_size: int) -> list[int]:

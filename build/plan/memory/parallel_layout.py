@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from llmops.build.model.architecture import Architecture
@@ -41,6 +41,15 @@ class ParallelLayout:
         """
         base, rest = divmod(num_layers, self.pp)
         return base + (stage < rest)
+
+    def stage_range(self, num_layers: int, stage: int) -> range:
+        """Return the indices of the layers of a pipeline stage."""
+        first = sum(self.stage_layers(num_layers, earlier) for earlier in range(stage))
+        return range(first, first + self.stage_layers(num_layers, stage))
+
+    def most_layers(self, num_layers: int, has: Callable[[int], bool]) -> int:
+        """Return the largest number of layers for which `has` is True on one pipeline stage."""
+        return max(sum(map(has, self.stage_range(num_layers, stage))) for stage in range(self.pp))
 
     def __str__(self) -> str:
         parts = [f"TP{self.tp}"]
@@ -90,6 +99,8 @@ def _heads(model: Architecture, layout: ParallelLayout) -> str | None:
     kv, tp = model.num_kv_heads, layout.tp
     if model.mla is None and kv % tp and tp % kv:
         return f"{kv} KV heads and tp {tp}: neither divides the other"
+    if model.recurrent and model.recurrent.groups % tp:
+        return f"{model.recurrent.groups} key heads or groups of recurrent layers do not divide by tp {tp}"
     return None
 
 
@@ -98,8 +109,7 @@ def _sizes(model: Architecture, layout: ParallelLayout) -> str | None:
         return f"{layout.pp} stages for {model.num_layers} layers"
     if layout.tp % layout.ep:
         return f"ep {layout.ep} does not divide tp {layout.tp}"
-    dense = model.moe is None or len(model.moe.layers) < model.num_layers
-    if dense and model.intermediate_size % layout.tp:
+    if model.has_dense_layers and model.intermediate_size % layout.tp:
         return f"intermediate_size {model.intermediate_size} does not divide by tp {layout.tp}"
     return None
 
@@ -132,7 +142,7 @@ def _row_inputs(model: Architecture, precision: QuantFormat, layout: ParallelLay
     if "attention" in precision.parts:
         value_dim = model.mla.v_head_dim if model.mla else model.head_dim
         yield "the attention output", model.num_heads * value_dim // layout.tp
-    if "mlp" in precision.parts and (model.moe is None or len(model.moe.layers) < model.num_layers):
+    if "mlp" in precision.parts and model.has_dense_layers:
         yield "intermediate_size", model.intermediate_size // layout.tp
     if model.moe and "experts" in precision.parts:
         yield "the expert size", model.moe.moe_intermediate_size // layout.moe_tp

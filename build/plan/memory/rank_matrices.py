@@ -33,7 +33,8 @@ def attention(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinea
     """
     heads = model.num_heads // layout.tp
     if model.mla is None:
-        width = (heads + 2 * local_kv_heads(model, layout.tp)) * model.head_dim
+        queries = heads * (2 if model.attention_gate else 1)
+        width = (queries + 2 * local_kv_heads(model, layout.tp)) * model.head_dim
         yield RankLinear("attention.qkv", model.hidden_size, width, "attention")
         yield RankLinear("attention.dense", heads * model.head_dim, model.hidden_size, "attention")
         return
@@ -54,9 +55,19 @@ def attention(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinea
         yield RankLinear("attention.index_weights", model.hidden_size, mla.index_heads, "attention")
 
 
+def recurrent(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinear]:
+    """Yield the matrices of linear attention or Mamba, whose heads are split over all tp ranks."""
+    shape = model.recurrent
+    if shape is None:
+        return
+    width = shape.inner_size + shape.conv_size + shape.gates * shape.heads
+    yield RankLinear("recurrent.in", model.hidden_size, width // layout.tp, "attention")
+    yield RankLinear("recurrent.out", shape.inner_size // layout.tp, model.hidden_size, "attention")
+
+
 def mlp(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinear]:
-    """Yield the gated MLP of a dense layer, split over all tp ranks."""
-    yield from _gated("mlp", model.hidden_size, model.intermediate_size // layout.tp, "mlp")
+    """Yield the MLP of a dense layer, split over all tp ranks."""
+    yield from _mlp(model, "mlp", model.hidden_size, model.intermediate_size // layout.tp, "mlp")
 
 
 def experts(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinear]:
@@ -66,20 +77,22 @@ def experts(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinear]
         return
     yield RankLinear("mlp.router", model.hidden_size, moe.num_experts, "router")
     share = moe.moe_intermediate_size // layout.moe_tp
-    yield from _gated("mlp.experts", model.hidden_size, share, "experts", moe.num_experts // layout.ep)
+    hidden = moe.latent_size or model.hidden_size
+    yield from _mlp(model, "mlp.experts", hidden, share, "experts", moe.num_experts // layout.ep)
+    if moe.latent_size:
+        yield RankLinear("mlp.latent_in", model.hidden_size, moe.latent_size, "mlp")
+        yield RankLinear("mlp.latent_out", moe.latent_size, model.hidden_size, "mlp")
     if moe.num_shared_experts:
         shared = moe.num_shared_experts * moe.moe_intermediate_size // layout.tp
-        yield from _gated("mlp.shared", model.hidden_size, shared, "mlp")
+        yield from _mlp(model, "mlp.shared", model.hidden_size, shared, "mlp")
 
 
-def _gated(name: str, hidden: int, width: int, part: str, count: int = 1) -> Iterator[RankLinear]:
-    yield RankLinear(f"{name}.gate_up", hidden, 2 * width, part, count)
+def _mlp(model: Architecture, name: str, hidden: int, width: int, part: str, count: int = 1) -> Iterator[RankLinear]:
+    if model.gated_mlp:
+        yield RankLinear(f"{name}.gate_up", hidden, 2 * width, part, count)
+    else:
+        yield RankLinear(f"{name}.up", hidden, width, part, count)
     yield RankLinear(f"{name}.proj", width, hidden, part, count)
-
-
-def is_moe_layer(model: Architecture, layer: int) -> bool:
-    """Return True if the layer has experts."""
-    return model.moe is not None and layer in model.moe.layers
 
 
 def padded_vocab(model: Architecture, tp: int) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
-from llmops.build.model.architecture import Architecture
+from llmops.build.model.architecture import Architecture, RecurrentShape
 from llmops.build.plan.memory import rank_matrices
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.memory.rank_matrices import RankLinear
@@ -38,10 +37,18 @@ def checkpoint_weights(model: Architecture, precision: QuantFormat) -> dict[str,
 
 def stage_weights(model: Architecture, precision: QuantFormat, layout: ParallelLayout, stage: int) -> Counter[str]:
     """Return the bytes by part on each rank of one pipeline stage."""
-    first = sum(layout.stage_layers(model.num_layers, earlier) for earlier in range(stage))
     total: Counter[str] = Counter()
-    for layer in range(first, first + layout.stage_layers(model.num_layers, stage)):
-        total.update(layer_weights(model, precision, layout, rank_matrices.is_moe_layer(model, layer)))
+    for layer in layout.stage_range(model.num_layers, stage):
+        linears = []
+        if model.has_attention(layer):
+            linears += rank_matrices.attention(model, layout)
+        if model.is_recurrent(layer):
+            linears += rank_matrices.recurrent(model, layout)
+        if model.is_moe(layer):
+            linears += rank_matrices.experts(model, layout)
+        elif model.is_dense(layer):
+            linears += rank_matrices.mlp(model, layout)
+        total.update(_layer_weights(model, precision, layout, linears))
     rows = rank_matrices.padded_vocab(model, layout.tp) // layout.tp
     table = precision.table_bytes(rows, model.hidden_size, _dtype_bytes(model))
     last = stage == layout.pp - 1
@@ -54,31 +61,41 @@ def stage_weights(model: Architecture, precision: QuantFormat, layout: ParallelL
     return total
 
 
-def layer_weights(model: Architecture, precision: QuantFormat, layout: ParallelLayout, moe: bool) -> Counter[str]:
-    """Return the bytes by part of one decoder layer on one rank."""
-    linears: list[RankLinear] = list(rank_matrices.attention(model, layout))
-    linears += rank_matrices.experts(model, layout) if moe else rank_matrices.mlp(model, layout)
+def _layer_weights(
+    model: Architecture, precision: QuantFormat, layout: ParallelLayout, linears: list[RankLinear]
+) -> Counter[str]:
+    """Return the bytes by part of one decoder layer with these matrices on one rank."""
     total: Counter[str] = Counter()
     for linear in linears:
         one = precision.linear_bytes(linear.inputs, linear.outputs, linear.part, _dtype_bytes(model))
         total[linear.part] += linear.count * one
-    total["norms"] += _vectors(model, layout, linears, moe) * _dtype_bytes(model)
+    total["norms"] += _vectors(model, layout, linears) * _dtype_bytes(model)
     return total
 
 
-def _vectors(model: Architecture, layout: ParallelLayout, linears: Iterable[RankLinear], moe: bool) -> int:
-    """Return the number of values in norms, biases and sinks of one layer.
+def _vectors(model: Architecture, layout: ParallelLayout, linears: list[RankLinear]) -> int:
+    """Return the number of values in norms, biases, sinks and convolutions of one layer.
 
     These are never quantised.
     """
+    names = {linear.name for linear in linears}
+    moe = "mlp.router" in names
     count = model.norms_per_layer * model.hidden_size
-    if model.qk_norm:
+    if model.recurrent and "recurrent.in" in names:
+        return count + _recurrent_vectors(model.recurrent, layout)
+    if model.qk_norm and "attention.qkv" in names:
         count += 2 * model.head_dim
     if model.mla:
         count += (model.mla.q_lora_rank or 0) + model.mla.kv_lora_rank
     if model.attention_sinks:
         count += model.num_heads // layout.tp
     return count + sum(linear.count * linear.outputs for linear in linears if _has_bias(model, linear, moe))
+
+
+def _recurrent_vectors(shape: RecurrentShape, layout: ParallelLayout) -> int:
+    convolution = shape.conv_size * (shape.kernel + shape.conv_bias)
+    norm = shape.inner_size if shape.wide_norm else shape.head_dim * layout.tp
+    return (convolution + shape.vectors * shape.heads + norm) // layout.tp
 
 
 def _has_bias(model: Architecture, linear: RankLinear, moe: bool) -> bool:
@@ -92,13 +109,18 @@ def _has_bias(model: Architecture, linear: RankLinear, moe: bool) -> bool:
 def _next_token_layer(model: Architecture, precision: QuantFormat) -> Counter[str]:
     """Return the bytes of a multi-token prediction layer.
 
-    It has an MoE layer, the projection that joins hidden state and embedding, and its own embedding
-    and head.
+    It has an MoE layer, the projection that joins hidden state and embedding, and in some models
+    its own embedding and head.
     """
     width = _dtype_bytes(model)
-    layer = layer_weights(model, precision, ParallelLayout(), moe=model.moe is not None)
+    layout = ParallelLayout()
+    linears = [*rank_matrices.attention(model, layout)]
+    linears += rank_matrices.mlp(model, layout) if model.moe is None else rank_matrices.experts(model, layout)
+    layer = _layer_weights(model, precision, layout, linears)
     layer["norms"] += 3 * model.hidden_size * width
     layer["router"] += 2 * model.hidden_size * model.hidden_size * width
+    if not model.next_token_embeddings:
+        return layer
     layer["embedding"] += model.vocab_size * model.hidden_size * width
     layer["lm_head"] += model.vocab_size * model.hidden_size * width
     return layer

@@ -101,6 +101,7 @@ def memory_rows(candidate: Candidate) -> list[tuple[str, str, int]]:
         ("CUDA graphs", memory.cuda_graphs),
         ("communication", memory.communication),
         ("runtime", memory.runtime),
+        *([("recurrent states", memory.states)] if memory.states else []),
         ("KV cache", memory.kv_cache),
         ("left free", memory.left),
     ]

@@ -55,7 +55,7 @@ def _memory(best: Candidate) -> str:
         ("weights of attention", attention),
         ("other weights", memory.weight_bytes - large - attention),
         ("activations", memory.activations),
-        ("runtime and graphs", memory.runtime + memory.cuda_graphs + memory.communication),
+        ("runtime and graphs", memory.runtime + memory.cuda_graphs + memory.communication + memory.states),
         ("left free", memory.left),
     ]
     title = f"{figures.gigabytes(memory.total)} of each {best.gpu.name}, {best.name}"

@@ -66,12 +66,13 @@ def prefill_latency(service: float, unloaded: float, rate: float) -> tuple[float
 
 
 def transfer_seconds(replica: ReplicaModel, times: OperationTimes) -> float:
-    """Return the seconds to send a prompt's KV cache from rank to rank.
+    """Return the seconds to send a prompt's KV cache and states from rank to rank.
 
     Each rank sends its own part.
     """
     steps, load = replica.steps, replica.workload
-    return times.send(kv_sizes.sequence_bytes(steps.model, steps.kv, steps.layout, load.isl), nodes=True)
+    size = kv_sizes.sequence_bytes(steps.model, steps.kv, steps.layout, load.isl)
+    return times.send(size + kv_sizes.state_bytes(steps.model, steps.layout), nodes=True)
 
 
 def _long_wait(busy: float, service: float, tail: float) -> float:

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.memory import rank_matrices
@@ -24,6 +25,17 @@ STEP_OVERHEAD = 1.5e-3
 SEQUENCE_OVERHEAD = 2.0e-6
 #: Passes over the FP32 logits of a step: copy, penalties, soft-max, draw.
 LOGIT_PASSES = 4
+#: Passes of a recurrent layer over its vectors: convolution, scan and gate, each read and written.
+RECURRENT_PASSES = 6
+
+
+class _Blocks(NamedTuple):
+    """Numbers of blocks: mixers (attention, recurrent) and MLPs (dense, moe)."""
+
+    attention: int
+    recurrent: int
+    dense: int
+    moe: int
 
 
 @dataclass(frozen=True)
@@ -121,9 +133,11 @@ class StepModel:
             return 0.0
         if not prefill and not drafts:
             tokens = self._padded(tokens)
-        dense, moe = self._stage
-        time = (dense + moe) * (self._attention(batch, length, prefill) + self._shared(tokens))
-        time += dense * self._linears(self._dense_mlp, tokens) + moe * self._experts(tokens)
+        stage = self._stage
+        time = stage.attention * (self._attention(batch, length, prefill) + self._around_attention(tokens))
+        time += stage.recurrent * self._recurrent(tokens, batch + (prefill.prompts if prefill else 0))
+        time += stage.dense * self._linears(self._dense_mlp, tokens) + stage.moe * self._experts(tokens)
+        time += sum(stage) * self._block(tokens)
         if drafts and batch:
             time += drafts * self._draft(batch, length)
         return time + self._first_and_last(tokens, answers) + STEP_OVERHEAD + SEQUENCE_OVERHEAD * batch
@@ -137,15 +151,12 @@ class StepModel:
         return self.graphs[place] if place < len(self.graphs) else batch
 
     @cached_property
-    def _stage(self) -> tuple[int, int]:
-        """Return the dense and MoE layers of the longest pipeline stage.
-
-        Both kinds are spread evenly over the stages.
-        """
-        layers = self.layout.stage_layers(self.model.num_layers, 0)
-        share = len(self.model.moe.layers) / self.model.num_layers if self.model.moe else 0.0
-        moe = round(layers * share)
-        return layers - moe, moe
+    def _stage(self) -> _Blocks:
+        """Return the blocks of the longest pipeline stage. Each kind is spread evenly over the stages."""
+        model, layers = self.model, range(self.model.num_layers)
+        share = self.layout.stage_layers(model.num_layers, 0) / model.num_layers
+        kinds = (model.has_attention, model.is_recurrent, model.is_dense, model.is_moe)
+        return _Blocks(*(round(sum(map(has, layers)) * share) for has in kinds))
 
     @cached_property
     def _attention_shape(self) -> AttentionShape:
@@ -179,18 +190,34 @@ class StepModel:
         local = len(window.layers) / self.model.num_layers
         return [(local, replace(self._attention_shape, window=window.size)), (1 - local, self._attention_shape)]
 
-    def _shared(self, tokens: int) -> float:
-        """Return the seconds of the work that is the same in every layer.
+    def _around_attention(self, tokens: int) -> float:
+        """Return the seconds of attention's matrices and rotary embedding."""
+        heads = self._attention_shape.heads + self._attention_shape.kv_heads
+        rope = self.times.memory(tokens * 4 * self._attention_shape.head_dim * heads)
+        return self._linears(self._attention_linears, tokens) + rope
 
-        This is attention's matrices, norms, rotary embedding and two all-reduces.
+    def _block(self, tokens: int) -> float:
+        """Return the seconds of what every mixer and every MLP has: a norm and an all-reduce."""
+        values = tokens * self.model.hidden_size
+        return self.times.memory(values * 2 * 4) + self.times.all_reduce(values, self.layout.tp)
+
+    def _recurrent(self, tokens: int, sequences: int) -> float:
+        """Estimate the seconds of a layer of linear attention or Mamba, which is bound by memory.
+
+        Each sequence's state is read and written, and each token's vectors pass the convolution and
+        the scan.
         """
-        hidden = self.model.hidden_size
-        norms = self.times.memory(tokens * hidden * 2 * 4) * 2
-        rope = self.times.memory(
-            tokens * 4 * self._attention_shape.head_dim * (self._attention_shape.heads + self._attention_shape.kv_heads)
-        )
-        reduce = 2 * self.times.all_reduce(tokens * hidden, self.layout.tp)
-        return self._linears(self._attention_linears, tokens) + norms + rope + reduce
+        shape = self.model.recurrent
+        if shape is None:
+            return 0.0
+        state = 2 * 4 * shape.inner_size * shape.state * sequences
+        vectors = 2 * RECURRENT_PASSES * (shape.inner_size + shape.conv_size) * tokens
+        moved = self.times.memory((state + vectors) / self.layout.tp)
+        return moved + self._linears(self._recurrent_linears, tokens)
+
+    @cached_property
+    def _recurrent_linears(self) -> list[RankLinear]:
+        return list(rank_matrices.recurrent(self.model, self.layout))
 
     @cached_property
     def _attention_linears(self) -> list[RankLinear]:
@@ -214,8 +241,10 @@ class StepModel:
         moe = self.model.moe
         if moe is None:
             return 0.0
+        # tables are of gated experts, which have three matrices
+        size = moe.moe_intermediate_size if self.model.gated_mlp else moe.moe_intermediate_size * 2 // 3
         sizes = ExpertsShape(
-            self.model.hidden_size, moe.moe_intermediate_size, moe.experts_per_token, moe.num_experts,
+            moe.latent_size or self.model.hidden_size, size, moe.experts_per_token, moe.num_experts,
             self.layout.moe_tp, self.layout.ep,
         )  # fmt: skip
         others = [linear for linear in rank_matrices.experts(self.model, self.layout) if linear.part != "experts"]
@@ -226,8 +255,8 @@ class StepModel:
 
         The head is a decoder layer and the output head.
         """
-        layer = self._shared(batch) + self._linears(self._dense_mlp, batch) + self._attention(batch, length, None)
-        return layer + self._head(batch)
+        mixer = self._around_attention(batch) + self._attention(batch, length, None)
+        return mixer + self._linears(self._dense_mlp, batch) + 2 * self._block(batch) + self._head(batch)
 
     def _first_and_last(self, tokens: int, answers: int) -> float:
         """Return the seconds of embedding, output head and sampling.

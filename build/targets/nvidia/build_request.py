@@ -105,7 +105,7 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
         )
     quant_format = format_of(spec.quant, spec.target)
     check_kv_cache(spec.kv_cache, spec.target)
-    image = _image(spec)
+    image = _image(spec, FAMILIES[arch.family].since)
     if spec.target == "pytorch" and release_of(image.tensorrt_llm) < FAMILIES[arch.family].since:
         raise CheckpointError(
             f"TensorRT-LLM {image.tensorrt_llm} does not have {arch.hf_class}; use --set image={OWN_TAG}, which does."
@@ -224,11 +224,15 @@ def _limits(spec: BuildSpec, arch: Architecture) -> EngineLimits:
     )
 
 
-def _image(spec: BuildSpec) -> TrtllmImage:
+def _image(spec: BuildSpec, since: tuple[int, int]) -> TrtllmImage:
+    """Return the image of the options, else one whose release has the family, which came with `since`."""
     version = spec.options.get("tensorrt_llm")
     tag = spec.options.get("image")
+    if tag is None and version:
+        return _image_of_version(spec.target, str(version))
     if tag is None:
-        return _image_of_version(spec.target, str(version)) if version else image_of(DEFAULT_TAG)
+        default = image_of(DEFAULT_TAG)
+        return default if since <= release_of(default.tensorrt_llm) else image_of(OWN_TAG)
     image = image_of(str(tag))
     if spec.target not in image.targets or (version and image.tensorrt_llm != version):
         right = image_for(spec.target, str(version or "1.2.1"))
