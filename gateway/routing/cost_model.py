@@ -12,6 +12,10 @@ from llmops.gateway.interfaces import ReplicaView, RoutingPolicy, RoutingRequest
 #: Prompt tokens per second assumed until a replica has shown its own: a 7B model on one data-centre
 #: GPU.
 DEFAULT_PREFILL_RATE = 20_000.0
+#: Steps over which the mean of step times reaches.
+STEP_TIME_STEPS = 10
+#: Multiple of its expected time that a reported step counts for at most.
+OUTLIER_FACTOR = 3.0
 #: Seconds per step assumed until a replica has shown its own.
 DEFAULT_STEP_SECONDS = 0.02
 #: Weight of a second of decoding relative to a second until the first token, where the caches are
@@ -45,6 +49,36 @@ class PrefillRate:
         self._squares = PREFILL_RATE_DECAY * self._squares + tokens * tokens
         self._weighted_seconds = PREFILL_RATE_DECAY * self._weighted_seconds + tokens * seconds
         return self._squares / self._weighted_seconds
+
+
+class ReportedSteps:
+    """The mean step time and the prefill rate of a replica that reports its steps.
+
+    The newest step weighs 1 / STEP_TIME_STEPS in the mean. The first steps weigh the same each: the
+    very first one reads a prompt, which no mean may begin with. A step that takes much longer than
+    expected counts for OUTLIER_FACTOR of that: it says nothing about the next ones.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = self.prefill_rate = 0.0
+        self._steps, self._prefill = 0, PrefillRate()
+
+    def add(self, seconds: float, prompt_tokens: int = 0, count: int = 1) -> None:
+        """Add `count` steps of `seconds` that each read `prompt_tokens` tokens of prompts."""
+        if self._steps and (self.prefill_rate or not prompt_tokens):
+            expected = self.seconds + (prompt_tokens / self.prefill_rate if prompt_tokens else 0.0)
+            seconds = min(seconds, OUTLIER_FACTOR * expected)
+        self.seconds = self.after(seconds, count)
+        self._steps += count
+        if prompt_tokens:
+            self.prefill_rate = self._prefill.add(prompt_tokens, seconds)
+
+    def after(self, seconds: float, count: int) -> float:
+        """Return what the mean will be after `count` more steps of `seconds`."""
+        mean, first = self.seconds, min(max(STEP_TIME_STEPS - self._steps, 0), count)
+        if first:
+            mean = (mean * self._steps + seconds * first) / (self._steps + first)
+        return mean + (seconds - mean) * (1 - (1 - 1 / STEP_TIME_STEPS) ** (count - first))
 
 
 def uncached_tokens(policy: RoutingPolicy, request: RoutingRequest, view: ReplicaView) -> int:

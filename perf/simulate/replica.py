@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from llmops.gateway.interfaces import QueuedRequest, ReplicaView, RoutingRequest
-from llmops.gateway.routing.cost_model import PrefillRate
+from llmops.gateway.routing.cost_model import ReportedSteps
 from llmops.gateway.routing.replicas.load_estimator import EngineGauges
 from llmops.perf.simulate.clock import Clock
 from llmops.perf.simulate.engine import EngineSpec
@@ -73,8 +73,6 @@ class SimulatedRequest:
             self.queued_request.routing.answer = answer
 
 
-#: Weight of the past in the moving average of step times, as in gateways.
-KEPT = 0.9
 #: Share of steps that take ten times as long, with noise.
 OUTLIERS = 0.005
 
@@ -176,8 +174,7 @@ class SimulatedReplica:
         self._chunks: list[tuple[SimulatedRequest, int]] = []
         self._version = 0
         self._idle = True
-        self._prefill_rate, self._rate = PrefillRate(), 0.0
-        self._step = 0.0
+        self._reported = ReportedSteps()
 
     @property
     def waiting(self) -> int:
@@ -251,7 +248,6 @@ class SimulatedReplica:
             if tokens == room:
                 break
         self._seconds = self._took(self.spec.steps.read(batch, length, tokens, before))
-        self._rate = self._prefill_rate.add(tokens, self._seconds)
         self._plan(1)
 
     def _took(self, seconds: float) -> float:
@@ -291,7 +287,7 @@ class SimulatedReplica:
             return
         count, running = self._count, self._running
         self.busy += count * self._seconds
-        self._step = self._mean_of(count)
+        self._reported.add(self._seconds, sum(part for _, part in self._chunks), count)
         self._steps += count
         self._context += count * len(running)
         decoding = [] if self.conduct.reports else [job for _, _, job in running]
@@ -352,13 +348,8 @@ class SimulatedReplica:
     def mean_step(self) -> float:
         """Return the mean step time in seconds, as a gateway has it now."""
         if self._idle or self._chunks or self.clock.now < self._since + self._seconds:
-            return self._step
-        return self._mean_of(floor((self.clock.now - self._since) / self._seconds))
-
-    def _mean_of(self, count: int) -> float:
-        """Return the mean step time after `count` of the steps under way."""
-        mean = self._step or self._seconds
-        return mean + (1 - KEPT**count) * (self._seconds - mean)
+            return self._reported.seconds
+        return self._reported.after(self._seconds, floor((self.clock.now - self._since) / self._seconds))
 
     def _tell(self) -> None:
         """Send the state and cache changes to all gateways."""
@@ -375,6 +366,6 @@ class SimulatedReplica:
             view.running = running
             view.waiting, view.waiting_tokens = waiting, tokens
             view.free_blocks = free
-            view.prefill_rate = self._rate
+            view.prefill_rate = self._reported.prefill_rate
             view.in_flight = view.in_flight_tokens = 0
         self._changed(self)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.gateway.interfaces import ReplicaView
-from llmops.gateway.routing.cost_model import PrefillRate
+from llmops.gateway.routing.cost_model import PrefillRate, ReportedSteps
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 from tests.fleet.views import view, wanted
@@ -154,6 +154,24 @@ def test_how_fast_prompts_are_read_is_said_by_steps_that_read_many_tokens() -> N
     for _ in range(500):
         last = rate.add(1000, 0.05)
     assert last == pytest.approx(20_000, rel=1e-3)
+
+
+def test_a_long_step_is_no_mean() -> None:
+    """Neither the first one, which reads a prompt, nor one that takes ten times as long as it should."""
+    steps = ReportedSteps()
+    steps.add(0.25, 1000)
+    for _ in range(9):
+        steps.add(0.03)
+    assert steps.seconds == pytest.approx((0.25 + 9 * 0.03) / 10)
+    for _ in range(100):
+        steps.add(0.03)
+    steps.add(0.3)
+    assert steps.seconds == pytest.approx(0.03 + 0.1 * 0.06, rel=1e-3)
+    steps.add(2.5, 1000)
+    assert steps.prefill_rate > 1500
+    for _ in range(40):
+        steps.add(0.12)
+    assert steps.seconds == pytest.approx(0.12, rel=0.1)
 
 
 def test_one_that_failed_is_left_out_and_one_that_drains_is_not_taken_for_it() -> None:

@@ -33,6 +33,9 @@ from llmops.gateway.routing.cost_model import (
 
 #: Time constant, in seconds, of the mean of a replica's step time.
 STEP_TIME_WINDOW = 4.0
+#: Seconds for which a step time counts at most when it is looked at again: before that the replica
+#: may have been idle.
+MAX_SAMPLE_AGE = 1.0
 #: Seconds of a step that count at most. Steps with much prefill are long and would admit even more
 #: prefill.
 MAX_COUNTED_STEP = 0.05
@@ -99,8 +102,8 @@ class AdmissionController:
         # may dispatch in it
         self._turns: dict[str, tuple[int, bool]] = {}
         self._output_length = 0.0
-        # time and value of each replica's mean step time
-        self._step_times: dict[str, tuple[float, float]] = {}
+        # time and value of each replica's mean step time, and the share of its window that was seen
+        self._step_times: dict[str, tuple[float, float, float]] = {}
 
     def update_views(self, views: Sequence[ReplicaView], now: float) -> None:
         """Take note of replicas that came, went or changed their state."""
@@ -310,10 +313,16 @@ class AdmissionController:
         return size > 0 and view.sequences >= size - round(RESERVED_SLOT_SHARE * size)
 
     def _mean_step_time(self, view: ReplicaView, now: float) -> float:
-        """Return the mean over the last seconds: it is what clients feel, not a single long prompt."""
-        updated, mean = self._step_times.get(view.replica_id, (now, view.step_seconds))
-        mean += (view.step_seconds - mean) * (1 - math.exp(-max(now - updated, 0.0) / STEP_TIME_WINDOW))
-        self._step_times[view.replica_id] = (now, mean)
+        """Return the mean over the last seconds: it is what clients feel, not a single long prompt.
+
+        What was seen first counts for as long as it lasted. The first step of a replica that was
+        idle reads a prompt, and would otherwise keep requests away from it for seconds.
+        """
+        updated, mean, seen = self._step_times.get(view.replica_id, (now, view.step_seconds, 0.0))
+        passed = 1 - math.exp(-min(max(now - updated, 0.0), MAX_SAMPLE_AGE) / STEP_TIME_WINDOW)
+        seen += passed * (1 - seen)
+        mean = mean + (view.step_seconds - mean) * passed / seen if seen else view.step_seconds
+        self._step_times[view.replica_id] = (now, mean, seen)
         return mean
 
     def _is_my_turn(self, view: ReplicaView, weight: float, now: float) -> bool:

@@ -114,6 +114,10 @@ class LoadEstimator:
         # the last step, to which late first tokens may still belong, and the group that it will
         # join
         self._last_step, self._group = _StepTotals(), _StepTotals()
+        # steps that can still be counted without a look at each, those that were, and the time and
+        # the context before the first of them
+        self._steady = self._merged = 0
+        self._merged_since, self._merged_context = 0.0, 0
         self._prompt_tokens_mean = 0.0
         # decoding sequences of other gateways, and the mean of uncached tokens in this gateway's
         # prompts
@@ -129,17 +133,24 @@ class LoadEstimator:
         """Record that a request is sent to the replica."""
         request.sent_at, request.step = now, -1
         self._open += 1
+        self._add_merged()
         # a request sent as soon as a step ends is there when the next one begins
         self._waiting_before += now - self._step_ended < SAME_STEP_TOLERANCE
 
     def record_tokens(self, request: InFlightRequest, count: int, now: float) -> bool:
         """Record a message with `count` tokens of a request. Return True if it is the first one."""
-        first = request.step < 0
+        step = request.step
+        first = step < 0
         if first:
             self._record_first(request, now)
-        elif request.step == self._step and self._advanced >= STEP_MAJORITY * self._decoding:
-            self._end_step(now)
-        if request.step != self._step:
+        elif step == self._step and self._advanced >= STEP_MAJORITY * self._decoding:
+            if self._merged < self._steady:
+                self._merged += 1
+            else:
+                self._begin_totals(self._last_step, now)
+            self._step += 1
+            self._step_ended, self._advanced = now, 0
+        if step != self._step:
             request.step = self._step
             self._advanced += 1
         request.output += count
@@ -149,6 +160,7 @@ class LoadEstimator:
     def record_end(self, request: InFlightRequest) -> None:
         """Record that a request finished or failed over."""
         self._open -= 1
+        self._add_merged()
         if request.step >= 0:
             self._decoding -= 1
             self._context -= request.prompt + request.output
@@ -188,6 +200,7 @@ class LoadEstimator:
             self.update_gauges(EngineGauges(self._open, len(self._in_flight)), now)
 
     def _record_first(self, request: InFlightRequest, now: float) -> None:
+        self._add_merged()
         tokens = request.tokens
         self._prompt_mean += PROMPT_TOKENS_SMOOTHING * (tokens - self._prompt_mean) if self._prompt_mean else tokens
         alone = not self._decoding and len(self._in_flight) == 1
@@ -207,26 +220,23 @@ class LoadEstimator:
         self._shared += request.prompt - request.tokens
         self._publish()
 
-    def _end_step(self, now: float) -> None:
-        """Record that a step ended now."""
-        last = self._last_step
-        if (
-            0.0 < last.batches < DECODE_TOKENS_PER_OBSERVATION
-            and not (last.reading or last.prompt_tokens)
-            and not (self._waiting_before or self._first_tokens or self._in_flight)
-        ):
-            # a small batch without prompts: nothing changes from step to step but the context
-            last.count += 1
-            last.seconds += now - self._step_ended
-            last.batches += self._decoding + self._others
-            last.contexts += self._context
-        else:
-            self._begin_totals(last, now)
-        self._step += 1
-        self._step_ended, self._advanced = now, 0
+    def _add_merged(self) -> None:
+        """Add the steps that were only counted to the last one, and look at each step again."""
+        last, count = self._last_step, self._merged
+        if count:
+            last.count += count
+            last.seconds += self._step_ended - self._merged_since
+            last.batches += count * (self._decoding + self._others)
+            last.contexts += count * (self._merged_context + self._context) / 2
+        self._steady = self._merged = 0
 
     def _begin_totals(self, last: _StepTotals, now: float) -> None:
-        """Add `last` to its group, and begin new totals with the step that ended now."""
+        """Add `last` to its group, and begin new totals with the step that ended now.
+
+        In a small batch without prompts nothing changes from step to step but the context: the next
+        steps are counted until they have enough tokens for an observation.
+        """
+        self._add_merged()
         middle = (self._step_ended + now) / 2
         step, waited = _StepTotals(), self._waiting_before
         for when, tokens in self._first_tokens:
@@ -245,6 +255,9 @@ class LoadEstimator:
         # no prefill runs in a full batch
         if waited > 0 and (not size or step.batches <= size):
             step.reading = step.seconds
+        elif not (step.prompt_tokens or self._waiting_before):
+            self._steady = int((DECODE_TOKENS_PER_OBSERVATION - 1) // step.batches)
+            self._merged_since, self._merged_context = now, self._context
         self._last_step = step
         self._publish()
 
@@ -284,6 +297,7 @@ class LoadEstimator:
 
     def _idle(self) -> None:
         """Close the open group: steps are visible only while a sequence of this gateway decodes."""
+        self._add_merged()
         if self._last_step.count:
             self._join(self._last_step)
         if not self._group.reading:

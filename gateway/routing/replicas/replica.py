@@ -18,7 +18,7 @@ from llmops.gateway.interfaces import (
     TokenStream,
 )
 from llmops.gateway.replica_address import server_address
-from llmops.gateway.routing.cost_model import PrefillRate
+from llmops.gateway.routing.cost_model import ReportedSteps
 from llmops.gateway.routing.replicas.health_check import HealthCheck
 from llmops.gateway.routing.replicas.in_flight import InFlightRequest, InFlightTracker
 from llmops.gateway.routing.replicas.load_estimator import EngineGauges, LoadEstimator
@@ -30,8 +30,6 @@ from llmops.kv_blocks import block_hashes
 
 log = logging.getLogger(__name__)
 
-#: Weight of the newest step in the mean step time.
-STEP_TIME_SMOOTHING = 0.1
 #: Demand is sent to engines as an integer in units of 1 / DEMAND_SCALE.
 DEMAND_SCALE = 1000
 _MAX_INT32 = 2**31 - 1
@@ -79,7 +77,7 @@ class Replica:
         self._on_change, self._on_misrouted, self._has_alternative = on_change, on_misrouted, has_alternative
         self._on_restart = on_restart
         self._in_flight = InFlightTracker(self.view)
-        self._prefill_rate = PrefillRate()
+        self._steps = ReportedSteps()
         # None for a replica that reports its state
         self.load_estimator = None if self.health.is_reporting else LoadEstimator(self.view, self._in_flight)
         # the error that ended the step stream last, if it is in the log already
@@ -222,10 +220,8 @@ class Replica:
         view.tokens_per_block = state.tokens_per_block or view.tokens_per_block
         view.subscribers, view.demand = state.subscribers, state.demand / DEMAND_SCALE
         if state.step_us and (state.running or state.prefill_tokens):
-            seconds = state.step_us / 1e6
-            view.step_seconds += STEP_TIME_SMOOTHING * (seconds - view.step_seconds) if view.step_seconds else seconds
-            if state.prefill_tokens:
-                view.prefill_rate = self._prefill_rate.add(state.prefill_tokens, seconds)
+            self._steps.add(state.step_us / 1e6, state.prefill_tokens)
+            view.step_seconds, view.prefill_rate = self._steps.seconds, self._steps.prefill_rate
 
     def on_cache_event(self, kind: int, hashes: Sequence[int]) -> None:
         """Pass blocks that the engine stored or evicted to the policy.
