@@ -156,9 +156,6 @@ async def test_the_prompts_log_probabilities_reach_the_client(client, request):
     assert (first["logprob"], first["rank"]) == (pytest.approx(-0.1), 1)
     if own:
         assert (found[0][2]["60"]["logprob"], found[0][2]["60"]["rank"]) == (-5, None)
-    chat = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "prompt_logprobs": 0}
-    answer = await client.post("/v1/chat/completions", json=chat)
-    assert len(answer.json()["prompt_logprobs"]) == answer.json()["usage"]["prompt_tokens"]
     streamed = await client.post("/v1/completions", json={**body, "stream": True})
     assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, "prompt_logprobs")
     long = await client.post("/v1/completions", json={**body, "prompt": [[5] * 80] * 64, "prompt_logprobs": 20})
