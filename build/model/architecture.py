@@ -102,10 +102,10 @@ class Architecture:
 
     `hf_class` is `architectures[0]`; `dtype` is the dtype of unquantised weights; `quant_method` is
     set when the checkpoint itself is quantised (fp8, mxfp4, awq, modelopt, …); `next_token_layers`
-    counts extra layers for multi-token prediction beside `num_layers`, which have an embedding and a
-    head of their own if `next_token_embeddings` is set. `attention_layers` and
-    `mlp_layers` are the indices of the layers with attention and with an MLP or experts; None means
-    all. `attention_gate` is set where queries have an output gate of the same size.
+    counts extra layers for multi-token prediction beside `num_layers`, which have an embedding and
+    a head of their own if `next_token_embeddings` is set. `attention_layers` and `mlp_layers` are
+    the indices of the layers with attention and with an MLP or experts; None means all.
+    `attention_gate` is set where queries have an output gate of the same size.
     """
 
     family: str

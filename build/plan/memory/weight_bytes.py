@@ -39,7 +39,7 @@ def stage_weights(model: Architecture, precision: QuantFormat, layout: ParallelL
     """Return the bytes by part on each rank of one pipeline stage."""
     total: Counter[str] = Counter()
     for layer in layout.stage_range(model.num_layers, stage):
-        linears = []
+        linears: list[RankLinear] = []
         if model.has_attention(layer):
             linears += rank_matrices.attention(model, layout)
         if model.is_recurrent(layer):

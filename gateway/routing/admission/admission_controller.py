@@ -33,6 +33,9 @@ from llmops.gateway.routing.cost_model import (
 
 #: Time constant, in seconds, of the mean of a replica's step time.
 STEP_TIME_WINDOW = 4.0
+#: Seconds for which the first step time of a replica counts, and their share of the window.
+FIRST_SAMPLE_SECONDS = 0.5
+FIRST_SAMPLE_SHARE = 1 - math.exp(-FIRST_SAMPLE_SECONDS / STEP_TIME_WINDOW)
 #: Seconds for which a step time counts at most when it is looked at again: before that the replica
 #: may have been idle.
 MAX_SAMPLE_AGE = 1.0
@@ -315,13 +318,13 @@ class AdmissionController:
     def _mean_step_time(self, view: ReplicaView, now: float) -> float:
         """Return the mean over the last seconds: it is what clients feel, not a single long prompt.
 
-        What was seen first counts for as long as it lasted. The first step of a replica that was
-        idle reads a prompt, and would otherwise keep requests away from it for seconds.
+        What was seen first counts for FIRST_SAMPLE_SECONDS. The first step of a replica reads a
+        prompt, and would otherwise keep requests away from it for seconds.
         """
-        updated, mean, seen = self._step_times.get(view.replica_id, (now, view.step_seconds, 0.0))
+        updated, mean, seen = self._step_times.get(view.replica_id, (now, view.step_seconds, FIRST_SAMPLE_SHARE))
         passed = 1 - math.exp(-min(max(now - updated, 0.0), MAX_SAMPLE_AGE) / STEP_TIME_WINDOW)
         seen += passed * (1 - seen)
-        mean = mean + (view.step_seconds - mean) * passed / seen if seen else view.step_seconds
+        mean += (view.step_seconds - mean) * passed / seen
         self._step_times[view.replica_id] = (now, mean, seen)
         return mean
 
