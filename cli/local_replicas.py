@@ -35,9 +35,7 @@ async def verify_quickly(model: str, triton: str, metrics: str | None = None, en
 
     Raises ServerError with the first fault.
     """
-    # on a busy machine the answers of users come first
     command = [
-        "nice",
         sys.executable,
         "-m",
         "llmops.cli",

@@ -235,7 +235,7 @@ def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path
 
     Without folders: SmolLM2 in float32 as the old version and in INT8 as the new one. The tolerated
     loss of quality is the one between both versions without a fault. Takes some minutes. Exit code
-    1 if a request failed, a token was doubled, or a planted fault was promoted.
+    1 if a request failed, a token was doubled, or a planted fault was promoted or not tried.
     """
     import asyncio
     import json
@@ -257,6 +257,9 @@ def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path
         [(f"{name.replace('_', ' '):25}", str(value)) for name, value in data.items() if value not in ("", [])]
     )
     wanted = "rolled back" if fault else "promoted"
+    if fault and not report.canary_requests:
+        click.echo("The new version got no requests, so the fault was not tried; see the reason.", err=True)
+        click.get_current_context().exit(1)
     if report.failed > report.failed_by_fault or report.doubled_tokens or report.verdict != wanted:
         click.get_current_context().exit(1)
 

@@ -231,8 +231,8 @@ def make_report(
     and in this order.
     """
     records = load.records
-    shifted_at = states.get("shifting", states[verdict])
     decided_at = states.get("keeping", states.get("rolling back", states[verdict]))
+    shifted_at = states.get("shifting", decided_at)
     ratio, worst = lowest_throughput_ratio(records)
     failed = [record for record in records if record.error]
     late = [one.started - decided_at for one in records if one.version == candidate and one.started > decided_at]
