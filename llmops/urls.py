@@ -43,6 +43,7 @@ async def fetch_bounded(
     """
     import httpx
 
+    _ = urlsplit(url).port  # raises ValueError above 65535, for which connecting raises OverflowError
     request_headers = {**(headers or {}), "accept-encoding": "identity"}
     async with client.stream("GET", url, headers=request_headers) as response:
         if response.status_code != 200:

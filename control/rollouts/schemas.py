@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from llmops.control.admin.schemas import AdminRequest, AdminSchema, AuditEntryRead, Timestamp
 
@@ -13,6 +14,17 @@ MAX_SECONDS = 30 * 24 * 3600.0
 
 #: A name of a model or a version, which is also part of a folder's.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
+
+
+def _check_url(url: str) -> str:
+    parts = urlsplit(url)
+    if url and (parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0):
+        raise ValueError("it must be a URL with http or https")
+    return url
+
+
+#: A URL that control asks or tells, or an empty text.
+Url = Annotated[str, Field(max_length=2000), AfterValidator(_check_url)]
 
 #: What a person can do with a roll-out in progress.
 RolloutAction = Literal["promote", "promote fully", "pause", "resume", "rollback"]
@@ -31,9 +43,9 @@ class RolloutCreate(AdminRequest):
     drain_timeout: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
     keep_old: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
     allow_capacity_loss: bool = False
-    webhook: str = ""
+    webhook: Url = ""
     analysis: tuple[str, ...] = ()
-    prometheus: str = ""
+    prometheus: Url = ""
     min_requests: int | None = Field(default=None, ge=1, le=10**9)
     min_seconds: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
     quality_tolerance: float | None = Field(default=None, ge=0, le=1)

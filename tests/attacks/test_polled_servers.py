@@ -7,15 +7,19 @@ import json
 import resource
 import time
 import zlib
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from llmops.cli.openai_client import ChatClient, embed_texts
 from llmops.cli.safety import _ask
 from llmops.control.rollouts.analysis import Analysis
 from llmops.control.rollouts.runner import notify_webhook
+from llmops.control.rollouts.schemas import RolloutCreate
+from llmops.control.rollouts.state_machine import RolloutSettings, RolloutState
 from llmops.errors import ResourceError, ServerError
 from llmops.gateway.safety.filters import FilterUnavailableError
 from llmops.gateway.safety.services import ModerationFilter
@@ -23,9 +27,15 @@ from llmops.gateway.telemetry.otlp_exporter import OtlpSpanExporter
 from llmops.model_repository.server.fault_watch import FaultSources, FaultWatch, KernelLog, find_xid
 from llmops.perf.clients.http1 import HttpClient, render
 from llmops.perf.verify.host import TritonGauges
+from llmops.store.audit import AuditContext
+from llmops.store.factory import open_store
+from llmops.store.rollouts import ModelVersion, create_rollout
 from tests.attacks.harness import MIB, record
 from tests.attacks.test_hostile_servers import Answer, endless, reply, server
-from tests.store.test_rollouts import rollout
+from tests.store.conftest import databases, folder, kind, newest_database, newest_file, postgres, store, url
+from tests.store.test_rollouts import begin, carry_out, rollout
+
+__all__ = ["databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
 
 #: Memory that an answer may take, and its time. Before the fixes a roll-out's Prometheus, its webhook and the receiver
 #: of traces took all memory, and a page of DCGM that comes a byte at a time held the watch for ever.
@@ -113,6 +123,38 @@ async def test_an_odd_prometheus_is_no_data(body: object) -> None:
 async def test_a_webhook_without_an_end_holds_no_roll_out_up(answer: Answer) -> None:
     with server(answer) as url, Cost():
         await notify_webhook(rollout(webhook=url), "tester")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"keep_old": 1e300},
+        {"drain_timeout": float("inf")},
+        {"min_requests": 10**60},
+        {"quality_tolerance": 9},
+        {"name": "../x"},
+        {"model": ""},
+        {"webhook": "file:///x"},
+        {"webhook": "http://a:99999999"},
+        {"prometheus": "x"},
+    ],
+)
+def test_a_roll_out_with_impossible_settings_is_refused(change: dict[str, object]) -> None:
+    """Before the fix, one number without a date ended the job that carries out the roll-outs of all models."""
+    with pytest.raises(ValidationError):
+        RolloutCreate(**{"model": "m", "name": "v2", **change})
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_a_roll_out_that_cannot_go_on_stops_no_other(url: str, caplog) -> None:
+    await begin(url, steps=(50, 100))
+    by = AuditContext("cli:tester", datetime.now(UTC))
+    async with await open_store(url) as store, store.write() as connection:
+        version = ModelVersion("aaa", "v2", engine="/engine")
+        settings = {**RolloutSettings().data(), "steps": [5, 100], "analysis": 5}
+        await create_rollout(connection, version, RolloutState.SHIFTING, settings, by)
+    await carry_out(url, lambda one: one.state == RolloutState.SHIFTING)
+    assert caplog.text.count("The roll-out of aaa cannot go on") == 1
 
 
 # -- the gateway -------------------------------------------------------------------------------------------------------
