@@ -6,6 +6,7 @@ The second step runs on this machine or later in the image.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -82,7 +83,7 @@ class TensorrtJob(NvidiaJob):
         return [
             *([] if tensorrt_options.uses_paged_context(self.argv) else [_UNPAGED]),
             f"# in {self.spec.output}, inside {image.reference}\n" + " \\\n  ".join(trtllm_build.flag_lines(self.argv)),
-            "# or on a docker host\n" + " ".join(trtllm_build.docker_command(self.spec.output, image)),
+            "# or on a docker host\n" + shlex.join(trtllm_build.docker_command(self.spec.output, image)),
         ]
 
     def check(self) -> None:

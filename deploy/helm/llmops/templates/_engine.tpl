@@ -7,7 +7,7 @@
 metadata:
   labels:
     {{- include "llmops.selector" (dict "root" .root "part" "engine") | nindent 4 }}
-    llmops/pool: {{ .name }}
+    llmops/pool: {{ .name | quote }}
     llmops/role: {{ .role }}
 spec:
   {{- $pod := include "llmops.pod" .root | fromYaml }}
@@ -70,7 +70,7 @@ spec:
         - {name: launch, mountPath: /llmops, readOnly: true}
         {{- end }}
   volumes:
-    - {name: models, persistentVolumeClaim: {claimName: {{ $values.storage.claim }}, readOnly: true}}
+    - {name: models, persistentVolumeClaim: {claimName: {{ $values.storage.claim | quote }}, readOnly: true}}
     - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ default "16Gi" .pool.sharedMemory }}}}
     - {name: tmp, emptyDir: {}}
     {{- if ne .role "single" }}

@@ -2,7 +2,7 @@
 
 {{- define "llmops.labels" -}}
 app.kubernetes.io/name: llmops
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: llmops-{{ .Chart.Version }}
 {{- end }}
@@ -10,7 +10,7 @@ helm.sh/chart: llmops-{{ .Chart.Version }}
 {{- /* what a pod is found by: (dict "root" $ "part" "gateway") */ -}}
 {{- define "llmops.selector" -}}
 app.kubernetes.io/name: llmops
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .part }}
 {{- end }}
 

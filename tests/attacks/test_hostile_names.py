@@ -1,0 +1,54 @@
+"""Names that YAML and shells read as something else: of pools in the chart, and of folders in printed commands."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from llmops.cli.main import cli
+from tests.attacks.test_checkpoints import CONFIG, folder
+from tests.deploy.chart_values import KEYS, ONE
+from tests.deploy.test_chart import CHART, helm
+
+__all__ = ["folder"]
+#: Words of YAML that Kubernetes accepts as names.
+WORDS = ["yes", "null", "0x10", "1e3"]
+
+
+def _odd_values(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield labels and names that are no texts."""
+    if isinstance(value, list):
+        value = {str(at): one for at, one in enumerate(value)}
+    if not isinstance(value, dict):
+        return
+    for key, one in value.items():
+        is_text = path[-1:] in (("labels",), ("matchLabels",)) or key in ("name", "claimName")
+        if is_text and not isinstance(one, str):
+            yield (*path, key), one
+        yield from _odd_values(one, (*path, key))
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_of_yaml_is_the_name_of_a_pool_and_a_claim(word: str) -> None:
+    """Before the fix, labels of a pool `null` were empty, so that its policies and services selected all pools."""
+    values = {**KEYS, "storage": {"claim": word}, "engines": {word: ONE}}
+    done = helm("template", "release", str(CHART), values=values)
+    assert done.returncode == 0, done.stderr
+    assert list(_odd_values(list(yaml.safe_load_all(done.stdout)))) == []
+
+
+def test_a_printed_command_runs_nothing_of_a_folders_name(folder: Path, tmp_path: Path) -> None:
+    """Before the fix, who pasted the docker command of `build --dry-run` ran what the folder's name said."""
+    assert CONFIG
+    output = str(tmp_path / "$(touch PWNED)`touch PWNED`;&'\"")
+    command = ["build", str(folder), "-o", output, "--target", "tensorrt", "--dry-run"]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0, done.output
+    (line,) = [one for one in done.output.splitlines() if one.startswith("docker run")]
+    assert f"type=bind,source={output},target=/engine" in shlex.split(line)
