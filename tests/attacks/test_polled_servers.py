@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import httpx
 import pytest
 from pydantic import ValidationError
 
@@ -30,6 +31,7 @@ from llmops.perf.verify.host import TritonGauges
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
 from llmops.store.rollouts import ModelVersion, create_rollout
+from llmops.urls import fetch_bounded
 from tests.attacks.harness import MIB, record
 from tests.attacks.test_hostile_servers import Answer, endless, reply, server
 from tests.store.conftest import databases, folder, kind, newest_database, newest_file, postgres, store, url
@@ -187,6 +189,13 @@ async def test_an_odd_moderation_service_is_unavailable(answer: Answer) -> None:
         with pytest.raises(FilterUnavailableError):
             await judge.judge("text")
         await judge.close()
+
+
+async def test_a_url_with_an_impossible_port_is_a_value_error() -> None:
+    """Before the fix, a discovery document with such a `jwks_uri` was an OverflowError for each token."""
+    async with httpx.AsyncClient() as client:
+        with pytest.raises(ValueError, match="Port"):
+            await fetch_bounded(client, "http://127.0.0.1:99999999/keys", MIB)
 
 
 # -- the machine -------------------------------------------------------------------------------------------------------
