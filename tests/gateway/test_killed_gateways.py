@@ -7,7 +7,7 @@ import pytest
 
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.faults.gateway_kills import kill_rounds, mock_rounds
-from tests.support.browser import browser_page
+from tests.support.browser import browser_page, started_browser
 from tests.support.forked_gateways import ForkedGateway
 from tests.support.gateway_stack import card_of
 from tests.support.resuming_reader import CHAT, ResumingReader
@@ -29,7 +29,7 @@ async def test_a_page_reads_on_after_its_gateway_was_killed(tokenizer_dir, token
             settings = {"triton": f"127.0.0.1:{told.triton.port}", "redis": valkey.url, "resume": {"lease": "1s"}}
             settings |= {"store": f"sqlite:///{tmp_path}/store.db", "open": True}
             first = await ForkedGateway(**settings).ready()
-            async with browser_page() as page:
+            async with started_browser() as browser, browser_page(browser) as page:
                 await page.goto(str(first.client.base_url))
                 await page.locator("#model option").first.wait_for(state="attached")
                 await page.fill("#message", "Where?")
