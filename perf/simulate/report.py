@@ -65,7 +65,7 @@ def fleet_rows(document: Document) -> list[tuple[str, str]]:
         rows.append(("$ per million tokens", f"{both:.3f}, of answers alone {answers:.3f}"))
     if known.get("scaled"):
         rows.insert(1, ("Replicas over time", _over_time(known["scaled"])))
-    if document.options.get("herd"):
+    if document.options.get("herd") and not (document.options.get("rate") or document.options.get("day")):
         ends = sorted(known["drained"].items(), key=lambda tier: tier[1])
         rows.append(("Drained after", ", ".join(f"{tier} {end:,.0f} s" for tier, end in ends)))
         rows.append(("Tries per client", f"{document.summary.requests / document.options['herd']:.2f}"))
