@@ -28,7 +28,7 @@ async def render_prompt_logprobs(
         return None
 
     def entry(token: int, value: float, rank: int) -> dict[str, Any]:
-        text = model.tokenizer.token_bytes(token).decode("utf-8", "replace")
+        text = model.tokenizer.detokenizers.token_bytes(token).decode("utf-8", "replace")
         return {"logprob": value, "rank": rank if rank <= count else None, "decoded_token": text}
 
     def render() -> list[dict[str, Any] | None]:
