@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING
 
@@ -100,55 +99,33 @@ def room_metrics() -> str:
     return _metrics(OPTIONAL_METRICS)
 
 
-def alerts() -> str:
-    import yaml
-
-    file = Path(__file__).parents[1] / "deploy" / "alerts" / "alerts.yaml"
-    rules = yaml.safe_load(file.read_text("utf-8"))["groups"][0]["rules"]
-    rows = [(_runbook_link(one["alert"]), one.get("for", "–"), one["labels"]["priority"]) for one in rules]
-    return table(("Alert", "For", "Priority"), rows)
-
-
-def _runbook_link(alert: str) -> str:
-    return f"[{alert}](../deploy/runbooks.md#{alert.lower()})"
-
-
 def commands() -> str:
     """Return a table of commands under each heading of `llmops --help`."""
     import click
 
-    from llmops.cli.main import SECTIONS, cli
+    from llmops.cli.main import COMMANDS, SECTIONS, cli
 
     group = click.Context(cli, info_name="llmops")
     lines = []
     for heading, names in SECTIONS.items():
         lines += ["", f"## {heading}", "", "| Command | |", "|---|---|"]
-        lines += [f"| `{usage}` | {summary} |" for name in names for usage, summary in _usages(name, group)]
+        lines += [f"| {_usage(name, group)} | {COMMANDS[name]} |" for name in names]
     return "\n".join(lines) + "\n"
 
 
-def _usages(name: str, parent: click.Context) -> Iterator[tuple[str, str]]:
-    """Yield usage and summary of a command, or of each of its subcommands."""
+def _usage(name: str, parent: click.Context) -> str:
+    """Return a command with its arguments, or a group with its subcommands."""
     import click
 
-    from llmops.cli.main import COMMANDS, cli
-
-    def usage(context: click.Context) -> str:
-        params = context.command.params
-        arguments = [param.make_metavar(context) for param in params if isinstance(param, click.Argument)]
-        return " ".join([context.command_path, *arguments]).replace("|", r"\|")
+    from llmops.cli.main import cli
 
     command = cli.get_command(parent, name)
     assert command is not None, name
     context = click.Context(command, info_name=name, parent=parent)
-    if not isinstance(command, click.Group):
-        yield usage(context), COMMANDS[name]
-        return
-    if command.invoke_without_command:
-        yield context.command_path, COMMANDS[name]
-    for inner, subcommand in command.commands.items():
-        inner_context = click.Context(subcommand, info_name=inner, parent=context)
-        yield usage(inner_context), subcommand.get_short_help_str(limit=200)
+    if isinstance(command, click.Group):
+        return f"`{context.command_path}` " + ", ".join(f"`{inner}`" for inner in command.commands)
+    arguments = [one.make_metavar(context) for one in command.params if isinstance(one, click.Argument)]
+    return "`" + " ".join([context.command_path, *arguments]).replace("|", r"\|") + "`"
 
 
 def _tensors(title: str, tensors: Iterable[Tensor], meaning: Callable[[Tensor], str]) -> str:
