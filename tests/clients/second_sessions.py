@@ -1,4 +1,6 @@
-"""How much of the first prompt of a client's second session is in the cache: `python -m tests.clients.second_sessions`.
+"""Print how much of the first prompt of a client's second session is in the cache.
+
+Run it as `python -m tests.clients.second_sessions`.
 
 The clients are the packages that their users install, each in an environment of its own (.cache/test-clients), so this
 is no part of `make test`. Both sessions are processes of their own and ask different questions. A scripted engine with
@@ -11,6 +13,7 @@ import asyncio
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +27,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.support.engines import smollm2_engine
 from tests.support.gateway_stack import card_of, serving
+from tests.support.processes import commands
 from tests.support.scripted_triton import ScriptedTriton, Step
 
 HERE = Path(__file__).parent
@@ -98,7 +102,13 @@ def ask(client: Client, installed: Path, url: str, question: str, folder: Path) 
     own |= {"OPENAI_API_BASE": f"{url}/v1", "OPENAI_BASE_URL": f"{url}/v1"}
     command = client.command(installed, url, question)
     options = {"cwd": folder / "project", "env": own, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-    run = subprocess.run(command, timeout=180, **options)
+    try:
+        run = subprocess.run(command, timeout=180, **options)
+    finally:
+        # Cline leaves a daemon, which names its project
+        for pid, line in commands().items():
+            if str(folder / "project") in line:
+                os.kill(pid, signal.SIGTERM)
     if run.returncode:
         raise click.ClickException(f"{command[0]} failed:\n{run.stdout[-2000:]}\n{run.stderr[-2000:]}")
 

@@ -225,7 +225,7 @@ def test_a_version_that_cannot_run_it_does_not_load(made, tmp_path):
 
 
 async def test_an_engine_that_dies_is_told_to_everybody(client, server, request):
-    """Of each server the last test: by the token 510, which kills the stand-in's worker, or by a signal."""
+    """The token 510 kills the stand-in's worker, or a signal does. This is the last test of each server."""
     slow = {"model": "tiny", "prompt": [40, 60], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
     asked, reason = [slow], r"its process ended with code -9"
     if request.node.callspec.params["server"][1]:

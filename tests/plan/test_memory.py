@@ -254,7 +254,7 @@ def test_ranks_together_hold_at_least_the_model(models, tp: int, pp: int, name: 
 
 
 def test_recurrent_layers_have_states_instead_of_a_cache():
-    """By hand from config.json of Qwen3.5 27B: 16 of 64 layers have attention, 48 heads of 128 x 128 in the others."""
+    """Computed by hand from Qwen3.5 27B's config.json: 16 of 64 layers have attention, the others 48 heads of 128²."""
     model = Architecture.from_hf_config(known_model("Qwen/Qwen3.5-27B").config)
     assert token_bytes(model, "bf16") == 16 * 2 * 4 * 256 * 2
     assert token_bytes(model, "bf16", ParallelLayout(pp=4)) == 4 * 2 * 4 * 256 * 2
