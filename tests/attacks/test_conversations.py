@@ -114,7 +114,7 @@ def test_an_answer_of_a_conversation_that_is_deleted_meanwhile_is_not_said_to_be
     conversation = client.post(CHATS, json={}).json()["id"]
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask, client, conversation, max_tokens=40)
-        wait_until(lambda: engine.requests == 1, "a running answer")
+        wait_until(lambda: client.get(f"{CHATS}/{conversation}").json()["messages"], "the message of a running answer")
         assert caller(gateway, "me").delete(f"{CHATS}/{conversation}").status_code == 200
     assert answer.result().json()["saved"] is False
     assert ask(client, client.post(CHATS, json={}).json()["id"]).json()["saved"] is True

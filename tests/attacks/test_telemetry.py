@@ -21,7 +21,7 @@ HOSTILE = {
     "sampled": b"traceparent: 00-%032x-%016x-01" % (7, 7),
     "long tracestate": b"traceparent: 00-%032x-%016x-01\r\ntracestate: " % (7, 7) + b"a=" + b"b" * 50_000,
     "many members": b"traceparent: 00-%032x-%016x-01\r\ntracestate: " % (7, 7) + b",".join([b"a=b"] * 10_000),
-    "twice": b"\r\n".join([b"traceparent: 00-%032x-%016x-01" % (7, 7)] * 500),
+    "twice": b"\r\n".join([b"traceparent: 00-%032x-%016x-01" % (7, 7)] * 240),
     "zeros": b"traceparent: 00-%032d-%016d-01" % (0, 0),
     "long": b"traceparent: 00-" + b"a" * 50_000,
     "not ascii": b"traceparent: 00-\xff\xfe\xe9\xa0\x80-01\r\ntracestate: \xff=\xff",
