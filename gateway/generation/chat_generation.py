@@ -153,7 +153,8 @@ async def start_chat(
             await state.safety.check_prompt(
                 request_texts(body), context.caller, prepared.prompt, end_user=context.end_user
             )
-        check_prompt_logprobs(body, len(prepared.input_ids))
+        if body.prompt_logprobs is not None:
+            check_prompt_logprobs(body.prompt_logprobs, len(prepared.input_ids))
         max_tokens = await _reserve_max_tokens(state, body, model, context, len(prepared.input_ids), fit)
         request = _engine_request(state, body, model, context, prepared, answer_id, max_tokens, whole)
         return await start_answer(

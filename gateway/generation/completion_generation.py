@@ -112,7 +112,8 @@ async def start_completion(
         if state.safety is not None:
             texts = [_prompt_text(model, one) for one in prompts]
             await state.safety.check_prompt(texts, context.caller, end_user=context.end_user)
-        check_prompt_logprobs(body, sum(map(len, encoded)))
+        if body.prompt_logprobs is not None:
+            check_prompt_logprobs(body.prompt_logprobs, sum(map(len, encoded)))
         stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
         requests = [
             _engine_request(

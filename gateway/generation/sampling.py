@@ -119,15 +119,14 @@ def check_guide(guide: Guide, card: ModelMetadata, field: str) -> None:
         raise UnsupportedError(f"{field}: target {card.target} has no {guide.kind} grammars.", param=field)
 
 
-def check_prompt_logprobs(body: SamplingFields, prompt_tokens: int) -> None:
+def check_prompt_logprobs(asked: int, prompt_tokens: int) -> None:
     """Raise InvalidRequestError if the answer would have too many log-probabilities of the prompt."""
-    if body.prompt_logprobs is None or prompt_tokens * (body.prompt_logprobs + 1) <= MAX_PROMPT_LOGPROBS:
-        return
-    raise InvalidRequestError(
-        f"prompt_logprobs of {body.prompt_logprobs} for {prompt_tokens} prompt tokens are more than "
-        f"{MAX_PROMPT_LOGPROBS} values. Lower prompt_logprobs, or shorten the prompt.",
-        param="prompt_logprobs",
-    )
+    if prompt_tokens * (asked + 1) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            f"prompt_logprobs of {asked} for {prompt_tokens} prompt tokens are more than "
+            f"{MAX_PROMPT_LOGPROBS} values. Lower prompt_logprobs, or shorten the prompt.",
+            param="prompt_logprobs",
+        )
 
 
 def resolve_sampling(body: SamplingFields, card: ModelMetadata) -> SamplingParams:

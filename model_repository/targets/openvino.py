@@ -55,6 +55,7 @@ class OpenVINORepositoryTarget(RepositoryTarget):
         return {
             "logprobs": True,
             "top_logprobs": 0,
+            "prompt_logprobs": False,
             "logit_bias": False,
             "n": 8,
             "guided": list(GUIDE_KINDS),

@@ -93,6 +93,7 @@ class TensorrtRepositoryTarget(RepositoryTarget):
         found = {
             "logprobs": True,
             "top_logprobs": 0,
+            "prompt_logprobs": False,
             "logit_bias": True,
             "n": 8 if self._ours else 1,
             "guided": list(GUIDE_KINDS) if _built(manifest).guided else [],

@@ -76,7 +76,7 @@ def test_a_slower_host_needs_more(request_):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"gpu": None, "device": "Xeon"}, r"is of Xeon \(no GPU that plan knows\), and the plan is for h100-sxm"),
+        ({"gpu": None, "device": "Xeon"}, r"taken on Xeon \(no GPU that plan knows\), and the plan is for h100-sxm"),
         ({"gpu": "a100-sxm"}, r"\(a100-sxm\), and the plan is for h100-sxm"),
         ({"architecture": "Qwen2ForCausalLM"}, "architecture Qwen2ForCausalLM, not LlamaForCausalLM"),
         ({"quantisation": "int4_awq"}, "weights int4_awq, not fp8"),
