@@ -245,14 +245,15 @@ class ModelRegistry:
             if server not in self._servers:
                 server.start()
                 self._on_server(server.name, partial(_is_reachable, server))
+        # servers that left at an earlier refresh: since then no request has been sent to them
+        for server in [server for server in self._leaving if self._is_idle(server)]:
+            self._leaving.remove(server)
+            await server.close()
         gone = [server for server in self._servers if server not in servers]
         for server in gone:
             self._on_server(server.name, None)
         self._leaving += gone
         self._servers = list(servers)
-        for server in [server for server in self._leaving if self._is_idle(server)]:
-            self._leaving.remove(server)
-            await server.close()
 
     def _is_idle(self, server: ModelServer) -> bool:
         return all(registry.is_idle(server.address) for registry in self._replica_registries.values())

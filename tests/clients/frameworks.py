@@ -30,6 +30,10 @@ def get_weather(city: str) -> str:
     return "sunny"
 
 
+#: LangChain keeps one client for all models, whose connections belong to an event loop.
+RUNNER = asyncio.Runner()
+
+
 def langchain(**options):
     settings = {"temperature": 0, "max_tokens": 40, "max_retries": 0, **options}
     return ChatOpenAI(base_url=BASE_URL, api_key="test", model=MODEL, **settings)
@@ -49,7 +53,7 @@ def langchain_async_stream():
     async def collect():
         return "".join([chunk.content async for chunk in langchain().astream(QUESTION)])
 
-    assert "Paris" in asyncio.run(collect())
+    assert "Paris" in RUNNER.run(collect())
 
 
 def langchain_stop():
@@ -87,7 +91,7 @@ def langchain_responses():
 
 
 def langchain_async_chat():
-    assert "Paris" in asyncio.run(langchain().ainvoke(QUESTION)).content
+    assert "Paris" in RUNNER.run(langchain().ainvoke(QUESTION)).content
 
 
 def langchain_abort():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncIterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -211,6 +213,45 @@ async def test_a_replica_that_leaves_dns_is_left_and_its_metrics_with_it(card, m
             known["llamas"] = []
             assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 200
             await become(client, **{str(second.port): "ready"})
+    finally:
+        for triton in (first, second):
+            await triton.stop()
+
+
+async def test_an_answer_ends_on_a_replica_that_has_left(card, monkeypatch):
+    leaves = asyncio.Event()
+
+    async def held(tensors: object) -> AsyncIterator[Step]:
+        yield Step((5,))
+        await leaves.wait()
+        for _ in range(3):
+            yield Step((5,))
+        yield Step((END,))
+        yield Step(final=True)
+
+    first, second = ScriptedTriton(card, held), ScriptedTriton(card, saying(6))
+    known, lookups = [first], []
+
+    async def resolve(host: str, port: int) -> list[str]:
+        lookups.append(host)
+        return [f"127.0.0.1:{one.port}" for one in known]
+
+    monkeypatch.setattr("llmops.gateway.routing.discovery.resolve_addresses", resolve)
+    monkeypatch.setattr("llmops.gateway.routing.discovery.ADDRESS_HOLD_TIME", 0.1)
+    for triton in (first, second):
+        await triton.start()
+    try:
+        async with serving(GatewaySettings(replicas=["dns:llamas:1"], refresh="0.05s")) as (client, _):
+            await become(client, **{str(first.port): "ready"})
+            answer = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
+            await eventually(lambda: first.active == 1)
+            known[:] = [second]
+            await become(client, **{str(second.port): "ready"})
+            lookups.clear()
+            await eventually(lambda: len(lookups) > 5)
+            leaves.set()
+            done = (await answer).json()
+            assert done["usage"]["completion_tokens"] == 4, done
     finally:
         for triton in (first, second):
             await triton.stop()

@@ -119,6 +119,8 @@ class PoolRegistry:
         self._engines: dict[PoolKey, FailoverEngine] = {}
         # replicas by pool and id, with duplicates of a replica under another address
         self._replicas: dict[PoolKey, dict[str, Replica]] = {}
+        # replicas that were removed before their last answer ended
+        self._left: list[Replica] = []
         # why replicas are excluded, by pool and replica
         self._problems: dict[PoolKey, dict[str, str]] = {}
         self._scraper, self._reconnect_timeout = scraper, reconnect_timeout
@@ -227,7 +229,7 @@ class PoolRegistry:
         return rows
 
     def is_idle(self, server: str) -> bool:
-        return not any(replica.open_streams for replica in self.all() if replica.server == server)
+        return not any(one.open_streams for one in (*self.all(), *self._left) if one.server == server)
 
     def all(self) -> Iterator[Replica]:
         """Yield the replicas of all models."""
@@ -265,6 +267,7 @@ class PoolRegistry:
         for name, replica in known.items():
             if current.get(name) is not replica:
                 replica.stop()
+                self._left = [one for one in (*self._left, replica) if one.open_streams]
                 pool.policy.forget(name)
                 if self._restarts is not None and name not in current:
                     self._restarts.forget(pool.name, name)
