@@ -31,7 +31,7 @@ serve: $(STAMPS)/embedded ## Build SmolLM2, start Triton and the gateway on http
 	$(BIN)/llmops up $(MODEL) $(ARGS)
 
 test: $(STAMPS)/test ## All tests, with the real Triton server
-	$(BIN)/python -m pytest -n 4 --dist loadgroup --max-worker-restart 4 $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --max-worker-restart 4 $(ARGS)
 
 quick: $(STAMPS)/test ## Tests of the parts that decide without a server (answers, planner, routing, steps): about two minutes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not stack" --ignore tests/plan/test_every_model.py \
