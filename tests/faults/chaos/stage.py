@@ -141,7 +141,7 @@ class Stage:
             self.deaths[name] += 1
             time.sleep(dice.uniform(*DEAD))
             victim.start()
-        for program in self.gateways:
+        for program in (*self.gateways, self.control):
             program.ready()
 
     def said(self) -> str:
