@@ -100,6 +100,16 @@ def json_bytes(body: Any) -> bytes:
 
 
 @contextmanager
+def translated_errors(translate: Callable[[ApiError], None]) -> Iterator[None]:
+    """Let `translate` replace the names of chat completions' fields in errors by those of another API."""
+    try:
+        yield
+    except ApiError as error:
+        translate(error)
+        raise
+
+
+@contextmanager
 def record_prompt_usage(context: RequestContext, model: str, tokens: int) -> Iterator[Usage]:
     """Record the usage of a request that reads `tokens` prompt tokens and generates none.
 

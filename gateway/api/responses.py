@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from llmops.gateway.api.generation_response import json_response, respond_with_generation
+from llmops.gateway.api.generation_response import json_response, respond_with_generation, translated_errors
 from llmops.gateway.api.ignored_fields import report_dropped_tools, report_ignored_fields
 from llmops.gateway.api.resumable_chats import ResumableChats
 from llmops.gateway.conversations.answer_run import AnswerRun
@@ -149,7 +149,7 @@ class ResponsesEndpoints:
         whole = not (body.stream or body.background)
 
         async def start() -> Answer:
-            with _own_field_names():
+            with translated_errors(translate_error_fields):
                 return await start_chat(self._service, chat, model, builder.id, context, whole=whole)
 
         def run(answer: Answer) -> ResponseRun:
@@ -157,7 +157,7 @@ class ResponsesEndpoints:
 
         async def run_in_background() -> AnswerRun:
             form = ResponseFormat(response=builder.response, items=own, origins=tools.origins)
-            with _own_field_names():
+            with translated_errors(translate_error_fields):
                 return await self._chats.start_response(form, saver, chat, model, context)
 
         def error_event(error: ApiError) -> bytes:
@@ -369,12 +369,9 @@ class ResponsesEndpoints:
         context: RequestContext,
     ) -> ChatRequest:
         """Return the chat request that means the same. Raises ApiError in the words of this API."""
-        try:
+        with translated_errors(translate_error_fields):
             chat = validate_body(ChatRequest, to_chat_request(body, items, tools))
             validate_chat(chat, model, self._service.limits)
-        except ApiError as error:
-            translate_error_fields(error)
-            raise
         if (chat.n or 1) > 1:
             raise UnsupportedError("A response has one answer; leave out n.", param="n")
         report_ignored_fields(context, self._service, body, RESPONSES_IGNORED_FIELDS, extra=chat)
@@ -439,16 +436,6 @@ def _json_in_pieces(text: str) -> Response:
 
     # the text is ASCII: everything else is escaped
     return StreamingResponse(pieces(), media_type="application/json", headers={"content-length": str(len(text))})
-
-
-@contextmanager
-def _own_field_names() -> Iterator[None]:
-    """Translate the field names in errors to those of this API."""
-    try:
-        yield
-    except ApiError as error:
-        translate_error_fields(error)
-        raise
 
 
 def _form(run: AnswerRun) -> ResponseFormat:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -36,7 +34,7 @@ from llmops.gateway.api.anthropic.stream_events import (
     message_usage,
     stop_fields,
 )
-from llmops.gateway.api.generation_response import json_response, respond_with_generation
+from llmops.gateway.api.generation_response import json_response, respond_with_generation, translated_errors
 from llmops.gateway.api.ignored_fields import report_dropped_tools, report_ignored_fields
 from llmops.gateway.errors import ApiError, UnsupportedError, log_detail
 from llmops.gateway.generation.answer import Answer
@@ -74,7 +72,7 @@ class MessagesEndpoints:
     async def create(self, request: Request) -> Response:
         """Generate a message."""
         context = context_of(request)
-        with _own_field_names():
+        with translated_errors(translate_error_fields):
             body = await self._service.intake.load(MessagesRequest, request)
         context.mark("parse")
         model = await self._service.find_model(body.model, context, body, overflow=True)
@@ -82,7 +80,7 @@ class MessagesEndpoints:
         head = _head("msg_" + secrets.token_hex(12), body.model)
 
         async def start() -> Answer:
-            with _own_field_names():
+            with translated_errors(translate_error_fields):
                 return await start_chat(
                     self._service, chat, model, head["id"], context, whole=not body.stream, fit=True
                 )
@@ -123,11 +121,11 @@ class MessagesEndpoints:
     async def count_tokens(self, request: Request) -> Response:
         """Return the number of tokens of a message's prompt."""
         context = context_of(request)
-        with _own_field_names():
+        with translated_errors(translate_error_fields):
             body = await self._service.intake.load(CountTokensRequest, request)
         model = await self._service.find_model(body.model, context, body)
         chat = self._as_chat(body, model, context)
-        with _own_field_names():
+        with translated_errors(translate_error_fields):
             plan = await prepare_chat_in_thread(self._service, chat, model, context)
         return _with_request_id(json_response({"input_tokens": len(plan.input_ids)}), context)
 
@@ -136,7 +134,7 @@ class MessagesEndpoints:
         dropped: list[str] = []
         if self._service.drop_session_blocks:
             body.system, dropped = without_session_blocks(body.system)
-        with _own_field_names():
+        with translated_errors(translate_error_fields):
             chat = validate_body(ChatRequest, to_chat_request(body, template))
             validate_chat(chat, model, self._service.limits)
         if (chat.n or 1) > 1:
@@ -145,16 +143,6 @@ class MessagesEndpoints:
         context.ignored_fields.extend(dropped)
         report_dropped_tools(context, dropped_tool_types(body))
         return chat
-
-
-@contextmanager
-def _own_field_names() -> Iterator[None]:
-    """Replace the names of chat completions' fields in errors."""
-    try:
-        yield
-    except ApiError as error:
-        translate_error_fields(error)
-        raise
 
 
 def _head(message_id: str, model: str) -> dict[str, Any]:
