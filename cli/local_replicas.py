@@ -35,18 +35,7 @@ async def verify_quickly(model: str, triton: str, metrics: str | None = None, en
 
     Raises ServerError with the first fault.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "llmops.cli",
-        "verify",
-        "--triton",
-        triton,
-        "-m",
-        model,
-        "--quick",
-        "--json",
-    ]
+    command = [sys.executable, "-m", "llmops.cli", "verify", "--triton", triton, "-m", model, "--quick", "--json"]
     command += ["--metrics", metrics] if metrics else []
     command += ["--engine", engine] if engine else []
     # uvloop's subprocesses fork, and gRPC's fork handlers print on the terminal; Popen runs no handlers

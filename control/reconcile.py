@@ -22,6 +22,7 @@ from llmops.control.admin.reconcile import reconcile
 from llmops.control.admin.schemas import ReconciliationRequest
 from llmops.control.leader_jobs import LeaderJob
 from llmops.errors import ResourceError
+from llmops.input_files import MALFORMED
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
 from llmops.urls import fetch_bounded
@@ -36,9 +37,6 @@ SERVED_TOKENS_METRIC = "nv_llm_output_token_len"
 
 #: Bytes of a metrics page. A longer page is rejected before it is parsed.
 MAX_PAGE_BYTES = 8 * 2**20
-
-#: Exceptions of the parser, and of counts that are no numbers.
-_NO_METRICS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 #: Seconds for one metrics page, from the connection to its last byte.
 PAGE_TIMEOUT = 10.0
@@ -64,7 +62,7 @@ async def served_tokens(pages: Sequence[str]) -> dict[str, int]:
                     if sample.name == f"{SERVED_TOKENS_METRIC}_sum":
                         model = sample.labels.get("model", "").removesuffix(ENGINE_SUFFIX)
                         tokens[model] = tokens.get(model, 0) + round(sample.value)
-            except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, *_NO_METRICS) as error:
+            except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, *MALFORMED) as error:
                 raise ResourceError(f"The metrics page {page} cannot be read ({type(error).__name__}).") from error
     return tokens
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.errors import InputError
+from llmops.input_files import parse_json, read_bounded
 
 #: Bytes of a file of prompts. A sweep of more would be an evaluation.
 MAX_FILE_BYTES = 16 * 2**20
@@ -51,9 +51,7 @@ def load_golden_prompts(path: Path | None) -> Sequence[GoldenPrompt]:
     if path is None:
         return _parse(files(__package__).joinpath("golden_prompts.jsonl").read_text(), "golden_prompts.jsonl")
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InputError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; keep a sample of its prompts.")
-        text = path.read_text()
+        text = read_bounded(path, MAX_FILE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(f"The golden prompts {path} cannot be read ({reason}).") from error
@@ -66,7 +64,7 @@ def _parse(text: str, source: str) -> Sequence[GoldenPrompt]:
         if not line.strip():
             continue
         try:
-            data = json.loads(line)
+            data = parse_json(line)
             expect = data.get("expect")
             pattern = None if expect is None else re.compile(expect, re.IGNORECASE)
             name, tokens = str(data.get("id", number)), data.get("max_tokens", 24)
