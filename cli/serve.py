@@ -176,10 +176,8 @@ def command(
             if not restarts or stop.is_set():
                 raise
             if not budget.take(time.monotonic()):
-                raise ServerError(
-                    f"{error} It was started {restarts + 1} times within 10 minutes, so it is not started again: see "
-                    "the log above for the cause that the ends have in common."
-                ) from error
+                cause = "see the log above for the cause that the ends have in common."
+                raise ServerError(f"{error} {budget.spent_message}: {cause}") from error
             click.echo(f"{error} Starting it again.", err=True)
 
 

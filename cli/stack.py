@@ -333,7 +333,7 @@ class Stack:
                 break
             except ServerError as error:
                 if not self._restart(triton, leaving, budget, error):
-                    self._give_up(triton, error)
+                    self._give_up(triton, f"{error} {budget.spent_message}.")
                     return
         # a Triton that this thread has started ends with it
         triton.process.wait()
@@ -352,10 +352,9 @@ class Stack:
                 return True
         return leaving.is_set()
 
-    def _give_up(self, triton: TritonServer, error: ServerError) -> None:
+    def _give_up(self, triton: TritonServer, problem: str) -> None:
         # open answers of this Triton end with an error; the gateway ends with the last Triton
         self._stop(triton)
-        problem = f"{error} It was started {MAX_RESTARTS + 1} times within 10 minutes, so it is not started again."
         if not self._running:
             self._failure = ServerError(problem)
             signal.raise_signal(signal.SIGTERM)

@@ -185,6 +185,12 @@ class RestartBudget:
         self._restarts.append(now)
         return True
 
+    @property
+    def spent_message(self) -> str:
+        """Return the sentence about a server that `take` does not allow to be started again, without its end."""
+        minutes = self.window / 60
+        return f"It was started {self.limit + 1} times within {minutes:g} minutes, so it is not started again"
+
 
 class KernelLog:
     """A log file, or /dev/kmsg, of which lines are read that come after the start."""
