@@ -16,7 +16,7 @@ from llmops.cli.options import OutputFile
 from llmops.cli.output import format_timestamp, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
-    from llmops.control.rollouts.schemas import RolloutRead
+    from llmops.control.rollouts.schemas import RolloutRead, VersionRead
 
 #: States in which nothing happens without a person, with what the person can do.
 _NEXT = {
@@ -301,7 +301,7 @@ def _print_status(rollout: RolloutRead) -> None:
         print_fields([("next", _NEXT[rollout.state].format(model=rollout.model, stable=rollout.stable))])
     click.echo()
     rows = [
-        [one.name, f"{one.weight:g} %", "█" * round(one.weight / 5), one.state, ", ".join(one.replicas) or "settings"]
+        [one.name, f"{one.weight:g} %", "█" * round(one.weight / 5), one.state, _places(rollout, one)]
         for one in rollout.versions
         if one.state != "retired" or one.name in (rollout.stable, rollout.candidate)
     ]
@@ -321,6 +321,11 @@ def _print_status(rollout: RolloutRead) -> None:
         ]
         columns = ("metric", rollout.stable, rollout.candidate, SCALE, "judged", "note")
         print_table(columns, rows, right=columns[1:3])
+
+
+def _places(rollout: RolloutRead, version: VersionRead) -> str:
+    """Return the replicas of a version; those of the first version may be the gateways' settings."""
+    return ", ".join(version.replicas) or ("none yet" if version.name == rollout.candidate else "settings")
 
 
 def _comparison(rollout: RolloutRead) -> str:
