@@ -179,5 +179,5 @@ def _up_to_date_manifest(output: Path, key: str) -> EngineManifest | None:
     try:
         manifest.check_weights(output)
     except InputError:
-        return None  # damaged, and built again
+        return None  # a damaged engine is built again
     return manifest

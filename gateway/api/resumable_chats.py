@@ -610,7 +610,7 @@ class ResumableChunks(_ResumableChatChunks):
         return super().role(index).removesuffix(b"}\n\n") + b"," + json.dumps(self._storage).encode()[1:] + b"\n\n"
 
     def end(self, run: AnswerRun) -> bytes:
-        """Return the last events."""
+        """Return the events that end a chat's stream: finish reason, what was stored, and `[DONE]`."""
         finish = json.dumps(_finish_reason(run))
         head = f'{self._openings[0]}}},"logprobs":null,"finish_reason":{finish}}}],'
         return (head + json.dumps(self._outcome(run))[1:] + "\n\n").encode() + DONE_EVENT

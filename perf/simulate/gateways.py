@@ -34,7 +34,7 @@ class SimulatedGateway:
     ) -> None:
         self.clock, self.policy, self.controller, self.views = clock, policy, controller, views
         self.replicas: Mapping[str, SimulatedReplica] = {}
-        # the queue
+        # the queue of requests that no replica has room for
         self.order = TieredQueue([PriorityTier("")]) if controller is None else controller.queue
         self._done, self._degradation = done, degradation
         # load estimates of replicas that do not report, and requests in flight

@@ -21,7 +21,7 @@ _NEW = 12
 
 @dataclass
 class ApiContext:
-    """The deployment.
+    """The deployment that the checks of the HTTP API ask, and what is known about its model.
 
     `http` has the base URL with /v1. `capabilities` are those of a gateway's model, empty
     elsewhere.
