@@ -233,11 +233,13 @@ class ModelRegistry:
     async def refresh(self) -> None:
         """Read the models of all servers.
 
-        The answer of one server counts at once, however long another takes.
+        A change at one server counts at once, however long another takes. Without a change the models
+        are combined once for all servers, because combining takes as long as there are servers.
         """
         if self._find is not None:
             await self._update_servers(await self._find())
         await asyncio.gather(*(self._refresh_server(server) for server in self._servers))
+        self._collect()
 
     async def _update_servers(self, servers: Sequence[ModelServer]) -> None:
         """Connect new servers, and close those that left when their last answer has ended."""
@@ -259,7 +261,10 @@ class ModelRegistry:
         return all(registry.is_idle(server.address) for registry in self._replica_registries.values())
 
     async def _refresh_server(self, server: ModelServer) -> None:
-        await server.refresh()
+        if await server.refresh():
+            self._collect()
+
+    def _collect(self) -> None:
         self._entries = {kind.model: self._collect_entries(kind) for kind in self._kinds}
 
     def _collect_entries(self, kind: ModelKind[Any]) -> _ModelEntries:

@@ -93,11 +93,12 @@ class ModelServer:
         """Return True if the server says now that it is ready."""
         return await self._triton.server_ready()
 
-    async def refresh(self) -> None:
-        """Read the models and their metadata again.
+    async def refresh(self) -> bool:
+        """Read the models and their metadata again. Return True if something changed.
 
         A problem is kept for the clients, and logged once.
         """
+        before = self._served()
         try:
             async with self._refreshing:
                 await self._read_models()
@@ -106,6 +107,11 @@ class ModelServer:
             self._set_problem(error)
         else:
             self.problem = None
+        return self._served() != before
+
+    def _served(self) -> tuple[object, ...]:
+        # a model is an object of its own as long as its metadata stays
+        return {offer: id(model) for offer, model in self.models.items()}, self._ready, self._not_ready, self.problem
 
     def _set_problem(self, error: Exception) -> None:
         is_expected = isinstance(error, ApiError)
