@@ -15,13 +15,16 @@ from tests.support.stack import process
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 _LIBRARIES = ("liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")
+#: Seconds that a gateway may take to answer a check. A machine busy with other tests takes more than in deploy/, and
+#: a gateway that is gone refuses the connection at once.
+PATIENCE = 90
 # a folder for its configuration, the gateways' and control's HOST:PORT: the command, and the port where it will listen
 Balancer = Callable[[Path, Sequence[str], str], tuple[list[str], int]]
 
 
 def haproxy(folder: Path, addresses: Sequence[str], control: str) -> tuple[list[str], int]:
     port, text = free_port(), (DEPLOY / "haproxy.cfg").read_text()
-    text = text.replace("control:9100", control)
+    text = text.replace("control:9100", control).replace("timeout check 3s", f"timeout check {PATIENCE}s")
     text = text.replace("bind :8080", f"bind 127.0.0.1:{port}").replace("bind :8404", f"bind 127.0.0.1:{free_port()}")
     for number, address in enumerate(addresses, 1):
         text = text.replace(f"gateway-{number}:9000", address)
@@ -39,6 +42,7 @@ def envoy(folder: Path, addresses: Sequence[str], control: str) -> tuple[list[st
     for place, address in (places | {"control, port_value: 9100": control}).items():
         host, _, own = address.rpartition(":")
         text = text.replace(f"address: {place}", f"address: {host}, port_value: {own}")
+    text = text.replace("- timeout: 3s", f"- timeout: {PATIENCE}s").replace("_timeout: 2s", f"_timeout: {PATIENCE}s")
     (folder / "envoy.yaml").write_text(text)
     # one thread, and no region of memory that other Envoys of this machine would share
     return [found, "-c", str(folder / "envoy.yaml"), "--concurrency", "1", "--disable-hot-restart"], port
