@@ -18,8 +18,10 @@ FOLDER = Path(__file__).with_name("data")
 UNSUPPORTED = {
     "Llama 4 Maverick on 8 x H100": "the weights of 800 GB do not fit in bfloat16, and llmops does not quantise them",
     "Qwen3-Next": "its family is not known to llmops yet; TensorRT-LLM 1.3 has it",
-    "Qwen3.5, Nemotron 3": "no throughput is published to compare with; `llmops plan` and `build` know them from "
-    "TensorRT-LLM 1.3 on",
+    # NVIDIA/TensorRT-LLM examples/configs/curated/qwen3.5.yaml (655bee400161) and
+    # nemotron-3-super-throughput.yaml (7f86dbcf1975)
+    "Qwen3.5, Nemotron 3": "NVIDIA's options, 512 sequences per GPU with data-parallel attention, are for Blackwell: "
+    "their states do not fit beside the weights on H100; `llmops plan` and `build` know both from TensorRT-LLM 1.3 on",
     "GLM 4.6 on 8 x H100": "the weights of 711 GB do not fit in bfloat16; `llmops plan` knows it",
     "MiniMax M3": "its family is not known to llmops yet",
     "Kimi K2 on 8 x H100": "its weights of about 1 TB do not fit; `llmops plan` knows it",

@@ -48,7 +48,8 @@ class CompletionsEndpoint:
         context = context_of(request)
         body = await self._service.intake.load(CompletionRequest, request)
         context.mark("parse")
-        model = await self._service.find_model(body.model, context, body)
+        with self._service.explain_no_overflow(body.model, context):
+            model = await self._service.find_model(body.model, context, body)
         validate_completion(body, model)
         report_ignored_fields(context, self._service, body, COMMON_IGNORED_FIELDS)
         answer_id, created = "cmpl-" + secrets.token_hex(12), int(time.time())
@@ -56,7 +57,8 @@ class CompletionsEndpoint:
 
         async def start() -> Answer:
             echoes.extend(await echoed_prompts(body, model, self._service, context))
-            return await start_completion(self._service, body, model, answer_id, context)
+            with self._service.explain_no_overflow(body.model, context):
+                return await start_completion(self._service, body, model, answer_id, context)
 
         def events(answer: Answer) -> AnswerEvents:
             return CompletionEvents(answer, CompletionChunks(answer_id, body, created, len(answer.choices)), echoes)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import random
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -189,6 +190,22 @@ class AppState:
             model = self.version_router.route(model, body, context)
         context.alias_of = model.name if name != model.name and model.name == last else ""
         return model
+
+    @contextmanager
+    def explain_no_overflow(self, name: str, context: RequestContext) -> Iterator[None]:
+        """Add to a 503 for `name` that a chat would have gone to another provider."""
+        try:
+            yield
+        except UnavailableError as error:
+            if name not in self.providers.models or not (found := self.providers.find(name, context)):
+                raise
+            # several requests can end with one error
+            explained = copy(error)
+            explained.message += (
+                f" Only chats overflow to {found.name}, because a provider puts its own chat template around a prompt; "
+                "send this one to /v1/chat/completions if that suits it."
+            )
+            raise explained from error
 
     def _sheds(self, model: GenerativeModel, context: RequestContext) -> bool:
         """Return True if degraded mode rejects the caller's tier."""

@@ -47,7 +47,7 @@ _SENT_FIELDS = frozenset(
 _NEEDED_FIELDS = (
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "logit_bias"),
     *("logprobs", "stop_token_ids", "bad_words", "min_tokens", "ignore_eos", "continue_final_message", "documents"),
-    *("chat_template_kwargs", "include_stop_str_in_output"),
+    *("chat_template_kwargs", "include_stop_str_in_output", "prompt_logprobs"),
 )
 #: Fields that concern this gateway, or are sent in another form.
 _OWN_FIELDS = frozenset(
@@ -115,7 +115,9 @@ def _translate(body: ChatRequest, model: ProviderModel, context: RequestContext)
         UnavailableError: A field is needed and cannot be sent.
     """
     for name in _NEEDED_FIELDS:
-        if getattr(body, name) not in (None, False, 0, {}, []):
+        value = getattr(body, name)
+        # prompt_logprobs of 0 asks for those of the prompt's own tokens
+        if value not in (None, False, 0, {}, []) or (name == "prompt_logprobs" and value is not None):
             raise UnavailableError(
                 f"The models here are full or away, and {model.name} does not support {name}; try again, or leave it "
                 "out.",

@@ -193,6 +193,7 @@ class Provider:
             capabilities=Capabilities(
                 logprobs=True,
                 top_logprobs=20,
+                prompt_logprobs=True,
                 logit_bias=True,
                 n=8,
                 guided=get_args(GuideKind),

@@ -10,7 +10,7 @@ from tests.faults.gateway_kills import kill_rounds, mock_rounds
 from tests.support.browser import browser_page, started_browser
 from tests.support.forked_gateways import ForkedGateway
 from tests.support.gateway_stack import card_of
-from tests.support.resuming_reader import CHAT, ResumingReader
+from tests.support.resuming_reader import CHAT, BackgroundReader, ResumingReader
 from tests.support.servers import Valkey
 from tests.support.told_answers import ToldAnswers
 
@@ -49,16 +49,17 @@ async def test_a_page_reads_on_after_its_gateway_was_killed(tokenizer_dir, token
 @pytest.mark.stack
 @pytest.mark.xdist_group("stack")
 async def test_with_a_real_model(triton, tmp_path):
-    """The texts are those of undisturbed answers: SmolLM2 in float32, greedily."""
-    words = ("fox", "lamp")
+    """The texts are those of undisturbed answers: SmolLM2 in float32, greedily; one answers in the background."""
 
     def ask(number: int) -> ResumingReader:
-        question = f"Tell a story of a {words[number]}."
-        return ResumingReader(question, CHAT, model="smollm2", temperature=0, max_tokens=24)
+        question, fields = f"Tell a story of a {('fox', 'lamp')[number]}.", {"model": "smollm2", "temperature": 0}
+        if number:
+            return BackgroundReader(question, max_output_tokens=40, **fields)
+        return ResumingReader(question, CHAT, max_tokens=40, **fields)
 
     async def expected(reader: ResumingReader, client: httpx.AsyncClient) -> str:
-        return await ResumingReader("", CHAT, **reader.body).whole(client)
+        return await type(reader)("", **reader.body).whole(client)
 
     with Valkey() as valkey:
         times = await kill_rounds(tmp_path, triton.grpc_address, valkey.url, 1, ask, expected, streams=2)
-    assert times
+    assert len(times) == 2

@@ -162,6 +162,21 @@ async def test_the_prompts_log_probabilities_reach_the_client(client, request):
     assert "are more than 100000 values" in long.json()["error"]["message"]
 
 
+async def test_the_prompts_log_probabilities_of_a_chat_are_those_of_its_rendered_prompt(client, request):
+    """vLLM's shape for chats: one list beside the choices, which share their prompt."""
+    own = request.node.callspec.params["server"][0] != "1.2.1"
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+    ids = (await client.post("/tokenize", json=chat)).json()["tokens"]
+    response = await client.post("/v1/chat/completions", json={**chat, "n": 2, "max_tokens": 2, "prompt_logprobs": 1})
+    assert response.status_code == 200, response.text
+    assert [set(place or ()) for place in response.json()["prompt_logprobs"]] == [
+        set(), *({str(before + 1), *([str(token)] * own)} for before, token in zip(ids, ids[1:], strict=False)),
+    ]  # fmt: skip
+    assert not any("prompt_logprobs" in choice for choice in response.json()["choices"])
+    streamed = await client.post("/v1/chat/completions", json={**chat, "stream": True, "prompt_logprobs": 1})
+    assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, "prompt_logprobs")
+
+
 def test_a_chat_entry_has_its_alternatives():
     entry = chat_logprob_entry(TokenLogprob(b"a", -1.5, 0, [(b"a", -1.5), (b"\xc3", -2.0)]))
     assert entry["top_logprobs"] == [

@@ -8,13 +8,14 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
 
 from llmops.gateway.conversations.conversation_store import ConversationStore, public_id
 from llmops.gateway.conversations.purge import PurgeTask
 from llmops.gateway.errors import NotFoundError
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import ConversationSettings
+from llmops.store import conversations as table
 from llmops.store.conversations import NewMessage
 from llmops.store.tables import conversations, messages
 
@@ -59,9 +60,27 @@ async def ids(chats, caller, **query):
     return [public_id(one) for one in found]
 
 
+async def plan_of_list(store, text):
+    """The database's plan of a page of the list, as it would be with many rows."""
+    ran = []
+    async with store.read() as connection:
+        sqlite = connection.dialect.name == "sqlite"
+        event.listen(connection.sync_connection, "before_cursor_execute", lambda *call: ran.append(call[2:4]))
+        await table.list_conversations(connection, ANN.user_id, text=text)
+        statement, parameters = ran[-1]
+        if not sqlite:
+            await connection.exec_driver_sql("SET enable_seqscan = off")
+            await connection.exec_driver_sql("SET enable_bitmapscan = off")
+        explain = "EXPLAIN QUERY PLAN " if sqlite else "EXPLAIN "
+        rows = (await connection.exec_driver_sql(explain + statement, parameters)).all()
+        if not sqlite:
+            await connection.exec_driver_sql("RESET ALL")
+    return "\n".join(str(row[-1]) for row in rows)
+
+
 async def counted(store):
     async with store.read() as connection:
-        return [await connection.scalar(select(func.count()).select_from(table)) for table in (conversations, messages)]
+        return [await connection.scalar(select(func.count()).select_from(one)) for one in (conversations, messages)]
 
 
 async def test_what_was_said_comes_back_in_order(chats):
@@ -85,6 +104,33 @@ async def test_a_user_of_the_same_tenant_does_not_find_it(chats):
     for garbage in ("conv_1", "' OR 1=1 --", str(uuid4()), "conv_" + "0" * 32):
         with pytest.raises(NotFoundError):
             await chats.read(ANN, garbage)
+
+
+async def test_a_search_finds_what_titles_and_messages_contain(chats, clock, monkeypatch):
+    said = replace(PAIR[0], content="A half is 50% of_it, said Ann.")
+    old = public_id(await chats.create(ANN, [said], title="Sums"))
+    clock.pass_days(1)
+    new = public_id(await chats.create(ANN, PAIR))
+    for text, found in (
+        ("50% OF_IT, SAID", [old]), ("50% of it, said", []), ("5_", []), ("sUm", [old]), ("hé", [new]),
+        ("l", [new, old]),
+    ):  # fmt: skip
+        assert await ids(chats, ANN, text=text) == found, text
+        assert await ids(chats, BOB, text=text) == []
+    # of more than can be read in time, the newest conversations are searched, and all titles
+    monkeypatch.setattr(table, "SEARCH_SIZE", 5)
+    assert await ids(chats, ANN, text="50%") == []
+    assert await ids(chats, ANN, text="hello") == [new]
+    assert await ids(chats, ANN, text="sums") == [old]
+
+
+@pytest.mark.parametrize("text", [None, "fox"])
+async def test_a_page_of_the_list_is_read_in_the_order_of_its_index(store, text):
+    """Of 10,000 conversations, those of the page are read, and none is sorted."""
+    plan = await plan_of_list(store, text)
+    assert "idx_conversations_user" in plan, plan
+    assert "FOR ORDER BY" not in plan, plan
+    assert ("idx_messages_" in plan) == (text is not None), plan
 
 
 async def test_a_deleted_conversation_is_purged_after_thirty_days(chats, clock, store):

@@ -49,6 +49,7 @@ function Chat({ session, onSignOut }) {
   const [replaces, setReplaces] = useState(null)
   const input = useRef(null)
   const opened = useRef(null)
+  const searched = useRef('')
   const log = useRef(null)
   const settings = useRef(null)
   const atEnd = useRef(true)
@@ -56,8 +57,11 @@ function Chat({ session, onSignOut }) {
   const say = (error) => setNotice(error.message)
 
   const list = async (text = search) => {
+    searched.current = text
     try {
-      setChats(await json('GET', `${CHATS}?limit=100&q=${encodeURIComponent(text)}`))
+      const found = await json('GET', `${CHATS}?limit=100&q=${encodeURIComponent(text)}`)
+      // an answer to what was typed before is too late
+      if (searched.current === text) setChats(found)
     } catch (error) {
       if (error.code !== 'conversations_not_stored') say(error)
     }
