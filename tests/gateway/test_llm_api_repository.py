@@ -7,6 +7,7 @@ with an adapter prompt+2, +4, ….
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -33,6 +34,7 @@ from llmops.model_repository.repository import compatibility
 from tests.support.gateway_stack import serving
 from tests.support.processes import commands, descendants
 from tests.support.tiny_models import write_checkpoint
+from tests.support.tokenizer_files import TEMPLATE
 from tests.trtllm.test_adapters import write_adapter
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
@@ -46,6 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("torch")
     root = tmp_path_factory.mktemp("llm-api")
     checkpoint = write_checkpoint(root / "checkpoint", "llama")
+    (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
     adapter = write_adapter(root / "adapter")
     options = {"adapters": {"tiny-sql": str(adapter)}}
     build(BuildSpec(str(checkpoint), root / "engine", "pytorch", "tiny", tp=2, max_batch_size=8, options=options))
@@ -170,7 +173,7 @@ async def test_the_prompts_log_probabilities_of_a_chat_are_those_of_its_rendered
     response = await client.post("/v1/chat/completions", json={**chat, "n": 2, "max_tokens": 2, "prompt_logprobs": 1})
     assert response.status_code == 200, response.text
     assert [set(place or ()) for place in response.json()["prompt_logprobs"]] == [
-        set(), *({str(before + 1), *([str(token)] * own)} for before, token in zip(ids, ids[1:], strict=False)),
+        set(), *({str(before + 1), *([str(token)] * own)} for before, token in itertools.pairwise(ids)),
     ]  # fmt: skip
     assert not any("prompt_logprobs" in choice for choice in response.json()["choices"])
     streamed = await client.post("/v1/chat/completions", json={**chat, "stream": True, "prompt_logprobs": 1})
