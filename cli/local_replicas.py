@@ -19,6 +19,7 @@ from llmops.build.target_facts import TARGETS
 from llmops.control.rollouts.state_machine import RolloutSettings
 from llmops.control.rollouts.version_replicas import StartedReplicas
 from llmops.errors import InputError, ServerError
+from llmops.process import set_niceness
 from llmops.store.rollouts import ModelVersion
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ T = TypeVar("T")
 
 #: Seconds for the checks of a replica. On a busy machine they take a minute.
 VERIFY_TIMEOUT = 600.0
+#: Niceness of a replica until it has passed its checks: on a machine of a few cores, its start would
+#: take half of the processors from the replicas that serve. It still gets a tenth of a busy machine.
+START_NICENESS = 10
 
 
 async def verify_quickly(model: str, triton: str, metrics: str | None = None, engine: str = "") -> None:
@@ -39,7 +43,10 @@ async def verify_quickly(model: str, triton: str, metrics: str | None = None, en
     command += ["--metrics", metrics] if metrics else []
     command += ["--engine", engine] if engine else []
     # uvloop's subprocesses fork, and gRPC's fork handlers print on the terminal; Popen runs no handlers
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    set_niceness(process.pid, START_NICENESS)
     try:
         async with asyncio.timeout(VERIFY_TIMEOUT):
             out, err = await asyncio.to_thread(process.communicate)
@@ -93,14 +100,15 @@ class LocalReplicas(CheckedReplicas):
 
     def __init__(
         self,
-        start_server: Callable[[Path, int], TritonServer],
+        start_server: Callable[[Path, int, int], TritonServer],
         stop_server: Callable[[TritonServer, float], None],
         folder: Path,
     ) -> None:
         """Create an object without servers.
 
         Args:
-            start_server: Starts a Triton on a repository with an exit timeout, and waits for it.
+            start_server: Starts a Triton on a repository with an exit timeout and a niceness, and
+                waits for it.
             stop_server: Drains a Triton for so many seconds at most, and stops it.
             folder: Where the repositories of versions go.
         """
@@ -125,24 +133,20 @@ class LocalReplicas(CheckedReplicas):
             served = ", ".join(sorted({model for model, _ in self.servers})) or "none"
             raise InputError(f"This `llmops up` has no replicas of {stable.model}; its models are {served}")
         count = self._counts.setdefault(old, len(self.servers[old]))
-        await self._in_thread(self.start_version, candidate, count, settings, old)
+        await self._start_and_check(candidate, count, settings, old)
         servers, engine = self.servers[key], self.engines[key]
-        for server in servers:
-            await verify_quickly(candidate.model, server.grpc_address, server.metrics_url, str(engine))
         started_twin, problem = None, ""
         if settings.twin:
             started_twin = ModelVersion(stable.model, twin, str(self.engines[old]))
             try:
                 # the twin is no reason to stop replicas that serve
                 kept = replace(settings, allow_capacity_loss=False)
-                await self._in_thread(self.start_version, started_twin, len(servers), kept, old)
+                await self._start_and_check(started_twin, len(servers), kept, old)
             except InputError as error:
                 await self.stop(started_twin, 0)
                 started_twin, problem = None, error.message
             else:
                 twins = self.servers[stable.model, twin]
-                for server in twins:
-                    await verify_quickly(stable.model, server.grpc_address, server.metrics_url, started_twin.engine)
                 started_twin = replace(started_twin, replicas=[server.grpc_address for server in twins])
         return StartedReplicas(
             [server.grpc_address for server in servers],
@@ -151,6 +155,14 @@ class LocalReplicas(CheckedReplicas):
             started_twin,
             problem,
         )
+
+    async def _start_and_check(
+        self, version: ModelVersion, count: int, settings: RolloutSettings, old: tuple[str, str]
+    ) -> None:
+        await self._in_thread(self.start_version, version, count, settings, old, START_NICENESS)
+        for server in self.servers[version.model, version.name]:
+            await verify_quickly(version.model, server.grpc_address, server.metrics_url, version.engine)
+            set_niceness(server.pid, 0)
 
     async def restore(self, stable: ModelVersion, candidate: ModelVersion) -> Sequence[str]:
         key, other = (stable.model, stable.name), (candidate.model, candidate.name)
@@ -174,8 +186,9 @@ class LocalReplicas(CheckedReplicas):
         count: int,
         settings: RolloutSettings = RolloutSettings(),
         old: tuple[str, str] = ("", ""),
+        niceness: int = 0,
     ) -> None:
-        """Start the missing ones of `count` replicas of a version.
+        """Start the missing ones of `count` replicas of a version with a niceness.
 
         Where there is no room beside the replicas of `old`, those are stopped first if the settings
         allow it.
@@ -196,7 +209,7 @@ class LocalReplicas(CheckedReplicas):
                 repository = self._folder / f"{version.model}-{version.name}-{len(running)}"
                 engines = read_engines((f"{version.model}={engine}",), gpus={version.model: gpus} if gpus else None)
                 generate_repository(engines, repository)
-                server = self._start_server(repository, round(settings.drain_timeout))
+                server = self._start_server(repository, round(settings.drain_timeout), niceness)
                 running.append(server)
                 self._gpus[server] = gpus
         except BaseException:

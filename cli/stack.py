@@ -26,6 +26,7 @@ from llmops.build.target_facts import TargetName
 from llmops.cli.accounts.admin_client import current_audit_context, default_store
 from llmops.errors import InputError, ServerError
 from llmops.model_repository.server.fault_watch import FaultSources, RestartBudget
+from llmops.process import set_niceness
 
 if TYPE_CHECKING:
     from llmops.cli.local_replicas import LocalReplicas
@@ -212,12 +213,16 @@ class Stack:
         self._exit.close()
 
     def start_tritons(self, repository: Path, count: int) -> None:
-        """Start Triton servers and wait until they are ready.
+        """Start Triton servers, each on GPUs of its own, and wait until they are ready.
 
         Raises:
+            ResourceError: The machine has too few GPUs.
             ServerError: A model does not load; the message has Triton's reason.
         """
-        for triton in [self._start(repository) for _ in range(count)]:
+        from llmops.model_repository.launch import gpus_of_replicas
+
+        shares = gpus_of_replicas(repository, count)
+        for triton in [self._start(repository, visible_gpus=gpus) for gpus in shares]:
             self._await(triton)
 
     def start_versions(self, models: Mapping[str, Path], folder: Path) -> None:
@@ -237,10 +242,9 @@ class Stack:
         self._versions = LocalReplicas(self._start_and_wait, self._stop, folder)
         asyncio.run(restore_versions(self._settings.store, self._versions, models, list(self._tritons)))
 
-    def _start(self, repository: Path, exit_timeout: int | None = None) -> TritonServer:
+    def _start(self, repository: Path, **options: Any) -> TritonServer:
         from llmops.model_repository.launch import Ports, start_triton
 
-        options: dict[str, Any] = {} if exit_timeout is None else {"exit_timeout": exit_timeout}
         triton = start_triton(repository, ports=Ports(0, 0, 0), on_log=_print_problems, **options)
         self._tritons[triton] = threading.Event()
         self._exit.callback(self._stop, triton)
@@ -252,8 +256,10 @@ class Stack:
             self._running += 1
         threading.Thread(target=self._watch, args=[triton], name="watch-triton", daemon=True).start()
 
-    def _start_and_wait(self, repository: Path, exit_timeout: int) -> TritonServer:
-        triton = self._start(repository, exit_timeout)
+    def _start_and_wait(self, repository: Path, exit_timeout: int, niceness: int) -> TritonServer:
+        triton = self._start(repository, exit_timeout=exit_timeout)
+        if niceness:
+            set_niceness(triton.pid, niceness)
         try:
             self._await(triton)
         except BaseException:

@@ -54,7 +54,7 @@ FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="Number of Tritons; when one ends, its answers go on in another.",
+    help="Number of Tritons, each on GPUs of its own; when one ends, its answers go on in another.",
 )
 @click.option(
     "--store", metavar="URL", help="Keys, usage and administration (/api/): sqlite:///FILE or postgresql://…."

@@ -94,6 +94,27 @@ def kill_survivors(processes: Iterable[Process]) -> None:
                 os.kill(process.pid, signal.SIGKILL)
 
 
+def set_niceness(leader: int, niceness: int) -> None:
+    """Set the niceness of a session and of all processes below its leader, if it can be set back.
+
+    Where the kernel schedules sessions (autogroups, see sched(7)), their user may set a niceness
+    back. The niceness of processes, which counts elsewhere, needs privileges for that.
+    """
+    with contextlib.suppress(OSError), open(f"/proc/{leader}/autogroup", "w") as file:
+        file.write(str(niceness))
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, own - 1)
+        os.setpriority(os.PRIO_PROCESS, 0, own)
+    except OSError:
+        # a niceness could not be set back
+        return
+    for pid in (leader, *(process.pid for process in descendants(leader))):
+        with contextlib.suppress(OSError):
+            # the group, because a process alone would be its first thread
+            os.setpriority(os.PRIO_PGRP, os.getpgid(pid), niceness)
+
+
 def stop_child(child: subprocess.Popen[bytes], timeout: float = 0.0) -> None:
     """Wait `timeout` seconds for a child to end by itself, kill it otherwise, and close its pipes."""
     try:

@@ -8,6 +8,7 @@ other engine may use.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -86,13 +87,40 @@ def check_gpu_count(needed: int) -> None:
         )
 
 
-def count_gpus() -> int | None:
-    """Return the number of GPUs of this machine, or None if nvidia-smi is missing or fails."""
+def share_gpus(needed: int, replicas: int) -> Sequence[str]:
+    """Return CUDA_VISIBLE_DEVICES for each of several servers that need `needed` GPUs each.
+
+    Raises ResourceError if this machine has too few GPUs. Without nvidia-smi the number is not
+    known.
+    """
+    visible, total = visible_gpus(), needed * replicas
+    if visible is not None and len(visible) < total:
+        raise ResourceError(
+            f"{replicas} replicas need {total} GPUs, {needed} each, and this machine has {len(visible)}: start fewer "
+            "with --replicas, or build the engine with a smaller --tp."
+        )
+    gpus = [str(number) for number in range(total)] if visible is None else visible
+    return [",".join(gpus[first : first + needed]) for first in range(0, total, needed)]
+
+
+def visible_gpus() -> Sequence[str] | None:
+    """Return the GPUs that this process may use, or None if nvidia-smi is missing or fails."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
     listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=False)
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else None
+    if listed.returncode:
+        return None
+    return [str(number) for number in range(sum(line.startswith("GPU ") for line in listed.stdout.splitlines()))]
+
+
+def count_gpus() -> int | None:
+    """Return the number of GPUs that this process may use, or None as `visible_gpus` does."""
+    visible = visible_gpus()
+    return None if visible is None else len(visible)
 
 
 def _check_gpu_ids(chosen: Mapping[str, tuple[int, ...]]) -> None:

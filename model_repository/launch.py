@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
-from llmops.model_repository.gpu_assignment import check_gpu_count
+from llmops.model_repository.gpu_assignment import check_gpu_count, share_gpus
 from llmops.model_repository.multi_gpu.launch_plan import (
     LaunchPlan,
     launch_command,
@@ -410,6 +410,17 @@ def print_log(line: LogLine) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def gpus_of_replicas(repository: Path, replicas: int) -> Sequence[str]:
+    """Return `visible_gpus` for each of several servers of a repository, empty for all GPUs.
+
+    Raises ResourceError if this machine has too few GPUs.
+    """
+    manifest = RepositoryManifest.load(repository)
+    if replicas == 1 or not manifest.uses_gpus:
+        return [""] * replicas
+    return share_gpus(plan_launch(manifest).gpus, replicas)
+
+
 def start_triton(
     repository: Path,
     options: LaunchOptions | None = None,
@@ -476,6 +487,8 @@ def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions,
     environment = {**inherited, **installation.environment, **environment}
     # byte code in a repository, which Python would run in place of the source, is then an edit
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    if options.launch.visible_gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = options.launch.visible_gpus
     _check_program(command[0], environment["PATH"])
     return subprocess.Popen(
         with_parent_death_signal(command),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from llmops.gateway.errors import EngineError
+from llmops.gateway.errors import ApiError, EngineError
 from llmops.gateway.interfaces import (
     Engine,
     EngineRequest,
@@ -29,6 +29,13 @@ FIRST_TEXT_TOKEN = 100
 _THAI = "สวัสดีครับ ผมไม่เข้าใจคำถามของคุณ กรุณาลองอีกครั้ง "
 
 
+class PlantedError(EngineError):
+    """An engine's error that clients can tell from others."""
+
+    def __init__(self) -> None:
+        ApiError.__init__(self, PLANTED_ERROR)
+
+
 class FaultyEngine(Engine):
     """The replicas of a version, with a fault."""
 
@@ -41,7 +48,7 @@ class FaultyEngine(Engine):
 
     async def open(self, request: EngineRequest) -> TokenStream:
         if self._fault == "errors" and next(self._requests) % ERROR_PERIOD == 0:
-            raise EngineError(PLANTED_ERROR)
+            raise PlantedError
         if self._fault == "quality":
             vocabulary = next(iter(self._pool.replicas.values())).model.card.vocab_size
             request = replace(request, input_ids=[*_misread(request.input_ids, vocabulary)])

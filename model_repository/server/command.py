@@ -43,6 +43,7 @@ class LaunchOptions:
         exit_timeout: Seconds that running requests have when the server stops.
         verbose: The level of Triton's verbose log.
         launch: One of `multi_gpu.LAUNCH_MODES`.
+        visible_gpus: The server's CUDA_VISIBLE_DEVICES, or an empty text for that of the caller.
     """
 
     host: str = "127.0.0.1"
@@ -53,6 +54,7 @@ class LaunchOptions:
     exit_timeout: int = 30
     verbose: int = 0
     launch: str = "auto"
+    visible_gpus: str = ""
 
 
 @dataclass(frozen=True)

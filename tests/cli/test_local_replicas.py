@@ -11,7 +11,7 @@ import pytest
 
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.cli import local_replicas
-from llmops.cli.local_replicas import LocalReplicas
+from llmops.cli.local_replicas import START_NICENESS, LocalReplicas
 from llmops.control.rollouts.state_machine import RolloutSettings
 from llmops.errors import InputError
 from llmops.model_repository import generate, gpu_assignment
@@ -26,7 +26,12 @@ class Server:
     """A Triton that is only named."""
 
     grpc_address: str
+    niceness: int = 0
     metrics_url: str = ""
+
+    @property
+    def pid(self) -> Server:
+        return self
 
 
 @dataclass
@@ -38,6 +43,7 @@ class Machine:
     stopped: list[str] = field(default_factory=list)
     timeouts: set[float] = field(default_factory=set)
     assigned: list[Sequence[int]] = field(default_factory=list)
+    checked: dict[str, int] = field(default_factory=dict)
 
     def names(self, version: str) -> list[str]:
         return [server.grpc_address for server in self.replicas.servers.get(("m", version), [])]
@@ -56,7 +62,9 @@ def machine(monkeypatch: pytest.MonkeyPatch):
             one.stopped.append(server.grpc_address)
             one.timeouts.add(timeout)
 
-        async def verify(*_: str) -> None: ...
+        async def verify(model: str, address: str, *_: str) -> None:
+            found = [server for servers in one.replicas.servers.values() for server in servers]
+            one.checked[address] = next(server.niceness for server in found if server.grpc_address == address)
 
         monkeypatch.setattr(gpu_assignment, "count_gpus", lambda: gpus)
         monkeypatch.setattr(generate, "read_engines", read_engines)
@@ -65,8 +73,9 @@ def machine(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(local_replicas, "_gpus_of", lambda manifest: 1)
         monkeypatch.setattr(local_replicas, "_differences", lambda old, new: "")
         monkeypatch.setattr(local_replicas, "verify_quickly", verify)
+        monkeypatch.setattr(local_replicas, "set_niceness", lambda server, to: setattr(server, "niceness", to))
         one.replicas = LocalReplicas(
-            lambda repository, timeout: Server(repository.name),
+            lambda repository, timeout, niceness: Server(repository.name, niceness),
             stop,
             Path("/versions"),
         )
@@ -84,6 +93,9 @@ async def test_new_replicas_and_a_twin_start_beside_the_old_ones_on_gpus_of_thei
     assert started.stable == ["base-0", "base-1"]
     assert started.twin == ModelVersion("m", TWIN, "/v1", ["m-initial-twin-0", "m-initial-twin-1"])
     assert one.assigned == [[2], [3], [4], [5]]
+    # of low priority until they are checked, as the others serve
+    assert set(one.checked.values()) == {START_NICENESS}
+    assert {server.niceness for servers in one.replicas.servers.values() for server in servers} == {0}
     assert await one.replicas.restore(OLD, NEW) == ()
     await one.replicas.stop(NEW, 0)
     # what is free now lies before the twin

@@ -19,7 +19,9 @@ import pytest
 
 from llmops.cli.stack import MAX_RESTARTS, Stack
 from llmops.cli.up import DEMO_TOKENS
-from llmops.errors import ServerError
+from llmops.errors import ResourceError, ServerError
+from tests.model_repository.test_launch import echo_repository
+from tests.model_repository.test_multi_gpu import engine, marker
 from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.waiting import GENEROUS, wait_until
 
@@ -183,6 +185,26 @@ def test_a_crash_loop_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr().err.count("Starting it again.") == MAX_RESTARTS
     assert raised == [signal.SIGTERM]
     assert "It was started 4 times within 10 minutes, so it is not started again." in str(stack._failure)
+
+
+def test_replicas_get_gpus_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\nfor number in 0 1 2 3; do echo "GPU $number: NVIDIA H100 80GB HBM3"; done\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    repository = echo_repository(tmp_path)
+    marker(echo=engine(2, backend="python", directory=str(tmp_path))).save(repository)
+    with Stack("127.0.0.1", 0, None, None, None) as stack:
+        with pytest.raises(
+            ResourceError, match=r"^3 replicas need 6 GPUs, 2 each, and this machine has 4: start fewer"
+        ):
+            stack.start_tritons(repository, 3)
+        stack.start_tritons(repository, 2)
+        environments = [Path(f"/proc/{triton.pid}/environ").read_text().split("\0") for triton in stack._tritons]
+    visible = [next(one for one in found if one.startswith("CUDA_VISIBLE_DEVICES=")) for found in environments]
+    assert visible == ["CUDA_VISIBLE_DEVICES=0,1", "CUDA_VISIBLE_DEVICES=2,3"]
 
 
 def test_a_taken_port_is_known_before_anything_is_built(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from llmops.errors import InputError, ResourceError
 from llmops.model_repository import gpu_assignment
 from llmops.model_repository.doctor import collectives
-from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus, check_gpu_count
+from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus, check_gpu_count, share_gpus
 from llmops.model_repository.multi_gpu.launch_plan import without_slurm_variables
 
 
@@ -65,6 +65,10 @@ def test_the_gpus_are_counted_as_nvidia_smi_lists_them(monkeypatch: pytest.Monke
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     assert gpu_assignment.count_gpus() == 2
+    assert share_gpus(1, 2) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,GPU-c,GPU-d")
+    assert gpu_assignment.count_gpus() == 4
+    assert share_gpus(2, 2) == ["GPU-a,GPU-b", "GPU-c,GPU-d"]
 
 
 def test_mpi_does_not_see_the_slurm_allocation() -> None:

@@ -25,6 +25,7 @@ from llmops.model_repository.server import installation
 from llmops.model_repository.server.installation import Installation, find_installation
 from llmops.model_repository.server.shared_memory import SHM_DIR, remove_stale_segments
 from llmops.model_repository.server.triton_log import LogLine, explain_failure, last_error, parse_line
+from llmops.process import set_niceness
 from tests.support.engine_client import EngineClient
 from tests.support.waiting import GENEROUS, wait_until
 
@@ -92,6 +93,38 @@ def test_a_stop_leaves_no_process_and_no_shared_memory(repository: Path) -> None
     assert server.stop() == 0
     assert processes(server.pid) == []
     assert segments(server) == []
+
+
+BUSY = """
+import subprocess, sys, threading, time
+threading.Thread(target=time.sleep, args=[60], daemon=True).start()
+child = subprocess.Popen(["sleep", "60"], process_group=0)
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_a_server_of_low_priority_gets_its_priority_back_with_all_threads_and_processes() -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, start_new_session=True) as leader:
+        child = int(leader.stdout.readline())
+
+        def nicenesses() -> set[int]:
+            tasks = [int(task.name) for pid in (leader.pid, child) for task in Path(f"/proc/{pid}/task").iterdir()]
+            assert len(tasks) == 3
+            return {os.getpriority(os.PRIO_PROCESS, task) for task in tasks}
+
+        try:
+            before, group = nicenesses(), Path(f"/proc/{leader.pid}/autogroup")
+            set_niceness(leader.pid, 10)
+            # a niceness of processes that only root could restore is not touched
+            assert nicenesses() == ({10} if os.geteuid() == 0 else before)
+            assert not group.exists() or "nice 0" not in group.read_text()
+            set_niceness(leader.pid, 0)
+            assert nicenesses() == before
+            assert not group.exists() or "nice 10" not in group.read_text()
+        finally:
+            leader.kill()
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_stub_that_hangs_is_ended_too(tmp_path: Path) -> None:
