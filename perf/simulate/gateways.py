@@ -75,6 +75,9 @@ class SimulatedGateway:
             self._refuse(out.payload, controller.queue_wait(out, self.views))
         if not queued_request.moved:
             self.clock.at(now + controller.max_wait(queued_request, now), self._late, job)
+        if queued_request.home_until > now:
+            # an engine reports each step; simulated replicas report changes, which may be seconds away
+            self.clock.at(queued_request.home_until, self.pump)
         self.pump()
 
     def _has_waiting(self, job: SimulatedRequest) -> bool:

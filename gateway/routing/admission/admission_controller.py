@@ -134,8 +134,10 @@ class AdmissionController:
 
     def excessive_wait(self, request: QueuedRequest, views: Sequence[ReplicaView], now: float) -> float | None:
         """Return the predicted wait in seconds if it exceeds the limit of the request, or None."""
-        if not self.queue.ahead(request) and any(self._is_open_to(request, view, now) for view in views):
-            # the waiting requests are of lower tiers or leave this slot to the request
+        free = sum(self._is_open_to(request, view, now) for view in views)
+        if free and (len(self.queue) < free or not self.queue.ahead(request)):
+            # the waiting requests wait for their cached prefix, are of lower tiers or leave this slot
+            # to the request
             return None
         wait = self.predicted_wait(request, views)
         return wait if wait > self.max_wait(request, now) else None
@@ -209,6 +211,9 @@ class AdmissionController:
             # it must be dispatched early enough for its prefill
             prefill = time_to_first_token(home, max(request.routing.tokens - cached, 1), 0)
             request.deadline = min(request.deadline, request.arrived + self.queue.tier(request).max_wait) - prefill
+            if request.home_until >= request.deadline:
+                # there is no time to wait for the prefix
+                request.home_until = now
         evicted: list[QueuedRequest] = []
         while self._is_full(request):
             last = self.queue.eviction_candidate(request) if self.queue else None

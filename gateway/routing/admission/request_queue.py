@@ -108,11 +108,13 @@ class RequestQueue:
     async def _wait(self, request: QueuedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         loop = asyncio.get_running_loop()
         future = self._futures[request] = loop.create_future()
-        limit = self.controller.max_wait(request, now)
-        timer = None if request.moved else loop.call_later(max(limit, 0), self._reject_late, request)
+        timer = None
         try:
             for evicted in self.controller.push(request, views, now):
                 self._reject(evicted, self._overloaded(evicted, self.controller.predicted_wait(evicted, views)))
+            if not request.moved:
+                limit = self.controller.max_wait(request, now)
+                timer = loop.call_later(max(limit, 0), self._reject_late, request)
             self.update()
             view: ReplicaView = await future
             return view
