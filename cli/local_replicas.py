@@ -19,7 +19,7 @@ from llmops.build.target_facts import TARGETS
 from llmops.control.rollouts.state_machine import RolloutSettings
 from llmops.control.rollouts.version_replicas import StartedReplicas
 from llmops.errors import InputError, ServerError
-from llmops.process import set_niceness
+from llmops.process import low_priority
 from llmops.store.rollouts import ModelVersion
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ T = TypeVar("T")
 
 #: Seconds for the checks of a replica. On a busy machine they take a minute.
 VERIFY_TIMEOUT = 600.0
-#: Niceness of a replica until it has passed its checks: on a machine of a few cores, its start would
-#: take half of the processors from the replicas that serve. It still gets a tenth of a busy machine.
-START_NICENESS = 10
 
 
 async def verify_quickly(model: str, triton: str, metrics: str | None = None, engine: str = "") -> None:
@@ -46,10 +43,10 @@ async def verify_quickly(model: str, triton: str, metrics: str | None = None, en
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
-    set_niceness(process.pid, START_NICENESS)
     try:
         async with asyncio.timeout(VERIFY_TIMEOUT):
-            out, err = await asyncio.to_thread(process.communicate)
+            with low_priority(process.pid):
+                out, err = await asyncio.to_thread(process.communicate)
     except TimeoutError:
         raise ServerError(f"`llmops verify --quick` of {triton} did not end within {VERIFY_TIMEOUT:g} s.") from None
     finally:
@@ -100,15 +97,14 @@ class LocalReplicas(CheckedReplicas):
 
     def __init__(
         self,
-        start_server: Callable[[Path, int, int], TritonServer],
+        start_server: Callable[[Path, int], TritonServer],
         stop_server: Callable[[TritonServer, float], None],
         folder: Path,
     ) -> None:
         """Create an object without servers.
 
         Args:
-            start_server: Starts a Triton on a repository with an exit timeout and a niceness, and
-                waits for it.
+            start_server: Starts a Triton on a repository with an exit timeout, and waits for it.
             stop_server: Drains a Triton for so many seconds at most, and stops it.
             folder: Where the repositories of versions go.
         """
@@ -159,10 +155,10 @@ class LocalReplicas(CheckedReplicas):
     async def _start_and_check(
         self, version: ModelVersion, count: int, settings: RolloutSettings, old: tuple[str, str]
     ) -> None:
-        await self._in_thread(self.start_version, version, count, settings, old, START_NICENESS)
+        await self._in_thread(self.start_version, version, count, settings, old)
         for server in self.servers[version.model, version.name]:
-            await verify_quickly(version.model, server.grpc_address, server.metrics_url, version.engine)
-            set_niceness(server.pid, 0)
+            with low_priority(server.pid):
+                await verify_quickly(version.model, server.grpc_address, server.metrics_url, version.engine)
 
     async def restore(self, stable: ModelVersion, candidate: ModelVersion) -> Sequence[str]:
         key, other = (stable.model, stable.name), (candidate.model, candidate.name)
@@ -186,9 +182,8 @@ class LocalReplicas(CheckedReplicas):
         count: int,
         settings: RolloutSettings = RolloutSettings(),
         old: tuple[str, str] = ("", ""),
-        niceness: int = 0,
     ) -> None:
-        """Start the missing ones of `count` replicas of a version with a niceness.
+        """Start the missing ones of `count` replicas of a version.
 
         Where there is no room beside the replicas of `old`, those are stopped first if the settings
         allow it.
@@ -209,7 +204,7 @@ class LocalReplicas(CheckedReplicas):
                 repository = self._folder / f"{version.model}-{version.name}-{len(running)}"
                 engines = read_engines((f"{version.model}={engine}",), gpus={version.model: gpus} if gpus else None)
                 generate_repository(engines, repository)
-                server = self._start_server(repository, round(settings.drain_timeout), niceness)
+                server = self._start_server(repository, round(settings.drain_timeout))
                 running.append(server)
                 self._gpus[server] = gpus
         except BaseException:

@@ -18,11 +18,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 #: Seconds in which Triton's stub process ends by itself after its server is gone.
 PARENT_DEATH_GRACE = 10.0
+
+#: Niceness of work that must not slow down what serves: a tenth of the processors if they are busy.
+LOW_PRIORITY = 10
+#: Seconds for which a process has a low priority at most.
+LOW_PRIORITY_SECONDS = 120.0
 
 _PR_SET_PDEATHSIG = 1
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -113,6 +118,23 @@ def set_niceness(leader: int, niceness: int) -> None:
         with contextlib.suppress(OSError):
             # the group, because a process alone would be its first thread
             os.setpriority(os.PRIO_PGRP, os.getpgid(pid), niceness)
+
+
+@contextlib.contextmanager
+def low_priority(leader: int) -> Iterator[None]:
+    """Lower the priority of a session and of all processes below its leader, if it can be set back.
+
+    After LOW_PRIORITY_SECONDS it is set back, so that a busy machine does not starve them.
+    """
+    set_niceness(leader, LOW_PRIORITY)
+    timer = threading.Timer(LOW_PRIORITY_SECONDS, set_niceness, (leader, 0))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        set_niceness(leader, 0)
 
 
 def stop_child(child: subprocess.Popen[bytes], timeout: float = 0.0) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.cli import local_replicas
-from llmops.cli.local_replicas import START_NICENESS, LocalReplicas
+from llmops.cli.local_replicas import LocalReplicas
 from llmops.control.rollouts.state_machine import RolloutSettings
 from llmops.errors import InputError
 from llmops.model_repository import generate, gpu_assignment
@@ -26,12 +27,11 @@ class Server:
     """A Triton that is only named."""
 
     grpc_address: str
-    niceness: int = 0
     metrics_url: str = ""
 
     @property
-    def pid(self) -> Server:
-        return self
+    def pid(self) -> str:
+        return self.grpc_address
 
 
 @dataclass
@@ -43,7 +43,8 @@ class Machine:
     stopped: list[str] = field(default_factory=list)
     timeouts: set[float] = field(default_factory=set)
     assigned: list[Sequence[int]] = field(default_factory=list)
-    checked: dict[str, int] = field(default_factory=dict)
+    checked: list[str] = field(default_factory=list)
+    quiet: set[str] = field(default_factory=set)
 
     def names(self, version: str) -> list[str]:
         return [server.grpc_address for server in self.replicas.servers.get(("m", version), [])]
@@ -63,8 +64,14 @@ def machine(monkeypatch: pytest.MonkeyPatch):
             one.timeouts.add(timeout)
 
         async def verify(model: str, address: str, *_: str) -> None:
-            found = [server for servers in one.replicas.servers.values() for server in servers]
-            one.checked[address] = next(server.niceness for server in found if server.grpc_address == address)
+            assert address in one.quiet
+            one.checked.append(address)
+
+        @contextmanager
+        def low_priority(address: str) -> Iterator[None]:
+            one.quiet.add(address)
+            yield
+            one.quiet.remove(address)
 
         monkeypatch.setattr(gpu_assignment, "count_gpus", lambda: gpus)
         monkeypatch.setattr(generate, "read_engines", read_engines)
@@ -73,9 +80,9 @@ def machine(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(local_replicas, "_gpus_of", lambda manifest: 1)
         monkeypatch.setattr(local_replicas, "_differences", lambda old, new: "")
         monkeypatch.setattr(local_replicas, "verify_quickly", verify)
-        monkeypatch.setattr(local_replicas, "set_niceness", lambda server, to: setattr(server, "niceness", to))
+        monkeypatch.setattr(local_replicas, "low_priority", low_priority)
         one.replicas = LocalReplicas(
-            lambda repository, timeout, niceness: Server(repository.name, niceness),
+            lambda repository, timeout: Server(repository.name),
             stop,
             Path("/versions"),
         )
@@ -93,9 +100,7 @@ async def test_new_replicas_and_a_twin_start_beside_the_old_ones_on_gpus_of_thei
     assert started.stable == ["base-0", "base-1"]
     assert started.twin == ModelVersion("m", TWIN, "/v1", ["m-initial-twin-0", "m-initial-twin-1"])
     assert one.assigned == [[2], [3], [4], [5]]
-    # of low priority until they are checked, as the others serve
-    assert set(one.checked.values()) == {START_NICENESS}
-    assert {server.niceness for servers in one.replicas.servers.values() for server in servers} == {0}
+    assert one.checked == ["m-v2-0", "m-v2-1", "m-initial-twin-0", "m-initial-twin-1"]
     assert await one.replicas.restore(OLD, NEW) == ()
     await one.replicas.stop(NEW, 0)
     # what is free now lies before the twin

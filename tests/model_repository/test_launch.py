@@ -25,7 +25,7 @@ from llmops.model_repository.server import installation
 from llmops.model_repository.server.installation import Installation, find_installation
 from llmops.model_repository.server.shared_memory import SHM_DIR, remove_stale_segments
 from llmops.model_repository.server.triton_log import LogLine, explain_failure, last_error, parse_line
-from llmops.process import set_niceness
+from llmops.process import LOW_PRIORITY, low_priority
 from tests.support.engine_client import EngineClient
 from tests.support.waiting import GENEROUS, wait_until
 
@@ -104,7 +104,7 @@ child.wait()
 """
 
 
-def test_a_server_of_low_priority_gets_its_priority_back_with_all_threads_and_processes() -> None:
+def test_a_low_priority_ends_for_all_threads_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, start_new_session=True) as leader:
         child = int(leader.stdout.readline())
 
@@ -115,13 +115,15 @@ def test_a_server_of_low_priority_gets_its_priority_back_with_all_threads_and_pr
 
         try:
             before, group = nicenesses(), Path(f"/proc/{leader.pid}/autogroup")
-            set_niceness(leader.pid, 10)
-            # a niceness of processes that only root could restore is not touched
-            assert nicenesses() == ({10} if os.geteuid() == 0 else before)
-            assert not group.exists() or "nice 0" not in group.read_text()
-            set_niceness(leader.pid, 0)
+            with low_priority(leader.pid):
+                # a niceness of processes that only root could restore is not touched
+                assert nicenesses() == ({LOW_PRIORITY} if os.geteuid() == 0 else before)
+                assert not group.exists() or "nice 0" not in group.read_text()
             assert nicenesses() == before
-            assert not group.exists() or "nice 10" not in group.read_text()
+            assert not group.exists() or f"nice {LOW_PRIORITY}" not in group.read_text()
+            monkeypatch.setattr("llmops.process.LOW_PRIORITY_SECONDS", 0.01)
+            with low_priority(leader.pid):
+                wait_until(lambda: nicenesses() == before)
         finally:
             leader.kill()
             os.kill(child, signal.SIGKILL)
