@@ -13,6 +13,7 @@ from starlette.requests import Request
 from llmops.control.admin.routes import AdminRoute
 from llmops.control.api_route import make_router
 from llmops.control.models_api import gateway_headers
+from llmops.fair_client import fair_client
 from llmops.gateway.errors import ForbiddenError, UnavailableError
 from llmops.gateway.settings import GatewaySettings
 from llmops.urls import fetch_bounded
@@ -86,7 +87,7 @@ async def read_alerts(settings: Annotated[GatewaySettings, Depends(_settings)]) 
         return AlertList(configured=False)
     url = f"{settings.web.prometheus.rstrip('/')}/api/v1/alerts"
     try:
-        async with httpx.AsyncClient(timeout=PROMETHEUS_TIMEOUT) as client:
+        async with fair_client(timeout=PROMETHEUS_TIMEOUT) as client:
             found = json.loads(await fetch_bounded(client, url, MAX_ANSWER_BYTES))["data"]["alerts"]
         return AlertList(configured=True, data=sorted(map(_alert, found), key=_rank))
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -22,6 +22,7 @@ from llmops.control.admin.reconcile import reconcile
 from llmops.control.admin.schemas import ReconciliationRequest
 from llmops.control.leader_jobs import LeaderJob
 from llmops.errors import ResourceError
+from llmops.fair_client import fair_client
 from llmops.input_files import MALFORMED
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
@@ -52,7 +53,7 @@ async def served_tokens(pages: Sequence[str]) -> dict[str, int]:
         ResourceError: A page cannot be read.
     """
     tokens: dict[str, int] = {}
-    async with httpx.AsyncClient(timeout=PAGE_TIMEOUT) as client:
+    async with fair_client(timeout=PAGE_TIMEOUT) as client:
         for page in pages:
             try:
                 async with asyncio.timeout(PAGE_TIMEOUT):

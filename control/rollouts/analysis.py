@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import httpx
 
 from llmops.errors import InputError
+from llmops.fair_client import fair_client
 from llmops.input_files import MALFORMED
 from llmops.response_limits import BOUNDED_ASYNC
 from llmops.untrusted_text import escape_unsafe
@@ -89,7 +90,7 @@ class Analysis:
         now = self._clock()
         if self._conditions and (self._asked_at is None or not 0 <= now - self._asked_at < INTERVAL):
             self._asked_at = now
-            async with httpx.AsyncClient(base_url=self._url, timeout=TIMEOUT, **BOUNDED_ASYNC) as client:
+            async with fair_client(base_url=self._url, timeout=TIMEOUT, **BOUNDED_ASYNC) as client:
                 self._result = await check_conditions(client, self._conditions)
         return self._result
 

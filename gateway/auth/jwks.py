@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from llmops.clocks import wait_with_timeout
+from llmops.fair_client import fair_client
 from llmops.gateway.auth.directory import CredentialUnavailableError
 from llmops.gateway.errors import UnavailableError
 from llmops.untrusted_text import escape_unsafe
@@ -160,7 +161,7 @@ class JwksCache:
     async def _json(self, url: str) -> dict[str, Any]:
         if self._client is None:
             # a client reads the system's certificates, which only gateways with OpenID Connect need
-            self._client = httpx.AsyncClient(timeout=FETCH_TIMEOUT, follow_redirects=False)
+            self._client = fair_client(timeout=FETCH_TIMEOUT, follow_redirects=False)
         found = json.loads(await fetch_bounded(self._client, url, _MAX_BYTES, {"accept": "application/json"}))
         if not isinstance(found, dict):
             raise ValueError(f"{url} is no JSON object")

@@ -14,7 +14,13 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import NamedTuple
 
-from llmops.gateway.errors import ApiError, CancelledStreamError, EngineTimeoutError, UnsupportedError
+from llmops.gateway.errors import (
+    ApiError,
+    CancelledStreamError,
+    EngineError,
+    EngineTimeoutError,
+    UnsupportedError,
+)
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.sampling import with_request_field
 from llmops.gateway.http.request_context import RequestContext
@@ -228,18 +234,30 @@ class Answer:
         finally:
             received_at = perf_counter()
             self.engine_seconds += received_at - requested_at
-        delta = self.take(batch)
+        try:
+            delta = self.take(batch)
+        except ApiError as error:
+            self._over = True
+            self._fail(error)
+            raise
         self.detokenize_seconds += perf_counter() - received_at
         return delta
 
     def take(self, batch: TokenBatch) -> ChoiceDelta:
-        """Add tokens to their choice and return what they add to its text."""
-        choice = self.choices[batch.sequence]
-        if batch.restarts:
-            return ChoiceDelta(self._replace_choice(choice), "", False)
-        before = choice.completion_tokens
-        was_done = choice.done
-        text = choice.feed(batch)
+        """Add tokens to their choice and return what they add to its text.
+
+        Raises:
+            EngineError: The tokens cannot be those of this answer.
+        """
+        try:
+            choice = self.choices[batch.sequence]
+            if batch.restarts:
+                return ChoiceDelta(self._replace_choice(choice), "", False)
+            before = choice.completion_tokens
+            was_done = choice.done
+            text = choice.feed(batch)
+        except (IndexError, OverflowError, TypeError, ValueError) as error:
+            raise EngineError(f"The engine sent tokens that cannot be read ({error!r}).") from error
         self.meter.tokens(choice.completion_tokens - before)
         if self._recorder is not None:
             self._recorder.count(self.meter.total)
@@ -252,7 +270,8 @@ class Answer:
         self._open -= 1
         # stop strings and filters are the gateway's own: the engine would go on to max_tokens
         if self._open == 0 and any(
-            isinstance(one.stop_reason, str) or one.finish_reason == "content_filter" for one in self.choices
+            isinstance(one.stop_reason, str) or one.finish_reason == "content_filter" or one.overran
+            for one in self.choices
         ):
             self._over = True
             self._stream.cancel()
@@ -290,11 +309,16 @@ class StreamWatchdog:
         self._failing_over_at = 0.0
         self.expired: EngineTimeoutError | None = None
         self._loop = asyncio.get_running_loop()
-        self._handle = self._loop.call_later(min(self._wait(), timeouts.idle), self._check)
+        self._schedule(self._wait())
 
     def stop(self) -> None:
         """Stop checking."""
         self._handle.cancel()
+
+    def _schedule(self, wait: float) -> None:
+        # uvloop's handle does not say when, if it is at once
+        self._due = self._loop.time() + min(wait, self._timeouts.idle)
+        self._handle = self._loop.call_at(self._due, self._check)
 
     def _wait(self) -> float:
         """Return the seconds until the next token, or the whole answer, may be overdue."""
@@ -306,11 +330,11 @@ class StreamWatchdog:
         if self._stream.is_failing_over:
             self._failing_over_at = perf_counter()
         wait = self._wait()
-        if self._loop.time() - self._handle.when() > PROCESS_STALL_THRESHOLD:
+        if self._loop.time() - self._due > PROCESS_STALL_THRESHOLD:
             wait = max(wait, PROCESS_STALL_THRESHOLD)
         if wait > 0:
             # the limit before the first token is long, and the first token may come at any time
-            self._handle = self._loop.call_later(min(wait, self._timeouts.idle), self._check)
+            self._schedule(wait)
             return
         silent = perf_counter() - (self._meter.last or self._started)
         self.expired = EngineTimeoutError(f"The engine sent nothing for {silent:.0f} s; send the request again.")

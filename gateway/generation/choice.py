@@ -37,6 +37,7 @@ class Choice:
     Attributes:
         completion_tokens: Its tokens without the end token.
         plain: True if all text is content, so that `sort` need not be called.
+        overran: True if the engine went on beyond `max_tokens`.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Choice:
         # the alternatives of each prompt token but the first, in one choice of each prompt
         self.prompt_logprobs: Sequence[TopLogprobs] | None = None
         self.completion_tokens = 0
-        self.done = False
+        self.done = self.overran = False
         self.finish_reason: FinishReason = "length"
         self.stop_reason: str | int | None = None
 
@@ -99,7 +100,7 @@ class Choice:
     def feed(self, batch: TokenBatch) -> str:
         """Add tokens and return the text that can be sent.
 
-        Sets `done` at an end token or a stop string.
+        Sets `done` at an end token, a stop string, or beyond `max_tokens`.
         """
         if self.done:
             return ""
@@ -111,6 +112,11 @@ class Choice:
             self.stop_reason = tokens[-1]
             tokens = tokens[:-1]
             self.done = True
+        room = self._max_tokens - self.completion_tokens
+        if len(tokens) > room:
+            # the caller has reserved for no more, and an engine that did not stop may never stop
+            self.overran = True
+            tokens = tokens[: max(room, 0)]
         self.completion_tokens += len(tokens)
         if self.logprobs is None and self._starts is None:
             text = self._detokenizer.feed(tokens) if tokens else ""
@@ -118,7 +124,9 @@ class Choice:
             text = "".join([self._decode_one(token, at, batch.logprobs, batch.tops) for at, token in enumerate(tokens)])
         if self._stop is not None:
             text = self._stop.feed(text)
-        if self.done or (self._stop is not None and self._stop.matched is not None):
+        if self.overran:
+            text += self._end("length")
+        elif self.done or (self._stop is not None and self._stop.matched is not None):
             text += self._end("stop")
         return text if self.guard is None else self._filter(text)
 

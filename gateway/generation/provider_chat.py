@@ -56,6 +56,10 @@ _OWN_FIELDS = frozenset(
 #: Tokens that a chat template adds to each message.
 _TOKENS_PER_MESSAGE = 8
 
+#: UTF-8 bytes of a token, and bytes beside them, after which a provider counts as one that does not
+#: stop: most tokens have at most 16.
+MAX_BYTES_PER_TOKEN, MAX_UNCOUNTED_BYTES = 64, 16_384
+
 
 async def start_provider_chat(
     state: AppState,
@@ -88,6 +92,7 @@ async def start_provider_chat(
     choices: list[Choice] = [
         ProviderChoice(
             index,
+            max_tokens,
             state.safety.guard(context.caller, before, end_user=context.end_user) if state.safety is not None else None,
         )
         for index in range(n)
@@ -142,25 +147,29 @@ class ProviderAnswer(Answer):
 class ProviderChoice(Choice):
     """A choice whose text comes from a provider, already split into content, thinking and tool calls."""
 
-    def __init__(self, index: int, guard: StreamGuard | None) -> None:
-        """Create an empty choice; `guard` filters all of its text."""
+    def __init__(self, index: int, max_tokens: int, guard: StreamGuard | None) -> None:
+        """Create an empty choice of at most `max_tokens`; `guard` filters all of its text."""
         self._segments = SegmentProcessor()
         # `feed` and `finish` are this class's own, so that nothing is detokenised
-        super().__init__(index, cast(Detokenizer, None), max_tokens=0, processor=self._segments, guard=guard)
-        self._deltas = self._bytes = 0
+        super().__init__(index, cast(Detokenizer, None), max_tokens=max_tokens, processor=self._segments, guard=guard)
+        self._deltas = self._pieces = self._bytes = 0
 
     def feed(self, batch: TokenBatch) -> str:
         """Add a delta and return its text, whatever its kind; `sort` splits it again."""
         if self.done:
             return ""
         choice = cast(ProviderBatch, batch).choice
-        text = "".join([self._segments.add(piece) for piece in _pieces(choice.delta)])
+        pieces = [self._segments.add(piece) for piece in _pieces(choice.delta)]
+        text = "".join(pieces)
+        self._pieces += len(pieces)
         if text:
             self._deltas += 1
             self._bytes += len(text.encode("utf-8", "replace"))
             self.completion_tokens = max(self._deltas, self._bytes // BYTES_PER_TOKEN)
         if choice.finish_reason is not None:
             self.done, self.finish_reason = True, _finish_reason(choice.finish_reason)
+        elif self._bytes + self._pieces > MAX_BYTES_PER_TOKEN * self._max_tokens + MAX_UNCOUNTED_BYTES:
+            self.done = self.overran = True
         return self._filter(text)
 
     def finish(self) -> str:

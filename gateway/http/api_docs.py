@@ -1,4 +1,4 @@
-"""The API reference: /docs and /redoc.
+"""The API reference: /docs, /redoc and /openapi.json.
 
 Its scripts are served by the gateway, so that it works without the internet.
 
@@ -7,6 +7,8 @@ The files belong to the package fastapi-offline, of which no code runs.
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +38,16 @@ _SWAGGER = {"validatorUrl": None}
 
 
 def add_docs_pages(app: FastAPI) -> None:
-    """Add the pages of the reference and their files to `app`."""
+    """Add the OpenAPI document, the pages of the reference and their files to `app`."""
+
+    @lru_cache(maxsize=1)
+    def encoded_document(root_path: str) -> bytes:
+        # strangers may read it: encoding it again for each would take 3 ms
+        servers = {"servers": [{"url": root_path}]} if root_path else {}
+        return json.dumps({**app.openapi(), **servers}, ensure_ascii=False, separators=(",", ":")).encode()
+
+    async def document(request: Request) -> Response:
+        return Response(encoded_document(_with_root_path(request, "")), media_type="application/json")
 
     async def swagger(request: Request) -> Response:
         return get_swagger_ui_html(
@@ -57,7 +68,8 @@ def add_docs_pages(app: FastAPI) -> None:
             with_google_fonts=False,
         )
 
-    for path, endpoint in (("/docs", swagger), ("/redoc", redoc), ("/docs/{file}", docs_asset)):
+    routes = {"/openapi.json": document, "/docs": swagger, "/redoc": redoc, "/docs/{file}": docs_asset}
+    for path, endpoint in routes.items():
         app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False, response_model=None)
 
 

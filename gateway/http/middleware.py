@@ -177,7 +177,7 @@ class GatewayApp(FastAPI):
     """
 
     def __init__(self, *, checks: Sequence[Check] = (), **fastapi: Any) -> None:
-        super().__init__(docs_url=None, redoc_url=None, **fastapi)
+        super().__init__(docs_url=None, redoc_url=None, openapi_url=None, **fastapi)
         self.fast_routes: dict[str, ASGIApp] = {}
         self._checks = checks
         self.body_models: list[type[BaseModel]] = []

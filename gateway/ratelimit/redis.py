@@ -63,6 +63,9 @@ RETRY_INTERVAL = 0.5
 SETTLE_INTERVAL = 0.5
 # Seconds for which freed slots and money wait: other requests may be refused for want of them.
 RELEASE_INTERVAL = 0.05
+# Seconds between two calls of a gateway without requests: all must count it while Redis is there, to
+# divide the limits among as many when Redis is away.
+SIGN_OF_LIFE_INTERVAL = LEASE_TIMEOUT / 3
 # Reservations in one call, which holds up Redis for less than a millisecond.
 MAX_BATCH = 64
 # Seconds between two log lines about failures, and about lost data: a Redis may fail at each call.
@@ -129,6 +132,7 @@ class RedisLimiter(Limiter):
         self._waiting: list[_Call] = []
         self._sending: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._flush_at = 0.0
         self._connecting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._trouble = ""
@@ -171,14 +175,14 @@ class RedisLimiter(Limiter):
             self._flush_in(0)
 
     async def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
         if self.up.is_set() and self._settled:
             await self._call([])
         await asyncio.gather(*self._tasks, *([self._sending] if self._sending else []), return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
         with suppress(*_FAILURES):
             await self._client.aclose()
 
@@ -253,6 +257,7 @@ class RedisLimiter(Limiter):
             self.generation += 1
             if not restore:
                 self._later(self._call([], restore=True))
+        self._flush_in(SIGN_OF_LIFE_INTERVAL)
         return replies
 
     def _asked(self, calls: Sequence[_Call], settled: PendingSettlements, restore: bool) -> bytes:
@@ -281,8 +286,12 @@ class RedisLimiter(Limiter):
             self._connecting = asyncio.create_task(self._reconnect(), name="limits")
 
     async def _reconnect(self) -> None:
-        """Call Redis until it answers."""
-        while await self._call([], restore=True) is None:
+        """Call Redis until it answers.
+
+        Each attempt begins with a PING: a failed call may have been applied, so that its
+        settlements are not sent again. All that is spent in an outage would be lost so.
+        """
+        while not await self._answers() or await self._call([], restore=True) is None:
             await asyncio.sleep(RETRY_INTERVAL)
         if self._trouble:
             log.warning("The limits' Redis at %s answers again.", self._place)
@@ -290,6 +299,14 @@ class RedisLimiter(Limiter):
         self.generation += 1
         self._up_since = self._now()
         self.up.set()
+
+    async def _answers(self) -> bool:
+        try:
+            await self._client.ping()
+        except _FAILURES as error:
+            self._lose(str(error) or type(error).__name__)
+            return False
+        return True
 
     def _lose(self, trouble: str) -> None:
         """Decide alone from now on.
@@ -328,11 +345,13 @@ class RedisLimiter(Limiter):
     def _flush_in(self, seconds: float) -> None:
         """Send settlements after `seconds`, unless a reservation carries them before."""
         loop = asyncio.get_running_loop()
+        due = loop.time() + seconds
         if self._timer is not None:
-            if self._timer.when() <= loop.time() + seconds:
+            if self._flush_at <= due:
                 return
             self._timer.cancel()
-        self._timer = loop.call_later(seconds, self._flush)
+        # uvloop's handle does not say when, if it is at once
+        self._flush_at, self._timer = due, loop.call_at(due, self._flush)
 
     def _flush(self) -> None:
         self._timer = None

@@ -16,6 +16,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llmops.errors import InputError
+from llmops.fair_client import fair_client
 from llmops.gateway.errors import ApiError, CancelledStreamError, UnavailableError
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import (
@@ -167,7 +168,7 @@ class Provider:
         self.name, self.settings = name, settings
         key = _read_key(name, settings)
         headers = {"accept": "text/event-stream", "accept-encoding": "identity", OVERFLOW_HEADER: "1"}
-        self.client = httpx.AsyncClient(
+        self.client = fair_client(
             headers={**headers, **({"authorization": f"Bearer {key}"} if key else {})},
             timeout=httpx.Timeout(float(settings.timeout), connect=connect),
             limits=httpx.Limits(max_connections=settings.concurrent),

@@ -17,6 +17,7 @@ import httpx
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from llmops.errors import InputError, first_validation_error
+from llmops.fair_client import fair_client
 from llmops.gateway.errors import ApiError
 from llmops.gateway.safety.filters import FilterUnavailableError, Finding, TextFilter
 from llmops.gateway.settings import GuardSettings
@@ -157,7 +158,7 @@ class ModerationFilter(TextFilter):
         if key_env and not key:
             raise InputError(f"The safety filter {name} needs a key in the environment variable {key_env}; set it.")
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.AsyncClient(timeout=timeout, headers={**headers, "accept-encoding": "identity"})
+        self._client = fair_client(timeout=timeout, headers={**headers, "accept-encoding": "identity"})
 
     async def judge(self, text: str) -> Finding | None:
         body = {"input": text, **({"model": self._model} if self._model else {})}

@@ -14,10 +14,13 @@ from llmops.contract import ENGINE_SUFFIX, METADATA_PARAMETER
 from llmops.gateway.errors import TRITON_NOT_RESPONDING, TRITON_UNREACHABLE, UnavailableError
 from llmops.gateway.triton.response_reader import error_from_message
 
-# a restarted Triton must be noticed within a second or two; messages hold whole prompts and answers
+#: Bytes of a message from Triton. The largest are batches of vectors, and log-probabilities of prompts.
+MAX_MESSAGE_BYTES = 32 * 2**20
+
+# a restarted Triton must be noticed within a second or two; requests hold whole prompts
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -64,13 +65,21 @@ class RequestStream(TokenStream):
             response = await self._read()
             if response is aio.EOF:
                 break
+            if self._final:
+                # a server that goes on after its final response may never end
+                self.cancel()
+                break
             if response.error_message:
                 self.cancel()
                 raise error_from_message(response.error_message)
             inner = response.infer_response
             if FINAL_RESPONSE_PARAMETER in inner.parameters and inner.parameters[FINAL_RESPONSE_PARAMETER].bool_param:
                 self._final = True
-            batch = self._reader.read(inner)
+            try:
+                batch = self._reader.read(inner)
+            except (IndexError, KeyError, ValueError, struct.error) as error:
+                self.cancel()
+                raise EngineError(f"The engine sent a message that cannot be read ({error!r}).") from error
             if batch is not None:
                 return batch
         raise StopAsyncIteration

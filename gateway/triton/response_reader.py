@@ -23,6 +23,8 @@ from llmops.gateway.errors import (
 )
 from llmops.gateway.interfaces import TokenBatch
 
+#: Characters of an error text that are read. The log has a line for each.
+MAX_ERROR_LENGTH = 1000
 #: Characters of a rejection that is passed on to the client.
 _MAX_REJECTION_LENGTH = 400
 #: Internals that clients must not see: paths, shared-memory keys, addresses, source files, class
@@ -101,6 +103,7 @@ def error_from_message(message: str) -> ApiError:
     A text that starts with a tensor's name rejects that tensor and is for clients. Every other text
     becomes `detail`, because it may name files, keys and addresses.
     """
+    message = message[:MAX_ERROR_LENGTH]
     name, colon, reason = message.partition(":")
     if colon and name in INPUT_TENSORS:
         if _is_client_message(reason):

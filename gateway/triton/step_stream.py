@@ -50,6 +50,11 @@ ACKNOWLEDGE_INTERVAL = MAX_UNACKNOWLEDGED_STEPS // 8
 RECONNECT_INTERVAL = 0.1
 # before a subscription that ended is opened again for its observer (s)
 RESUBSCRIBE_DELAY = 0.25
+#: The same after a message that cannot be read (s): the next one will not be better, and each is logged.
+UNREADABLE_DELAY = 30.0
+#: Entries of one step. An engine has at most a few thousand sequences in its batch.
+MAX_STEP_ENTRIES = 16_384
+_ENTRY_BYTES = 16
 #: Seconds that the engine has to end the subscription when the gateway stops.
 UNSUBSCRIBE_TIMEOUT = 1.0
 # bound once, because they are looked up with every step
@@ -133,12 +138,15 @@ class StepStreamTransport(Engine):
 
     async def _keep_subscribed(self, observer: EngineObserver) -> None:
         while True:
+            delay = RESUBSCRIBE_DELAY
             try:
                 subscription = await self._subscribe()
                 observer.on_disconnect(await asyncio.shield(subscription.over))
+                if subscription.is_unreadable:
+                    delay = UNREADABLE_DELAY
             except ApiError as error:
                 observer.on_disconnect(error)
-            await asyncio.sleep(RESUBSCRIBE_DELAY)
+            await asyncio.sleep(delay)
 
     async def _subscribe(self) -> StepSubscription:
         async with self._opening:
@@ -154,7 +162,8 @@ class StepStreamTransport(Engine):
 class StepSubscription:
     """One subscription: it connects, reads steps, reconnects and ends.
 
-    `ended` is True once it delivers nothing any more; the future `over` then has the error.
+    `ended` is True once it delivers nothing any more; the future `over` then has the error, and
+    `is_unreadable` is True if a message could not be read.
     """
 
     def __init__(
@@ -164,7 +173,7 @@ class StepSubscription:
         observer: EngineObserver | None = None,
         grace: float = RECONNECT_GRACE_PERIOD,
     ) -> None:
-        self.ended = False
+        self.ended = self.is_unreadable = False
         self.over: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
         self._observer, self._grace = observer, grace
         self._start_call = start_call
@@ -280,6 +289,9 @@ class StepSubscription:
                 await self._read_steps()
                 if not self.ended:
                     await self._resume()
+        except (IndexError, KeyError, OverflowError, ValueError, struct.error) as error:
+            self.is_unreadable = True
+            self.end(UnavailableError("The engine sent a message that cannot be read.", detail=repr(error)))
         except Exception as error:  # a bug must not leave clients waiting
             self.end(UnavailableError("The stream from the engine broke.", detail=repr(error)))
             raise
@@ -330,6 +342,9 @@ class StepSubscription:
             self.end(DrainingError("The engine is shutting down; send the request again."))
 
     def _deliver(self, outputs: dict[str, int], raw: Sequence[bytes]) -> None:
+        entries = raw[outputs[STEP_ENTRIES]]
+        if len(entries) > MAX_STEP_ENTRIES * _ENTRY_BYTES:
+            raise ValueError(f"{len(entries) // _ENTRY_BYTES} entries in one step")
         tokens = array("i", raw[outputs[STEP_TOKENS]]).tolist()
         scores = array("f", raw[outputs[STEP_LOG_PROBS]]).tolist() if STEP_LOG_PROBS in outputs else None
         tops = _top_logprobs(outputs, raw)
@@ -337,7 +352,7 @@ class StepSubscription:
         cached = iter(array("i", raw[outputs[STEP_CACHED]])) if STEP_CACHED in outputs else iter(())
         lengths = iter(array("i", raw[outputs[STEP_PROMPT_LENGTHS]])) if STEP_PROMPT_LENGTHS in outputs else iter(())
         streams, start, prompt_start = self._streams, 0, len(tokens)
-        for slot, sequence, count, flags in struct.iter_unpack("<4i", raw[outputs[STEP_ENTRIES]]):
+        for slot, sequence, count, flags in struct.iter_unpack("<4i", entries):
             end = start + count
             error = next(errors, "the engine failed") if flags & ERROR_FLAG else None
             stream, prompt = streams.get(slot), None

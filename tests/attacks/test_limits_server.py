@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from llmops.gateway.ratelimit.buckets import Limit, LimitRequest, Settlement
-from llmops.gateway.ratelimit.redis import PREFIX, RedisLimiter
+from llmops.gateway.ratelimit.redis import PREFIX, RETRY_INTERVAL, RedisLimiter
 from tests.limits.conftest import valkey
 from tests.support.servers import Valkey
 
@@ -103,5 +103,39 @@ async def test_one_damaged_record_widens_no_limit(valkey: Valkey, damaged: bytes
     assert granted["good"] == 5
     assert granted["bad"] <= 7
     assert len([one for one in caplog.records if one.levelname in ("ERROR", "WARNING")]) <= 2
+    for limiter in limiters:
+        await limiter.close()
+
+
+async def test_what_gateways_spend_in_an_outage_adds_up(valkey: Valkey):
+    """Before the fix, Redis learned the larger of the two sums, and 140 of 100 were spent."""
+    limiters = [RedisLimiter(valkey.url) for _ in range(2)]
+    spent = 0
+
+    async def spend(limiter: RedisLimiter) -> None:
+        nonlocal spent
+        result = await limiter.reserve([Limit("money", money=100, period=1)], [LimitRequest(money=10, least=10)])
+        if result.decision.lacking is None:
+            spent += 10
+            result.by.settle(result.bounds, Settlement(money=-10, spent=10))
+
+    for limiter in limiters:
+        await limiter.start()
+    for limiter in limiters:
+        await spend(limiter)
+    valkey.kill()
+    # longer than between two attempts to reach Redis
+    for _ in range(6):
+        for limiter in limiters:
+            await spend(limiter)
+        await asyncio.sleep(RETRY_INTERVAL / 4)
+    assert spent == 100, "each gateway has half of the rest"
+    valkey.start()
+    for limiter in limiters:
+        await limiter.up.wait()
+    for limiter in limiters * 10:
+        await spend(limiter)
+    # of the last request before the outage, only one gateway may know
+    assert spent <= 110
     for limiter in limiters:
         await limiter.close()

@@ -43,6 +43,9 @@ __all__ = ["databases", "folder", "kind", "newest_database", "newest_file", "pos
 #: of traces took all memory, and a page of DCGM that comes a byte at a time held the watch for ever.
 BOUND_MIB, BOUND_SECONDS = 150, 8.0
 
+#: CPU seconds for which a server's response may hold the event loop at once.
+LONGEST_WORK = 0.03
+
 
 def bomb(handler: BaseHTTPRequestHandler) -> None:
     """Answer with 1 GiB of spaces in a megabyte."""
@@ -189,6 +192,46 @@ async def test_an_odd_moderation_service_is_unavailable(answer: Answer) -> None:
         with pytest.raises(FilterUnavailableError):
             await judge.judge("text")
         await judge.close()
+
+
+def flood(begin: bytes, piece: bytes) -> Answer:
+    """Answer with `begin`, then with `piece` without end."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(begin)
+        while True:
+            handler.wfile.write(piece * 2000)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        flood(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        flood(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", b"1\r\n#\r\n"),
+    ],
+    ids=["informational responses", "chunks of a byte"],
+)
+async def test_small_parts_of_a_response_leave_the_event_loop_to_others(answer: Answer) -> None:
+    """Before the fix, the loop was held for 0.1 s again and again, and other clients waited for 3.4 s."""
+    held = []
+
+    async def watch() -> None:
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            held.append(time.thread_time() - began)
+
+    with server(answer) as url:
+        judge = ModerationFilter("vendor", url, model=None, key_env=None, timeout=0.5)
+        watching = asyncio.create_task(watch())
+        with pytest.raises(FilterUnavailableError):
+            await judge.judge("text")
+        watching.cancel()
+        await judge.close()
+    record(f"{max(held) * 1e3:.1f} ms of CPU at once")
+    assert max(held) < LONGEST_WORK
 
 
 async def test_a_url_with_an_impossible_port_is_a_value_error() -> None:

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmops.background import LogOnce
 from llmops.contract import ENGINE_SUFFIX
+from llmops.fair_client import fair_client
 from llmops.gateway.routing.replicas.load_estimator import EngineGauges
 from llmops.gateway.routing.replicas.replica import Replica
 from llmops.gateway.telemetry.metric_definitions import ENGINE_BLOCKS as BLOCKS
@@ -67,7 +68,7 @@ class GaugeScraper:
     async def _scrape_server(self, server: str, replicas: list[Replica]) -> None:
         url = f"http://{server.rpartition(':')[0]}:{self._port}/metrics"
         if self._client is None:
-            self._client = httpx.AsyncClient(timeout=SCRAPE_TIMEOUT, verify=False)
+            self._client = fair_client(timeout=SCRAPE_TIMEOUT, verify=False)
         try:
             async with asyncio.timeout(SCRAPE_TIMEOUT):
                 body = await fetch_bounded(self._client, url, MAX_PAGE_BYTES)

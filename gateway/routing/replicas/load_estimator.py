@@ -255,7 +255,7 @@ class LoadEstimator:
         # no prefill runs in a full batch
         if waited > 0 and (not size or step.batches <= size):
             step.reading = step.seconds
-        elif not (step.prompt_tokens or self._waiting_before):
+        elif step.batches and not (step.prompt_tokens or self._waiting_before):
             self._steady = int((DECODE_TOKENS_PER_OBSERVATION - 1) // step.batches)
             self._merged_since, self._merged_context = now, self._context
         self._last_step = step

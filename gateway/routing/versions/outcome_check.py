@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +16,56 @@ if TYPE_CHECKING:
 
 #: Output tokens from which the time per token is meaningful.
 MIN_TPOT_TOKENS = 4
+#: Requests of an owner to a version that count in any case: a single conversation has some.
+MIN_OWNER_REQUESTS = 30
+#: Percent of the requests above which a version's part of an owner's requests is not checked.
+MAX_CHECKED_WEIGHT = 40.0
+#: Owners whose requests are counted; beyond this, all counts begin again.
+MAX_OWNERS = 10_000
+
+
+class OwnerSample:
+    """The requests of each owner to each version.
+
+    A client can look for names of conversations that a version with few requests answers. The
+    owner's requests are then no random sample, and tell about the owner instead of the version.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], Counter[str]] = {}
+
+    def is_random(self, model: str, owner: str, version: str, weight: float) -> bool:
+        """Count a request, and return False if its owner chose the version.
+
+        Args:
+            model: The model.
+            owner: The caller's owner of conversations.
+            version: The version that answered.
+            weight: Percent of all requests that the version gets.
+        """
+        if len(self._counts) >= MAX_OWNERS:
+            self._counts.clear()
+        counts = self._counts.setdefault((model, owner), Counter())
+        counts[version] += 1
+        if counts[version] <= MIN_OWNER_REQUESTS or weight > MAX_CHECKED_WEIGHT:
+            return True
+        # twice its part, and what a few long conversations add
+        return counts[version] <= (2 * weight / 100 + 0.2) * counts.total()
 
 
 class OutcomeCheck(Check):
     """Records the outcomes of requests while a roll-out of their model compares versions."""
 
     def __init__(self, directory: VersionDirectory) -> None:
-        self._directory = directory
+        self._directory, self._sample = directory, OwnerSample()
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
-        if context.version and self._directory.table.is_judged(context.model):
+        model, version, table = context.model, context.version, self._directory.table
+        if version and table.is_judged(model):
             values = _outcome_values(context, outcome)
-            if values is not None:
-                self._directory.record(context.model, values)
+            weight = table.weight(model, version)
+            if values is not None and self._sample.is_random(model, context.caller.owner, version, weight):
+                self._directory.record(model, values)
 
 
 def _outcome_values(context: RequestContext, outcome: Outcome) -> Mapping[str, Any] | None:

@@ -64,6 +64,10 @@ class VersionTable:
         weights = {version.name: version.weight for version in self.models.get(model, ())}
         return sorted(self.names(model), key=lambda name: -weights[name])
 
+    def weight(self, model: str, name: str) -> float:
+        """Return the percent of the requests that a version gets, 0 for an unknown version."""
+        return next((version.weight for version in self.models.get(model, ()) if version.name == name), 0.0)
+
     def is_split(self, model: str) -> bool:
         """Return True if several versions of a model get requests."""
         return sum(version.weight > 0 for version in self.models.get(model, ())) > 1
