@@ -1,0 +1,127 @@
+"""Engines and providers that send anything cost no other model, and no caller more than it asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvloop
+from tritonclient.grpc import service_pb2
+
+from llmops.gateway.generation.answer import StreamWatchdog
+from llmops.gateway.generation.provider_chat import ProviderChoice
+from llmops.gateway.ratelimit.buckets import Limit, Settlement
+from llmops.gateway.ratelimit.redis import RedisLimiter
+from llmops.gateway.routing.providers import ChunkChoice, ProviderBatch, ProviderDelta
+from llmops.gateway.triton.step_stream import StepStreamTransport
+from tests.steps.test_submissions import CARD
+from tests.support.gateway_stack import running
+from tests.support.scripted_triton import Step
+
+
+def endless(*steps: Step) -> Any:
+    async def answer(tensors: dict) -> AsyncIterator[Step]:
+        for step in itertools.cycle(steps):
+            yield step
+            await asyncio.sleep(0)
+
+    return answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("steps", [[Step((5,))], [Step((5,) * 60_000)], [Step((5,)), Step(final=True)]])
+async def test_an_engine_that_does_not_stop_is_stopped(card, tokenizer, steps, stream):
+    """Before the fix, answers went on beyond `max_tokens` for `timeouts.total`, and were billed."""
+    async with running(card, tokenizer) as stack:
+        stack.triton.script = endless(*steps)
+        body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8, "stream": stream}
+        answer = await stack.client.post("/v1/completions", json=body, timeout=20)
+        assert answer.status_code == 200
+        assert len(answer.content) < 4000
+        if not stream:
+            assert answer.json()["usage"]["completion_tokens"] <= 8
+        await stack.idle()
+
+
+@pytest.mark.parametrize("step", [Step((-1,)), Step((5,), sequence=9), Step((5,), sequence=-7)])
+async def test_tokens_that_cannot_be_read_are_one_line_in_the_log(card, tokenizer, step, caplog):
+    """Before the fix, each request wrote a traceback of 2 KB."""
+    async with running(card, tokenizer) as stack:
+        stack.triton.script = lambda tensors: [step, Step(final=True)]
+        caplog.clear()
+        assert (await stack.chat()).json()["error"]["code"] == "engine_error"
+    errors = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert [one.exc_info for one in errors] == [None]
+
+
+async def test_a_provider_that_does_not_stop_is_stopped():
+    """Before the fix, an answer of 50 tokens had 8 MB after 20 s."""
+    choice = ProviderChoice(0, 50, None)
+    text = "".join(
+        choice.feed(ProviderBatch.of(ChunkChoice(delta=ProviderDelta(content="word " * 20)))) for _ in range(9000)
+    )
+    assert (choice.done, choice.finish_reason) == (True, "length")
+    assert len(text) < 20_000
+
+
+class UnreadableCall:
+    """A step stream whose first message has no tokens."""
+
+    async def write(self, message: Any) -> None:
+        return
+
+    async def read(self) -> Any:
+        answer = service_pb2.ModelStreamInferResponse()
+        answer.infer_response.outputs.add(name="step_index", datatype="INT64", shape=[1])
+        answer.infer_response.raw_output_contents.append(bytes(8))
+        return answer
+
+    def cancel(self) -> None:
+        return
+
+
+async def test_an_engine_that_cannot_be_read_is_not_asked_again_at_once():
+    """Before the fix, four attempts a second wrote three lines each into the log."""
+    calls: list[UnreadableCall] = []
+
+    def start_call() -> UnreadableCall:
+        calls.append(UnreadableCall())
+        return calls[-1]
+
+    seen: list[Exception] = []
+    transport = StepStreamTransport(start_call, "tiny-tensorrt_llm", CARD)
+    transport.watch(SimpleNamespace(on_disconnect=seen.append), 1.0)
+    await asyncio.sleep(0.8)
+    await transport.close()
+    assert len(calls) == len(seen) == 1
+
+
+# -- timers: uvloop, which serves, has another handle for a timer that is due at once ----------------------------------
+
+
+def test_the_watchdog_of_an_answer_ends_it_at_any_remaining_time():
+    """Before the fix, a watchdog with less than 0.5 ms left raised, and the answer never timed out."""
+
+    async def main() -> None:
+        stream = SimpleNamespace(is_failing_over=False, cancel=lambda: None)
+        timeouts = SimpleNamespace(first_token=0.0001, idle=1.0, total=1.0)
+        watchdog = StreamWatchdog(stream, SimpleNamespace(last=0.0), timeouts)  # type: ignore[arg-type]
+        await asyncio.sleep(0.05)
+        assert watchdog.expired is not None
+
+    uvloop.run(main())
+
+
+def test_a_gateway_that_gives_a_sign_of_life_settles():
+    async def main() -> None:
+        limiter = RedisLimiter("redis://127.0.0.1:9")
+        limiter.up.set()
+        limiter.beat()
+        limiter.settle([Limit("a", places=1)], Settlement(places=-1))
+        await limiter.close()
+
+    uvloop.run(main())
