@@ -68,7 +68,8 @@ def test_many_empty_messages_and_long_system_prompts(gateway: Gateway, client: h
 
 
 def test_a_search_that_nearly_matches_everywhere(gateway: Gateway, client: httpx.Client) -> None:
-    large_conversation(client, scaled(4, 60))
+    for _ in range(scaled(1, 10)):
+        large_conversation(client, scaled(4, 6))
     before = gateway.cpu()
     answer = client.get(CHATS, params={"q": "a" * 199 + "b"})
     used = gateway.cpu() - before
