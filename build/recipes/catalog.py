@@ -20,8 +20,8 @@ UNSUPPORTED = {
     "Qwen3-Next": "its family is not known to llmops yet; TensorRT-LLM 1.3 has it",
     # NVIDIA/TensorRT-LLM examples/configs/curated/qwen3.5.yaml (655bee400161) and
     # nemotron-3-super-throughput.yaml (7f86dbcf1975)
-    "Qwen3.5, Nemotron 3": "NVIDIA's options, 512 sequences per GPU with data-parallel attention, are for Blackwell: "
-    "their states do not fit beside the weights on H100; `llmops plan` and `build` know both from TensorRT-LLM 1.3 on",
+    "Qwen3.5, Nemotron 3": "NVIDIA's options (Qwen3.5 397B, Nemotron 3 Super) are for 512 sequences per GPU, whose "
+    "states do not fit beside the weights on H100; `llmops plan` and `build` know both from TensorRT-LLM 1.3 on",
     "GLM 4.6 on 8 x H100": "the weights of 711 GB do not fit in bfloat16; `llmops plan` knows it",
     "MiniMax M3": "its family is not known to llmops yet",
     "Kimi K2 on 8 x H100": "its weights of about 1 TB do not fit; `llmops plan` knows it",
