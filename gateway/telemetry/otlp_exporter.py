@@ -150,6 +150,8 @@ def _request_attributes(one: FinishedRequest) -> SpanAttributes:
         found["llmops.tenant"] = one.caller.tenant_id
     if one.meter is not None and one.meter.outcome is not None:
         found["llmops.outcome"] = one.meter.outcome
+    if one.ignored_fields:
+        found["llmops.ignored_fields"] = list(one.ignored_fields)
     return found | _error_attributes(one)
 
 
