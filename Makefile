@@ -31,10 +31,10 @@ serve: $(STAMPS)/embedded ## Build SmolLM2, start Triton and the gateway on http
 	$(BIN)/llmops up $(MODEL) $(ARGS)
 
 test: $(STAMPS)/test ## All tests, with the real Triton server
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --max-worker-restart 4 $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --max-worker-restart 4 $(ARGS)
 
 quick: $(STAMPS)/test ## Tests of the parts that decide without a server (answers, planner, routing, steps): about two minutes
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not stack" --ignore tests/plan/test_every_model.py \
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not stack" --ignore tests/plan/test_every_model.py \
 	  tests/answers tests/plan tests/fleet tests/steps $(ARGS)
 
 attacks: $(STAMPS)/test ## The attacks of tests/attacks at full size, with the figures that they measure

@@ -41,6 +41,29 @@ def engine_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama that expects some bytes and not others, with a chat template."""
+    pytest.importorskip("torch")
+    from tests.support.tiny_models import TEMPLATE, write_checkpoint
+
+    folder = write_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", fitted=True, max_position_embeddings=8192)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An OpenVINO engine of that model, named `tiny`: a token takes a hundredth of SmolLM2's time."""
+    pytest.importorskip("openvino_genai")
+    from llmops.build.job.build_engine import build
+    from llmops.build.spec import BuildSpec
+
+    output = tmp_path_factory.mktemp("tiny-engine") / "tiny"
+    build(BuildSpec(str(tiny_checkpoint), output, name="tiny", max_batch_size=8, max_num_tokens=256))
+    return output
+
+
+@pytest.fixture(scope="session")
 def repository(engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model repository that serves the engine as `smollm2`."""
     from llmops.model_repository.generate import generate_repository, read_engines
@@ -73,11 +96,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             fixture.finish(item._request)
 
 
+#: Folders that one worker runs: each loads or starts what takes seconds, such as torch or PostgreSQL.
+FOLDER_GROUPS = {"build": "torch", "embeddings": "torch", "quantize": "torch", "trtllm": "torch", "store": "store"}
+#: The groups that take minutes begin first, so that small ones fill the workers in the end.
+LONGEST_GROUPS = ["clients", "stack", "own-triton", "torch", "gateway/test_usage_chaos", "interrupted"]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of both groups, so that `-m "not stack"` starts no Triton (`make quick`)."""
+    """Keep the tests of a file in one worker, and mark those of both Triton groups (`make quick`: `-m "not stack"`).
+
+    Tests that are in no group share one with their file, whose fixtures are then made once and not in each worker.
+    """
     for item in items:
-        if any(mark.args[0] in ("stack", "own-triton") for mark in item.iter_markers("xdist_group")):
+        groups = [mark.args[0] for mark in item.iter_markers("xdist_group")]
+        if not groups:
+            folder, *more = item.path.relative_to(Path(__file__).parent).with_suffix("").parts
+            groups = [FOLDER_GROUPS.get(folder, "/".join([folder, *more]))]
+            item.add_marker(pytest.mark.xdist_group(groups[0]))
+        if {"stack", "own-triton"} & {*groups}:
             item.add_marker("stack")
+    places = {group: place for place, group in enumerate(LONGEST_GROUPS)}
+    items.sort(key=lambda item: min(places.get(mark.args[0], 99) for mark in item.iter_markers("xdist_group")))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 
 import pytest
 
 from tests.attacks.harness import Engine, connect, record, scaled
+from tests.support import forked_cli
 from tests.support.waiting import wait_until
 
 #: Seconds after `llmops key revoke --now` within which the key's running answers end.
@@ -17,7 +16,8 @@ BOUND = 30.0
 
 
 def llmops(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "llmops.cli", *arguments], capture_output=True, text=True, check=True)
+    done = forked_cli.run(*arguments)
+    done.check_returncode()
     return done.stdout.strip()
 
 

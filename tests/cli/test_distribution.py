@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -15,6 +14,7 @@ import pytest
 
 from llmops import distribution
 from llmops.model_repository.doctor.machine import EXTRAS
+from tests.support.environments import new_environment
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ("*.md", "*.py", "*.toml", "*.txt", "*.yaml", "*.tpl", "*.j2", "Makefile", "Dockerfile*")
@@ -56,12 +56,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def python(tmp_path: Path, wheels: Path) -> Path:
     """Return the Python of a new environment that has our wheel, and the libraries of this one."""
-    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
-    found = tmp_path / "venv" / "bin" / "python"
-    site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
-    # pip and the libraries, from wherever this environment has them
-    libraries = {Path(find_spec(name).origin).parents[1] for name in ("click", "pip", "xxhash")}
-    (site / "libraries.pth").write_text("".join(f"{folder}\n" for folder in libraries))
+    found = new_environment(tmp_path / "venv")
     run(found, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed", *wheels.glob("llmops_t*"), cwd=tmp_path)
     return found
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,11 +35,11 @@ class Up(LiveProcess):
         super().__init__([*LLMOPS, "up", str(engine), "--port", "0", "--dir", str(folder)], folder / "up.log")
 
     def wait_ready(self) -> str:
-        return self.found(r"Ready after \d+ s: (http://\S+)/v1 serves smollm2")
+        return self.found(r"Ready after \d+ s: (http://\S+)/v1 serves (?:smollm2|tiny)")
 
-    def stream(self, url: str, tokens: int) -> Iterator[dict]:
+    def stream(self, url: str, tokens: int, model: str = "tiny") -> Iterator[dict]:
         """The events of a completion, as they come."""
-        body = {"model": "smollm2", "prompt": "Once", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        body = {"model": model, "prompt": "Once", "max_tokens": tokens, "ignore_eos": True, "stream": True}
         body |= {"temperature": 0, "stream_options": {"include_usage": True}}
         request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode())
         with urllib.request.urlopen(request, timeout=GENEROUS) as answer:
@@ -60,16 +60,27 @@ class Up(LiveProcess):
 
 
 @pytest.fixture
-def up(engine_dir: Path, tmp_path: Path):
-    running = Up(engine_dir, tmp_path)
-    yield running
-    if running.process.poll() is None:
-        running.process.send_signal(signal.SIGINT)
-        running.process.wait(GENEROUS)
+def start(tmp_path: Path) -> Iterator[Callable[[Path], Up]]:
+    started: list[Up] = []
+
+    def start(engine: Path) -> Up:
+        started.append(Up(engine, tmp_path))
+        return started[-1]
+
+    yield start
+    for running in started:
+        if running.process.poll() is None:
+            running.process.send_signal(signal.SIGINT)
+            running.process.wait(GENEROUS)
 
 
-def test_one_command_one_answer_one_ctrl_c(up: Up) -> None:
+def test_one_command_one_answer_and_a_stop_lets_another_come_to_its_end(start, engine_dir: Path) -> None:
+    up = start(engine_dir)
     url = up.wait_ready()
+    assert (
+        f"The gateway {url} is open to this machine only, without a key; --host opens it to others.\nTriton's gRPC "
+        in up.log
+    )
     question = {"role": "user", "content": "What is the capital of France?"}
     body = {"model": "smollm2", "temperature": 0, "max_tokens": 20, "messages": [question]}
     request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode())
@@ -82,30 +93,20 @@ def test_one_command_one_answer_one_ctrl_c(up: Up) -> None:
     assert len(children) >= 4  # tritonserver and a stub for each Python model
     segments = set(Path("/dev/shm").glob(f"*llmops_{up.process.pid}_*"))
     assert segments
-    up.process.send_signal(signal.SIGINT)
+    events = up.stream(url, 60, "smollm2")
+    next(events)
+    up.process.send_signal(signal.SIGTERM)
+    assert list(events)[-1]["usage"]["completion_tokens"] == 60
     assert up.process.wait(GENEROUS) == 0, up.log
     # killed ones are there until the system has reaped them
     wait_until(lambda: not any(runs(pid) for pid in children))
     assert [path for path in segments if path.exists()] == []
 
 
-def test_a_stop_lets_an_answer_come_to_its_end_and_says_what_was_open(up: Up) -> None:
-    url = up.wait_ready()
-    assert (
-        f"The gateway {url} is open to this machine only, without a key; --host opens it to others.\nTriton's gRPC "
-        in up.log
-    )
-    events = up.stream(url, 60)
-    next(events)
-    up.process.send_signal(signal.SIGTERM)
-    assert list(events)[-1]["usage"]["completion_tokens"] == 60
-    assert up.process.wait(GENEROUS) == 0, up.log
-
-
-def test_a_second_signal_waits_for_nothing(engine_dir: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_second_signal_waits_for_nothing(start, tiny_engine: Path, monkeypatch) -> None:
     # else its answers would be waited for, for longer than this test may take
     monkeypatch.setenv("LLMOPS_TIMEOUTS__DRAIN", "10000s")
-    up = Up(engine_dir, tmp_path)
+    up = start(tiny_engine)
     url = up.wait_ready()
     events = up.stream(url, 8000)
     next(events)
@@ -137,14 +138,15 @@ def accepts(port: int) -> bool:
     return True
 
 
-def test_a_models_process_that_ends_is_started_again(up: Up) -> None:
+def test_a_models_process_that_ends_is_started_again_and_ctrl_c_ends_all(start, tiny_engine: Path) -> None:
     """Triton itself would go on, say that the model is ready, and let every request to it wait."""
+    up = start(tiny_engine)
     url = up.wait_ready()
     next(up.stream(url, 4000))
     commands = {pid: Path("/proc", str(pid), "cmdline").read_text() for pid in up.children()}
-    engine = next(pid for pid, text in commands.items() if "smollm2-tensorrt_llm/1/model.py" in text)
+    engine = next(pid for pid, text in commands.items() if "tiny-tensorrt_llm/1/model.py" in text)
     os.kill(engine, signal.SIGKILL)
-    up.found(r"The process of model smollm2-tensorrt_llm ended unexpectedly.* (Starting it again)")
+    up.found(r"The process of model tiny-tensorrt_llm ended unexpectedly.* (Starting it again)")
 
     def answers() -> bool:
         with contextlib.suppress(OSError):

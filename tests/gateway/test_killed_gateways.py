@@ -16,8 +16,8 @@ from tests.support.told_answers import ToldAnswers
 
 
 async def test_every_stream_of_a_killed_gateway_goes_on(tmp_path):
-    times = await mock_rounds(tmp_path, rounds=2)
-    assert len(times) > 2 * 32 / 2  # the others had ended before the kill
+    times = await mock_rounds(tmp_path, rounds=1)
+    assert len(times) > 32 / 2  # the others had ended before the kill
 
 
 async def test_a_page_reads_on_after_its_gateway_was_killed(tokenizer_dir, tokenizer: TextTokenizer, tmp_path):

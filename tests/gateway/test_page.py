@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.web.pages import ASSETS, assets
-from tests.support.browser import accessibility_faults, browser_page, started_browser, take_picture
+from tests.support.browser import accessibility_faults, browser_page, for_the_docs, started_browser, take_picture
 from tests.support.gateway_stack import serving
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.waiting import GENEROUS
@@ -170,12 +170,12 @@ async def test_the_work_for_a_token_does_not_grow_with_the_answer(page):
           }
           const words = (at) => (at % 60 === 59 ? 'word.\\n\\n' : 'word ')
           const code = (at) => (at === 0 ? '```js\\n' : at % 9 === 8 ? 'x = 1\\n' : 'x + ')
-          return [run(words, 20000), run((at) => 'word ', 20000), run(code, 20000)]
+          return [run(words, 5000), run((at) => 'word ', 5000), run(code, 5000)]
         }"""
     )
     for largest, shown in changed:
         assert largest <= 4100
-        assert shown > 75_000
+        assert shown > 18_000
 
 
 async def test_keys_a_reader_of_screens_and_a_phone_can_use_it(chat, page):
@@ -257,7 +257,8 @@ async def test_a_text_file_the_system_prompt_and_sampling_go_with_the_message(ch
         assert part in prompt
 
 
-async def test_pictures_of_a_chat_for_the_docs(chat, page, tmp_path):
+@for_the_docs
+async def test_pictures_of_a_chat_for_the_docs(chat, page):
     await page.set_viewport_size({"width": 1000, "height": 640})
     for title, answer in (("Plan a weekend in Berlin", "Gladly."), ("Why is the sky blue?", "Because of scattering.")):
         chat.say(answer)
@@ -272,10 +273,10 @@ async def test_pictures_of_a_chat_for_the_docs(chat, page, tmp_path):
     await ask(page, "Write a median function in Python")
     await page.locator(f"{ANSWER} pre").wait_for()
     await page.mouse.move(0, 0)
-    await take_picture(page, "chat.png", tmp_path)
+    await take_picture(page, "chat.png")
     await page.emulate_media(color_scheme="dark")
     await page.set_viewport_size({"width": 390, "height": 640})
-    await take_picture(page, "chat-phone.png", tmp_path)
+    await take_picture(page, "chat-phone.png")
 
 
 async def test_a_name_that_another_site_made_point_here_reaches_nothing(chat):

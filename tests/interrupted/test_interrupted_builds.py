@@ -35,6 +35,8 @@ POINTS = [
     ("moving", "llmops.build.engine_folder.atomic_folder:replace_folder", [SOURCE, QUANTISED, QUALITY]),
     ("moved", "llmops.build.job.build_engine:remove_stages", [SOURCE, QUANTISED, QUALITY]),
 ]
+# Ctrl-C unwinds the stack in the same way within a stage: once in each shows what it says and leaves
+INTERRUPTED = ("hashing", "calibrating", "exporting", "measuring", "linking", "moved")
 
 
 def command(target, source, output, *more):
@@ -61,17 +63,10 @@ def taken(result):
 
 @pytest.fixture(scope="session")
 def whole(builder, source, tmp_path_factory):
-    """Contents of the engine that an uninterrupted build makes, by target."""
-    made = {}
-
-    def get(target):
-        if target not in made:
-            output = tmp_path_factory.mktemp("whole") / "engine"
-            assert builder(*command(target, source, output))["code"] == 0
-            made[target] = contents(output)
-        return made[target]
-
-    return get
+    """Contents of the engine that an uninterrupted build makes."""
+    output = tmp_path_factory.mktemp("whole") / "engine"
+    assert builder(*command("pytorch", source, output))["code"] == 0
+    return contents(output)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
@@ -79,6 +74,8 @@ def test_stopped_at_every_stage(builder, source, whole, tmp_path, number, code):
     output = tmp_path / "engine"
     unfinished = ("hashing", "loading", "recording", "recorded")
     for point, call, finished in POINTS:
+        if number == signal.SIGINT and point not in INTERRUPTED:
+            continue
         stopped = builder(*command("pytorch", source, output), stop={"call": call, "signal": number})
         assert (point, stopped["code"], taken(stopped)) == (point, code, finished)
         assert output.exists() == (point == "moved")
@@ -90,15 +87,14 @@ def test_stopped_at_every_stage(builder, source, whole, tmp_path, number, code):
             assert beside(output).count("building") <= 1
     again = builder(*command("pytorch", source, output))
     assert (again["code"], "Up to date" in again["out"]) == (0, True)
-    assert contents(output) == whole("pytorch")
+    assert contents(output) == whole
     assert beside(output) == []
 
 
-@pytest.fixture
-def trtllm(tmp_path):
+@pytest.fixture(scope="module")
+def trtllm(tmp_path_factory):
     """PATH with trtllm-build of TensorRT-LLM 1.2.1 on it."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("bin")
     script = f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("trtllm_build.py")} "$@"\n'
     for name, text in (("trtllm-build", script), ("python3", "#!/bin/sh\necho 1.2.1\n")):
         (folder / name).write_text(text)
@@ -108,6 +104,14 @@ def trtllm(tmp_path):
 
 def engine_command(source, output):
     return command("tensorrt", source, output, "--tp", 2)
+
+
+@pytest.fixture(scope="module")
+def whole_engine(builder, source, trtllm, tmp_path_factory):
+    """Contents of the engine that trtllm-build makes when nobody stops it."""
+    output = tmp_path_factory.mktemp("reference") / "engine"
+    assert builder(*engine_command(source, output), env=trtllm)["code"] == 0
+    return engine_contents(output)
 
 
 def stopped_in_trtllm_build(builder, argv, env, tmp_path, number):
@@ -139,9 +143,8 @@ def alive(pid):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_stopped_in_trtllm_build(builder, source, trtllm, tmp_path, number):
-    output, reference = tmp_path / "engine", tmp_path / "reference"
-    assert builder(*engine_command(source, reference), env=trtllm)["code"] == 0
+def test_stopped_in_trtllm_build(builder, source, trtllm, whole_engine, tmp_path, number):
+    output = tmp_path / "engine"
     stopped = stopped_in_trtllm_build(builder, engine_command(source, output), trtllm, tmp_path, number)
     assert stopped["code"] == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
     assert not output.exists()
@@ -149,13 +152,12 @@ def test_stopped_in_trtllm_build(builder, source, trtllm, tmp_path, number):
         assert beside(output) == ["stages"]
     again = builder(*engine_command(source, output), env=trtllm)
     assert (again["code"], taken(again)) == (0, [SOURCE, QUANTISED, QUALITY])
-    assert engine_contents(output) == engine_contents(reference)
+    assert engine_contents(output) == whole_engine
     assert beside(output) == []
 
 
-def test_resume_killed_in_trtllm_build(builder, source, trtllm, tmp_path):
-    output, reference = tmp_path / "engine", tmp_path / "reference"
-    assert builder(*engine_command(source, reference), env=trtllm)["code"] == 0
+def test_resume_killed_in_trtllm_build(builder, source, trtllm, whole_engine, tmp_path):
+    output = tmp_path / "engine"
     assert builder(*engine_command(source, output), env={"PATH": "/usr/bin:/bin"})["code"] == 0
     stopped_in_trtllm_build(builder, ["build", "--resume", output], trtllm, tmp_path, signal.SIGKILL)
     refused = builder("repo", output, "-o", tmp_path / "repository")
@@ -163,13 +165,13 @@ def test_resume_killed_in_trtllm_build(builder, source, trtllm, tmp_path):
     assert f"llmops build --resume {output}" in refused["err"]
     assert sorted(path.name for path in output.glob(".*")) == [".engine.lock"]
     assert builder("build", "--resume", output, env=trtllm)["code"] == 0
-    assert engine_contents(output) == engine_contents(reference)
+    assert engine_contents(output) == whole_engine
     assert beside(output) == []
 
 
 def test_disks_that_fill_up(builder, source, tmp_path):
     """Ever larger ones, until the build fits: each is full at another moment."""
-    disk, sizes = tmp_path / "disk", range(60, 4000, 120)
+    disk, sizes = tmp_path / "disk", range(60, 4000, 240)
     disk.mkdir()
     for size in sizes:
         result = builder(*command("pytorch", source, disk / "engine"), disk={"at": str(disk), "kilobytes": size})

@@ -1,5 +1,5 @@
-"""The engine loop on the real pipeline and the real small model: grammars are prepared beside the others' steps, and a
-step that fails takes nobody along who comes later."""
+"""The engine loop on the real pipeline: grammars are prepared beside the others' steps, and a step that fails takes
+nobody along who comes later. The model has SmolLM2's vocabulary, as grammars see it, and hardly a layer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -28,9 +29,15 @@ from llmops_engine.runtimes import openvino as runtime_module
 from llmops_engine.runtimes.chunk_size import MeasuredStep, largest_chunk
 from llmops_engine.runtimes.openvino import OpenVINOOptions, OpenVINORuntime
 
+from llmops.build.job.build_engine import build
+from llmops.build.spec import BuildSpec
+from tests.support.tiny_models import write_checkpoint
+
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
 PATIENCE = 300
+#: Tokens that the model's context has room for, and tokens of an answer that outlasts any grammar.
+LENGTH, LONG = 65_536, 30_000
 
 
 def bounded(first: int, strings: int = 1) -> tuple[str, str]:
@@ -100,20 +107,30 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
+def light_engine(engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine with SmolLM2's tokenizer whose steps take a millisecond or two."""
+    root, sizes = tmp_path_factory.mktemp("light"), {"hidden_size": 64, "intermediate_size": 64}
+    write_checkpoint(root / "light", "llama", vocab_size=49152, max_position_embeddings=LENGTH, **sizes)
+    shutil.copytree(engine_dir / "tokenizer", root / "light", dirs_exist_ok=True)
+    build(BuildSpec(str(root / "light"), root / "engine", max_num_tokens=512))
+    return root / "engine"
+
+
+@pytest.fixture(scope="module")
 def tokenizer(engine_dir: Path) -> Tokenizer:
     return Tokenizer.from_file(str(engine_dir / "tokenizer" / "tokenizer.json"))
 
 
 @pytest.fixture
-def start(engine_dir: Path, tokenizer: Tokenizer) -> Iterator[Callable[..., Engine]]:
+def start(light_engine: Path, tokenizer: Tokenizer) -> Iterator[Callable[..., Engine]]:
     engines: list[Engine] = []
-    manifest = json.loads((engine_dir / "engine.json").read_text())
+    manifest = json.loads((light_engine / "engine.json").read_text())
     prompt = tokenizer.encode("Tell me about Paris.", add_special_tokens=False).ids
 
     def start(**limits: Any) -> Engine:
         own = manifest["extra"]["openvino"]
         options = OpenVINOOptions(
-            engine_dir / "model", 8, 2048, tokenizer.get_vocab_size(), 512, 8192, "CPU", {}, own["kv_cache"],
+            light_engine / "model", 8, LENGTH, tokenizer.get_vocab_size(), 512, 2 * LENGTH, "CPU", {}, own["kv_cache"],
             GrammarLimits(**{"niceness": 0, **limits}),
         )  # fmt: skip
         engines.append(Engine(OpenVINORuntime(options), prompt))
@@ -130,7 +147,7 @@ def test_others_go_on_while_a_slow_grammar_is_prepared(
     start: Callable[..., Engine], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start()
-    stream = engine.ask(1500)
+    stream = engine.ask(LONG)
     guided = Sink()
     guided.clock = lambda: len(stream.ids)
     while len(stream.ids) < 5:
@@ -205,7 +222,7 @@ def test_who_brings_many_heavy_grammars_waits_for_them_alone(start: Callable[...
 
 def test_what_takes_too_long_is_refused_once_and_for_all(start: Callable[..., Engine]) -> None:
     engine = start(compile_seconds=1)
-    stream = engine.ask(10**3)
+    stream = engine.ask(LONG)
     refusal = engine.ask(8, bounded(250, 30)).finish().error
     assert refusal == "guided_decoding_guide: the grammar takes more than 1 s to compile"
     assert probes() == []
@@ -224,7 +241,7 @@ def test_a_grammar_that_is_slow_to_follow_is_refused(start: Callable[..., Engine
 
 def test_a_compiler_process_that_dies_takes_only_its_grammar_along(start: Callable[..., Engine]) -> None:
     engine = start()
-    stream = engine.ask(10**3)
+    stream = engine.ask(LONG)
     killed = engine.ask(8, bounded(250, 30))
     while not killed.over.wait(0.01):
         for running in probes():
@@ -243,7 +260,7 @@ def test_after_a_failed_step_everybody_hears_of_it_and_the_next_requests_are_ser
     expected = engine.ask(16).finish().ids
     # without the check beforehand, the pipeline itself compiles the grammar and fails in the middle of a step
     monkeypatch.setattr(engine.runtime, "prepare", lambda request: None)
-    streams = [engine.ask(10**3), engine.ask(10**3)]
+    streams = [engine.ask(LONG), engine.ask(LONG)]
     while not all(len(stream.ids) > 3 for stream in streams):
         threading.Event().wait(0.01)
     culprit = engine.ask(8, ("regex", "[a-"))
@@ -259,7 +276,7 @@ def test_after_a_failed_step_everybody_hears_of_it_and_the_next_requests_are_ser
 def test_the_memory_of_grammars_is_bounded_and_nobody_is_disturbed(start: Callable[..., Engine]) -> None:
     engine = start(total=0)  # any grammar fills it
     expected = engine.ask(32).finish().ids
-    stream = engine.ask(10**3)
+    stream = engine.ask(LONG)
     while not stream.ids:
         threading.Event().wait(0.01)
     assert engine.ask(8, bounded(20)).finish().error is None
@@ -274,7 +291,7 @@ def test_the_memory_of_grammars_is_bounded_and_nobody_is_disturbed(start: Callab
     before = len(stream.ids)
     assert engine.ask(32).finish().ids == expected
     assert stream.error is None, "it goes on on the old one"
-    assert before < len(stream.ids) < 10**3
+    assert before < len(stream.ids) < LONG
     stream.cancelled = True
     stream.finish()
     assert engine.ask(8, bounded(22)).finish().error is None
@@ -338,12 +355,12 @@ def test_the_chunk_is_the_largest_whose_mean_step_keeps_the_objective(objective,
 
 @pytest.mark.parametrize(("step_seconds", "chunk"), [(None, 512), (1e-6, 32)])
 def test_an_engine_measures_its_chunk_and_counts_down_what_is_left_of_a_prompt(
-    engine_dir: Path, step_seconds: float | None, chunk: int
+    light_engine: Path, step_seconds: float | None, chunk: int
 ) -> None:
     openvino: Any = pytest.importorskip("llmops_engine.runtimes.openvino")
-    own = json.loads((engine_dir / "engine.json").read_text())["extra"]["openvino"]
+    own = json.loads((light_engine / "engine.json").read_text())["extra"]["openvino"]
     options = openvino.OpenVINOOptions(
-        engine_dir / "model", 4, 2048, 49152, 512, 4096, "CPU", own["properties"], own["kv_cache"],
+        light_engine / "model", 4, 2048, 49152, 512, 4096, "CPU", own["properties"], own["kv_cache"],
         prefix_cache=False, step_seconds=step_seconds,
     )  # fmt: skip
     runtime = openvino.OpenVINORuntime(options)

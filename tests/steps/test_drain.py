@@ -101,22 +101,10 @@ async def finish(answers: list[Answer]) -> None:
     await asyncio.gather(*(answer.task for answer in answers))
 
 
-async def test_16_answers_of_the_real_model_come_to_their_right_end(repository, start_serve, start_gateway) -> None:
-    serve = await asyncio.to_thread(start_serve, repository, 300)
-    gateway = await asyncio.to_thread(start_gateway, serve.address)
-    (alone,) = await begin(gateway.url, "smollm2", 1, 24)
-    await finish([alone])
-    answers = await begin(gateway.url, "smollm2", 16, 24)
-    serve.ask()
-    await finish(answers)
-    assert {(answer.text, answer.tokens, answer.error) for answer in answers} == {(alone.text, 24, "")}
-    assert await serve.ended(120) == 0
-
-
 async def test_answers_longer_than_the_window_of_steps_too_and_nothing_new_is_begun(
     mock_engine, start_serve, start_gateway
 ) -> None:
-    """800 steps; a window holds 256. The connection breaks on the way."""
+    """800 steps; a window holds 256. The connection breaks on the way. test_up.py stops the real model."""
     serve = await asyncio.to_thread(start_serve, mock_engine, 300)
     async with Proxy(serve.address) as proxy:
         gateway = await asyncio.to_thread(start_gateway, proxy.address)

@@ -1,4 +1,4 @@
-"""Step streams on the real Triton and the real model, with real faults: killed, stopped and cut-off gateways."""
+"""Step streams on the real Triton, with real faults: killed, stopped and cut-off gateways."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import urllib.request
 import httpx
 import pytest
 
+from llmops.model_repository.launch import Ports, start_triton
+from tests.support.mock_engine.repository import make_mock_engine
+
 pytestmark = pytest.mark.xdist_group("stack")
 
 PROMPT = "Once upon a time"
@@ -22,7 +25,7 @@ GENEROUS = 120.0
 
 def body(tokens: int, **more) -> dict:
     return {
-        "model": "smollm2",
+        "model": "paced",
         "prompt": PROMPT,
         "max_tokens": tokens,
         "temperature": 0,
@@ -100,20 +103,20 @@ class Proxy:
             writer.transport.abort()
 
 
-async def test_a_killed_gateway_frees_its_slots_within_the_grace_time(triton, start_gateway) -> None:
-    gateway = start_gateway(triton.grpc_address)
+async def test_a_killed_gateway_frees_its_slots_within_the_grace_time(mock_triton, start_gateway) -> None:
+    gateway = start_gateway(mock_triton.grpc_address)
     started = [asyncio.Event() for _ in range(8)]
     tasks = [asyncio.create_task(stream(gateway.url, 6000, event)) for event in started]
     await asyncio.gather(*(event.wait() for event in started))
-    await until_active(triton.metrics_url, 8)
+    await until_active(mock_triton.metrics_url, 8)
     gateway.process.kill()
-    await until_active(triton.metrics_url, 0)
+    await until_active(mock_triton.metrics_url, 0)
     for result in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(result, httpx.HTTPError)
 
 
-async def test_a_cut_connection_goes_on_without_a_lost_or_doubled_token(triton, start_gateway) -> None:
-    async with Proxy(triton.grpc_address) as proxy:
+async def test_a_cut_connection_goes_on_without_a_lost_or_doubled_token(mock_triton, start_gateway) -> None:
+    async with Proxy(mock_triton.grpc_address) as proxy:
         gateway = await asyncio.to_thread(start_gateway, proxy.address)
         whole, _ = await stream(gateway.url, 60)
         started = [asyncio.Event() for _ in range(4)]
@@ -129,8 +132,8 @@ async def test_a_cut_connection_goes_on_without_a_lost_or_doubled_token(triton, 
         assert events[-1]["usage"]["completion_tokens"] == 60
 
 
-async def test_a_stopped_gateway_does_not_slow_another_and_then_goes_on(triton, start_gateway) -> None:
-    stopped, other = start_gateway(triton.grpc_address), start_gateway(triton.grpc_address)
+async def test_a_stopped_gateway_does_not_slow_another_and_then_goes_on(mock_triton, start_gateway) -> None:
+    stopped, other = start_gateway(mock_triton.grpc_address), start_gateway(mock_triton.grpc_address)
     whole, _ = await stream(other.url, 40)
     started = asyncio.Event()
     waiting = asyncio.create_task(stream(stopped.url, 40, started))
@@ -145,10 +148,9 @@ async def test_a_stopped_gateway_does_not_slow_another_and_then_goes_on(triton, 
 
 
 async def test_a_restarted_triton_ends_streams_with_one_error_and_the_gateway_goes_on(
-    repository, start_gateway
+    engine_dir, start_gateway, tmp_path
 ) -> None:
-    from llmops.model_repository.launch import Ports, start_triton
-
+    repository = make_mock_engine(engine_dir, tmp_path / "repository", names=["paced"])
     first = start_triton(repository, ports=Ports(0, 0, 0))
     try:
         await asyncio.to_thread(first.wait_ready, 120)

@@ -14,20 +14,8 @@ import urllib.request
 import pytest
 
 from tests.steps.test_faults import GENEROUS, until_active
-from tests.support.mock_engine.repository import make_mock_engine
 
 pytestmark = pytest.mark.xdist_group("stack")
-
-
-@pytest.fixture(scope="module")
-def mock_engine(engine_dir, tmp_path_factory):
-    """A Triton whose model gives every stream a token each millisecond."""
-    from llmops.model_repository.launch import Ports, start_triton
-
-    repository = make_mock_engine(engine_dir, tmp_path_factory.mktemp("mock") / "repository", 0.001)
-    with start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=3) as server:
-        server.wait_ready(120)
-        yield server
 
 
 class Client:
@@ -81,9 +69,9 @@ async def until(url: str, name: str, value: float) -> None:
         await asyncio.sleep(0.1)
 
 
-async def test_a_slow_client_gets_every_token_late_and_in_fewer_events(mock_engine, start_gateway):
+async def test_a_slow_client_gets_every_token_late_and_in_fewer_events(mock_triton, start_gateway):
     tokens = 6000
-    url = (await asyncio.to_thread(start_gateway, mock_engine.grpc_address)).url
+    url = (await asyncio.to_thread(start_gateway, mock_triton.grpc_address)).url
     slow = Client(url, tokens)
     quick = await asyncio.to_thread(Client(url, tokens).read)
     # the quick one went on to its end although the slow one has read nothing
@@ -96,8 +84,8 @@ async def test_a_slow_client_gets_every_token_late_and_in_fewer_events(mock_engi
     assert len(late) < 0.8 * len(quick)
 
 
-async def test_a_client_that_reads_nothing_for_too_long_is_dropped(mock_engine, start_gateway):
-    gateway = await asyncio.to_thread(start_gateway, mock_engine.grpc_address, LLMOPS_TIMEOUTS__CLIENT="1s")
+async def test_a_client_that_reads_nothing_for_too_long_is_dropped(mock_triton, start_gateway):
+    gateway = await asyncio.to_thread(start_gateway, mock_triton.grpc_address, LLMOPS_TIMEOUTS__CLIENT="1s")
     client = Client(gateway.url, 200_000)
     await until(gateway.url, "llmops_active_streams", 1)
     await until(gateway.url, "llmops_active_streams", 0)
@@ -107,13 +95,13 @@ async def test_a_client_that_reads_nothing_for_too_long_is_dropped(mock_engine, 
     assert "[DONE]" not in events
 
 
-async def test_a_gateway_that_is_stopped_for_too_long_loses_its_requests_and_says_so_once(mock_engine, start_gateway):
+async def test_a_gateway_that_is_stopped_for_too_long_loses_its_requests_and_says_so_once(mock_triton, start_gateway):
     """The window of 256 steps is full after a quarter of a second, and the grace time is five."""
-    gateway = await asyncio.to_thread(start_gateway, mock_engine.grpc_address)
+    gateway = await asyncio.to_thread(start_gateway, mock_triton.grpc_address)
     clients = [Client(gateway.url, 200_000) for _ in range(4)]
-    await until_active(mock_engine.metrics_url, 4)
+    await until_active(mock_triton.metrics_url, 4)
     os.kill(gateway.process.pid, signal.SIGSTOP)
-    await until_active(mock_engine.metrics_url, 0)
+    await until_active(mock_triton.metrics_url, 0)
     os.kill(gateway.process.pid, signal.SIGCONT)
     for events in await asyncio.gather(*(asyncio.to_thread(client.read) for client in clients)):
         errors = [event["error"]["code"] for event in events if isinstance(event, dict) and "error" in event]

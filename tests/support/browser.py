@@ -53,9 +53,13 @@ async def browser_page(browser: Any, **options: Any) -> AsyncIterator[Any]:
         await made.context.close()
 
 
-async def take_picture(page: Any, name: str, folder: Path) -> None:
-    """Save what a page shows as `name`: in $LLMOPS_PICTURES (`make pictures`), otherwise in `folder`."""
-    file = Path(os.environ.get("LLMOPS_PICTURES", folder), name)
+#: Marks a picture for the docs, which only `make pictures` takes.
+for_the_docs = pytest.mark.skipif("LLMOPS_PICTURES" not in os.environ, reason="make pictures")
+
+
+async def take_picture(page: Any, name: str) -> None:
+    """Save what a page shows as `name` in $LLMOPS_PICTURES."""
+    file = Path(os.environ["LLMOPS_PICTURES"], name)
     await page.screenshot(path=file, animations="disabled", caret="hide")
     assert file.stat().st_size > 10_000, "the picture is empty"
 

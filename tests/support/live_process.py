@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmops.process import with_parent_death_signal
+from tests.support.forked_cli import ForkedProcess
 from tests.support.processes import cpu_seconds, descendants
 from tests.support.waiting import wait_until
 
-#: The command line of this environment.
+#: The command line of this environment, which runs in a fork of a process that has loaded it.
 LLMOPS = (sys.executable, "-m", "llmops.cli")
 
 
@@ -30,14 +31,19 @@ class LiveProcess:
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         self._log = log
+        env = {**os.environ, **(environment or {})}
+        self.process: subprocess.Popen[bytes] | ForkedProcess
         with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                with_parent_death_signal(list(command)),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
-            )
+            if tuple(command[: len(LLMOPS)]) == LLMOPS:
+                self.process = ForkedProcess(command[len(LLMOPS) :], env, output.fileno())
+            else:
+                self.process = subprocess.Popen(
+                    with_parent_death_signal(list(command)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=env,
+                )
         self.pid = self.process.pid
 
     def found(self, pattern: str) -> str:

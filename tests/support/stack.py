@@ -18,6 +18,8 @@ from pathlib import Path
 
 from llmops.errors import ServerError
 from llmops.process import with_parent_death_signal
+from tests.support.forked_cli import ForkedProcess
+from tests.support.live_process import LLMOPS
 from tests.support.processes import descendants
 
 READY_SECONDS = 120.0
@@ -66,20 +68,16 @@ def engine_on_triton(engine: Path) -> Iterator[Service]:
 
 
 @contextlib.contextmanager
-def gateway(triton_address: str, *arguments: str, program: Path | None = None) -> Iterator[Service]:
+def gateway(
+    triton_address: str, *arguments: str, program: Path | None = None, forked: bool = False
+) -> Iterator[Service]:
     """`llmops gateway` in front of Triton on a free port, ready. `address` is the base URL with /v1.
 
-    `program`: the llmops of another environment.
+    `program`: the llmops of another environment. `forked`: in a fork of a loaded process, for tests that measure
+    nothing.
     """
-    command = [
-        str(program or Path(sys.executable).parent / "llmops"),
-        "gateway",
-        "--triton",
-        triton_address,
-        "--port",
-        "0",
-        *arguments,
-    ]
+    start = LLMOPS if forked else [str(program or Path(sys.executable).parent / "llmops")]
+    command = [*start, "gateway", "--triton", triton_address, "--port", "0", *arguments]
     with process(command, r"listens on (http://\S+)") as (pid, url):
         wait_ready(f"{url}/health/ready")
         yield Service(f"{url}/v1", pid)
@@ -93,13 +91,18 @@ def process(
 
     The process is ended on leaving.
     """
-    child = subprocess.Popen(
-        with_parent_death_signal(command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, **(env or {})},
-    )
+    environment = {**os.environ, **(env or {})}
+    child: subprocess.Popen[bytes] | ForkedProcess
+    if tuple(command[: len(LLMOPS)]) == LLMOPS:
+        child = ForkedProcess(command[len(LLMOPS) :], environment)
+    else:
+        child = subprocess.Popen(
+            with_parent_death_signal(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
     found = _Reader(child, re.compile((address_pattern or "").encode()))
     try:
         yield child.pid, found.wait() if address_pattern else ""
@@ -115,7 +118,7 @@ def process(
 class _Reader(threading.Thread):
     """Drains a child's output, so that it never blocks on a full pipe, and looks for its address."""
 
-    def __init__(self, child: subprocess.Popen[bytes], pattern: re.Pattern[bytes]) -> None:
+    def __init__(self, child: subprocess.Popen[bytes] | ForkedProcess, pattern: re.Pattern[bytes]) -> None:
         super().__init__(daemon=True)
         self._child, self._pattern = child, pattern
         self._lines: list[bytes] = []

@@ -14,6 +14,7 @@ _DELTA_NET = {
     "linear_num_value_heads": 8, "linear_num_key_heads": 4, "linear_value_head_dim": 32, "linear_key_head_dim": 32,
     "linear_conv_kernel_dim": 4,
 }  # fmt: skip
+TEMPLATE = "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}> "
 CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"bos_token_id": 1, "eos_token_id": 2}),
     "mistral": ("MistralConfig", {"sliding_window": None}),

@@ -17,29 +17,10 @@ from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.perf.verify.findings import CheckOutcome
 from llmops.perf.verify.run import VerifyOptions
 from llmops.perf.verify.run import verify as verified
-from tests.support import tiny_models as models
 from tests.support.mock_engine.repository import make_mock_engine
+from tests.support.tiny_models import TEMPLATE
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton"), pytest.mark.timeout(600)]
-
-TEMPLATE = "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}> "
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama that expects some bytes and not others, with a chat template."""
-    pytest.importorskip("modelopt")
-    folder = models.write_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", fitted=True)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def sound(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its engine, with the golden answers."""
-    output = tmp_path_factory.mktemp("sound") / "engine"
-    build(BuildSpec(str(checkpoint), output, name="sound", max_batch_size=8))
-    return output
 
 
 def renamed(engine: Path, **changes: Any) -> Path:
@@ -101,8 +82,8 @@ def as_read(checkpoint: Path, exported: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engines(checkpoint: Path, sound: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The sound engine, one with each fault, and an FP8 one without any."""
+def engines(tiny_checkpoint: Path, tiny_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A sound engine, one with each fault, and an FP8 one without any."""
     from llmops.build.checkpoint import open_checkpoint
     from llmops.build.progress import SilentProgress
     from llmops.build.quant_formats import FORMATS
@@ -112,24 +93,24 @@ def engines(checkpoint: Path, sound: Path, tmp_path_factory: pytest.TempPathFact
     from llmops.build.quantize.quantizer import quantize
 
     root = tmp_path_factory.mktemp("planted")
-    found = [sound]
+    found = [tiny_engine]
     for name, plant in {"tokenizer": wrong_tokenizer, "template": wrong_template}.items():
-        shutil.copytree(sound, root / name)
+        shutil.copytree(tiny_engine, root / name)
         plant(root / name)
         found.append(renamed(root / name))
-    source = open_checkpoint(str(checkpoint))
+    source = open_checkpoint(str(tiny_checkpoint))
     model = load_model(source)
     settings = CalibrationSettings(size=8, seq_len=64)
     quantize(model, load_tokenizer(source), FORMATS["fp8"], "auto", None, settings, SilentProgress())
     export_engine_checkpoint(model, source.architecture, FORMATS["fp8"], root / "export", 2, 1)
-    golden = EngineManifest.load(sound).golden
+    golden = EngineManifest.load(tiny_engine).golden
     plants: dict[str, Callable[[Path], None]] = {
         "fp8": lambda folder: None, "ranks": swapped_ranks, "scale": wrong_scale,
     }  # fmt: skip
     for name, plant in plants.items():
         exported = shutil.copytree(root / "export", root / f"export-{name}")
         plant(exported)
-        build(BuildSpec(str(as_read(checkpoint, exported, root / f"read-{name}")), root / name, max_batch_size=8))
+        build(BuildSpec(str(as_read(tiny_checkpoint, exported, root / f"read-{name}")), root / name, max_batch_size=8))
         quantisation = EngineManifest.load(root / name).quantisation.model_copy(update={"weights": "fp8"})
         found.append(renamed(root / name, golden=golden, quantisation=quantisation))
     return found
@@ -154,7 +135,7 @@ class Silent:
 @pytest.mark.parametrize(
     ("model", "fault"),
     [
-        ("sound", None),
+        ("tiny", None),
         ("fp8", None),
         ("tokenizer", "answers, tokenizer: the tokenizer in "),
         ("template", "answers, chat template: the chat template makes another prompt of"),
@@ -172,6 +153,7 @@ async def test_answers(served: str, model: str, fault: str | None) -> None:
     assert ("greedy answers" in wrong) == (model in ("ranks", "scale"))
 
 
+GUIDES = {f"guided: {kind}" for kind in ("json", "json_schema", "regex", "ebnf_grammar")}
 # in the engine model's package: (file, what it says, what the fault makes of it, what verify then finds wrong)
 FAULTS = [
     (
@@ -200,7 +182,7 @@ FAULTS = [
 
 
 def test_the_contract(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
-    """All at once: each must be found beside the others."""
+    """All at once: each must be found beside the others, and nothing else."""
     repository = make_mock_engine(engine_dir, tmp_path / "repository", 0.02)
     package = repository / "mock-tensorrt_llm" / "1" / "llmops_engine"
     wanted: set[str] = set()
@@ -212,5 +194,7 @@ def test_the_contract(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
     report = verify(*serve(repository), "--only", "contract")
     assert report.code == 1
     assert report.named("wrong") == wanted
+    assert report.named("unseen") == {"seeds", "penalties", "drawing"}
+    assert report.named("refused") >= {"log-probabilities", "bad words", "adapters"} | GUIDES
     assert all(sentence.startswith("contract, ") for sentence in report.report["faults"])
     assert f"Fault: {report.report['faults'][0]}" in report.output

@@ -1,4 +1,4 @@
-"""All runtimes that exist here keep the contract, on the real Triton: OpenVINO, mock engine, our LLM-API model."""
+"""OpenVINO's runtime and our LLM-API model keep the contract on the real Triton; the mock engine: test_planted.py."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository import compatibility
-from tests.support.mock_engine.repository import make_mock_engine
 from tests.support.tiny_models import write_checkpoint
 from tests.trtllm.test_adapters import write_adapter
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton"), pytest.mark.timeout(600)]
 
 TESTS = Path(__file__).parents[1]
-GUIDES = {f"guided: {kind}" for kind in ("json", "json_schema", "regex", "ebnf_grammar")}
 
 
-def test_the_embedded_engine(verify, engine_dir: Path, tmp_path: Path) -> None:
+def test_the_embedded_engine(verify, tiny_engine: Path, tmp_path: Path) -> None:
     """`verify` starts the server itself, so that `drain` is tried too; test_plan_promises.py has the part `speed`."""
     page, parts = tmp_path / "report.html", ("contract", "answers", "capacity")
     only = [word for part in parts for word in ("--only", part)]
-    found = verify("--engine", engine_dir, "--html", page, "--textfile", tmp_path, *only)
+    found = verify("--engine", tiny_engine, "--html", page, "--textfile", tmp_path, *only)
     assert found.report["faults"] == []
     assert found.code == 0
     assert found.named("refused") == {"bad words", "logit bias", "adapters"}
@@ -35,24 +33,15 @@ def test_the_embedded_engine(verify, engine_dir: Path, tmp_path: Path) -> None:
     # float32 against float32: what differs is paged attention's rounding
     assert answers["figures"]["agreement"] >= 0.99
     assert answers["figures"]["log_prob_difference"] < 0.005
-    assert (tmp_path / "llmops_eval_smollm2.prom").read_text().splitlines()[2::3] == [
-        f'llm_eval_score{{eval="greedy",model="smollm2"}} {answers["figures"]["agreement"]}',
-        'llm_eval_baseline{eval="greedy",model="smollm2"} 1.0',
+    assert (tmp_path / "llmops_eval_tiny.prom").read_text().splitlines()[2::3] == [
+        f'llm_eval_score{{eval="greedy",model="tiny"}} {answers["figures"]["agreement"]}',
+        'llm_eval_baseline{eval="greedy",model="tiny"} 1.0',
     ]
     text = page.read_text()
     assert "This deployment does what it promised." in text
     assert text.count("<tr") >= len(found.report["results"])
     assert "step stream: drain" in found.named("works")
     assert "http://" not in text
-
-
-def test_the_mock_engine(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
-    served = serve(make_mock_engine(engine_dir, tmp_path / "repository", 0.02))
-    found = verify(*served, "--only", "contract")
-    assert found.report["faults"] == []
-    assert found.code == 0
-    assert found.named("unseen") == {"seeds", "penalties", "drawing"}
-    assert found.named("refused") >= {"log-probabilities", "logit bias", "bad words", "adapters"} | GUIDES
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +76,16 @@ def test_our_model_over_the_llm_api(verify, serve, llm_api: Path) -> None:
     assert found.named("unseen") >= {"penalties"}
 
 
-def test_through_a_gateway(verify, engine_dir: Path, triton) -> None:
+def test_through_a_gateway(verify, serve, tiny_engine: Path, tmp_path: Path) -> None:
     from tests.support.stack import gateway
 
-    with gateway(triton.grpc_address) as front:
-        found = verify("--url", front.address, "--engine", engine_dir)
+    generate_repository(read_engines([str(tiny_engine)]), tmp_path / "repository")
+    with gateway(serve(tmp_path / "repository")[1], forked=True) as front:
+        found = verify("--url", front.address, "--engine", tiny_engine)
         nobody = verify("--url", front.address, "--model", "nobody")
     assert found.report["faults"] == []
     assert found.code == 0
     assert found.named("unseen") == set()
     assert {"stop string", "JSON schema", "chat template and tokenizer", "greedy answers"} <= found.named("works")
     assert nobody.code == 1
-    assert nobody.report["faults"][0] == "gateway, models: the gateway lists smollm2, not nobody"
+    assert nobody.report["faults"][0] == "gateway, models: the gateway lists tiny, not nobody"

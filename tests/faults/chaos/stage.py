@@ -11,8 +11,6 @@ import os
 import random
 import secrets
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -23,7 +21,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 from llmops.errors import ServerError
-from llmops.process import with_parent_death_signal
+from tests.support.forked_cli import ForkedProcess
 from tests.support.servers import Broker, Postgres, Server, Valkey, free_port
 
 # micro-dollars per million tokens
@@ -39,9 +37,9 @@ class Program:
     def __init__(self, folder: Path, arguments: list[str], env: dict[str, str]) -> None:
         self.port = free_port()
         self._log = folder / f"{arguments[0]}-{self.port}.log"
-        self._command = [sys.executable, "-m", "llmops.cli", *arguments, "--port", str(self.port)]
+        self._command = [*arguments, "--port", str(self.port)]
         self._env = {**os.environ, **env}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ForkedProcess | None = None
 
     @property
     def url(self) -> str:
@@ -54,9 +52,7 @@ class Program:
 
     def start(self) -> None:
         with open(self._log, "ab") as log:
-            self._process = subprocess.Popen(
-                with_parent_death_signal(self._command), stdout=log, stderr=log, env=self._env
-            )
+            self._process = ForkedProcess(self._command, self._env, log.fileno())
 
     def kill(self) -> None:
         if self._process is not None:
