@@ -17,13 +17,12 @@ import pytest
 
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from tests.support import forked_cli
+from tests.support.engines import int8_smollm2_engine
 from tests.support.environments import new_environment
 
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".cache"
 MODEL, ENCODER = "smollm2", "minilm"
-#: The folder in which `llmops up` looks for SmolLM2 with this cache.
-UP = CACHE / "test-clients" / "cache" / "up" / "smollm2-openvino-int8-tp1" / "engine"
 
 
 def pytest_collection_modifyitems(items):
@@ -57,12 +56,12 @@ def full_triton(tmp_path_factory):
     from llmops.model_repository.launch import Ports, start_triton
 
     with locked("engines") as engines:
-        for checkpoint, *more in (["smollm2", "-o", UP, "--quant", "int8"], ["minilm", "-o", engines / ENCODER]):
-            built = forked_cli.run("build", checkpoint, *more)
-            assert built.returncode == 0, built.stderr
+        whole = int8_smollm2_engine()
+        built = forked_cli.run("build", "minilm", "-o", engines / ENCODER)
+        assert built.returncode == 0, built.stderr
         if not (engines / MODEL).exists():
-            shutil.copytree(UP, engines / MODEL, copy_function=os.link)
-            manifest = EngineManifest.load(UP).model_dump()
+            shutil.copytree(whole, engines / MODEL, copy_function=os.link)
+            manifest = EngineManifest.load(whole).model_dump()
             # a size of chunks that is given is not measured at each start
             manifest["limits"]["max_num_tokens"], manifest["extra"]["openvino"]["step_seconds"] = 512, None
             (engines / MODEL / FILE_NAME).unlink()

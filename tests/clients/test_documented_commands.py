@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.clients.conftest import UP
 from tests.clients.documented import MARKS, PAGES, ROOT, TYPED, blocks_of, script_of
 from tests.support import forked_cli
+from tests.support.engines import UP_CACHE, UP_ENGINE
 from tests.support.tiny_models import AWQ, write_checkpoint
 
 pytestmark = pytest.mark.timeout(600)
@@ -184,11 +184,11 @@ def test_the_commands_of_a_page_run(page, scratch, full_triton, base_url):
     if "llmops build smollm2 " in script:
         # the same command has made it, so that here it finds it up to date
         (scratch / "engines" / "smollm2").unlink()
-        (scratch / "engines" / "smollm2").symlink_to(UP)
+        (scratch / "engines" / "smollm2").symlink_to(UP_ENGINE)
     environment = {
         **os.environ,
         # what `up` and `verify` build is built once
-        "LLMOPS_CACHE": str(ROOT / ".cache" / "test-clients" / "cache"),
+        "LLMOPS_CACHE": str(UP_CACHE),
         "LLMOPS_URL": f"http://127.0.0.1:{ports['9000']}/v1",
         "DOCS_PORTS": json.dumps(ports),
         "DOCS_FORKS": f"{forked_cli.__file__},{forked_cli.server_address()}",
