@@ -28,14 +28,12 @@ from typing import IO
 @functools.cache
 def server_address() -> str:
     """Return the address of this process's server, which is started once and ends with the process."""
-    # not above: a program without our libraries uses the rest
-    from llmops.process import with_parent_death_signal
-
     folder = tempfile.TemporaryDirectory(prefix="llmops-forks-")
     address = f"{folder.name}/socket"
     root = Path(__file__).parents[2]
-    command = with_parent_death_signal([sys.executable, "-m", __name__, address])
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root)
+    # it ends with its standard input, also when a signal ends this process; the thread that starts it may end before
+    pipe = subprocess.PIPE
+    server = subprocess.Popen([sys.executable, "-m", __name__, address], stdin=pipe, stdout=pipe, cwd=root)
     assert server.stdout is not None
     assert server.stdout.readline() == b"ready\n"
     atexit.register(folder.cleanup)
@@ -130,6 +128,8 @@ def _serve(address: str) -> None:
     import llmops.gateway.app
     import llmops.perf.bench  # noqa: F401
     from llmops.cli.main import COMMANDS, cli
+
+    # not above: a program without our libraries uses the rest
     from llmops.process import end_with_parent
 
     for name in COMMANDS:
@@ -145,7 +145,9 @@ def _serve(address: str) -> None:
         listener.listen(64)
         print("ready", flush=True)
         while True:
-            ready = select.select([listener, ended], [], [])[0]
+            ready = select.select([listener, ended, sys.stdin], [], [])[0]
+            if sys.stdin in ready:
+                return
             if ended in ready:
                 os.read(ended, 4096)
                 _report(running)
