@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import importlib
 import json
 import os
 import select
@@ -23,6 +24,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+#: Modules that commands import when they run: those of a store take a second.
+LATE = (
+    *("aiosqlite", "alembic.command", "alembic.config", "httpcore", "uvloop"),
+    *("sqlalchemy.dialects.sqlite.aiosqlite", "sqlalchemy.dialects.postgresql.asyncpg"),
+    *("llmops.control.app", "llmops.perf.clients.openai", "llmops.perf.verify.run"),
+)
 
 
 @functools.cache
@@ -134,6 +142,8 @@ def _serve(address: str) -> None:
 
     for name in COMMANDS:
         cli.get_command(None, name)  # type: ignore[arg-type]
+    for name in LATE:
+        importlib.import_module(name)
     gc.freeze()
     ended, wake = os.pipe()
     os.set_blocking(wake, False)
