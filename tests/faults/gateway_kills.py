@@ -62,7 +62,7 @@ async def kill_under(
 
     waiting = len(readers)
     reading = [asyncio.create_task(read(one)) for one in readers]
-    await eventually(lambda: not waiting)
+    await eventually(lambda: not waiting or any(one.done() and one.exception() for one in reading))
     gateways[0].kill()
     at_kill = time.monotonic()
     killed.set()
