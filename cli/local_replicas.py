@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +18,7 @@ from llmops.build.target_facts import TARGETS
 from llmops.control.rollouts.state_machine import RolloutSettings
 from llmops.control.rollouts.version_replicas import StartedReplicas
 from llmops.errors import InputError, ServerError
-from llmops.process import low_priority
+from llmops.process import low_priority, module_command
 from llmops.store.rollouts import ModelVersion
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ async def verify_quickly(model: str, triton: str, metrics: str | None = None, en
 
     Raises ServerError with the first fault.
     """
-    command = [sys.executable, "-m", "llmops.cli", "verify", "--triton", triton, "-m", model, "--quick", "--json"]
+    command = module_command("llmops.cli", "verify", "--triton", triton, "-m", model, "--quick", "--json")
     command += ["--metrics", metrics] if metrics else []
     command += ["--engine", engine] if engine else []
     # uvloop's subprocesses fork, and gRPC's fork handlers print on the terminal; Popen runs no handlers
@@ -201,7 +200,8 @@ class LocalReplicas(CheckedReplicas):
         try:
             while len(running) < count:
                 gpus = self._make_room(manifest, key, old, settings)
-                repository = self._folder / f"{version.model}-{version.name}-{len(running)}"
+                # no name has an @, so that the repositories of two models never share a folder
+                repository = self._folder / f"{version.model}@{version.name}-{len(running)}"
                 engines = read_engines((f"{version.model}={engine}",), gpus={version.model: gpus} if gpus else None)
                 generate_repository(engines, repository)
                 server = self._start_server(repository, round(settings.drain_timeout))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmops.cli.output import print_json
 from llmops.errors import InputError
 from llmops.input_files import MAX_LIST_BYTES, parse_json, read_bounded
 from llmops.untrusted_text import escape_unsafe
@@ -78,7 +79,7 @@ def explain(files: tuple[Path, ...], url: str, model: str | None, tokens_per_blo
         prompts = [_tokenize(client, name, body, model, served) for name, body in bodies]
         reports = [_compare(client, prompts[:at], prompt, tokens_per_block) for at, prompt in enumerate(prompts) if at]
     if as_json:
-        click.echo(json.dumps(reports, indent=2, ensure_ascii=False))
+        print_json(reports)
         return
     for report in reports:
         _print(report)
@@ -190,7 +191,7 @@ def _print(report: dict[str, Any]) -> None:
 
     click.echo(f"{report['prompt']}: {share(report['cached'])} can come from the cache after {report['earlier']}.")
     if report["left_out"]:
-        click.echo(f"  Left out of the prompt: {', '.join(report['left_out'])}.")
+        click.echo(f"  Left out of the prompt: {escape_unsafe(', '.join(report['left_out']))}.")
     for number, one in enumerate(report["differences"], start=1):
         again = one["agrees_from"]
         until = "do not agree again" if again is None else f"agree again from token {again:,} on"

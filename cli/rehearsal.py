@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +19,7 @@ from llmops.errors import ServerError
 from llmops.gateway.routing.quality.golden_prompts import GoldenPrompt, load_golden_prompts
 from llmops.perf.planted_faults import PLANTED_ERROR
 from llmops.perf.rehearsal import RehearsalLoad, RehearsalReport, make_report
-from llmops.process import with_parent_death_signal
+from llmops.process import module_command, with_parent_death_signal
 
 #: Seconds for a stack to start, and for a roll-out to end.
 START_TIMEOUT, ROLLOUT_TIMEOUT = 300.0, 1800.0
@@ -149,7 +148,7 @@ async def _stack(
     """
     folder.mkdir()
     store, log_path = f"sqlite:///{folder / 'store.db'}", folder / "log"
-    command = [sys.executable, "-m", "llmops.cli.rehearsal_stack", str(engine.resolve()), str(folder), store, fault]
+    command = module_command("llmops.cli.rehearsal_stack", str(engine.resolve()), str(folder), store, fault)
     with open(log_path, "wb") as log:
         process = await asyncio.create_subprocess_exec(
             *with_parent_death_signal(command),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 from typing import Annotated, Any
 
 import httpx
@@ -16,12 +16,13 @@ from llmops.control.models_api import gateway_headers
 from llmops.fair_client import fair_client
 from llmops.gateway.errors import ForbiddenError, UnavailableError
 from llmops.gateway.settings import GatewaySettings
+from llmops.input_files import MALFORMED, parse_json
 from llmops.urls import fetch_bounded
 
 #: Bytes of an answer of Prometheus or of a gateway. An alert has about a kilobyte.
 MAX_ANSWER_BYTES = 4 << 20
-#: Seconds for an answer of Prometheus.
-PROMETHEUS_TIMEOUT = 5.0
+#: Seconds for a whole answer of Prometheus, and for those of a gateway together.
+PROMETHEUS_TIMEOUT, GATEWAY_TIMEOUT = 5.0, 10.0
 
 router = make_router(prefix="/api/admin", tags=["admin"], route_class=AdminRoute)
 
@@ -68,15 +69,21 @@ async def read_replicas(request: Request) -> FleetState:
         raise UnavailableError("This control does not know its gateway; start it with `llmops control --gateway URL`.")
     headers = gateway_headers(request)
     try:
-        models = await gateway.get("/v1/models", headers=headers)
-        if models.status_code == 403:
-            raise ForbiddenError("Models and replicas need a key with the scope 'inference' as well; use another key.")
-        models.raise_for_status()
-        replicas = await gateway.get("/replicas", headers=headers)
-        # a gateway with a single server has no such page
-        gateways = [] if replicas.status_code == 404 else replicas.raise_for_status().json()["gateways"]
-        return FleetState(models=models.json()["data"], gateways=gateways)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        async with asyncio.timeout(GATEWAY_TIMEOUT):
+            models = await fetch_bounded(gateway, "/v1/models", MAX_ANSWER_BYTES, headers)
+            try:
+                replicas = await fetch_bounded(gateway, "/replicas", MAX_ANSWER_BYTES, headers)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code != 404:
+                    raise
+                # a gateway with a single server has no such page
+                replicas = b'{"gateways": []}'
+        return FleetState(models=parse_json(models)["data"], gateways=parse_json(replicas)["gateways"])
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, *MALFORMED) as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 403:
+            raise ForbiddenError(
+                "Models and replicas need a key with the scope 'inference' as well; use another key."
+            ) from error
         detail = f"{gateway.base_url} did not describe its replicas ({type(error).__name__})."
         raise UnavailableError("The gateway cannot be asked for its replicas now.", detail=detail) from error
 
@@ -87,10 +94,10 @@ async def read_alerts(settings: Annotated[GatewaySettings, Depends(_settings)]) 
         return AlertList(configured=False)
     url = f"{settings.web.prometheus.rstrip('/')}/api/v1/alerts"
     try:
-        async with fair_client(timeout=PROMETHEUS_TIMEOUT) as client:
-            found = json.loads(await fetch_bounded(client, url, MAX_ANSWER_BYTES))["data"]["alerts"]
+        async with asyncio.timeout(PROMETHEUS_TIMEOUT), fair_client(timeout=PROMETHEUS_TIMEOUT) as client:
+            found = parse_json(await fetch_bounded(client, url, MAX_ANSWER_BYTES))["data"]["alerts"]
         return AlertList(configured=True, data=sorted(map(_alert, found), key=_rank))
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, *MALFORMED) as error:
         detail = f"{url} did not list its alerts ({error or type(error).__name__})."
         message = "Prometheus cannot be asked for its alerts now; check the setting web.prometheus."
         raise UnavailableError(message, detail=detail) from error

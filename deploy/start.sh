@@ -27,6 +27,13 @@ password() { # FILE
     exit 1
   fi
   printf %s "$value" | made "$1"
+  # a password that is empty, or ends the quotes around it in another file, would open the service
+  case $(cat "secrets/$1") in
+    "" | *[!A-Za-z0-9._~-]*)
+      echo "secrets/$1 is empty, or has other characters than letters, digits and ._~-; write another password." >&2
+      exit 1
+      ;;
+  esac
 }
 
 for name in postgres valkey_password kafka_broker kafka_gateway kafka_control signing_key grafana; do

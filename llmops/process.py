@@ -152,6 +152,14 @@ def stop_child(child: subprocess.Popen[bytes], timeout: float = 0.0) -> None:
                 pipe.close()
 
 
+def module_command(name: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of this installation.
+
+    Nothing is imported from the working directory, which may be a stranger's checkpoint.
+    """
+    return [sys.executable, "-P", "-m", name, *arguments]
+
+
 def with_parent_death_signal(command: Sequence[str]) -> list[str]:
     """Return `command` for Popen, wrapped to get SIGTERM when the starting thread ends.
 

@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import httpx
 
+from llmops.urls import refuse_metadata_address
+
 #: Bytes of a response. Ten thousand keys take 5 MB.
 MAX_RESPONSE_BYTES = 32 * 2**20
 
@@ -48,8 +50,12 @@ async def bound_async_response(response: httpx.Response) -> None:
     bound_response(response)
 
 
-#: Arguments of `httpx.AsyncClient` that bound all of its responses.
-BOUNDED_ASYNC: Any = {"headers": UNCOMPRESSED, "event_hooks": {"response": [bound_async_response]}}
+#: Arguments of `httpx.AsyncClient` for a URL that came over HTTP: they bound all of its responses,
+#: and keep it from metadata services.
+BOUNDED_ASYNC: Any = {
+    "headers": UNCOMPRESSED,
+    "event_hooks": {"request": [refuse_metadata_address], "response": [bound_async_response]},
+}
 
 
 class _BoundedStream(httpx.SyncByteStream, httpx.AsyncByteStream):

@@ -7,11 +7,53 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     import httpx
+
+
+#: Addresses of clouds' metadata services that are not link-local: AWS's over IPv6, and Alibaba's.
+METADATA_ADDRESSES = frozenset({"fd00:ec2::254", "100.100.100.200"})
+
+#: IPv6 addresses that a NAT translates to the IPv4 address in their last 32 bits.
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+def is_metadata_address(host: str) -> bool:
+    """Return True if an IP address is link-local or a cloud's metadata service.
+
+    Such a service gives credentials of its machine to whoever asks from there.
+    """
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        embedded = address.ipv4_mapped or address.sixtofour
+        if address in _NAT64:
+            embedded = ipaddress.IPv4Address(address.packed[-4:])
+        if embedded is not None:
+            return is_metadata_address(str(embedded))
+    return address.is_link_local or str(address) in METADATA_ADDRESSES
+
+
+async def refuse_metadata_address(request: httpx.Request) -> None:
+    """Let a request fail once it has connected to a metadata service, as a hook of `AsyncClient`.
+
+    Nothing is sent. The address is checked after the connection, because a name may resolve to
+    another address each time.
+    """
+    request.extensions = {**request.extensions, "trace": _check_connection}
+
+
+async def _check_connection(event: str, details: Mapping[str, Any]) -> None:
+    import httpx
+
+    if event != "connection.connect_tcp.complete":
+        return
+    host = details["return_value"].get_extra_info("server_addr")[0]
+    if is_metadata_address(host):
+        await details["return_value"].aclose()
+        raise httpx.ConnectError(f"{host} is a link-local address, to which control sends nothing")
 
 
 def is_loopback(host: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from llmops.build.trtllm.container_images import bind_mount
 from llmops.model_repository.multi_gpu.launch_plan import launch_command, plan_launch
 from llmops.model_repository.repository.compatibility import required_image, serving_image
 from llmops.model_repository.repository.manifest import RepositoryManifest, ServedEngine
@@ -83,7 +84,7 @@ def docker_run_command(
     Folders are mounted at the paths in config.pbtxt.
     """
     folders = sorted({str(repository), *(engine.directory for engine in manifest.engines.values())})
-    mounts = [word for folder in folders for word in ("--mount", f"type=bind,source={folder},target={folder},readonly")]
+    mounts = [word for folder in folders for word in ("--mount", bind_mount(folder, folder, "readonly"))]
     variables = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
     return [
         *("docker", "run", "--rm", "--gpus", "all", "--ipc", "host", "--network", "host"),

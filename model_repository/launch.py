@@ -487,6 +487,8 @@ def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions,
     environment = {**inherited, **installation.environment, **environment}
     # byte code in a repository, which Python would run in place of the source, is then an edit
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    # nor are modules imported from the folder in which the server is started
+    environment["PYTHONSAFEPATH"] = "1"
     if options.launch.visible_gpus:
         environment["CUDA_VISIBLE_DEVICES"] = options.launch.visible_gpus
     _check_program(command[0], environment["PATH"])

@@ -76,7 +76,8 @@ async def _triton(options: BenchOptions) -> tuple[Client, str, PromptForm, Fille
     except ServerError:
         await client.close()
         raise
-    return client, model, "prompt", TokenIdFiller(min(int(card.get("vocab_size", 1000)), 10_000))
+    size = card.get("vocab_size")
+    return client, model, "prompt", TokenIdFiller(min(size, 10_000) if isinstance(size, int) and size > 0 else 1000)
 
 
 def _workload(options: BenchOptions, form: PromptForm, filler: Filler, entries: list[TraceEntry] | None) -> Workload:

@@ -24,9 +24,10 @@ import click
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.recipes.catalog import Recipe, find_recipe
 from llmops.errors import LlmopsError
+from llmops.process import module_command
 
 #: The command line of this installation.
-LLMOPS: tuple[str, ...] = (sys.executable, "-m", "llmops.cli")
+LLMOPS: tuple[str, ...] = tuple(module_command("llmops.cli"))
 #: Seconds that loading an engine may take, as `llmops serve --ready-timeout` has it.
 READY_TIMEOUT = 1800.0
 #: Seconds that a server gets to finish after SIGINT.

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.errors import CheckpointError
+from llmops.process import module_command
 
 TEMPLATE = "chat_template.jinja"
 #: CPU seconds and bytes of memory that a template may use. Published ones take milliseconds and
@@ -53,7 +54,7 @@ def render_messages(folder: Path, texts: Sequence[str]) -> list[str] | None:
         f"The chat template takes more than {_MAX_SECONDS} s or {_MAX_MEMORY >> 20} MiB to render a short message; "
         "use another template or checkpoint."
     )
-    command = [sys.executable, "-m", "llmops.build.checkpoint.chat_template", str(folder)]
+    command = module_command("llmops.build.checkpoint.chat_template", str(folder))
     try:
         process = subprocess.run(
             command, input=json.dumps(list(texts)), capture_output=True, text=True, timeout=_TIMEOUT, check=False

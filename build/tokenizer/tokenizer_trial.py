@@ -15,6 +15,7 @@ from pathlib import Path
 
 from llmops.build.checkpoint.chat_template import limit_process
 from llmops.errors import CheckpointError
+from llmops.process import module_command
 
 #: CPU seconds that loading and the texts may take. The largest vocabularies load in 1.5 s.
 _MAX_SECONDS = 10
@@ -31,7 +32,7 @@ _TEXTS = ("Hello", *(part * 400 + end for part in ("a", " ", "1", "aB", "é", "\
 
 def try_tokenizer(path: Path, ref: str) -> None:
     """Raise CheckpointError if the tokenizer in `path` fails, or takes too much time or memory."""
-    command = [sys.executable, "-m", "llmops.build.tokenizer.tokenizer_trial", str(path)]
+    command = module_command("llmops.build.tokenizer.tokenizer_trial", str(path))
     try:
         process = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, check=False)
         said = process.stdout.decode("utf-8", "replace")

@@ -8,6 +8,8 @@ upstream file states.
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from dataclasses import dataclass
 
@@ -231,3 +233,13 @@ _ROWS = (
 )  # fmt: skip
 
 IMAGES = {image.tag: image for image in _ROWS}
+
+
+def bind_mount(source: str, target: str, *options: str) -> str:
+    """Return the value of docker's `--mount` for a folder.
+
+    Docker reads the value as a line of CSV, in which a comma of a folder's name is quoted.
+    """
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(["type=bind", f"source={source}", f"target={target}", *options])
+    return line.getvalue()

@@ -102,7 +102,7 @@ async def check_conditions(client: httpx.AsyncClient, conditions: Sequence[Condi
         client: A client whose base URL is Prometheus.
         conditions: The conditions. One that fails outweighs others without data.
     """
-    results = [await _check(client, condition) for condition in conditions]
+    results = await asyncio.gather(*(_check(client, condition) for condition in conditions))
     for state in ("failed", "no data"):
         for result in results:
             if result.state == state:

@@ -40,6 +40,7 @@ from llmops.store.rollouts import (
     set_replicas,
 )
 from llmops.untrusted_text import escape_unsafe
+from llmops.urls import refuse_metadata_address
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ async def notify_webhook(rollout: Rollout, actor: str) -> None:
     try:
         async with (
             asyncio.timeout(WEBHOOK_TIMEOUT),
-            httpx.AsyncClient(timeout=WEBHOOK_TIMEOUT) as client,
+            httpx.AsyncClient(timeout=WEBHOOK_TIMEOUT, event_hooks={"request": [refuse_metadata_address]}) as client,
             client.stream("POST", url, json=body) as response,  # its body is not read
         ):
             response.raise_for_status()

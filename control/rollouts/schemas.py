@@ -7,10 +7,17 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from llmops.control.admin.schemas import AdminRequest, AdminSchema, AuditEntryRead, Timestamp
+from llmops.control.admin.schemas import AdminRequest, AdminSchema, AuditEntryRead, SafeText, Timestamp
+from llmops.gateway.replica_address import parse_replica
 
 #: Seconds of a setting: more than a month is a mistake, and a number without end has no date.
 MAX_SECONDS = 30 * 24 * 3600.0
+
+#: Replicas of a version: as many as gateways use of a DNS name.
+MAX_REPLICAS = 256
+
+#: Conditions of a roll-out. Control asks Prometheus for all of them at once.
+MAX_CONDITIONS = 16
 
 #: A name of a model or a version, which is also part of a folder's.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
@@ -26,6 +33,19 @@ def _check_url(url: str) -> str:
 #: A URL that control asks or tells, or an empty text.
 Url = Annotated[str, Field(max_length=2000), AfterValidator(_check_url)]
 
+
+def _check_replica(address: str) -> str:
+    parse_replica(address)
+    return address
+
+
+#: An address as in the setting `replicas`. Every gateway reads it, so that a wrong one must not get
+#: into the store.
+Replica = Annotated[SafeText, Field(max_length=500), AfterValidator(_check_replica)]
+
+#: A condition in PromQL.
+Condition = Annotated[str, Field(max_length=4000)]
+
 #: What a person can do with a roll-out in progress.
 RolloutAction = Literal["promote", "promote fully", "pause", "resume", "rollback"]
 
@@ -36,7 +56,7 @@ class RolloutCreate(AdminRequest):
     model: Name
     name: Name
     engine: str = ""
-    replicas: tuple[str, ...] = ()
+    replicas: tuple[Replica, ...] = Field(default=(), max_length=MAX_REPLICAS)
     percent: float | None = Field(default=None, gt=0, le=100)
     auto: bool = False
     approve: bool = False
@@ -44,7 +64,7 @@ class RolloutCreate(AdminRequest):
     keep_old: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
     allow_capacity_loss: bool = False
     webhook: Url = ""
-    analysis: tuple[str, ...] = ()
+    analysis: tuple[Condition, ...] = Field(default=(), max_length=MAX_CONDITIONS)
     prometheus: Url = ""
     min_requests: int | None = Field(default=None, ge=1, le=10**9)
     min_seconds: float | None = Field(default=None, ge=0, le=MAX_SECONDS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -24,6 +25,9 @@ WINDOW = 60.0
 #: Combinations of actor, subject and details that are counted apart in one window. All others count
 #: as `OTHERS`.
 MAX_GROUPS = 200
+#: Combinations of one actor that are counted apart: a caller may name any end user, and must not
+#: use up the room of others. Beyond them, what the caller chose is left out.
+MAX_GROUPS_PER_ACTOR = 20
 OTHERS = "others"
 AUDITED_STATUSES = frozenset({401, 403})
 REJECTED, FOUND = "access.refused", "safety.found"
@@ -82,6 +86,8 @@ class CountingAudit:
     def __init__(self, audit: AuditLog, window: float = WINDOW, now: Callable[[], datetime] = utc_now) -> None:
         self._audit, self._window, self._now = audit, window, now
         self._counted: dict[_Group, AuditCount] = {}
+        # groups of each actor in `_counted`
+        self._groups: Counter[str] = Counter()
         self._writing: asyncio.Task[None] | None = None
 
     def note(self, context: RequestContext, outcome: Outcome) -> None:
@@ -110,11 +116,14 @@ class CountingAudit:
 
     def _count(self, new: AuditCount) -> None:
         group = _group(new)
-        if group not in self._counted and len(self._counted) >= MAX_GROUPS:
-            # a refusal keeps its status, of which there are few; a finding may name any end user
-            kept = new.details if new.action == REJECTED else ()
-            new = replace(new, actor=OTHERS, tenant_id="", subject="", details=kept)
+        if group not in self._counted and self._groups[new.actor] >= MAX_GROUPS_PER_ACTOR:
+            new = _without_details(new)
             group = _group(new)
+        if group not in self._counted and len(self._counted) >= MAX_GROUPS:
+            new = replace(_without_details(new), actor=OTHERS, tenant_id="", subject="")
+            group = _group(new)
+        if group not in self._counted:
+            self._groups[new.actor] += 1
         known = self._counted.get(group)
         self._counted[group] = new if known is None else known.plus(new.count, new.last)
 
@@ -126,6 +135,7 @@ class CountingAudit:
 
     async def _write(self) -> None:
         counted, self._counted = self._counted, {}
+        self._groups.clear()
         if not counted:
             return
         try:
@@ -141,12 +151,18 @@ class CountingAudit:
     def _keep(self, counted: dict[_Group, AuditCount]) -> None:
         """Put back what could not be written, and add what was counted meanwhile."""
         newer, self._counted = self._counted, counted
+        self._groups = Counter(entry.actor for entry in counted.values())
         for entry in newer.values():
             self._count(entry)
 
 
 def _group(entry: AuditCount) -> _Group:
     return entry.actor, entry.action, entry.subject, entry.details
+
+
+def _without_details(entry: AuditCount) -> AuditCount:
+    """Return the entry without what its caller chose. A refusal keeps its status, of which there are few."""
+    return entry if entry.action == REJECTED else replace(entry, details=())
 
 
 def _actor(caller: Caller) -> str:

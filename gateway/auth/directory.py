@@ -17,7 +17,7 @@ class CredentialUnavailableError(UnavailableError):
     """
 
     def __init__(self, detail: str = "") -> None:
-        super().__init__("This token cannot be checked now; try again.", code="keys_unavailable", detail=detail)
+        super().__init__("This key or token cannot be checked now; try again.", code="keys_unavailable", detail=detail)
 
 
 class Identity(NamedTuple):

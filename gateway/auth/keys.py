@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.clocks import wait_with_timeout
 from llmops.errors import InputError, LlmopsError
@@ -17,6 +18,7 @@ from llmops.gateway.auth.credential_cache import EXPIRED_KEY_MESSAGE
 from llmops.gateway.auth.directory import CredentialUnavailableError, Directory, Identity
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.interfaces import Budget, Caller, Quota
+from llmops.input_files import MALFORMED
 from llmops.store.accounts.key_secrets import hash_secret, is_secret
 from llmops.store.accounts.keys import KeyRow, find_keys, find_revoked_or_expired, has_any_key
 from llmops.store.accounts.limits import Limits
@@ -28,6 +30,8 @@ from llmops.store.factory import LazyStore, open_store
 
 #: Keys in one query: SQLite takes 32,766 values, and each key needs two.
 MAX_KEYS_PER_QUERY = 500
+#: Exceptions of rows whose values another program, or a damaged disk, has changed.
+_DAMAGED = (InputError, *MALFORMED)
 #: Seconds after which a store that has not answered counts as away.
 STORE_TIMEOUT = 2.0
 _NOT_A_MEMBER_MESSAGE = "This token is of a user who cannot be one of its tenant."
@@ -40,6 +44,10 @@ _REJECTION_MESSAGES = {
 }
 
 
+#: A key, or why it cannot be checked.
+_Found = KeyRow | UnavailableError
+
+
 class KeyDirectory(Directory):
     """API keys in the store.
 
@@ -48,7 +56,7 @@ class KeyDirectory(Directory):
 
     def __init__(self, url: str) -> None:
         self._store = LazyStore(url, pool_size=2)
-        self._waiting: dict[str, asyncio.Future[KeyRow | UnavailableError | None]] = {}
+        self._waiting: dict[str, asyncio.Future[_Found | None]] = {}
         self._looking: asyncio.Task[None] | None = None
 
     def takes(self, credential: str) -> bool:
@@ -157,15 +165,15 @@ class KeyDirectory(Directory):
         finally:
             self._looking = None
 
-    async def _find(self, hashes: Sequence[str]) -> dict[str, KeyRow] | UnavailableError:
+    async def _find(self, hashes: Sequence[str]) -> Mapping[str, _Found] | UnavailableError:
         try:
             return await wait_with_timeout(STORE_TIMEOUT, self._query(hashes))
         except (TimeoutError, LlmopsError, SQLAlchemyError) as error:
             return _unavailable(error)
 
-    async def _query(self, hashes: Sequence[str]) -> dict[str, KeyRow]:
+    async def _query(self, hashes: Sequence[str]) -> Mapping[str, _Found]:
         async with self._store.read() as connection:
-            return await find_keys(connection, hashes)
+            return await _find_each(connection, hashes)
 
     async def _ended(self, keys: Sequence[str]) -> Collection[str]:
         async with self._store.read() as connection:
@@ -192,6 +200,20 @@ class StoreAuditLog(AuditLog):
 
     async def close(self) -> None:
         await self._store.close()
+
+
+async def _find_each(connection: AsyncConnection, hashes: Sequence[str]) -> Mapping[str, _Found]:
+    """Return the keys of some hashes. A damaged row is an error of its own key only."""
+    try:
+        return await find_keys(connection, hashes)
+    except _DAMAGED as error:
+        if len(hashes) == 1:
+            return {hashes[0]: CredentialUnavailableError(f"A key's row is damaged ({type(error).__name__}).")}
+    middle = len(hashes) // 2
+    return {
+        **await _find_each(connection, hashes[:middle]),
+        **await _find_each(connection, hashes[middle:]),
+    }
 
 
 async def store_has_keys(url: str) -> bool:

@@ -78,8 +78,8 @@ class OidcDirectory(Directory):
             raise InvalidKeyError(f"This token has no claim '{wanted.tenant}', which names its tenant.")
         if any(len(name) > _MAX_NAME_LENGTH or not is_safe_text(name) for name in (tenant, user, subject)):
             raise InvalidKeyError("This token names its tenant or user with characters that no name has.")
-        if wanted.user == "email" and user != subject and claims.get("email_verified", True) not in (True, "true"):
-            raise InvalidKeyError("This token's e-mail address is not verified by its issuer.")
+        if user != subject and _is_unverified(claims, wanted.user):
+            raise InvalidKeyError("The address in this token is not verified by its issuer.")
         until = _expiry(claims["exp"]) + self._settings.leeway
         scopes = self._scopes(claims)
         if self._members is not None:
@@ -155,6 +155,17 @@ def _claim(claims: Mapping[str, Any], path: str) -> Any:
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
+
+
+def _is_unverified(claims: Mapping[str, Any], path: str) -> bool:
+    """Return True if the issuer says of `email`, or `a.email`, that `email_verified` beside it is false."""
+    parent, _, name = path.rpartition(".")
+    if path in claims or not parent:
+        beside: Any = claims
+        name = path
+    else:
+        beside = _claim(claims, parent)
+    return isinstance(beside, Mapping) and beside.get(f"{name}_verified", True) not in (True, "true")
 
 
 def _text(claims: Mapping[str, Any], path: str) -> str:

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 #: Texts of `/v1/moderations` that are judged at once. A filter's service has 100 connections, and
 #: most must be left for prompts and answers.
 MAX_MODERATIONS = 16
-#: Seconds between two lines about findings of one filter for one tenant, which a caller can cause
-#: with every request.
+#: Seconds between two lines about findings of one filter for one tenant, and about its failures. A
+#: caller can cause them with every request.
 LOG_INTERVAL = 1.0
 
 
@@ -139,7 +139,8 @@ class Safety:
             return await one.judge(text)
         except FilterUnavailableError as error:
             self._failures.labels(one.name).inc()
-            log.warning("The safety filter %s could not judge a text: %s", one.name, error)
+            if (suffix := self._lines.suffix((one.name, "failed"))) is not None:
+                log.warning("The safety filter %s could not judge a text: %s%s", one.name, error, suffix)
             raise
         finally:
             self._seconds.labels(one.name).observe(time.perf_counter() - started)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +38,9 @@ PASSAGE, PASSAGE_OVERLAP = 800, 100
 GUARD_PASSAGE, MAX_GUARD_REQUESTS = 4000, 8
 #: Tokens of a guard model's verdict.
 MAX_VERDICT_TOKENS = 32
+
+#: A category as guard models write it, such as S1.
+_CODE = re.compile(r"[A-Z]\d{1,2}")
 
 #: Turns texts into vectors FP32 [len(texts), dimensions]; given the model's name.
 Embed = Callable[[str, Sequence[str]], Awaitable[Any]]
@@ -137,7 +141,10 @@ class GuardFilter(TextFilter):
         verdict = written.strip()
         if verdict.lower().startswith(guard.unsafe.lower()):
             rest = verdict[len(guard.unsafe) :].replace(",", " ").split()
-            return Finding(self.name, (guard.categories.get(rest[0], rest[0]) if rest else self._category)[:64])
+            code = rest[0] if rest else ""
+            # a text may have the model write any word, and categories are counted one by one
+            unnamed = code if _CODE.fullmatch(code) else self._category
+            return Finding(self.name, guard.categories.get(code, unnamed))
         if verdict.lower().startswith(guard.safe.lower()):
             return None
         raise FilterUnavailableError(f"{guard.model} wrote neither {guard.safe} nor {guard.unsafe}")

@@ -17,6 +17,7 @@ from llmops.clocks import utc_now, wait_with_timeout
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ModelNotPricedError, UnavailableError
 from llmops.gateway.interfaces import Usage
+from llmops.input_files import MALFORMED
 from llmops.store.factory import LazyStore
 from llmops.store.prices import Price, list_prices, price_in_force
 from llmops.store.usage_queries import spent_micros
@@ -107,7 +108,7 @@ class Billing:
         """Read the prices now."""
         try:
             found = await wait_with_timeout(STORE_TIMEOUT, self._read())
-        except (TimeoutError, LlmopsError, SQLAlchemyError) as error:
+        except (TimeoutError, LlmopsError, SQLAlchemyError, *MALFORMED) as error:
             if not self._away:
                 log.error("Prices cannot be read (%s). The prices that were read last are used.", _error_text(error))
             self._away = True

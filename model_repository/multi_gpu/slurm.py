@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import shlex
 
+from llmops.errors import InputError
 from llmops.model_repository.multi_gpu.multi_node import MultiNodePlan, join_shell_command, render_script
 
 
 def slurm_script(plan: MultiNodePlan) -> str:
-    """Return the script for sbatch."""
+    """Return the script for sbatch.
+
+    Raises:
+        InputError: A folder has a name that its list of mounts cannot hold.
+    """
     registry, slash, path = plan.image.partition("/")
     # enroot, which pyxis uses, expects a registry before '#'
     image = f"{registry}#{path}" if slash and "." in registry else plan.image
+    for folder in plan.folders:
+        if set(str(folder)) & set(",:"):
+            raise InputError(f"Slurm cannot mount {folder}, whose name has a comma or a colon; move the folder.")
     return render_script(
         "slurm.sh.j2",
         name=plan.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -63,8 +64,9 @@ class RepositoryManifest:
 
     Empty for a repository that llmops did not make.
 
-    `files` has the SHA-256 of each file that `llmops repo` wrote, by its path in the repository.
-    The digests reveal edits; they do not stop an attacker, who can write this file as well.
+    `files` has the SHA-256 of each file that `llmops repo` wrote, by its path in the repository,
+    and its empty folders. The digests reveal edits; they do not stop an attacker, who can write
+    this file as well.
     """
 
     llmops: str = ""
@@ -83,9 +85,9 @@ class RepositoryManifest:
         (repository / REPOSITORY_FILE).write_text(json.dumps(asdict(manifest), indent=2) + "\n")
 
     def edits(self, repository: Path) -> list[str]:
-        """Return the paths of files that differ from those that `llmops repo` wrote.
+        """Return the paths of files and empty folders that differ from those of `llmops repo`.
 
-        The files were changed, added or removed.
+        They were changed, added or removed.
         """
         if not self.files:
             return []
@@ -113,14 +115,25 @@ def _digests(repository: Path, max_bytes: float = math.inf) -> dict[str, str]:
     return {str(path.relative_to(repository)): _digest(path, max_bytes) for path in _files(repository)}
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def open_to_all(repository: Path) -> list[str]:
+    """Return the paths that every user of the machine may write, of files and folders."""
+    paths = [repository, *_files(repository, folders=True), *repository.glob(REPOSITORY_FILE)]
+    modes = [(str(path.relative_to(repository)), path.lstat().st_mode) for path in paths]
+    # a link has the mode 0777 whoever may write its target
+    return [name for name, mode in modes if mode & stat.S_IWOTH and not stat.S_ISLNK(mode)]
+
+
+def _files(folder: Path, folders: bool = False) -> Iterator[Path]:
+    """Yield files and empty folders, or with `folders` all folders, except the manifest."""
     for path in sorted(folder.iterdir()):
         if path.name == REPOSITORY_FILE:
             continue
-        if path.is_dir() and not path.is_symlink():
-            yield from _files(path)
-        else:
+        is_folder = path.is_dir() and not path.is_symlink()
+        # Triton takes the newest version folder, even an empty one
+        if not is_folder or folders or not any(path.iterdir()):
             yield path
+        if is_folder:
+            yield from _files(path, folders)
 
 
 def _digest(path: Path, max_bytes: float) -> str:
@@ -130,6 +143,8 @@ def _digest(path: Path, max_bytes: float) -> str:
     """
     if path.is_symlink():
         return hashlib.sha256(str(path.readlink()).encode()).hexdigest()
+    if path.is_dir():
+        return "an empty folder"
     if not path.is_file() or path.stat().st_size > max_bytes:
         # a pipe would wait for a writer, and a hole may have terabytes
         return "not a file of a repository"

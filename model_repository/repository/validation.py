@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 from llmops.build.engine_folder.manifest import FILE_NAME as ENGINE_FILE
 from llmops.errors import InputError
 from llmops.input_files import read_bounded
-from llmops.model_repository.repository.manifest import RepositoryManifest
+from llmops.model_repository.repository.manifest import RepositoryManifest, open_to_all
 from llmops.model_repository.repository.pbtxt import parse_config
 
 #: Bytes of a config.pbtxt. Those of `llmops repo` have a few kilobytes.
@@ -44,19 +45,28 @@ def check_unedited(repository: Path, manifest: RepositoryManifest, strict: bool)
     """Return a warning if files were edited since `llmops repo` wrote them, or an empty text.
 
     Raises:
-        InputError: `strict` is set, and files were edited or llmops did not make the repository.
+        InputError: `strict` is set, and files were edited, every user may edit them, or llmops did
+            not make the repository.
     """
+    if strict and (open_paths := open_to_all(repository)):
+        raise InputError(
+            f"{repository} can be edited by every user of this machine: {_shown(open_paths)} is writable by others. "
+            f"Take that right with `chmod -R o-w {shlex.quote(str(repository))}`, or leave out --strict."
+        )
     edits = manifest.edits(repository)
     if manifest.files and not edits:
         return ""
     if edits:
-        shown = ", ".join(edits[:3]) + (f" and {len(edits) - 3} more" if len(edits) > 3 else "")
-        problem = f"{repository} was edited since `llmops repo` made it: {shown}. A repository is a program"
+        problem = f"{repository} was edited since `llmops repo` made it: {_shown(edits)}. A repository is a program"
     else:
         problem = f"{repository} was not made by this `llmops repo`, so its files cannot be checked"
     if strict:
         raise InputError(f"{problem}; make it again with `llmops repo`, or leave out --strict.")
     return f"{problem}; `--strict` refuses it." if edits else ""
+
+
+def _shown(paths: list[str]) -> str:
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 
 def _check_model(folder: Path) -> Any:

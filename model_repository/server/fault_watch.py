@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import ssl
+import stat
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,9 +57,10 @@ _WATCHED = frozenset({*_DCGM_COUNTERS, _DCGM_XID, _DCGM_THERMAL, _NODE_PROBLEM})
 MAX_SERIES = 10_000
 _GPU_PROBLEM = re.compile(r"gpu|xid|nvlink|nvrm|nvidia", re.I)
 #: The driver's message behind the prefix of /dev/kmsg, dmesg or syslog. Anywhere else in a line it
-#: is text of others: the kernel names cgroups and processes that it kills.
+#: is text of others: the kernel names cgroups and processes that it kills. Above 7 the number at the
+#: beginning is that of a program, which may write to /dev/kmsg.
 _XID = re.compile(
-    r"(?:<\d+>)?(?:\d+,\d+,\d+,[^;]*;"
+    r"(?:<[0-7]>)?(?:[0-7],\d+,\d+,[^;]*;"
     r"|(?:(?:[A-Z][a-z]{2} +\d+ [\d:]{8}|\d{4}-\S+) \S+ kernel: ?)?(?:\[[^\]]*\] ?)?)"
     r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d{1,4})\b"
 )
@@ -198,7 +201,7 @@ class KernelLog:
     def __init__(self, path: Path) -> None:
         """Open the log. Raises OSError."""
         self._path = path
-        self._open(os.SEEK_END)
+        self._file = self._open(os.SEEK_END)
         self._rest = b""
 
     def lines(self) -> list[str]:
@@ -206,10 +209,12 @@ class KernelLog:
         data = self._read()
         if not data:
             with contextlib.suppress(OSError):
-                stat, own = os.stat(self._path), os.fstat(self._file)
-                if stat.st_ino != own.st_ino or (own.st_size and os.lseek(self._file, 0, os.SEEK_CUR) > own.st_size):
+                found, own = os.stat(self._path), os.fstat(self._file)
+                if found.st_ino != own.st_ino or (own.st_size and os.lseek(self._file, 0, os.SEEK_CUR) > own.st_size):
+                    # what stands there now may not be a file that can be read
+                    new = self._open(os.SEEK_SET)
                     self.close()
-                    self._open(os.SEEK_SET)
+                    self._file = new
                     data = self._read()
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest[:MAX_LINE_BYTES]
@@ -218,9 +223,16 @@ class KernelLog:
     def close(self) -> None:
         os.close(self._file)
 
-    def _open(self, whence: int) -> None:
-        self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
-        os.lseek(self._file, 0, whence)
+    def _open(self, whence: int) -> int:
+        file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            os.lseek(file, 0, whence)
+            if stat.S_ISDIR(os.fstat(file).st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        except OSError:
+            os.close(file)
+            raise
+        return file
 
     def _read(self) -> bytes:
         found: list[bytes] = []

@@ -6,6 +6,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from llmops.untrusted_text import escape_unsafe
+
+#: Characters of a message that are shown. A traceback of a model that does not load has some thousands.
+MAX_MESSAGE_LENGTH = 32_000
+
 # glog: level, month+day, time, thread id, file:line] "message"
 _GLOG = re.compile(r"^(?P<level>[IWEF])\d{4} (?P<time>[\d:]{8})\.\d+ +\d+ (?P<where>[\w./]+:\d+)\] (?P<message>.*)$")
 _LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "fatal"}
@@ -51,9 +56,9 @@ class LogLine:
         return any(text in self.message for text in _NOISE)
 
     def __str__(self) -> str:
-        if not self.level:
-            return f"{'':17}{self.message}"
-        return f"{self.time} {self.level:7} {self.message}"
+        # a message may have the text of a request, and its further lines must not look like others' first
+        text = escape_unsafe(self.message, MAX_MESSAGE_LENGTH, lines=True).replace("\n", f"\n{'':17}")
+        return f"{self.time:8} {self.level:7} {text}"
 
 
 def parse_line(line: str) -> LogLine:
@@ -75,7 +80,8 @@ _ENGINE_ENDED = re.compile(r"(?P<model>\S+): the engine has ended: (?P<reason>.*
 
 def parse_engine_death(line: LogLine) -> tuple[str, str] | None:
     """Return the model and the reason if the line reports that an engine has ended."""
-    match = _ENGINE_ENDED.search(line.message) if line.level == "error" else None
+    # other errors may have a client's text further on
+    match = _ENGINE_ENDED.match(line.message) if line.level == "error" else None
     return (match["model"], match["reason"]) if match else None
 
 

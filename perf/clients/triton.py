@@ -8,7 +8,6 @@ Triton's protobuf messages, without tritonclient.
 
 from __future__ import annotations
 
-import json
 import struct
 import time
 from dataclasses import dataclass
@@ -19,12 +18,22 @@ from llmops.connection_errors import grpc_call_error
 from llmops.contract import EMPTY_FINAL_PARAMETER, ENGINE_SUFFIX, FINAL_RESPONSE_PARAMETER, METADATA_PARAMETER, Tensor
 from llmops.distribution import missing_extra
 from llmops.errors import ServerError
+from llmops.input_files import parse_json
 from llmops.perf.records import Record, Request
+from llmops.untrusted_text import escape_unsafe
 
 SERVICE = "/inference.GRPCInferenceService"
 _OUTPUT_IDS = contract.OUTPUT_IDS.name
 _PUBLIC = {tensor.name: tensor for tensor in contract.ENSEMBLE_INPUTS}
-CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+#: Tokens beyond those that were asked for, after which a server counts as one that never ends.
+MAX_EXTRA_TOKENS = 1024
+#: Bytes of a message that is received: a step has some, and the metadata of a model with thousands
+#: of adapters a megabyte.
+MAX_MESSAGE_BYTES = 16 * 2**20
+CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", -1),
+]
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,13 @@ class TritonBenchClient:
         except self._grpc.aio.AioRpcError as error:
             raise ServerError(f"Triton at {self._target.address} does not serve {name}: {error.details()}.") from error
         text = response.config.parameters[METADATA_PARAMETER].string_value
-        return json.loads(text) if text else {}
+        try:
+            card = parse_json(text) if text else {}
+        except ValueError:
+            card = None
+        if not isinstance(card, dict):
+            raise ServerError(f"Triton at {self._target.address} does not describe {name} as `llmops repo` does.")
+        return card
 
     async def send(self, request: Request, start: float | None = None) -> Record:
         message = self._message(request)
@@ -97,7 +112,7 @@ class TritonBenchClient:
         async for response in call:
             now = time.perf_counter()
             if response.error_message:
-                record.error = f"triton {response.error_message.split(':')[0][:60]}"
+                record.error = f"triton {escape_unsafe(response.error_message.split(':')[0][:60])}"
                 break
             inner = response.infer_response
             ended = (
@@ -114,6 +129,9 @@ class TritonBenchClient:
                 break
             if ended:
                 break
+            if record.tokens_out > MAX_EXTRA_TOKENS + request.max_tokens:
+                record.error = "too many tokens"
+                break
         record.end = time.perf_counter()
         if not (ended or record.error or record.cancelled):
             record.error = "truncated"
@@ -127,7 +145,7 @@ class TritonBenchClient:
         ids = raw.get(_OUTPUT_IDS, b"")
         record.counted = False
         if request.keep_text:
-            record.ids = (record.ids or []) + list(struct.unpack(f"<{len(ids) // 4}i", ids))
+            record.ids = (record.ids or []) + list(struct.unpack(f"<{len(ids) // 4}i", ids[: len(ids) // 4 * 4]))
         return len(ids) // 4
 
     def _message(self, request: Request) -> Any:

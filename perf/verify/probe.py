@@ -25,6 +25,9 @@ from llmops.perf.verify.findings import WrongError
 
 #: Seconds without a response after which a request counts as stuck.
 PATIENCE = 60.0
+#: Responses and tokens of one request after which an engine counts as one that never ends. The
+#: longest checks take a full context, in up to 8 sequences.
+MAX_RESPONSES, MAX_TOKENS = 100_000, 2**20
 _ARRAYS = {"INT32": "i", "FP32": "f", "INT64": "q", "UINT64": "Q", "BOOL": "b"}
 _WORDS = (contract.STOP_WORDS_LIST, contract.BAD_WORDS_LIST)
 _INPUTS = {tensor.name: tensor for tensor in contract.PYTHON_ENGINE_INPUTS}
@@ -170,7 +173,7 @@ class Probe:
             writer.scalar(tensor, value)
 
     async def _read(self, call: Any, result: ProbeResponse, on_response: OnResponse | None) -> None:
-        while True:
+        for _ in range(MAX_RESPONSES):
             try:
                 response = await asyncio.wait_for(call.read(), PATIENCE)
             except TimeoutError:
@@ -184,6 +187,9 @@ class Probe:
             if on_response is not None and on_response(result):
                 result.cancelled = True
                 return
+            if sum(map(len, result.tokens.values())) > MAX_TOKENS:
+                break
+        raise WrongError("the engine sends more tokens than any request asks for, and the request did not end")
 
     def _take(self, response: Any, result: ProbeResponse) -> None:
         pairs = zip(response.outputs, response.raw_output_contents, strict=False)

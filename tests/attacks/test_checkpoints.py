@@ -219,3 +219,15 @@ def test_a_tokenizer_that_fails_is_one_sentence(tmp_path: Path, changes: dict[st
     with pytest.raises(CheckpointError, match=why) as refusal:
         try_tokenizer(tmp_path / "tokenizer.json", "x")
     assert "\n" not in refusal.value.message
+
+
+def test_modules_in_a_checkpoint_are_not_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the fix, `llmops build .` in a stranger's checkpoint ran the `tokenizers.py` that lay there."""
+    monkeypatch.chdir(folder)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    for name in ("llmops", "jinja2", "tokenizers", "json"):
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    assert render_messages(folder, ["a"]) == ["a"]
+    with pytest.raises(CheckpointError, match="is damaged"):
+        try_tokenizer(folder / "tokenizer.json", "x")
+    assert not (folder / "ran").exists()

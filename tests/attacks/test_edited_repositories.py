@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import io
 import os
 import py_compile
 import shutil
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from llmops.build.trtllm.container_images import bind_mount
 from llmops.cli.main import cli
 from llmops.errors import InputError
 from llmops.model_repository.repository.manifest import RepositoryManifest
@@ -84,6 +87,10 @@ def add_stub(folder: Path) -> None:
     (folder / ENGINE / "triton_python_backend_stub").write_text("#!/bin/sh\n")
 
 
+def add_empty_version(folder: Path) -> None:
+    (folder / ENGINE / "3").mkdir()
+
+
 def make_hole(folder: Path) -> None:
     os.truncate(folder / ENGINE / "1" / "model.py", 1 << 40)
 
@@ -99,6 +106,7 @@ EDITS: dict[str, Callable[[Path], None]] = {
     f"{ENGINE}/configs/other.pbtxt": add_configuration,
     f"{ENGINE}/triton_python_backend_stub": add_stub,
     f"{ENGINE}/1/model.py (hole)": make_hole,
+    f"{ENGINE}/3": add_empty_version,
 }
 
 
@@ -115,6 +123,25 @@ def test_an_edit_is_named_and_refused_where_asked(copied: Path, named: str) -> N
     refused = CliRunner().invoke(cli, ["serve", str(copied), "--strict"])
     assert isinstance(refused.exception, InputError)
     assert "was edited since" in str(refused.exception)
+
+
+@pytest.mark.parametrize("name", [".", ENGINE, f"{ENGINE}/1/model.py", ".llmops-repository.json"])
+def test_a_repository_that_every_user_may_edit_is_refused_where_asked(copied: Path, name: str) -> None:
+    """Before the fix, --strict started a server whose code any user could exchange the next moment."""
+    (copied / name).chmod(0o777)
+    marker = RepositoryManifest.load(copied)
+    assert check_unedited(copied, marker, strict=False) == ""
+    with pytest.raises(InputError, match="can be edited by every user"):
+        check_unedited(copied, marker, strict=True)
+    (copied / name).chmod(0o755)
+    assert check_unedited(copied, marker, strict=True) == ""
+
+
+@pytest.mark.parametrize("name", ["a,b", 'a"b', "a,readonly=false"])
+def test_dockers_mounts_keep_a_folders_name(name: str) -> None:
+    """Before the fix, a comma in a folder's name began another option of the mount."""
+    (fields,) = csv.reader(io.StringIO(bind_mount(f"/srv/{name}", "/engine", "readonly"), newline=""))
+    assert fields == ["type=bind", f"source=/srv/{name}", "target=/engine", "readonly"]
 
 
 def test_a_repository_of_somebody_else_is_served_and_not_strictly(copied: Path) -> None:

@@ -169,6 +169,21 @@ async def test_an_address_that_is_not_verified_or_of_another_account_is_not_that
         assert moved.user_id == ann.user_id
 
 
+@pytest.mark.parametrize(
+    ("path", "claims"),
+    [
+        ("profile.email", {"profile": {"email": "ann@acme.example", "email_verified": False}}),
+        ("https://x/email", {"https://x/email": "ann@acme.example", "https://x/email_verified": "false"}),
+        ("phone_number", {"phone_number": "+1555", "phone_number_verified": False}),
+    ],
+)
+async def test_an_address_in_any_claim_must_be_verified(issuer, path, claims):
+    """Before the fix, only the claim `email` was checked."""
+    async with tokens_at(issuer, claims={"tenant": "tenant", "user": path}) as tokens:
+        with pytest.raises(InvalidKeyError, match="is not verified"):
+            await tokens.find(issuer.token(sub="mallory", **claims))
+
+
 async def test_a_store_that_cannot_be_opened_refuses_no_token(issuer, tmp_path):
     """A wrong file or password is the operator's mistake: 503, and not 401 for every user."""
     (tmp_path / "not.db").write_bytes(b"no database" * 200)

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import time
 import zlib
+from collections.abc import Callable
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from pydantic import ValidationError
+from starlette.requests import Request
 
 from llmops.cli.openai_client import ChatClient, embed_texts
 from llmops.cli.safety import _ask
+from llmops.control import operations_api
+from llmops.control.operations_api import read_alerts, read_replicas
 from llmops.control.rollouts.analysis import Analysis
 from llmops.control.rollouts.runner import notify_webhook
 from llmops.control.rollouts.schemas import RolloutCreate
 from llmops.control.rollouts.state_machine import RolloutSettings, RolloutState
 from llmops.errors import ResourceError, ServerError
+from llmops.gateway.errors import UnavailableError
+from llmops.gateway.routing.versions.version_directory import VersionDirectory
 from llmops.gateway.safety.filters import FilterUnavailableError
 from llmops.gateway.safety.services import ModerationFilter
+from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry.otlp_exporter import OtlpSpanExporter
 from llmops.model_repository.server.fault_watch import FaultSources, FaultWatch, KernelLog, find_xid
 from llmops.perf.clients.http1 import HttpClient, render
@@ -31,7 +40,7 @@ from llmops.perf.verify.host import TritonGauges
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
 from llmops.store.rollouts import ModelVersion, create_rollout
-from llmops.urls import fetch_bounded
+from llmops.urls import fetch_bounded, is_metadata_address
 from tests.attacks.harness import MIB, record
 from tests.attacks.test_hostile_servers import Answer, endless, reply, server
 from tests.store.conftest import databases, folder, kind, newest_database, newest_file, postgres, store, url
@@ -142,12 +151,38 @@ async def test_a_webhook_without_an_end_holds_no_roll_out_up(answer: Answer) -> 
         {"webhook": "file:///x"},
         {"webhook": "http://a:99999999"},
         {"prometheus": "x"},
+        {"analysis": ["x < 1"] * 17},
+        {"replicas": ["x"]},
+        {"replicas": ["a\x1b:1"]},
+        {"replicas": ["10.0.0.1:8001"] * 257},
     ],
 )
 def test_a_roll_out_with_impossible_settings_is_refused(change: dict[str, object]) -> None:
     """Before the fix, one number without a date ended the job that carries out the roll-outs of all models."""
     with pytest.raises(ValidationError):
         RolloutCreate(**{"model": "m", "name": "v2", **change})
+
+
+async def test_many_slow_conditions_take_the_time_of_one() -> None:
+    """Before the fix, a roll-out with a thousand conditions kept all others waiting for half an hour."""
+    with server(drip) as url, Cost():
+        assert (await Analysis(url, ["x < 1"] * 16, time.monotonic).check()).state == "no data"
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_a_replica_that_cannot_be_read_keeps_no_other_from_being_used(url: str, caplog) -> None:
+    """Before the fix, an administrator's roll-out to the address `x` ended the discovery of all gateways for good."""
+    by = AuditContext("cli:tester", datetime.now(UTC))
+    async with await open_store(url) as store, store.write() as connection:
+        version = ModelVersion("m", "v2", replicas=["x", "127.0.0.1:2"])
+        await create_rollout(connection, version, RolloutState.STARTING, RolloutSettings().data(), by)
+    directory = VersionDirectory(url, ["127.0.0.1:1"])
+    await directory.refresh()
+    for _ in range(2):
+        found = await directory.resolver.find()
+    assert [one.server for one in found] == ["127.0.0.1:1", "127.0.0.1:2"]
+    assert caplog.text.count("'x' is not the address of a replica") == 1
+    await directory.close()
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
@@ -160,6 +195,41 @@ async def test_a_roll_out_that_cannot_go_on_stops_no_other(url: str, caplog) -> 
         await create_rollout(connection, version, RolloutState.SHIFTING, settings, by)
     await carry_out(url, lambda one: one.state == RolloutState.SHIFTING)
     assert caplog.text.count("The roll-out of aaa cannot go on") == 1
+
+
+@pytest.mark.parametrize("address", ["169.254.169.254", "[::ffff:a9fe:a9fe]", "[fe80::1%lo]", "[64:ff9b::a9fe:a9fe]"])
+def test_metadata_services_have_many_addresses(address: str) -> None:
+    assert is_metadata_address(address.strip("[]"))
+    assert not is_metadata_address("127.0.0.1")
+    assert not is_metadata_address("10.0.0.7")
+
+
+async def test_control_sends_nothing_to_a_metadata_service(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """Before the fix, an administrator could have control ask for the credentials of its machine."""
+    monkeypatch.setattr("llmops.urls.METADATA_ADDRESSES", {"127.0.0.1"})
+    asked = []
+    with server(lambda handler: asked.append(handler.path)) as url:
+        for one in (url, url.replace("127.0.0.1", "localhost"), url.replace("127.0.0.1", "2130706433")):
+            await notify_webhook(rollout(webhook=one), "tester")
+            result = await Analysis(one, ["x < 1"], time.monotonic).check()
+            assert result.state == "no data"
+    assert asked == []
+    assert "is a link-local address" in caplog.text
+
+
+@NEVER_ENDING
+async def test_servers_without_an_end_hold_no_administration_page_up(answer: Answer, monkeypatch) -> None:
+    """Before the fixes, the gateway's lists took all memory, a byte at a time never ended, and depth was a 500."""
+    monkeypatch.setattr(operations_api, "PROMETHEUS_TIMEOUT", 0.7)
+    monkeypatch.setattr(operations_api, "GATEWAY_TIMEOUT", 0.7)
+    with server(answer) as url, Cost():
+        with pytest.raises(UnavailableError):
+            await read_alerts(GatewaySettings(web={"prometheus": url}))
+        async with httpx.AsyncClient(base_url=url) as gateway:
+            app = FastAPI()
+            app.state.gateway = gateway
+            with pytest.raises(UnavailableError):
+                await read_replicas(Request({"type": "http", "headers": [], "app": app}))
 
 
 # -- the gateway -------------------------------------------------------------------------------------------------------
@@ -288,6 +358,8 @@ def test_series_with_ever_new_names_take_no_memory() -> None:
         "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/user.slice/NVRM: Xid (PCI:0000:3b:00): 79, x,task=a",
         "4,1,2,-;oom-kill:task_memcg=/a;NVRM: Xid (PCI:0000:3b:00): 79",
         "[  1.0] x[12]: NVRM: Xid (PCI:0000:3b:00): 79",
+        "12,1,2,-;NVRM: Xid (PCI:0000:3b:00): 79",
+        "<12>NVRM: Xid (PCI:0000:3b:00): 79",
         "Nov 25 12:00:00 host app[7]: NVRM: Xid (PCI:0000:3b:00): 79",
         "NVRM: Xid (PCI:0000:3b:00): " + "7" * 5000,
     ],
@@ -312,6 +384,21 @@ def test_a_line_of_others_in_the_kernels_log_drains_no_server(line: str) -> None
 )
 def test_a_line_of_the_driver_is_found(prefix: str) -> None:
     assert find_xid([prefix + "NVRM: Xid (PCI:0000:3b:00): 79, pid=1"]) is not None
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path)])
+def test_what_stands_in_the_place_of_a_rotated_log_ends_no_watch(tmp_path: Path, put: Callable[[Path], object]) -> None:
+    """Before the fix, a folder ended the watch of faults."""
+    path = tmp_path / "kern.log"
+    path.touch()
+    log = KernelLog(path)
+    path.rename(tmp_path / "kern.log.1")
+    put(path)
+    assert log.lines() == []
+    path.rmdir() if path.is_dir() else path.unlink()
+    path.write_text("NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n")
+    assert find_xid(log.lines()) is not None
+    log.close()
 
 
 def test_a_log_without_line_ends_takes_no_memory(tmp_path: Path) -> None:

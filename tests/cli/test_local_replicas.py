@@ -96,9 +96,9 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 async def test_new_replicas_and_a_twin_start_beside_the_old_ones_on_gpus_of_their_own(machine):
     one = machine(gpus=6, replicas=2)
     started = await one.replicas.start(NEW, OLD, RolloutSettings(twin=True), TWIN)
-    assert started.addresses == ["m-v2-0", "m-v2-1"]
+    assert started.addresses == ["m@v2-0", "m@v2-1"]
     assert started.stable == ["base-0", "base-1"]
-    assert started.twin == ModelVersion("m", TWIN, "/v1", ["m-initial-twin-0", "m-initial-twin-1"])
+    assert started.twin == ModelVersion("m", TWIN, "/v1", ["m@initial-twin-0", "m@initial-twin-1"])
     assert one.assigned == [[2], [3], [4], [5]]
     assert one.checked == ["m-v2-0", "m-v2-1", "m-initial-twin-0", "m-initial-twin-1"]
     assert await one.replicas.restore(OLD, NEW) == ()
@@ -114,7 +114,7 @@ async def test_without_room_there_is_no_twin_and_no_old_replica_stops_for_it(mac
     assert started.twin is None
     assert "No GPU is free" in started.twin_problem
     # the twin's first replica had a GPU
-    assert one.stopped == ["m-initial-twin-0"]
+    assert one.stopped == ["m@initial-twin-0"]
     assert started.stable == ["base-0", "base-1"]
 
 
@@ -129,13 +129,13 @@ async def test_replicas_that_made_room_come_back_with_a_rollback(machine):
     one = machine(gpus=2, replicas=2)
     settings = RolloutSettings(allow_capacity_loss=True, drain_timeout=120.0)
     started = await one.replicas.start(NEW, OLD, settings, TWIN)
-    assert (started.addresses, started.stable) == (["m-v2-0", "m-v2-1"], [])
+    assert (started.addresses, started.stable) == (["m@v2-0", "m@v2-1"], [])
     assert one.timeouts == {120.0}
     assert one.stopped == ["base-1", "base-0"]
     assert one.assigned == [[1], [0]]
     assert await one.replicas.restore(OLD, NEW) == ["m-initial-0", "m-initial-1"]
     # one by one, the last started first
-    assert one.stopped == ["base-1", "base-0", "m-v2-1", "m-v2-0"]
+    assert one.stopped == ["base-1", "base-0", "m@v2-1", "m@v2-0"]
     assert one.assigned == [[1], [0], [0], [1]]
     await one.replicas.stop(NEW, 0)
     assert await one.replicas.restore(OLD, NEW) == ()

@@ -225,6 +225,22 @@ def test_the_first_start_makes_every_password_and_the_second_none(tmp_path):
     assert {path.name: path.read_text() for path in secrets.iterdir()} == files
 
 
+@pytest.mark.parametrize("secret", ["\n", " ", 'a" user_mallory="x', "a\nmasterauth b", None])
+def test_no_service_starts_with_a_password_that_is_none(tmp_path, secret):
+    """Before the fix, a file with a line break gave Kafka's users empty passwords, and quotes another user."""
+    secrets = started(tmp_path) / "secrets"
+    for path in secrets.iterdir():
+        if path.name != "metrics_key":
+            path.unlink()
+    if secret is None:
+        (secrets / "kafka_gateway").mkdir()
+    else:
+        (secrets / "kafka_gateway").write_text(secret)
+    with pytest.raises(subprocess.CalledProcessError):
+        started(tmp_path)
+    assert not (secrets / "kafka.jaas").exists()
+
+
 def entered(service: str, folder: Path, *command: str, **environment: str) -> subprocess.CompletedProcess:
     """Run a command through a service's entrypoint, with its secrets in `folder`."""
     *shell, script, name = SERVICES[service]["entrypoint"]

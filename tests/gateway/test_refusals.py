@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from llmops.errors import ResourceError
-from llmops.gateway.auth.audit import MAX_GROUPS, OTHERS, AuditLog, CountingAudit
+from llmops.gateway.auth.audit import MAX_GROUPS, MAX_GROUPS_PER_ACTOR, OTHERS, AuditLog, CountingAudit
 from llmops.gateway.http.request_context import RequestContext, anonymous_caller
 from llmops.gateway.interfaces import Caller, Outcome
 
@@ -65,6 +65,20 @@ async def test_a_storm_from_everywhere_is_a_bounded_number_of_lines():
     assert len(audit.rows) == MAX_GROUPS + 1
     assert sum(row.count for row in audit.rows) == 10_000
     assert [row.count for row in audit.rows if row.actor == OTHERS] == [10_000 - MAX_GROUPS]
+
+
+async def test_a_key_that_names_many_end_users_hides_no_one_elses_entries():
+    """Before the fix, 200 end users of one key made all later refusals and findings those of `others`."""
+    audit = Written()
+    refusals = CountingAudit(audit)
+    for at in range(1000):
+        refusals.note_finding(Caller("evil", "u", "key-e", "evil/key-e"), "secrets", category="s", end_user=f"u{at}")
+    refusals.note_finding(Caller("acme", "u", "key-a", "acme/key-a"), "secrets", category="s", end_user="ann")
+    refusals.note(asked_by(anonymous_caller("10.0.0.7", b"")), Outcome(401, "error"))
+    await refusals.close()
+    assert len(audit.rows) == MAX_GROUPS_PER_ACTOR + 3
+    assert sum(row.count for row in audit.rows if row.actor == "key:key-e") == 1000
+    assert {row.actor for row in audit.rows} == {"key:key-e", "key:key-a", "address:10.0.0.7"}
 
 
 async def test_what_cannot_be_written_is_counted_on(caplog):

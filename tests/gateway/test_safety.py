@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from llmops.gateway.http.server import bind
 from llmops.gateway.safety.policy import check_filters, create_filter
-from llmops.gateway.safety.services import ModerationFilter
-from llmops.gateway.settings import SafetySettings
+from llmops.gateway.safety.services import GuardFilter, ModerationFilter
+from llmops.gateway.settings import GuardSettings, SafetySettings
 from llmops.store.audit import list_audit_entries
 from llmops.store.factory import open_store
 from tests.support.gateway_stack import running, text_of
@@ -325,6 +325,22 @@ async def test_a_guard_model_judges_prompts_and_answers_and_not_itself(card, tok
         assert "violence" in refused.json()["error"]["message"]
         result = (await stack.client.post("/v1/moderations", json={"input": "a knife"})).json()["results"][0]
         assert result["categories"] == {"violence": True, "guard": False}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "category"),
+    [("unsafe\nS1", "violence"), ("unsafe\nS7", "S7"), ("unsafe", "guard"), ("unsafe\n\x1b[2J", "guard")],
+)
+async def test_a_guard_model_invents_no_category(verdict, category):
+    """Before the fix, a text that had the model write any word made that a category of the audit log."""
+
+    async def generate(model, text, tokens):
+        return verdict
+
+    judge = GuardFilter("guard", "guard", GuardSettings(model="m", categories={"S1": "violence"}), generate)
+    found = await judge.judge("text")
+    assert found is not None
+    assert found.category == category
 
 
 @pytest.mark.parametrize("fail", ["open", "closed"])

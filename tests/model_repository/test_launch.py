@@ -24,7 +24,13 @@ from llmops.model_repository.launch import Ports, TritonServer, start_triton
 from llmops.model_repository.server import installation
 from llmops.model_repository.server.installation import Installation, find_installation
 from llmops.model_repository.server.shared_memory import SHM_DIR, remove_stale_segments
-from llmops.model_repository.server.triton_log import LogLine, explain_failure, last_error, parse_line
+from llmops.model_repository.server.triton_log import (
+    LogLine,
+    explain_failure,
+    last_error,
+    parse_engine_death,
+    parse_line,
+)
 from llmops.process import LOW_PRIORITY, low_priority
 from tests.support.engine_client import EngineClient
 from tests.support.waiting import GENEROUS, wait_until
@@ -385,6 +391,18 @@ ABORT = ["terminate called after throwing an instance of 'std::bad_alloc'", "  w
 
 def test_a_line_without_date_thread_and_source_file() -> None:
     assert str(parse_line(LOADED)) == "09:34:19 info    successfully loaded 'smollm2'"
+
+
+def test_a_message_with_a_strangers_text_is_one_line_of_the_log_and_ends_no_server() -> None:
+    """Before the fix, such a text reached the terminal as it was, and could pass for the end of an engine."""
+    text = r"grammar: \x1b[2J m: the engine has ended: no\n09:34:20 error   forged".replace(r"\x1b", "\x1b")
+    line = parse_line(f'E1121 09:34:19.1 24 model.py:8] "{text}"')
+    assert str(line).splitlines() == [
+        "09:34:19 error   grammar: \\x1b[2J m: the engine has ended: no",
+        f"{'':17}09:34:20 error   forged",
+    ]
+    assert parse_engine_death(line) is None
+    assert str(parse_line("\x1b]0;owned\x07")) == f"{'':17}\\x1b]0;owned\\x07"
 
 
 def test_tables_and_what_a_machine_without_gpu_always_says_are_noise() -> None:

@@ -20,7 +20,7 @@ from llmops.build.environment import installed_version as distribution_version
 from llmops.build.environment import version_in
 from llmops.build.progress import Progress
 from llmops.build.targets.nvidia import process_guard
-from llmops.build.trtllm.container_images import TrtllmImage
+from llmops.build.trtllm.container_images import TrtllmImage, bind_mount
 from llmops.build.trtllm.image_selection import check_trtllm_installed
 from llmops.errors import BuildError, MissingDependencyError
 
@@ -86,11 +86,11 @@ def docker_command(folder: Path, image: TrtllmImage) -> list[str]:
     (flashinfer/jit/core.py: os.makedirs(FLASHINFER_WORKSPACE_DIR)); torch asks for the user's name.
     """
     owner = f"{os.getuid()}:{os.getgid()}"
-    mount = f"type=bind,source={folder.absolute()},target=/engine"
     # Without --init, the shell is the container's first process, which ignores the SIGTERM of a
     # Ctrl-C.
     flags = ["--rm", "--init", "--gpus", "all", "--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
     home = ["--env", "HOME=/tmp", "--env", "USER=llmops"]
+    mount = bind_mount(str(folder.absolute()), "/engine")
     inside = [*home, "--mount", mount, image.reference, "sh", f"/engine/{SCRIPT}"]
     return ["docker", "run", *flags, "--user", owner, *inside]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.errors import InputError
-from llmops.input_files import parse_json, read_bounded
+from llmops.input_files import MALFORMED, parse_json, read_bounded
 
 #: Bytes of a file of prompts. A sweep of more would be an evaluation.
 MAX_FILE_BYTES = 16 * 2**20
@@ -71,7 +71,7 @@ def _parse(text: str, source: str) -> Sequence[GoldenPrompt]:
             if not isinstance(data["prompt"], str) or not isinstance(tokens, int) or not 0 < tokens <= 1024:
                 raise TypeError
             prompts[name] = GoldenPrompt(name, data["prompt"], pattern, tokens)
-        except (ValueError, KeyError, TypeError, AttributeError, re.error) as error:
+        except (*MALFORMED, re.error) as error:
             raise InputError(
                 f'{source}, line {number}: write {{"id": "capital", "prompt": "What is the capital of France?", '
                 '"expect": "paris"}, with a regular expression in `expect` and at most 1024 `max_tokens`.'

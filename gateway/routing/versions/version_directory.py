@@ -16,6 +16,7 @@ from llmops.gateway.replica_address import DnsAddress, ReplicaAddress, parse_rep
 from llmops.gateway.routing.discovery import AddressResolver
 from llmops.gateway.routing.replicas.pool_registry import VersionSource
 from llmops.gateway.routing.versions.version_table import ServedVersion, VersionTable
+from llmops.input_files import MALFORMED
 from llmops.store.factory import LazyStore
 from llmops.store.rollouts import RETIRED, add_outcomes, list_pins, list_versions
 
@@ -82,7 +83,7 @@ class VersionDirectory(VersionSource):
         """Write the recorded outcomes and read the versions now."""
         try:
             await wait_with_timeout(STORE_TIMEOUT, self._exchange())
-        except (TimeoutError, LlmopsError, SQLAlchemyError) as error:
+        except (TimeoutError, LlmopsError, SQLAlchemyError, *MALFORMED) as error:
             reason = error.message if isinstance(error, LlmopsError) else type(error).__name__
             if self._log_once.is_new("store", reason):
                 log.error("The versions of models cannot be read (%s); the known weights stay.", reason)
@@ -109,11 +110,21 @@ class VersionDirectory(VersionSource):
     def _addresses(self) -> Sequence[ReplicaAddress | DnsAddress]:
         """Return the replicas that the versions in use name."""
         versions = [version for versions in self.table.models.values() for version in versions]
-        names = {address for version in versions if not version.is_retired for address in version.replicas}
-        return [parse_replica(one) for one in sorted(names)]
+        return self._parse({address for one in versions if not one.is_retired for address in one.replicas})
 
     def _retired_addresses(self) -> Collection[ReplicaAddress | DnsAddress]:
         """Return the replicas that only retired versions name."""
         versions = [version for versions in self.table.models.values() for version in versions]
-        names = {address for version in versions if version.is_retired for address in version.replicas}
-        return {parse_replica(one) for one in names} - set(self._addresses())
+        retired = self._parse({address for one in versions if one.is_retired for address in one.replicas})
+        return set(retired) - set(self._addresses())
+
+    def _parse(self, texts: Collection[str]) -> Sequence[ReplicaAddress | DnsAddress]:
+        """Return addresses of the store. One that cannot be read keeps no other from being used."""
+        found = []
+        for text in sorted(texts):
+            try:
+                found.append(parse_replica(text))
+            except ValueError as error:
+                if self._log_once.is_new(text, str(error)):
+                    log.error("A version in the store has a replica that is left out: %s.", error)
+        return found

@@ -162,7 +162,8 @@ def sandbox_command(model_path: Path, vocab_size: int, niceness: int) -> tuple[l
     python = str(own) if own.exists() else sys.executable
     arguments = [str(model_path), str(vocab_size), str(niceness), str(os.getpid())]
     command = [python, "-m", "llmops_engine.guided.sandbox", *arguments]
-    return command, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    # nothing is imported from the folder in which the server was started
+    return command, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONSAFEPATH": "1"}
 
 
 def _serve(lines: BinaryIO, answer: BinaryIO, pipeline: Any) -> None:

@@ -190,4 +190,5 @@ def _command(python: str, ranks: int, folder: Path) -> list[str]:
 
 def _environment(ranks: int) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if ranks == 1 or not name.startswith(_MPI_VARIABLES)}
-    return {**inherited, "PYTHONPATH": str(Path(__file__).parents[2])}
+    # nothing is imported from the folder in which the server was started
+    return {**inherited, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONSAFEPATH": "1"}

@@ -1,0 +1,61 @@
+"""Rows of the store with values that llmops never writes: a restored dump, another program, a damaged disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from llmops.gateway.auth.directory import CredentialUnavailableError
+from llmops.gateway.auth.keys import KeyDirectory
+from llmops.gateway.interfaces import Usage
+from llmops.gateway.usage.billing import Billing
+from llmops.store.factory import open_store
+from llmops.store.prices import Price, set_price
+from tests.store.control_client import BY, make_key
+
+
+def execute(folder: Path, statement: str) -> None:
+    with contextlib.closing(sqlite3.connect(folder / "store.db")) as connection:
+        connection.execute(statement)
+        connection.commit()
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["rpm = -1", "rpm = 'x'", "budget_micros = 1e400, budget_period = 'day'", "scopes = '5'", "scopes = '{'",
+     "budget_micros = 5, budget_period = 'age'", "models = '[1'", "expires_at = 'soon'"],
+)  # fmt: skip
+async def test_a_damaged_key_is_an_outage_of_that_key_alone(tmp_path: Path, change: str) -> None:
+    """Before the fix, keys that were looked up beside it got 503, or waited for ever."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    keys = [await make_key(url) for _ in range(5)]
+    execute(tmp_path, f"UPDATE api_keys SET {change} WHERE id = '{keys[2][1]}'")
+    directory = KeyDirectory(url)
+    async with asyncio.timeout(30):
+        found = await asyncio.gather(*(directory.find(secret) for secret, _, _ in keys), return_exceptions=True)
+    await directory.close()
+    assert isinstance(found.pop(2), CredentialUnavailableError)
+    assert [caller.key_id for caller in found] == [key for at, (_, key, _) in enumerate(keys) if at != 2]
+
+
+@pytest.mark.parametrize("change", ["input_micros = 'x'", "input_micros = -1", "valid_from = 'soon'"])
+async def test_a_damaged_price_leaves_the_prices_that_were_read(tmp_path: Path, change: str, caplog) -> None:
+    """Before the fix, the task that reads prices ended, and later prices were never billed."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with await open_store(url) as store, store.write() as connection:
+        for model in ("a", "b"):
+            await set_price(connection, Price(model, BY.at, 1_000_000, 0, 0), BY)
+    billing = Billing(url)
+    await billing.start()
+    execute(tmp_path, f"UPDATE prices SET {change} WHERE model = 'b'")
+    await billing.refresh()
+    assert "Prices cannot be read" in caplog.text
+    assert billing.bill("a", Usage(7, 0)).micros == 7
+    execute(tmp_path, "DELETE FROM prices WHERE model = 'b'")
+    await billing.refresh()
+    assert "Prices can be read again" in caplog.text
+    await billing.close()
