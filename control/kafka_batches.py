@@ -35,8 +35,9 @@ _HEADER = Struct(">qi")
 #: Bytes of the smallest batch: offset, length, checksum, and the byte with the format.
 _MIN_BATCH_BYTES = 17
 
-#: Offsets that one batch may cover. A batch of `max.message.bytes` has fewer records.
-MAX_RECORDS = 2**20
+#: Offsets that one batch may cover, which is read in a fifth of a second. A gateway's batch has some
+#: hundreds.
+MAX_RECORDS = 2**16
 
 
 class RejectedBatch:

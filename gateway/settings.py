@@ -1083,6 +1083,8 @@ def explain_settings_error(error: ValidationError, kind: type[BaseModel], where:
 def _names_in(kind: Any, section: Sequence[str | int]) -> list[str]:
     """Return the names of the settings in a section. A dict of sections may have any names."""
     for part in section:
+        if not hasattr(kind, "model_fields") and not get_args(kind):
+            return []
         kind = kind.model_fields[part].annotation if hasattr(kind, "model_fields") else get_args(kind)[-1]
         if get_origin(kind) in (Union, UnionType):  # `Section | None`
             kind = next((one for one in get_args(kind) if hasattr(one, "model_fields")), kind)

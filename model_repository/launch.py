@@ -487,14 +487,14 @@ def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions,
     environment = {**inherited, **installation.environment, **environment}
     # byte code in a repository, which Python would run in place of the source, is then an edit
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    # nor are modules imported from the folder in which the server is started
-    environment["PYTHONSAFEPATH"] = "1"
     if options.launch.visible_gpus:
         environment["CUDA_VISIBLE_DEVICES"] = options.launch.visible_gpus
     _check_program(command[0], environment["PATH"])
     return subprocess.Popen(
         with_parent_death_signal(command),
         env=environment,
+        # Triton's Python models import from the working directory, which may be a stranger's checkpoint
+        cwd="/",
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -205,7 +205,10 @@ def _bits_per_weight(method: str, quantised: dict[str, Any]) -> int | None:
     if method == "bitsandbytes":
         return 4 if quantised.get("load_in_4bit") else 8
     if method == "compressed-tensors":
-        groups = quantised.get("config_groups") or {}
-        bits = [(group.get("weights") or {}).get("num_bits") for group in groups.values() if isinstance(group, dict)]
+        groups = quantised.get("config_groups")
+        weights = (
+            [one.get("weights") for one in groups.values() if isinstance(one, dict)] if isinstance(groups, dict) else []
+        )
+        bits = [one.get("num_bits") for one in weights if isinstance(one, dict)]
         return min((b for b in bits if isinstance(b, int)), default=None)
     return _BITS_OF_METHOD.get(method)

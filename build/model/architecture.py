@@ -332,6 +332,8 @@ class _ConfigReader:
         if self.family.recurrent is None:
             return []
         kinds = self.raw("layers_block_type", "layer_types", "hybrid_override_pattern") or ()
+        if not isinstance(kinds, list | tuple | str):
+            kinds = ()
         found = [_LAYER_KINDS.get(kind, "") if isinstance(kind, str) else "" for kind in kinds]
         if len(found) != layers or "" in found:
             raise CheckpointError(

@@ -9,13 +9,18 @@ import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated, ClassVar
 
-from llmops.errors import InputError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from llmops.errors import InputError, first_validation_error
 from llmops.input_files import read_json
 
 REPOSITORY_FILE = ".llmops-repository.json"
 #: Bytes up to which an edited file is compared: code and configuration. Engines are elsewhere.
 MAX_FILE_BYTES = 64 * 2**20
+#: The most GPUs of one engine, as in engine.json.
+_Gpus = Annotated[int, Field(ge=1, le=4096)]
 
 
 @dataclass(frozen=True)
@@ -26,13 +31,15 @@ class ServedEngine:
     the library's version, empty for an engine of another library.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
     directory: str
     key: str
     target: str
     backend: str
     runtime: str = ""
-    tp_size: int = 1
-    pp_size: int = 1
+    tp_size: _Gpus = 1
+    pp_size: _Gpus = 1
     tensorrt_llm: str = ""
     gpu_device_ids: str = ""
 
@@ -102,11 +109,11 @@ class RepositoryManifest:
             return cls()
         try:
             content = read_json(path)
-            engines = {name: ServedEngine(**fields) for name, fields in content["engines"].items()}
-            return cls(content["llmops"], content["contract"], engines, dict(content.get("files", {})))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return TypeAdapter(cls).validate_python(content)
+        except (OSError, ValueError) as error:
+            reason = first_validation_error(error, "the file") if isinstance(error, ValidationError) else error
             raise InputError(
-                f"{path} was written by another version of llmops or edited ({error}): make the repository again with "
+                f"{path} was written by another version of llmops or edited ({reason}): make the repository again with "
                 "`llmops repo`."
             ) from error
 

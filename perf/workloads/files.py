@@ -5,13 +5,14 @@ A file has own prompts (JSONL or plain lines) or a request trace (JSONL in Moonc
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from llmops.errors import InputError
-from llmops.input_files import parse_json, read_lines
+from llmops.input_files import MALFORMED, parse_json, read_lines
 from llmops.perf.records import Request
 from llmops.perf.workloads.base import SingleRequestSession
 from llmops.perf.workloads.filler import Filler
@@ -20,6 +21,8 @@ from llmops.perf.workloads.synthetic import PromptForm
 
 #: Tokens of a block, which a hash id of a Mooncake trace stands for.
 BLOCK_TOKENS = 512
+#: Tokens of a prompt or an answer: more than any model's context.
+MAX_LENGTH = 10_000_000
 
 
 def _lines(path: Path) -> list[str]:
@@ -63,6 +66,9 @@ class PromptFile:
             raise InputError(f'{path}, line {number}: "messages" or "prompt" is missing; add one of them.')
         if self._form == "prompt" and "prompt" not in value:
             raise InputError(f'{path}, line {number}: "messages" need a chat endpoint; give "prompt" instead.')
+        most = value.get("max_tokens", 1)
+        if not isinstance(most, int) or not 0 < most <= MAX_LENGTH:
+            raise InputError(f'{path}, line {number}: "max_tokens" is not 1 to {MAX_LENGTH:,}.')
         return value
 
     def session(self, index: int) -> SingleRequestSession:
@@ -98,11 +104,11 @@ def _entry(path: Path, number: int, line: str) -> TraceEntry:
         at = float(value["timestamp"]) / 1000
         lengths = int(value["input_length"]), int(value["output_length"])
         hashes = [int(item) for item in value.get("hash_ids", [])]
-    except (KeyError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         needed = "timestamp (ms), input_length and output_length (tokens)"
         raise InputError(f"{path}, line {number}: {needed} must be numbers.") from error
-    if at < 0 or min(lengths) < 1:
-        raise InputError(f"{path}, line {number}: a time below 0 or a length below 1.")
+    if not 0 <= at < math.inf or min(lengths) < 1 or max(lengths) > MAX_LENGTH:
+        raise InputError(f"{path}, line {number}: a time below 0, or a length that is not 1 to {MAX_LENGTH:,}.")
     return TraceEntry(at, *lengths, hashes)
 
 
