@@ -137,6 +137,8 @@ def main() -> NoReturn:
     if sys.platform != "linux":
         sys.exit(f"Error: llmops runs on Linux, and this is {sys.platform}; use a Linux machine, a container or WSL 2.")
     interrupts = _Interrupts()
+    # the cache and repositories have code, so that no umask lets every user write to them
+    os.umask(os.umask(0o077) | 0o002)
     _warn_of_foreign_files()
     try:
         code = cli.main(prog_name="llmops", standalone_mode=False, color=False if os.environ.get("NO_COLOR") else None)

@@ -12,6 +12,8 @@ from llmops.input_files import read_bounded
 
 #: Bytes of a file of settings. PyYAML takes seconds for a MiB.
 MAX_YAML_BYTES = 2**20
+#: Keys of all mappings together, with those that `<<` repeats. Ten thousand models have half as many.
+MAX_MERGED_KEYS = 200_000
 
 
 def read_yaml(path: Path, advice: str = "name a YAML file that can be read") -> Any:
@@ -58,6 +60,13 @@ class _StrictLoader(yaml.SafeLoader):
                 )
             lines[name] = line
         return super().construct_mapping(node, deep)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Replace merge keys (`<<`) by what they name, whose size grows with the power of their depth."""
+        super().flatten_mapping(node)
+        self._merged = getattr(self, "_merged", 0) + len(node.value)
+        if self._merged > MAX_MERGED_KEYS:
+            raise ValueError(f"`<<` makes more than {MAX_MERGED_KEYS:,} keys")
 
 
 class _DuplicateKeyError(yaml.constructor.ConstructorError):

@@ -26,6 +26,7 @@ from pydantic_core import PydanticCustomError
 from llmops.build.engine_folder.manifest_extras import AdapterEntry, ManifestExtra, NvidiaExtra, extra_type
 from llmops.build.target_facts import TargetName
 from llmops.errors import InputError, first_validation_error
+from llmops.untrusted_text import is_safe_text
 
 E = TypeVar("E", bound=ManifestExtra)
 FILE_NAME = "engine.json"
@@ -51,6 +52,16 @@ def _inside(value: str) -> str:
 
 #: A folder relative to the engine's own.
 _Inside = Annotated[str, AfterValidator(_inside)]
+
+
+def _check_shown(text: str) -> str:
+    if not is_safe_text(text):
+        raise ValueError("it has a control character, or one that cannot be seen")
+    return text
+
+
+#: A text that commands print.
+_ShownText = Annotated[str, AfterValidator(_check_shown)]
 
 
 class _ManifestModel(BaseModel):
@@ -181,7 +192,7 @@ class EngineManifest(_ManifestModel):
     key: str
     name: str
     target: TargetName
-    architecture: str
+    architecture: _ShownText
     model_dir: _Inside = "model"
     source: Source
     versions: dict[str, str]

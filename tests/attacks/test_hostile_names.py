@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from pydantic import ValidationError
 
+from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.cli.main import cli
 from tests.attacks.test_checkpoints import CONFIG, folder
 from tests.deploy.chart_values import KEYS, ONE
@@ -52,3 +55,11 @@ def test_a_printed_command_runs_nothing_of_a_folders_name(folder: Path, tmp_path
     assert done.exit_code == 0, done.output
     (line,) = [one for one in done.output.splitlines() if one.startswith("docker run")]
     assert f"type=bind,source={output},target=/engine" in shlex.split(line)
+
+
+def test_an_engine_names_no_architecture_that_a_terminal_obeys() -> None:
+    """Before the fix, `llmops repo` printed it as it was."""
+    engine = json.loads((Path(__file__).parents[1] / "build/data/engines/tensorrt.json").read_text())
+    EngineManifest.model_validate(engine)
+    with pytest.raises(ValidationError, match="control character"):
+        EngineManifest.model_validate({**engine, "architecture": "Llama\x1b]0;owned\x07"})

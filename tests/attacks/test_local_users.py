@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from llmops.build.recipes.catalog import recipes
 from llmops.model_repository.server.shared_memory import SHM_DIR
 from llmops.process import descendants
 from tests.attacks.harness import record
 from tests.support.engine_client import EngineClient, generation
+from tests.support.live_process import LLMOPS
 
 #: The text of the victim's prompt, as tokens: all of them go through shared memory.
 IDS = list(range(700, 900))
@@ -30,6 +33,14 @@ def shared_files(pid: int) -> list[Path]:
     ours = (str(Path(__file__).parents[2]), sys.prefix)
     shared_ones = (one for one in sorted(found) if one.startswith(shared) and not one.startswith(ours))
     return [Path(one) for one in shared_ones if Path(one).is_file()]
+
+
+def test_no_umask_lets_every_user_write_what_is_run(tmp_path: Path) -> None:
+    """Before the fix, an `llmops` with the umask 0 made a cache and repositories that anyone could write to."""
+    command = [*LLMOPS, "recipe", "use", next(iter(recipes())), "-o", str(tmp_path / "made" / "recipe.yaml")]
+    (tmp_path / "made").mkdir()
+    subprocess.run(command, check=True, umask=0, capture_output=True)
+    assert not (tmp_path / "made" / "recipe.yaml").stat().st_mode & stat.S_IWOTH
 
 
 @pytest.mark.stack

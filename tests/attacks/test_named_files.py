@@ -74,7 +74,12 @@ def test_a_hole_takes_no_memory(tmp_path: Path, name: str) -> None:
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < BOUND_MIB
 
 
-@pytest.mark.parametrize("text", ["a: 9999-99-99", "? [a, b]\n: c", "a: " + "1" * 6000, "{a: " * 2000])
+#: Merge keys in eight levels: before the fix, these 3 KiB took all memory.
+MERGED = "a0: &a0 {" + ",".join(f"k{at}: 1" for at in range(200)) + "}\n"
+MERGED += "".join(f"a{at}: &a{at} {{<<: [{','.join([f'*a{at - 1}'] * 40)}]}}\n" for at in range(1, 9))
+
+
+@pytest.mark.parametrize("text", ["a: 9999-99-99", "? [a, b]\n: c", "a: " + "1" * 6000, "{a: " * 2000, MERGED])
 def test_yaml_that_has_no_value_is_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "f.yaml").write_text(text)
     with pytest.raises(LlmopsError, match=r"f\.yaml"):

@@ -133,7 +133,7 @@ async def test_replicas_that_made_room_come_back_with_a_rollback(machine):
     assert one.timeouts == {120.0}
     assert one.stopped == ["base-1", "base-0"]
     assert one.assigned == [[1], [0]]
-    assert await one.replicas.restore(OLD, NEW) == ["m-initial-0", "m-initial-1"]
+    assert await one.replicas.restore(OLD, NEW) == ["m@initial-0", "m@initial-1"]
     # one by one, the last started first
     assert one.stopped == ["base-1", "base-0", "m@v2-1", "m@v2-0"]
     assert one.assigned == [[1], [0], [0], [1]]
