@@ -29,6 +29,7 @@ from llmops.gateway.interfaces import (
     TokenStream,
     Usage,
 )
+from llmops.gateway.logging_setup import RepeatedLines
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.settings import EVERY_TENANT, GatewaySettings, ProviderSettings
 from llmops.gateway.text.tokenizer import TextTokenizer
@@ -40,6 +41,8 @@ OVERFLOW_HEADER = "x-llmops-overflow"
 BYTES_PER_TOKEN = 3
 #: Bytes of one line of a provider's stream: a delta has a few hundred.
 MAX_LINE_BYTES = 1 << 20
+#: Seconds between two log lines about the same failure: each request may cause one.
+LOG_INTERVAL = 1.0
 #: Events that wait for the client. Beyond this the provider's connection is not read.
 MAX_WAITING_EVENTS = 64
 #: The longest wait that a provider's `retry-after` asks of a client, in seconds.
@@ -166,6 +169,7 @@ class Provider:
             InputError: The key cannot be read.
         """
         self.name, self.settings = name, settings
+        self._log_lines = RepeatedLines(LOG_INTERVAL)
         key = _read_key(name, settings)
         headers = {"accept": "text/event-stream", "accept-encoding": "identity", OVERFLOW_HEADER: "1"}
         self.client = fair_client(
@@ -173,6 +177,11 @@ class Provider:
             timeout=httpx.Timeout(float(settings.timeout), connect=connect),
             limits=httpx.Limits(max_connections=settings.concurrent),
         )
+
+    def log_detail(self, kind: str, detail: str) -> str | None:
+        """Return an error's detail for the log, None if the log had one of its kind a moment ago."""
+        suffix = self._log_lines.suffix(kind)
+        return None if suffix is None else detail + suffix
 
     @property
     def url(self) -> str:
@@ -351,14 +360,14 @@ class ProviderStream(TokenStream):
     def _unusable(self, detail: str) -> ApiError:
         name = self._provider.name
         message = f"The provider {name}, to which this request overflowed, gave no usable answer; try again."
-        return ProviderError(message, detail=detail)
+        return ProviderError(message, detail=self._provider.log_detail("unusable", detail))
 
     def _away(self, error: Exception, what: str) -> ApiError:
         name = self._provider.name
         return UnavailableError(
             f"The provider {name}, to which this request overflowed, {what}; try again.",
             code="provider_unavailable",
-            detail=type(error).__name__,
+            detail=self._provider.log_detail("away", type(error).__name__),
         )
 
 

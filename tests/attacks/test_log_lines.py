@@ -10,6 +10,7 @@ import pytest
 from llmops.gateway.errors import UnavailableError
 from tests.attacks.harness import exchange, record, scaled
 from tests.gateway.test_conversations import chats
+from tests.support.gateway_stack import running
 
 __all__ = ["chats"]
 
@@ -75,3 +76,15 @@ async def test_requests_that_wait_for_each_other_write_one_line(impatient, chats
     lines = [line for line in caplog.messages if "cannot be read or written" in line]
     record(f"{sum(map(len, lines))} bytes of log for 20 requests")
     assert len(lines) == 1
+
+
+async def test_a_provider_that_is_away_writes_one_line_a_second(card, tokenizer, caplog):
+    """Before the fix, each request wrote a line of 230 bytes."""
+    overflow = {"aliases": {"best": ["gone", "cloud/big"]}, "providers": {"cloud": {"url": "http://127.0.0.1:9/v1"}}}
+    overflow["providers"]["cloud"]["tenants"] = ["*"]
+    async with running(card, tokenizer, **overflow) as stack:
+        began = time.monotonic()
+        answers = [await stack.chat(model="best") for _ in range(20)]
+    assert {answer.json()["error"]["code"] for answer in answers} == {"provider_unavailable"}
+    lines = [line for line in caplog.messages if "The provider cloud" in line]
+    assert 1 <= len(lines) <= 1 + (time.monotonic() - began)
