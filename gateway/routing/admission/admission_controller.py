@@ -211,9 +211,6 @@ class AdmissionController:
             # it must be dispatched early enough for its prefill
             prefill = time_to_first_token(home, max(request.routing.tokens - cached, 1), 0)
             request.deadline = min(request.deadline, request.arrived + self.queue.tier(request).max_wait) - prefill
-            if request.home_until >= request.deadline:
-                # there is no time to wait for the prefix
-                request.home_until = now
         evicted: list[QueuedRequest] = []
         while self._is_full(request):
             last = self.queue.eviction_candidate(request) if self.queue else None
