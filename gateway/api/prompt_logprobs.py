@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmops.gateway.generation.app_state import AppState
-from llmops.gateway.generation.choice import Choice
+from llmops.gateway.generation.choice import Choice, json_logprob
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.routing.served_models import GenerativeModel
 
@@ -29,7 +29,7 @@ async def render_prompt_logprobs(
 
     def entry(token: int, value: float, rank: int) -> dict[str, Any]:
         text = model.tokenizer.detokenizers.token_bytes(token).decode("utf-8", "replace")
-        return {"logprob": value, "rank": rank if rank <= count else None, "decoded_token": text}
+        return {"logprob": json_logprob(value), "rank": rank if rank <= count else None, "decoded_token": text}
 
     def render() -> list[dict[str, Any] | None]:
         # nothing precedes the first token

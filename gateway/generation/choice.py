@@ -17,6 +17,9 @@ from llmops.gateway.safety.stream_guard import StreamGuard
 from llmops.gateway.text.detokenizer import Detokenizer
 from llmops.gateway.text.stop_strings import StopStringMatcher
 
+#: The log-probability of a token that a grammar or a broken engine excludes.
+MIN_LOGPROB = -9999.0
+
 
 class TokenLogprob(NamedTuple):
     """A token with its natural-log probability.
@@ -244,6 +247,11 @@ class TokenOffsets:
         return sum(bisect_left(self._starts, end) - bisect_left(self._starts, start) for start, end in spans)
 
 
+def json_logprob(value: float) -> float:
+    """Return a log-probability that JSON can express: OpenAI's least one for -inf and NaN."""
+    return min(max(MIN_LOGPROB, value), 0.0)
+
+
 class LogprobBuffer:
     """Log-probabilities that wait for the text they belong to, so that both are sent together."""
 
@@ -258,8 +266,8 @@ class LogprobBuffer:
         """Add a token with its log-probability, the offset of its text and the text's characters."""
         # a token without a character of its own is a part of the next character
         self._ends.append(offset + max(size, 1))
-        ranked = [(self._token_bytes(one), value) for one, value in tops]
-        self._waiting.append(TokenLogprob(self._token_bytes(token), logprob, offset, ranked))
+        ranked = [(self._token_bytes(one), json_logprob(value)) for one, value in tops]
+        self._waiting.append(TokenLogprob(self._token_bytes(token), json_logprob(logprob), offset, ranked))
 
     def take(self, text: str, *, ended: bool, cut: bool, whole: bool = False) -> list[TokenLogprob]:
         """Return the log-probabilities of `text`, the next piece that is sent.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import math
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -56,6 +58,15 @@ async def test_tokens_that_cannot_be_read_are_one_line_in_the_log(card, tokenize
         assert (await stack.chat()).json()["error"]["code"] == "engine_error"
     errors = [one for one in caplog.records if one.levelname == "ERROR"]
     assert [one.exc_info for one in errors] == [None]
+
+
+async def test_log_probabilities_are_numbers_of_json(card, tokenizer):
+    """Before the fix, NaN and -Infinity made the answer no JSON; a grammar excludes tokens with -inf."""
+    async with running(card, tokenizer) as stack:
+        stack.steps(Step((5, 6, 7), logprobs=(math.nan, -math.inf, math.inf)), Step(final=True))
+        answer = await stack.chat(logprobs=True)
+    content = json.loads(answer.text, parse_constant=pytest.fail)["choices"][0]["logprobs"]["content"]
+    assert [one["logprob"] for one in content] == [-9999.0, -9999.0, 0.0]
 
 
 async def test_a_provider_that_does_not_stop_is_stopped():
