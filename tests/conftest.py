@@ -23,11 +23,11 @@ sys.dont_write_bytecode = False
 
 pytest_plugins = ["tests.support.event_loop_lag", "tests.support.worker_restarts", "tests.support.quick_gateways"]
 
-# Hypothesis's deadline per example is a clock's judgement, which a machine with other work fails. Half of its
+# Hypothesis's deadline per example is a clock's judgement, which a machine with other work fails. A third of its
 # examples find what they find: each run draws others.
 if hypothesis.settings.get_current_profile_name() == "default":
     slow = [hypothesis.HealthCheck.too_slow]
-    hypothesis.settings.register_profile("untimed", deadline=None, max_examples=50, suppress_health_check=slow)
+    hypothesis.settings.register_profile("untimed", deadline=None, max_examples=30, suppress_health_check=slow)
     hypothesis.settings.load_profile("untimed")
 
 

@@ -77,7 +77,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def cells(target: str, family: str) -> Any:
     """Return a sample of (weights, KV cache, tp, grammars, adapters, speculation); LLMOPS_EVERY_CELL=1 tries all."""
     found = list(every_cell(target))
-    step = 1 if os.environ.get("LLMOPS_EVERY_CELL") else 3 if family == "llama" else 7
+    step = 1 if os.environ.get("LLMOPS_EVERY_CELL") else 5 if family == "llama" else 11
     return [found[0], *found[len(family) % step :: step]]
 
 
