@@ -8,19 +8,24 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import grpc.aio
 import httpx
 import pytest
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
+from tritonclient.grpc import service_pb2 as pb
 
+from llmops import contract
 from llmops.cli.monitor.exposition import MetricsPage
 from llmops.control import models_api
 from llmops.control.reconcile import SERVED_TOKENS_METRIC, served_tokens
-from llmops.errors import ResourceError
+from llmops.errors import ResourceError, ServerError
 from llmops.gateway.errors import UnavailableError
+from llmops.perf.clients.triton import TritonBenchClient, TritonTarget
+from llmops.perf.records import Request
 from llmops.untrusted_text import UNSAFE_CHARACTERS
 from tests.attacks.harness import MIB
 from tests.support.live_process import LLMOPS
@@ -158,7 +163,7 @@ async def test_a_gateway_that_answers_control_with_anything_is_unavailable(answe
     with server(answer) as url:
         async with httpx.AsyncClient(base_url=url) as client:
             with pytest.raises(UnavailableError):
-                await models_api._list_models(client, Request({"type": "http", "headers": []}))
+                await models_api._list_models(client, HttpRequest({"type": "http", "headers": []}))
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "1e999", "x"])
@@ -166,3 +171,58 @@ async def test_an_engine_that_serves_no_number_of_tokens_is_unreadable(value: st
     page = f'{SERVED_TOKENS_METRIC}_sum{{model="m"}} {value}\n'
     with server(lambda one: reply(one, page.encode(), "text/plain")) as url, pytest.raises(ResourceError):
         await served_tokens([f"{url}/metrics"])
+
+
+class HostileTriton(grpc.GenericRpcHandler):
+    """A Triton that describes its model with `card`, and whose streams never end."""
+
+    def __init__(self, card: str) -> None:
+        self._card = card
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        if details.method.endswith("/ModelConfig"):
+            return grpc.unary_unary_rpc_method_handler(
+                self._config, pb.ModelConfigRequest.FromString, pb.ModelConfigResponse.SerializeToString
+            )
+        return grpc.stream_stream_rpc_method_handler(
+            self._stream, pb.ModelInferRequest.FromString, pb.ModelStreamInferResponse.SerializeToString
+        )
+
+    async def _config(self, *_: object) -> pb.ModelConfigResponse:
+        found = pb.ModelConfigResponse()
+        found.config.parameters[contract.METADATA_PARAMETER].string_value = self._card
+        return found
+
+    async def _stream(self, *_: object) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        while True:
+            response = pb.ModelStreamInferResponse()
+            response.infer_response.outputs.add(name=contract.OUTPUT_IDS.name, datatype="INT32", shape=[1, 1, 1])
+            response.infer_response.raw_output_contents.append(b"\1\0\0\0\2")
+            yield response
+
+
+@asynccontextmanager
+async def bench_client(card: str) -> AsyncIterator[TritonBenchClient]:
+    triton = grpc.aio.server()
+    triton.add_generic_rpc_handlers([HostileTriton(card)])
+    port = triton.add_insecure_port("127.0.0.1:0")
+    await triton.start()
+    client = TritonBenchClient(TritonTarget(f"127.0.0.1:{port}", "m"))
+    yield client
+    await client.close()
+    await triton.stop(None)
+
+
+@pytest.mark.parametrize("card", ["[1]", "5", "[" * 200_000, "x"])
+async def test_a_triton_that_describes_its_model_with_anything_is_one_sentence(card: str) -> None:
+    """Before the fix, `llmops bench grpc://…` ended with a traceback."""
+    async with bench_client(card) as client:
+        with pytest.raises(ServerError, match="does not describe m-tensorrt_llm"):
+            await client.card()
+
+
+async def test_bench_leaves_an_answer_that_never_ends() -> None:
+    """Before the fix, such an answer went on for the ten minutes of `--timeout`, and took memory for each token."""
+    async with bench_client("{}") as client:
+        record = await client.send(Request(max_tokens=4, prompt=[1], keep_text=True))
+    assert record.error == "too many tokens"

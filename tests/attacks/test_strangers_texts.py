@@ -55,7 +55,7 @@ def is_safe(text: str, lines: bool = True) -> bool:
     return not any(UNSAFE_CHARACTERS.match(one) for one in text if not (lines and one == "\n"))
 
 
-@settings(max_examples=scaled(100, 20_000))
+@settings(max_examples=scaled(100, 5000))
 @given(st.text(st.characters(), max_size=400) | st.sampled_from(HOSTILE))
 def test_what_is_shown_has_no_unsafe_character_and_an_end(text):
     found = escape_unsafe(text)
@@ -66,7 +66,7 @@ def test_what_is_shown_has_no_unsafe_character_and_an_end(text):
         assert found == strip_unsafe(text) == text
 
 
-@settings(max_examples=scaled(60, 20_000))
+@settings(max_examples=scaled(60, 2000))
 @given(st.recursive(st.text(max_size=10), lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=5), inner)))
 def test_json_that_is_shown_says_the_same_to_a_program(data):
     found = json_escape_unsafe(data)
@@ -149,7 +149,7 @@ def test_a_log_line_of_a_stranger_is_one_line():
 
 _labels = st.dictionaries(
     st.sampled_from(["model", "le", "state", "status", "server", "priority"]),
-    st.sampled_from([*HOSTILE, "tiny", "+Inf", "ready", "nan", "x" * 5000]),
+    st.sampled_from([*HOSTILE, "tiny", "+Inf", "ready", "NaN", "x" * 5000]),
 )
 _names = st.sampled_from(
     ["llmops_answers_total", "llmops_replicas", "llm_ttft_seconds_bucket", "llmops_requests_total", "llmops_queue"]
