@@ -107,7 +107,7 @@ DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 
 @pytest.mark.parametrize("file", ["open-answers", "outbox.db", "outbox.db-wal", "position", "lock"])
 @given(damage=st.sampled_from(sorted(DAMAGES)), seed=st.integers(0, 2**32))
-@settings(max_examples=scaled(10, 500), deadline=None)
+@settings(max_examples=scaled(10, 100), deadline=None)
 def test_a_damaged_file(file: str, damage: str, seed: int) -> None:
     """The gateway starts, what the other files have is billed, and a loss is an error in the log."""
     with tempfile.TemporaryDirectory() as folder:
