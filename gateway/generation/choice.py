@@ -17,6 +17,8 @@ from llmops.gateway.safety.stream_guard import StreamGuard
 from llmops.gateway.text.detokenizer import Detokenizer
 from llmops.gateway.text.stop_strings import StopStringMatcher
 
+#: Log-probabilities of an answer that is sent whole, in all choices: each takes about 100 bytes.
+MAX_LOGPROBS = 400_000
 #: The log-probability of a token that a grammar or a broken engine excludes.
 MIN_LOGPROB = -9999.0
 
@@ -40,7 +42,8 @@ class Choice:
     Attributes:
         completion_tokens: Its tokens without the end token.
         plain: True if all text is content, so that `sort` need not be called.
-        overran: True if the engine went on beyond `max_tokens`.
+        overran: True if the gateway ends the choice: the engine went on beyond `max_tokens`, or the
+            answer has as many log-probabilities as may be kept.
     """
 
     def __init__(
@@ -125,6 +128,8 @@ class Choice:
             text = self._detokenizer.feed(tokens) if tokens else ""
         else:
             text = "".join([self._decode_one(token, at, batch.logprobs, batch.tops) for at, token in enumerate(tokens)])
+            if self.logprobs is not None and self.logprobs.is_full and not self.done:
+                self.overran = True
         if self._stop is not None:
             text = self._stop.feed(text)
         if self.overran:
@@ -255,8 +260,10 @@ def json_logprob(value: float) -> float:
 class LogprobBuffer:
     """Log-probabilities that wait for the text they belong to, so that both are sent together."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes], most: int | None = None) -> None:
+        """Create a buffer. It is full after `most` values; None for a stream, which keeps none."""
         self._token_bytes = token_bytes
+        self._left = most
         self._sent = 0
         self._waiting: list[TokenLogprob] = []
         # where the text of each waiting token ends
@@ -266,8 +273,14 @@ class LogprobBuffer:
         """Add a token with its log-probability, the offset of its text and the text's characters."""
         # a token without a character of its own is a part of the next character
         self._ends.append(offset + max(size, 1))
+        if self._left is not None:
+            self._left -= 1 + len(tops)
         ranked = [(self._token_bytes(one), json_logprob(value)) for one, value in tops]
         self._waiting.append(TokenLogprob(self._token_bytes(token), json_logprob(logprob), offset, ranked))
+
+    @property
+    def is_full(self) -> bool:
+        return self._left is not None and self._left <= 0
 
     def take(self, text: str, *, ended: bool, cut: bool, whole: bool = False) -> list[TokenLogprob]:
         """Return the log-probabilities of `text`, the next piece that is sent.
