@@ -93,7 +93,7 @@ class TritonEncoder:
             for at in range(0, len(rows), size)
         ]
         try:
-            return _join_responses(await asyncio.gather(*batches), self._card.dimensions)
+            return _join_responses(await asyncio.gather(*batches), len(rows), self._card.dimensions)
         finally:
             for batch in batches:
                 batch.cancel()
@@ -133,10 +133,14 @@ def _pad_rows(rows: TokenRows) -> NDArray[np.int32]:
     return padded
 
 
-def _join_responses(responses: Sequence[Any], dimensions: int) -> NDArray[np.float32]:
+def _join_responses(responses: Sequence[Any], rows: int, dimensions: int) -> NDArray[np.float32]:
     import numpy as np
 
     raw = b"".join(content for response in responses for content in response.raw_output_contents)
-    if len(raw) % (4 * dimensions):
+    if len(raw) != 4 * rows * dimensions:
         raise EngineError("The encoder's answer does not have the size it announced.")
-    return np.frombuffer(raw, dtype=np.float32).reshape(-1, dimensions)
+    vectors = np.frombuffer(raw, dtype=np.float32).reshape(rows, dimensions)
+    if not np.isfinite(vectors).all():
+        # JSON has no such numbers
+        raise EngineError("The encoder's answer has numbers that are not finite.")
+    return vectors
