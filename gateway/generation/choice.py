@@ -17,8 +17,8 @@ from llmops.gateway.safety.stream_guard import StreamGuard
 from llmops.gateway.text.detokenizer import Detokenizer
 from llmops.gateway.text.stop_strings import StopStringMatcher
 
-#: Log-probabilities of an answer that is sent whole, in all choices: each takes about 100 bytes.
-MAX_LOGPROBS = 400_000
+#: Log-probabilities of an answer that is sent whole, in all choices: each takes about 130 bytes.
+MAX_LOGPROBS = 100_000
 #: The log-probability of a token that a grammar or a broken engine excludes.
 MIN_LOGPROB = -9999.0
 
