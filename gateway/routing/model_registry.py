@@ -233,9 +233,8 @@ class ModelRegistry:
     async def refresh(self) -> None:
         """Read the models of all servers.
 
-        A change at one server counts at once, however long another takes. Without a change the
-        models are combined once for all servers, because combining takes as long as there are
-        servers.
+        A change at one server counts at once, however long another takes. Without a change, the
+        models are combined once for all servers: that takes longer the more servers there are.
         """
         if self._find is not None:
             await self._update_servers(await self._find())
