@@ -309,16 +309,13 @@ class StreamWatchdog:
         self._failing_over_at = 0.0
         self.expired: EngineTimeoutError | None = None
         self._loop = asyncio.get_running_loop()
-        self._schedule(self._wait())
+        # uvloop's handle does not say when, if it is at once
+        self._due = self._loop.time() + min(self._wait(), timeouts.idle)
+        self._handle = self._loop.call_at(self._due, self._check)
 
     def stop(self) -> None:
         """Stop checking."""
         self._handle.cancel()
-
-    def _schedule(self, wait: float) -> None:
-        # uvloop's handle does not say when, if it is at once
-        self._due = self._loop.time() + min(wait, self._timeouts.idle)
-        self._handle = self._loop.call_at(self._due, self._check)
 
     def _wait(self) -> float:
         """Return the seconds until the next token, or the whole answer, may be overdue."""
@@ -334,7 +331,8 @@ class StreamWatchdog:
             wait = max(wait, PROCESS_STALL_THRESHOLD)
         if wait > 0:
             # the limit before the first token is long, and the first token may come at any time
-            self._schedule(wait)
+            self._due = self._loop.time() + min(wait, self._timeouts.idle)
+            self._handle = self._loop.call_at(self._due, self._check)
             return
         silent = perf_counter() - (self._meter.last or self._started)
         self.expired = EngineTimeoutError(f"The engine sent nothing for {silent:.0f} s; send the request again.")

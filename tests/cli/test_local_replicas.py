@@ -100,7 +100,7 @@ async def test_new_replicas_and_a_twin_start_beside_the_old_ones_on_gpus_of_thei
     assert started.stable == ["base-0", "base-1"]
     assert started.twin == ModelVersion("m", TWIN, "/v1", ["m@initial-twin-0", "m@initial-twin-1"])
     assert one.assigned == [[2], [3], [4], [5]]
-    assert one.checked == ["m-v2-0", "m-v2-1", "m-initial-twin-0", "m-initial-twin-1"]
+    assert one.checked == ["m@v2-0", "m@v2-1", "m@initial-twin-0", "m@initial-twin-1"]
     assert await one.replicas.restore(OLD, NEW) == ()
     await one.replicas.stop(NEW, 0)
     # what is free now lies before the twin

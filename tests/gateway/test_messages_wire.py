@@ -127,7 +127,7 @@ async def test_the_order_of_events(agent):
 
 async def test_thinking_text_and_calls_are_blocks_in_their_order(agent):
     agent.say("<think>Let me see.</think>Well.\n" + CALL + "\n" + CALL + " Done.")
-    message = await ask(agent, tools=[WEATHER])
+    message = await ask(agent, tools=[WEATHER], max_tokens=400)
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use", "text"]
     thinking, text, first, second, after = message.content
     assert (thinking.thinking, text.text, after.text) == ("Let me see.", "Well.", "Done.")
@@ -136,7 +136,7 @@ async def test_thinking_text_and_calls_are_blocks_in_their_order(agent):
     assert first.id != second.id
     assert message.stop_reason == "tool_use"
     assert 0 < message.usage.output_tokens_details.thinking_tokens < message.usage.output_tokens
-    assert told(await streamed(agent, tools=[WEATHER])) == told(message)
+    assert told(await streamed(agent, tools=[WEATHER], max_tokens=400)) == told(message)
 
 
 @pytest.mark.parametrize("cut", [12, 45, 80])

@@ -64,6 +64,7 @@ def test_the_gpus_are_counted_as_nvidia_smi_lists_them(monkeypatch: pytest.Monke
     program.write_text('#!/bin/sh\necho "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)"\necho "GPU 1: NVIDIA H100"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpu_assignment.count_gpus() == 2
     assert share_gpus(1, 2) == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,GPU-c,GPU-d")
