@@ -96,8 +96,12 @@ async def answering(client: httpx.AsyncClient, count: int, where: set[str]) -> l
         sent = sum(one["own"] for one in busy) + sum(task.done() for task in tasks)
         return sent == count and {one["replica"] for one in busy} >= where and not any(one["waiting"] for one in busy)
 
-    await eventually(begun)
-    return tasks
+    async def begun_or_over() -> bool:
+        return await begun() or all(task.done() for task in tasks)
+
+    await eventually(begun_or_over)
+    # on a busy machine they can end before they were seen to run
+    return await answering(client, count, where) if all(task.done() for task in tasks) else tasks
 
 
 async def texts(tasks: list[asyncio.Task[httpx.Response]]) -> set[str]:

@@ -156,7 +156,7 @@ function NewKey({ tenants, onCreate }) {
     <label>Budget, $ <input name="usd" type="number" min="0" step="any" /></label>
     <label>per <select name="period"><option>month</option><option>week</option><option>day</option></select></label>
     <label>Expires <input name="expires" type="date" /></label>
-    <fieldset><legend>Scopes</legend>${SCOPES.map((one) => html`<label class="check"><input type="checkbox" name="scopes" value=${one} checked=${one === 'inference'} /> ${one}</label>`)}</fieldset>
+    <fieldset><legend>Scopes</legend>${SCOPES.map((one) => html`<label class="check"><input type="checkbox" name="scopes" value=${one} defaultChecked=${one === 'inference'} /> ${one}</label>`)}</fieldset>
     <button class="primary">Create</button></form>`
 }
 

@@ -273,7 +273,7 @@ function Chat({ session, onSignOut }) {
         onSend=${async (text) => { const sent = await send(text, replaces ?? {}); if (sent) setReplaces(null); return sent }} />
     </main>
     ${drawer && html`<${Drawer} options=${options} setOptions=${setOptions} current=${current} onClose=${() => { setDrawer(false); settings.current.focus() }}
-      onSystem=${(text) => current?.id && json('PATCH', `${CHATS}/${current.id}`, { system_prompt: text }).then((found) => setCurrent({ ...current, ...found }), say)} />`}
+      onSystem=${(text) => current?.id && json('PATCH', `${CHATS}/${current.id}`, { system_prompt: text }).then((found) => setCurrent((now) => (now?.id === found.id ? { ...now, ...found } : now)), say)} />`}
   </div>`
 }
 
@@ -291,7 +291,7 @@ function Side({ chats, current, search, onSearch, onOpen, onRename, onRemove, on
       <input id="search" type="search" placeholder="Search (Ctrl K)" value=${search} onInput=${(event) => onSearch(event.target.value)} /></div>
     <ul class="chats">${chats.data.map((chat) => html`<li key=${chat.id} class=${chat.id === current?.id ? 'current' : ''}>
       ${renaming === chat.id
-        ? html`<form onSubmit=${(event) => submit(event, chat)}><input name="title" aria-label="Title" value=${chat.title ?? ''} maxlength="500" autofocus onBlur=${() => setRenaming(null)} /></form>`
+        ? html`<form onSubmit=${(event) => submit(event, chat)}><input name="title" aria-label="Title" defaultValue=${chat.title ?? ''} maxlength="500" autofocus onBlur=${() => setRenaming(null)} /></form>`
         : html`<button class="open" aria-current=${chat.id === current?.id} onClick=${() => onOpen(chat.id)}>${chat.title ?? 'New chat'}</button>
           <button class="plain" aria-label=${`Rename ${chat.title ?? 'New chat'}`} onClick=${() => setRenaming(chat.id)}>✎</button>
           <button class="plain" aria-label=${`Delete ${chat.title ?? 'New chat'}`} onClick=${() => onRemove(chat)}>✕</button>`}
@@ -402,14 +402,15 @@ function Composer({ input, draft, setDraft, busy, ready, onSend, onStop, onProbl
 }
 
 function Drawer({ options, setOptions, current, onClose, onSystem }) {
-  const set = (name, value) => setOptions({ ...options, [name]: value })
+  // a field keeps what is typed while the page is rendered again, and two fields can change before it is
+  const set = (name, value) => setOptions((now) => ({ ...now, [name]: value }))
   const system = current?.id ? current.system_prompt ?? '' : options.system_prompt
   return html`<aside class="drawer" role="dialog" aria-label="Settings">
     <h2>Settings</h2>
     <label>System prompt <small>${current?.id ? 'of this chat' : 'of new chats'}</small>
-      <textarea value=${system} onChange=${(event) => (current?.id ? onSystem(event.target.value) : set('system_prompt', event.target.value))}></textarea></label>
+      <textarea key=${current?.id} defaultValue=${system} onChange=${(event) => (current?.id ? onSystem(event.target.value) : set('system_prompt', event.target.value))}></textarea></label>
     ${Object.entries(SAMPLING).map(([name, [label, min, max, step]]) => html`<label>${label} <small>empty: the model's own</small>
-      <input type="number" min=${min} max=${max} step=${step} value=${options[name] ?? ''} onChange=${(event) => event.target.validity.valid && set(name, event.target.value === '' ? null : Number(event.target.value))} /></label>`)}
+      <input type="number" min=${min} max=${max} step=${step} defaultValue=${options[name] ?? ''} onChange=${(event) => event.target.validity.valid && set(name, event.target.value === '' ? null : Number(event.target.value))} /></label>`)}
     <label>Colours <select value=${options.theme} onChange=${(event) => set('theme', event.target.value)}>
       <option value="auto">of the system</option><option value="light">light</option><option value="dark">dark</option></select></label>
     <button class="primary" onClick=${onClose} autofocus>Done</button>

@@ -19,6 +19,8 @@ _PATIENCE = 30.0
 _LEAST = 1.0
 #: Tokens that may still arrive: the engine goes on while a message travels.
 IN_FLIGHT = 8
+#: Seconds in which what a busy client has not read yet may still arrive.
+_UNREAD = 0.5
 
 
 class TokenPace:
@@ -99,6 +101,7 @@ async def stop(engine: EngineContext) -> Finding:
     await engine.probe.stop(name)
     said, answered = counted, time.monotonic() - begun
     result = await running
+    over = time.monotonic() - begun - answered
     expect(result.error is None, f"a stopped request ends with an error: {result.error}")
     if len(result.ids) == new and said > new - 8:
         return unseen("the engine was done before it could be stopped")
@@ -106,5 +109,8 @@ async def stop(engine: EngineContext) -> Finding:
     expect(result.finals == 1, "a stopped request has no final flag")
     # tokens of a round trip are under way when the answer arrives
     late, most = len(result.ids) - said, IN_FLIGHT + answered / pace.gap
-    expect(late <= most, f"{late} tokens more came after `stop` was answered, {most:.0f} can have been under way")
+    expect(
+        late <= most or over <= _UNREAD,
+        f"{late} tokens more came after `stop` was answered, {most:.0f} can have been under way",
+    )
     return works(f"ended after {len(result.ids)} of {new} tokens")
