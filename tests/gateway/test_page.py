@@ -238,6 +238,14 @@ async def test_an_answer_is_edited_retried_and_branched_by_keyboard(chat, page):
 async def test_a_text_file_the_system_prompt_and_sampling_go_with_the_message(chat, page):
     await page.get_by_role("button", name="Settings").click()
     await page.get_by_label("System prompt").fill("Be brief.")
+    # the page is rendered while the field is open
+    await page.evaluate("""() => new Promise((rendered) => {
+        const search = document.getElementById("search")
+        search.value = "milk"
+        search.dispatchEvent(new Event("input", {bubbles: true}))
+        requestAnimationFrame(() => setTimeout(rendered, 50))
+    })""")
+    assert await page.get_by_label("System prompt").input_value() == "Be brief."
     await page.get_by_label("Temperature").fill("0.5")
     await page.get_by_role("button", name="Done").press("Enter")
     files = [
