@@ -126,7 +126,7 @@ async def test_a_search_finds_what_titles_and_messages_contain(chats, clock, mon
 
 @pytest.mark.parametrize("text", [None, "fox"])
 async def test_a_page_of_the_list_is_read_in_the_order_of_its_index(store, text):
-    """Of 10,000 conversations, those of the page are read, and none is sorted."""
+    """A page of 10,000 conversations reads its own rows only, and sorts none."""
     plan = await plan_of_list(store, text)
     assert "idx_conversations_user" in plan, plan
     assert "FOR ORDER BY" not in plan, plan
