@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llmops_engine.engine_runtime import LENGTH, DeadEngineError, EngineRuntime, EngineStats, StepOutput
+from llmops_engine.engine_runtime import LENGTH, DeadEngineError, EngineRuntime, EngineStats, KvCacheEvent, StepOutput
 from llmops_engine.loop import QUEUE_FULL_MESSAGE, ActiveRequest, EngineLoop
 from llmops_engine.metrics import gauge_values
 from llmops_engine.request import RequestRejectedError, RuntimeRequest
@@ -198,6 +198,27 @@ def test_a_runtime_that_is_dead_ends_its_requests_and_refuses_the_next(
     done = threading.Event()
     loop.stop_requests("nobody", done.set)
     assert done.wait(60)
+
+
+def test_step_streams_hear_of_the_end_of_an_engine_whose_cache_cannot_be_asked(
+    loop: EngineLoop, runtime: ScriptedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker process that is killed while it is idle ends at the first question for its events."""
+    flushed = threading.Event()
+
+    def dead() -> list[KvCacheEvent]:
+        raise DeadEngineError("its process ended with code -9")
+
+    def after_step(idle: bool) -> float:
+        list(loop.take_kv_events())
+        flushed.set()
+        return 0.05
+
+    monkeypatch.setattr(runtime, "take_kv_events", dead)
+    loop.after_step = after_step
+    sentence = "engine: it has ended and takes no requests (its process ended with code -9)"
+    assert finish(submit(loop, 3))[-1] == sentence
+    assert flushed.wait(10)
 
 
 def test_a_thread_that_dies_of_a_bug_leaves_no_request_hanging(runtime: ScriptedRuntime) -> None:

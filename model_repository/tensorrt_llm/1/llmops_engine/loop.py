@@ -364,7 +364,8 @@ class EngineLoop:
 
     def take_kv_events(self) -> Iterable[KvCacheEvent]:
         """Return the runtime's KV-cache events since the last call. On the engine thread only."""
-        return self._runtime.take_kv_events()
+        # an engine that has ended cannot be asked, and gateways must be notified of its end
+        return () if self.failure else self._runtime.take_kv_events()
 
     def _stats(self) -> EngineStats:
         stats, preparing = self._runtime.stats(), len(self._preparing)
