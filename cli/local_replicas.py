@@ -18,7 +18,7 @@ from llmops.build.target_facts import TARGETS
 from llmops.control.rollouts.state_machine import RolloutSettings
 from llmops.control.rollouts.version_replicas import StartedReplicas
 from llmops.errors import InputError, ServerError
-from llmops.process import low_priority, module_command
+from llmops.process import module_command
 from llmops.store.rollouts import ModelVersion
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ async def verify_quickly(model: str, triton: str, metrics: str | None = None, en
     )
     try:
         async with asyncio.timeout(VERIFY_TIMEOUT):
-            with low_priority(process.pid):
-                out, err = await asyncio.to_thread(process.communicate)
+            out, err = await asyncio.to_thread(process.communicate)
     except TimeoutError:
         raise ServerError(f"`llmops verify --quick` of {triton} did not end within {VERIFY_TIMEOUT:g} s.") from None
     finally:
@@ -156,8 +155,7 @@ class LocalReplicas(CheckedReplicas):
     ) -> None:
         await self._in_thread(self.start_version, version, count, settings, old)
         for server in self.servers[version.model, version.name]:
-            with low_priority(server.pid):
-                await verify_quickly(version.model, server.grpc_address, server.metrics_url, version.engine)
+            await verify_quickly(version.model, server.grpc_address, server.metrics_url, version.engine)
 
     async def restore(self, stable: ModelVersion, candidate: ModelVersion) -> Sequence[str]:
         key, other = (stable.model, stable.name), (candidate.model, candidate.name)

@@ -26,7 +26,6 @@ from llmops.build.target_facts import TargetName
 from llmops.cli.accounts.admin_client import current_audit_context, default_store
 from llmops.errors import InputError, ServerError
 from llmops.model_repository.server.fault_watch import FaultSources, RestartBudget
-from llmops.process import low_priority
 
 if TYPE_CHECKING:
     from llmops.cli.local_replicas import LocalReplicas
@@ -259,9 +258,7 @@ class Stack:
     def _start_and_wait(self, repository: Path, exit_timeout: int) -> TritonServer:
         triton = self._start(repository, exit_timeout=exit_timeout)
         try:
-            # on a machine of a few cores, a start takes half of them from the replicas that serve
-            with low_priority(triton.pid):
-                self._await(triton)
+            self._await(triton)
         except BaseException:
             self._stop(triton)
             raise

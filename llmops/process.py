@@ -18,16 +18,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 #: Seconds in which Triton's stub process ends by itself after its server is gone.
 PARENT_DEATH_GRACE = 10.0
-
-#: Niceness of work that must not slow down what serves: a tenth of the processors if they are busy.
-LOW_PRIORITY = 10
-#: Seconds for which a process has a low priority at most.
-LOW_PRIORITY_SECONDS = 120.0
 
 _PR_SET_PDEATHSIG = 1
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -97,44 +92,6 @@ def kill_survivors(processes: Iterable[Process]) -> None:
         if process.is_alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process.pid, signal.SIGKILL)
-
-
-def set_niceness(leader: int, niceness: int) -> None:
-    """Set the niceness of a session and of all processes below its leader, if it can be set back.
-
-    Where the kernel schedules sessions (autogroups, see sched(7)), their user may set a niceness
-    back. The niceness of processes, which counts elsewhere, needs privileges for that.
-    """
-    with contextlib.suppress(OSError), open(f"/proc/{leader}/autogroup", "w") as file:
-        file.write(str(niceness))
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, own - 1)
-        os.setpriority(os.PRIO_PROCESS, 0, own)
-    except OSError:
-        # a niceness could not be set back
-        return
-    for pid in (leader, *(process.pid for process in descendants(leader))):
-        with contextlib.suppress(OSError):
-            # the group, because a process alone would be its first thread
-            os.setpriority(os.PRIO_PGRP, os.getpgid(pid), niceness)
-
-
-@contextlib.contextmanager
-def low_priority(leader: int) -> Iterator[None]:
-    """Lower the priority of a session and of all processes below its leader, if it can be set back.
-
-    After LOW_PRIORITY_SECONDS it is set back, so that a busy machine does not starve them.
-    """
-    set_niceness(leader, LOW_PRIORITY)
-    timer = threading.Timer(LOW_PRIORITY_SECONDS, set_niceness, (leader, 0))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        set_niceness(leader, 0)
 
 
 def stop_child(child: subprocess.Popen[bytes], timeout: float = 0.0) -> None:

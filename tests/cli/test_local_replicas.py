@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +43,6 @@ class Machine:
     timeouts: set[float] = field(default_factory=set)
     assigned: list[Sequence[int]] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
-    quiet: set[str] = field(default_factory=set)
 
     def names(self, version: str) -> list[str]:
         return [server.grpc_address for server in self.replicas.servers.get(("m", version), [])]
@@ -64,14 +62,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
             one.timeouts.add(timeout)
 
         async def verify(model: str, address: str, *_: str) -> None:
-            assert address in one.quiet
             one.checked.append(address)
-
-        @contextmanager
-        def low_priority(address: str) -> Iterator[None]:
-            one.quiet.add(address)
-            yield
-            one.quiet.remove(address)
 
         monkeypatch.setattr(gpu_assignment, "count_gpus", lambda: gpus)
         monkeypatch.setattr(generate, "read_engines", read_engines)
@@ -80,7 +71,6 @@ def machine(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(local_replicas, "_gpus_of", lambda manifest: 1)
         monkeypatch.setattr(local_replicas, "_differences", lambda old, new: "")
         monkeypatch.setattr(local_replicas, "verify_quickly", verify)
-        monkeypatch.setattr(local_replicas, "low_priority", low_priority)
         one.replicas = LocalReplicas(
             lambda repository, timeout: Server(repository.name),
             stop,

@@ -31,7 +31,6 @@ from llmops.model_repository.server.triton_log import (
     parse_engine_death,
     parse_line,
 )
-from llmops.process import LOW_PRIORITY, low_priority
 from tests.support.engine_client import EngineClient
 from tests.support.waiting import GENEROUS, wait_until
 
@@ -99,40 +98,6 @@ def test_a_stop_leaves_no_process_and_no_shared_memory(repository: Path) -> None
     assert server.stop() == 0
     assert processes(server.pid) == []
     assert segments(server) == []
-
-
-BUSY = """
-import subprocess, sys, threading, time
-threading.Thread(target=time.sleep, args=[60], daemon=True).start()
-child = subprocess.Popen(["sleep", "60"], process_group=0)
-print(child.pid, flush=True)
-child.wait()
-"""
-
-
-def test_a_low_priority_ends_for_all_threads_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, start_new_session=True) as leader:
-        child = int(leader.stdout.readline())
-
-        def nicenesses() -> set[int]:
-            tasks = [int(task.name) for pid in (leader.pid, child) for task in Path(f"/proc/{pid}/task").iterdir()]
-            assert len(tasks) == 3
-            return {os.getpriority(os.PRIO_PROCESS, task) for task in tasks}
-
-        try:
-            before, group = nicenesses(), Path(f"/proc/{leader.pid}/autogroup")
-            with low_priority(leader.pid):
-                # a niceness of processes that only root could restore is not touched
-                assert nicenesses() == ({LOW_PRIORITY} if os.geteuid() == 0 else before)
-                assert not group.exists() or "nice 0" not in group.read_text()
-            assert nicenesses() == before
-            assert not group.exists() or f"nice {LOW_PRIORITY}" not in group.read_text()
-            monkeypatch.setattr("llmops.process.LOW_PRIORITY_SECONDS", 0.01)
-            with low_priority(leader.pid):
-                wait_until(lambda: nicenesses() == before)
-        finally:
-            leader.kill()
-            os.kill(child, signal.SIGKILL)
 
 
 def test_a_stub_that_hangs_is_ended_too(tmp_path: Path) -> None:
