@@ -39,9 +39,7 @@ async def verify_quickly(model: str, triton: str, metrics: str | None = None, en
     command += ["--metrics", metrics] if metrics else []
     command += ["--engine", engine] if engine else []
     # uvloop's subprocesses fork, and gRPC's fork handlers print on the terminal; Popen runs no handlers
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         async with asyncio.timeout(VERIFY_TIMEOUT):
             out, err = await asyncio.to_thread(process.communicate)
