@@ -243,7 +243,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     ]
     for one in endpoints:
         one.add_routes(app)
-    add_pages(app)
+    add_pages(app, store=settings.store is not None)
     health.add_routes(app, replicas=pools is not None)
     plugin_lifespans = [plugin(app) for plugin in plugins]
     if settings.store is not None and not plugins:

@@ -54,8 +54,12 @@ class Asset:
         return f'"{hashlib.sha256(self.data).hexdigest()[:16]}"'
 
 
-def add_pages(app: FastAPI, *, chat: bool = True) -> None:
-    """Add the pages, their files and the session to `app`. Without `chat`, `/` leads to `/admin`."""
+def add_pages(app: FastAPI, *, chat: bool = True, store: bool = True) -> None:
+    """Add the pages, their files and the session to `app`.
+
+    Without `chat`, `/` leads to `/admin`. Without a `store` there is nothing to administer.
+    """
+    app.state.administered = store
     hidden: dict[str, Any] = {"include_in_schema": False, "response_model": None}
     app.add_api_route("/", root if chat else to_admin, methods=["GET", "HEAD"], **hidden)
     app.add_api_route("/admin", admin, methods=["GET", "HEAD"], **hidden)
@@ -96,7 +100,8 @@ async def session(request: Request) -> Response:
     Authentication has rejected requests without a required key.
     """
     caller = context_of(request).caller
-    return JSONResponse({"object": "session", "signed_in": bool(caller.tenant_id), "admin": "admin" in caller.scopes})
+    rights = {"signed_in": bool(caller.tenant_id), "admin": "admin" in caller.scopes}
+    return JSONResponse({"object": "session", "administered": request.app.state.administered, **rights})
 
 
 async def sign_in(request: Request) -> Response:

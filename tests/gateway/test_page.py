@@ -98,6 +98,13 @@ async def test_a_chat_loads_nothing_from_elsewhere_and_breaks_no_policy(chat, pa
     assert page.said == []
 
 
+async def test_without_a_store_nothing_leads_to_the_administration(chat, page):
+    assert await page.get_by_role("link", name="Export all").count() == 1
+    assert await page.get_by_role("link", name="Administration").count() == 0
+    await page.goto(f"{chat.url}/admin")
+    await page.get_by_role("alert").filter(has_text="Start it with --store").wait_for()
+
+
 async def test_a_page_that_is_loaded_again_shows_each_word_once(chat, page):
     text = "".join(f"word{number} " for number in range(60))
     chat.say(text, wait=0.01)

@@ -24,7 +24,9 @@ function App() {
   const [page, setPage] = useState(pageInAddress())
   const enter = async () => {
     try {
-      setSession(await json('GET', '/api/session'))
+      const session = await json('GET', '/api/session')
+      if (session.administered) setSession(session)
+      else setProblem('This gateway has no store, so there are no keys, tenants or usage to administer. Start it with --store sqlite:///llmops.db, or the URL of a PostgreSQL.')
     } catch (error) {
       if (error.status === 401) setSession({})
       else setProblem(error.message)

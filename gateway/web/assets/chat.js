@@ -297,7 +297,8 @@ function Side({ chats, current, search, onSearch, onOpen, onRename, onRemove, on
           <button class="plain" aria-label=${`Delete ${chat.title ?? 'New chat'}`} onClick=${() => onRemove(chat)}>✕</button>`}
     </li>`)}
     ${chats.has_more && html`<li><button class="plain" onClick=${onMore}>More</button></li>`}</ul>
-    <div class="side-foot"><a class="plain" href=${`${CHATS}/export`} download>Export all</a> <a class="plain" href="/admin">Administration</a>
+    <div class="side-foot"><a class="plain" href=${`${CHATS}/export`} download>Export all</a>
+      ${session.administered && html`<a class="plain" href="/admin">Administration</a>`}
       ${session.signed_in && html`<button class="plain" onClick=${onSignOut}>Sign out</button>`}</div>
   </nav>`
 }
