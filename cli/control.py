@@ -44,7 +44,7 @@ def command(
     settings = load_settings(config, host=host, port=port, store=store, kafka=brokers, open=False)
     if settings.store is None:
         settings = settings.model_copy(update={"store": default_store()})
-    replicas = CheckedReplicas()
+    replicas = CheckedReplicas(settings.replicas or [settings.triton])
     # report missing libraries and settings now, not when this process becomes the leader
     make_leader_jobs(settings, replicas)
     configure_logging(settings.log_level)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,9 +16,16 @@ import click
 
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.target_facts import TARGETS
+from llmops.contract import ENGINE_SUFFIX
 from llmops.control.rollouts.state_machine import RolloutSettings
 from llmops.control.rollouts.version_replicas import StartedReplicas
 from llmops.errors import InputError, ServerError
+from llmops.gateway.errors import UnavailableError
+from llmops.gateway.interfaces import ModelMetadata
+from llmops.gateway.replica_address import parse_replica
+from llmops.gateway.routing.discovery import AddressResolver
+from llmops.gateway.triton.grpc_client import TritonClient
+from llmops.gateway.triton.model_metadata import parse_model_metadata
 from llmops.process import module_command
 from llmops.store.rollouts import ModelVersion
 
@@ -28,6 +36,9 @@ T = TypeVar("T")
 
 #: Seconds for the checks of a replica. On a busy machine they take a minute.
 VERIFY_TIMEOUT = 600.0
+
+#: Seconds in which one of a version's replicas has to say what it serves.
+METADATA_TIMEOUT = 10.0
 
 
 async def verify_quickly(model: str, triton: str, metrics: str | None = None, engine: str = "") -> None:
@@ -64,8 +75,52 @@ def last_line(output: bytes) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
+async def read_metadata(model: str, replicas: Sequence[str]) -> ModelMetadata | None:
+    """Return what the first of `replicas` that serves a model announces of it, None if none answers.
+
+    `replicas` are addresses as in the setting of this name.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(METADATA_TIMEOUT):
+            for address in await AddressResolver([parse_replica(one) for one in replicas]).find():
+                client = TritonClient(address.server)
+                # a name for the replicas of several models also has servers without this one
+                with contextlib.suppress(UnavailableError, InputError):
+                    try:
+                        text = await client.metadata_text(address.engine_model or model + ENGINE_SUFFIX)
+                        return parse_model_metadata(text, {"name": model})
+                    finally:
+                        await client.close()
+    return None
+
+
+def describe_differences(old: ModelMetadata | None, new: ModelMetadata | None) -> str | None:
+    """Return what is different for clients of a new version, such as "another tokenizer".
+
+    The text is empty if nothing is, and None if one of the versions is not known.
+    """
+    if old is None or new is None:
+        return None
+    found = []
+    if old.max_seq_len != new.max_seq_len:
+        found.append(f"a context of {new.max_seq_len} tokens instead of {old.max_seq_len}")
+    # repositories of earlier versions announce no digest
+    if old.vocab_size != new.vocab_size or (old.tokenizer and new.tokenizer and old.tokenizer != new.tokenizer):
+        found.append("another tokenizer")
+    if old.chat_template != new.chat_template or (old.template and new.template and old.template != new.template):
+        found.append("another chat template")
+    return " and ".join(found)
+
+
 class CheckedReplicas:
     """Replicas that something else starts: a chart, compose, an operator. Each of them is checked."""
+
+    def __init__(self, initial: Sequence[str] = ()) -> None:
+        """Create an object for versions whose replicas the store names.
+
+        `initial` are the replicas of a model's first version: those of the gateways' settings.
+        """
+        self._initial = initial
 
     async def start(
         self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings, twin: str
@@ -79,7 +134,9 @@ class CheckedReplicas:
             # a DNS name is checked through any of its addresses
             server = replica.removeprefix("dns:").rpartition("=")[2].partition("/")[0]
             await verify_quickly(candidate.model, server)
-        return StartedReplicas(candidate.replicas)
+        old = await read_metadata(stable.model, stable.replicas or self._initial)
+        new = await read_metadata(candidate.model, candidate.replicas)
+        return StartedReplicas(candidate.replicas, differences=describe_differences(old, new))
 
     async def restore(self, stable: ModelVersion, candidate: ModelVersion) -> Sequence[str]:
         return ()
@@ -104,6 +161,7 @@ class LocalReplicas(CheckedReplicas):
             stop_server: Drains a Triton for so many seconds at most, and stops it.
             folder: Where the repositories of versions go.
         """
+        super().__init__()
         self._start_server, self._stop_server, self._folder = start_server, stop_server, folder
         # engine folder and servers by model and version
         self.engines: dict[tuple[str, str], Path] = {}
@@ -118,15 +176,19 @@ class LocalReplicas(CheckedReplicas):
     async def start(
         self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings, twin: str
     ) -> StartedReplicas:
-        if not candidate.engine:
-            return await super().start(candidate, stable, settings, twin)
         key, old = (candidate.model, candidate.name), (stable.model, stable.name)
+        serving = [server.grpc_address for server in self.servers.get(old, ())]
+        if not candidate.engine:
+            stable = replace(stable, replicas=stable.replicas or serving)
+            return await super().start(candidate, stable, settings, twin)
         if old not in self.servers:
             served = ", ".join(sorted({model for model, _ in self.servers})) or "none"
             raise InputError(f"This `llmops up` has no replicas of {stable.model}; its models are {served}")
         count = self._counts.setdefault(old, len(self.servers[old]))
+        # before the old replicas may have to make room
+        before = await read_metadata(stable.model, serving)
         await self._start_and_check(candidate, count, settings, old)
-        servers, engine = self.servers[key], self.engines[key]
+        servers = self.servers[key]
         started_twin, problem = None, ""
         if settings.twin:
             started_twin = ModelVersion(stable.model, twin, str(self.engines[old]))
@@ -143,7 +205,7 @@ class LocalReplicas(CheckedReplicas):
         return StartedReplicas(
             [server.grpc_address for server in servers],
             [server.grpc_address for server in self.servers[old]],
-            await self._in_thread(_differences, self.engines[old], engine),
+            describe_differences(before, await read_metadata(candidate.model, [servers[0].grpc_address])),
             started_twin,
             problem,
         )
@@ -250,26 +312,6 @@ class LocalReplicas(CheckedReplicas):
 
 def _gpus_of(manifest: EngineManifest) -> int:
     return manifest.parallelism.world_size if TARGETS[manifest.target].gpus else 0
-
-
-def _differences(old: Path, new: Path) -> str:
-    return describe_differences(old, EngineManifest.load(old), new, EngineManifest.load(new))
-
-
-def describe_differences(old_folder: Path, old: EngineManifest, folder: Path, new: EngineManifest) -> str:
-    """Return what is different for clients of a new engine, such as "another tokenizer"."""
-    found = []
-    if old.limits.max_seq_len != new.limits.max_seq_len:
-        found.append(f"a context of {new.limits.max_seq_len} tokens instead of {old.limits.max_seq_len}")
-    before, after = old_folder / old.tokenizer.directory, folder / new.tokenizer.directory
-    for name, words in (("tokenizer.json", "another tokenizer"), ("chat_template.jinja", "another chat template")):
-        if _content(before / name) != _content(after / name):
-            found.append(words)
-    return " and ".join(found)
-
-
-def _content(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
 
 
 async def restore_versions(

@@ -398,7 +398,7 @@ def _control_plugins(settings: GatewaySettings, versions: LocalReplicas | None) 
     from llmops.cli.local_replicas import CheckedReplicas
     from llmops.control.app import control_plugin, make_leader_jobs
 
-    replicas = versions or CheckedReplicas()
+    replicas = versions or CheckedReplicas(settings.replicas or [settings.triton])
     return (control_plugin(settings, lambda: make_leader_jobs(settings, replicas)),)
 
 

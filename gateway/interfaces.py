@@ -664,6 +664,7 @@ class ModelMetadata:
         batch_invariant: True if an answer does not depend on the other requests of its batch.
         engine: A digest of the engine. Replicas with equal digests can replace each other.
         tokenizer: A digest of the tokenizer.
+        template: A digest of the chat template.
         built: When the engine was built, in Unix seconds.
         extra: Further facts.
     """
@@ -688,6 +689,7 @@ class ModelMetadata:
     batch_invariant: bool = False
     engine: str = ""
     tokenizer: str = ""
+    template: str = ""
     built: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
 

@@ -423,6 +423,7 @@ METADATA_FIELDS = {
     "batch_invariant": "true if an answer does not depend on the rest of its batch",
     "engine": "digest of all inputs of the engine's build",
     "tokenizer": "digest of tokenizer.json",
+    "template": "digest of chat_template.jinja",
     "built": "Unix seconds",
 }
 CAPABILITIES = {

@@ -183,6 +183,7 @@ def model_metadata(entry: EngineEntry) -> dict[str, Any]:
         "batch_invariant": entry.target.batch_invariant(manifest),
         "engine": manifest.key,
         "tokenizer": _digest(Path(_tokenizer_dir(entry)) / "tokenizer.json"),
+        "template": _digest(Path(_tokenizer_dir(entry)) / "chat_template.jinja"),
         "built": int(time.time()),
     }
 

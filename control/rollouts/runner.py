@@ -223,7 +223,12 @@ class RolloutRunner(LeaderJob):
             log.exception("The replicas of %s %s could not be started.", rollout.model, rollout.candidate)
             return RolloutEvent.FAILED, f"{rollout.candidate} could not be started ({error!r}); control's log says why"
         reason = f"{rollout.candidate} is ready after {time.monotonic() - began:.0f} s"
-        if started.differences:
+        if started.differences is None:
+            reason += (
+                f"; its tokenizer, chat template and context could not be compared, because no replica of "
+                f"{rollout.stable} answered: give control the gateways' setting `replicas`"
+            )
+        elif started.differences:
             reason += f"; it has {started.differences}, and answers its requests with them"
         if started.twin_problem:
             reason += f"; there is no twin: {started.twin_problem}"

@@ -17,14 +17,15 @@ class StartedReplicas:
     Attributes:
         addresses: Their addresses as in the setting `replicas`.
         stable: The addresses of the stable version, if they are known.
-        differences: What is different for clients, such as "another tokenizer"; empty if nothing.
+        differences: What is different for clients, such as "another tokenizer"; empty if nothing,
+            None if the stable version's replicas are not known.
         twin: The baseline twin, or None without one.
         twin_problem: Why a twin that was asked for was not started.
     """
 
     addresses: Sequence[str]
     stable: Sequence[str] = ()
-    differences: str = ""
+    differences: str | None = ""
     twin: ModelVersion | None = None
     twin_problem: str = ""
 

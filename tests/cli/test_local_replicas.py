@@ -11,14 +11,19 @@ import pytest
 
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.cli import local_replicas
-from llmops.cli.local_replicas import LocalReplicas
+from llmops.cli.local_replicas import CheckedReplicas, LocalReplicas
 from llmops.control.rollouts.state_machine import RolloutSettings
 from llmops.errors import InputError
 from llmops.model_repository import generate, gpu_assignment
 from llmops.store.rollouts import ModelVersion
+from tests.support.scripted_triton import ScriptedTriton
 
 OLD, NEW = ModelVersion("m", "initial"), ModelVersion("m", "v2", engine="/v2")
 TWIN = "initial-twin"
+
+
+async def read_nothing(model: str, replicas: Sequence[str]) -> None:
+    """Read no metadata: these servers are only named."""
 
 
 @dataclass(eq=False)
@@ -69,7 +74,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(generate, "generate_repository", lambda engines, repository: None)
         monkeypatch.setattr(EngineManifest, "load", lambda folder: SimpleNamespace())
         monkeypatch.setattr(local_replicas, "_gpus_of", lambda manifest: 1)
-        monkeypatch.setattr(local_replicas, "_differences", lambda old, new: "")
+        monkeypatch.setattr(local_replicas, "read_metadata", read_nothing)
         monkeypatch.setattr(local_replicas, "verify_quickly", verify)
         one.replicas = LocalReplicas(
             lambda repository, timeout: Server(repository.name),
@@ -129,3 +134,56 @@ async def test_replicas_that_made_room_come_back_with_a_rollback(machine):
     assert one.assigned == [[1], [0], [0], [1]]
     await one.replicas.stop(NEW, 0)
     assert await one.replicas.restore(OLD, NEW) == ()
+
+
+@pytest.fixture
+async def tritons():
+    """A Triton for each card; a card may be replaced later."""
+    started = [ScriptedTriton(card, lambda tensors: []) for card in (CARD, CARD)]
+    for one in started:
+        await one.start()
+    yield started
+    for one in started:
+        await one.stop()
+
+
+CARD = {
+    "name": "m",
+    "target": "openvino",
+    "tokenizer_dir": "/t",
+    "max_seq_len": 4096,
+    "vocab_size": 9,
+    "end_ids": [2],
+    "tokenizer": "a",
+    "template": "a",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "differences"),
+    [
+        ({}, ""),
+        ({"max_seq_len": 512, "tokenizer": "b"}, "a context of 512 tokens instead of 4096 and another tokenizer"),
+        ({"template": "b"}, "another chat template"),
+        ({"chat_template": False}, "another chat template"),
+        # the repository of an earlier llmops
+        ({"tokenizer": "", "template": ""}, ""),
+    ],
+)
+async def test_replicas_that_run_already_are_compared_with_those_of_the_settings(
+    tritons, monkeypatch, changed, differences
+):
+    monkeypatch.setattr(local_replicas, "verify_quickly", read_nothing)
+    old, new = tritons
+    new.card = {**CARD, **changed}
+    checked = CheckedReplicas([f"127.0.0.1:{old.port}"])
+    candidate = ModelVersion("m", "v2", replicas=[f"m=127.0.0.1:{new.port}/m-tensorrt_llm"])
+    started = await checked.start(candidate, OLD, RolloutSettings(), TWIN)
+    assert started.differences == differences
+
+
+async def test_a_stable_version_that_control_cannot_ask_is_not_taken_for_equal(tritons, monkeypatch):
+    monkeypatch.setattr(local_replicas, "verify_quickly", read_nothing)
+    candidate = ModelVersion("m", "v2", replicas=[f"127.0.0.1:{tritons[1].port}"])
+    started = await CheckedReplicas(["127.0.0.1:9"]).start(candidate, OLD, RolloutSettings(), TWIN)
+    assert started.differences is None

@@ -56,6 +56,8 @@ def test_our_cli_takes_the_command(service, files_there):
 def test_containers_find_each_other(files_there):
     gateway, control = (parsed(SERVICES[name]["command"]) for name in ("gateway", "control"))
     assert gateway["replicas"] == ("triton:8001",)
+    # control compares a new version with them
+    assert SERVICES["control"]["environment"]["LLMOPS_REPLICAS"] == "triton:8001"
     assert {parsed(SERVICES[name]["command"])["grpc_port"] for name in ("triton", "triton-next")} == {8001}
     configured = yaml.safe_load(COMPOSE["configs"]["gateway"]["content"])
     assert configured["kafka"]["servers"] == SERVICES["control"]["environment"]["LLMOPS_KAFKA__SERVERS"]
@@ -110,11 +112,11 @@ REACHED = {
     ("control", "postgres"), ("control", "kafka"), ("control", "gateway"), ("kafka-setup", "kafka"),
     ("prometheus", "gateway"), ("prometheus", "control"), ("prometheus", "triton"), ("grafana", "prometheus"),
     # a new version, which control checks before it gets requests
-    ("gateway", "triton-next"), ("control", "triton-next"),
+    ("gateway", "triton-next"), ("control", "triton-next"), ("control", "triton"),
 }  # fmt: skip
 # neighbours without a connection between them: both are scraped, or both write to Kafka
 NEIGHBOURS = {
-    ("control", "triton"), ("gateway", "kafka-setup"), ("control", "kafka-setup"), ("triton", "triton-next"),
+    ("gateway", "kafka-setup"), ("control", "kafka-setup"), ("triton", "triton-next"),
     ("prometheus", "triton-next"),
 }  # fmt: skip
 

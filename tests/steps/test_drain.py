@@ -154,10 +154,17 @@ async def test_at_the_exit_timeout_what_still_runs_is_told_and_all_ends(
 ) -> None:
     serve = await asyncio.to_thread(start_serve, mock_engine, 2)
     gateway = await asyncio.to_thread(start_gateway, serve.address)
-    answers = await begin(gateway.url, "mock", 4, 200_000)
-    serve.ask()
-    await finish(answers)
-    assert {answer.error for answer in answers} == {"The engine is shutting down; send the request again."}
+    async with httpx.AsyncClient(timeout=300) as client:
+        body = {"model": "mock", "prompt": "Once upon a time", "max_tokens": 200_000, "ignore_eos": True}
+        whole = asyncio.create_task(client.post(gateway.url + "/v1/completions", json=body))
+        answers = await begin(gateway.url, "mock", 4, 200_000)
+        serve.ask()
+        await finish(answers)
+        reply = await whole
+    reason = "The engine is shutting down; send the request again."
+    assert {answer.error for answer in answers} == {reason}
+    assert (reply.status_code, reply.json()["error"]["message"]) == (503, reason)
+    assert int(reply.headers["retry-after"]) > 0
     assert await serve.ended(120) == 0
 
 
