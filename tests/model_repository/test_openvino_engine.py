@@ -26,7 +26,7 @@ from llmops_engine.guided.sandbox import GrammarLimits, GrammarMeasurement, Gram
 from llmops_engine.loop import ActiveRequest, EngineLoop
 from llmops_engine.request import RuntimeRequest, RuntimeSamplingParams
 from llmops_engine.runtimes import openvino as runtime_module
-from llmops_engine.runtimes.chunk_size import MeasuredStep, largest_chunk
+from llmops_engine.runtimes.chunk_size import MeasuredStep, largest_chunk, mean_seconds
 from llmops_engine.runtimes.openvino import OpenVINOOptions, OpenVINORuntime
 
 from llmops.build.job.build_engine import build
@@ -354,7 +354,13 @@ def test_the_chunk_is_the_largest_whose_mean_step_keeps_the_objective(objective,
     assert largest_chunk(steps, objective, 8192, 256, least) == chunk
 
 
-@pytest.mark.parametrize(("step_seconds", "chunk"), [(None, 512), (1e-6, 32)])
+def test_steps_of_one_size_are_enough_for_its_own_mean():
+    steps = [MeasuredStep(tokens, depth, ms / 1000) for tokens, depth, ms in MEASURED if tokens == 64]
+    assert mean_seconds(steps, 64, 8192) == pytest.approx(0.095, abs=0.001)
+
+
+# too slow for any chunk, and fast enough for the largest one
+@pytest.mark.parametrize(("step_seconds", "chunk"), [(None, 512), (1e-6, 32), (100.0, 512)])
 def test_an_engine_measures_its_chunk_and_counts_down_what_is_left_of_a_prompt(
     light_engine: Path, step_seconds: float | None, chunk: int
 ) -> None:

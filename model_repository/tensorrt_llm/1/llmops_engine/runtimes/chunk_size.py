@@ -26,6 +26,27 @@ class MeasuredStep(NamedTuple):
     seconds: float
 
 
+def smallest_chunk(max_chunk: int, min_chunk: int) -> int:
+    """Return the last of the halves of `max_chunk` that is not below `min_chunk` and MIN_CHUNK."""
+    while max_chunk // 2 >= max(min_chunk, MIN_CHUNK):
+        max_chunk //= 2
+    return max_chunk
+
+
+def mean_seconds(steps: Sequence[MeasuredStep], chunk: int, prompt_length: int) -> float:
+    """Return the mean duration of the steps that read a prompt in chunks.
+
+    Args:
+        steps: Measured steps of at least two depths: of `chunk` tokens, or of two other sizes.
+        chunk: The tokens of each step.
+        prompt_length: The length of the prompt in tokens.
+    """
+    rows = np.array([[1, step.tokens, step.depth, step.tokens * step.depth] for step in steps], float)
+    terms = np.linalg.lstsq(rows, np.array([step.seconds for step in steps]), rcond=None)[0]
+    depth = prompt_length / 2
+    return float(terms @ [1, chunk, depth, chunk * depth])
+
+
 def largest_chunk(
     steps: Sequence[MeasuredStep], seconds: float, prompt_length: int, max_chunk: int, min_chunk: int
 ) -> int:
@@ -38,9 +59,7 @@ def largest_chunk(
         max_chunk: The chunk to begin with. It is halved until the objective is met.
         min_chunk: The smallest chunk, whatever the objective.
     """
-    rows = np.array([[1, step.tokens, step.depth, step.tokens * step.depth] for step in steps], float)
-    terms = np.linalg.lstsq(rows, np.array([step.seconds for step in steps]), rcond=None)[0]
-    depth, chunk = prompt_length / 2, max_chunk
-    while chunk // 2 >= max(min_chunk, MIN_CHUNK) and terms @ [1, chunk, depth, chunk * depth] > seconds:
+    chunk, smallest = max_chunk, smallest_chunk(max_chunk, min_chunk)
+    while chunk > smallest and mean_seconds(steps, chunk, prompt_length) > seconds:
         chunk //= 2
     return chunk

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import sys
 import time
@@ -35,7 +36,7 @@ from ..guided.sandbox import GrammarLimits, GrammarSandbox, sandbox_command
 from ..guided.watchdog import GrammarWatchdog, sampler_threads, thread_times
 from ..recent_blocks import RecentBlocks
 from ..request import RequestRejectedError, RuntimeRequest, RuntimeSamplingParams
-from .chunk_size import MeasuredStep, largest_chunk
+from .chunk_size import MeasuredStep, largest_chunk, mean_seconds, smallest_chunk
 from .stop_words import StopWordMatcher
 
 #: Tokens per block of the KV cache in OpenVINO's CPU plugin.
@@ -48,7 +49,8 @@ _SHARED_CACHE_WARNING = (
     "openvino.prefix_cache is true: tenants share the prefix cache, so the time of a first token tells whether another "
     "tenant has sent the same prompt. Leave prefix_cache out of engine.json where tenants must not know of each other."
 )
-#: Tokens of the second warm-up prompt: enough for all threads that compute the model to take part.
+#: Tokens of the second warm-up prompt at least: enough for all threads that compute the model to
+#: take part.
 _WARM_UP = 128
 #: Objective in seconds for the mean step while the longest prompt is read. About the time that a
 #: reader takes for a token: larger chunks read a long prompt faster and delay others longer.
@@ -144,21 +146,25 @@ class OpenVINORuntime(EngineRuntime):
         # the grammar that was ended while others ran; it is rejected once a step without it stays
         # within the budget
         self._accused: tuple[tuple[str, str], str] | None = None
-        self._chunk = options.max_num_tokens
-        if options.step_seconds is not None:
-            self._chunk = _calibrated_chunk(self._new_pipeline(prefix_cache=False), options)
-            _libc.malloc_trim(0)
+        # most models need the smallest chunk on most CPUs, and are then compiled once
+        self._chunk = _smallest_chunk(options)
         self._load()
+        if self._chunk < options.max_num_tokens and _keeps_objective(self._pipeline, self._chunk, options):
+            self._set_chunk(options.max_num_tokens)
+            self._set_chunk(_calibrated_chunk(self._pipeline, options))
 
-    def _new_pipeline(self, prefix_cache: bool) -> Any:
-        options = self._options
-        scheduler = _scheduler(options, self._blocks, self._chunk, prefix_cache)
-        return genai.ContinuousBatchingPipeline(str(options.model_path), scheduler, options.device, options.properties)
+    def _set_chunk(self, chunk: int) -> None:
+        if chunk != self._chunk:
+            self._chunk = chunk
+            self._replace_pipeline()
 
     def _load(self) -> None:
         options = self._options
         known = thread_times()
-        self._pipeline = self._new_pipeline(self._has_prefix_cache)
+        scheduler = _scheduler(options, self._blocks, self._chunk, self._has_prefix_cache)
+        self._pipeline = genai.ContinuousBatchingPipeline(
+            str(options.model_path), scheduler, options.device, options.properties
+        )
         self._warm_up(known)
         tokenizer = self._pipeline.get_tokenizer()
         self._grammars = GrammarService(
@@ -178,7 +184,9 @@ class OpenVINORuntime(EngineRuntime):
         config.max_new_tokens = 1
         self._pipeline.generate([ov.Tensor(np.zeros((1, 1), np.int64))], [config])
         before = thread_times()
-        self._pipeline.generate([ov.Tensor(np.ones((1, _WARM_UP), np.int64))], [config])
+        # the first step of a size is long, and must not be measured
+        tokens = max(_WARM_UP, self._chunk) if self._options.step_seconds is not None else _WARM_UP
+        self._pipeline.generate([ov.Tensor(np.ones((1, tokens), np.int64))], [config])
         self._watchdog.watch_threads(sampler_threads(known, before, thread_times()))
 
     def prepare(self, request: RuntimeRequest) -> Preparation | None:
@@ -464,43 +472,71 @@ def _seed(seed: int | None, sequence: int) -> int:
     return int.from_bytes(os.urandom(4), "little") if seed is None else (seed + sequence) % 2**32
 
 
-def _calibrated_chunk(pipeline: Any, options: OpenVINOOptions) -> int:
-    """Measure the steps of `pipeline` with one prompt.
-
-    Return the chunk that keeps `options.step_seconds`.
+def _smallest_chunk(options: OpenVINOOptions) -> int:
+    """Return the chunk to begin with: the largest one if no steps are measured.
 
     Full batches need room for prompts, so a chunk has at least twice the tokens of a full batch's
     step.
     """
-    max_chunk, length = options.max_num_tokens, options.max_seq_len
-    if options.step_seconds is None or length < 2 * max_chunk or max_chunk < 2 * _MEASURED_CHUNK:
+    max_chunk = options.max_num_tokens
+    if options.step_seconds is None or options.max_seq_len < 2 * max_chunk or max_chunk < 2 * _MEASURED_CHUNK:
         return max_chunk
+    return smallest_chunk(max_chunk, 2 * options.max_batch_size)
+
+
+def _keeps_objective(pipeline: Any, chunk: int, options: OpenVINOOptions) -> bool:
+    """Return True if the mean step of the longest prompt keeps `options.step_seconds` with `chunk`."""
+    limit = options.step_seconds
+    assert limit is not None
+    steps = _measure_steps(pipeline, [chunk] * max(2, _measured_chunks(chunk, options)), options, limit)
+    # later steps of a prompt are longer
+    return steps[-1].seconds <= limit and mean_seconds(steps, chunk, options.max_seq_len) <= limit
+
+
+def _calibrated_chunk(pipeline: Any, options: OpenVINOOptions) -> int:
+    """Return the largest chunk that keeps `options.step_seconds`, from measured steps."""
+    assert options.step_seconds is not None
+    max_chunk = options.max_num_tokens
+    sizes = [*[max_chunk] * max(1, _measured_chunks(max_chunk, options)), _MEASURED_CHUNK, 1]
+    return largest_chunk(
+        _measure_steps(pipeline, sizes, options),
+        seconds=options.step_seconds,
+        prompt_length=options.max_seq_len,
+        max_chunk=max_chunk,
+        min_chunk=2 * options.max_batch_size,
+    )
+
+
+def _measured_chunks(chunk: int, options: OpenVINOOptions) -> int:
+    return min(_MEASURED_PROMPT, options.max_seq_len - options.max_num_tokens) // chunk
+
+
+def _measure_steps(
+    pipeline: Any, sizes: list[int], options: OpenVINOOptions, limit: float = math.inf
+) -> list[MeasuredStep]:
+    """Return the durations of steps that read a prompt in chunks of these sizes.
+
+    The first step longer than `limit` seconds is the last one. A last size of 1 is the step of the
+    second new token.
+    """
     config = genai.GenerationConfig()
     config.max_new_tokens = 2
     config.ignore_eos = True
-    # the first step is long, and so is the first one of each size
-    pipeline.generate(
-        [ov.Tensor(np.zeros((1, 1), np.int64)), ov.Tensor(np.ones((1, max_chunk), np.int64))], [config] * 2
-    )
-    chunks = max(1, min(_MEASURED_PROMPT, length - max_chunk) // max_chunk)
-    sizes = [*[max_chunk] * chunks, _MEASURED_CHUNK, 1]
-    handle = pipeline.add_request(0, ov.Tensor(np.ones((1, sum(sizes) - 1), np.int64)), config)
+    # random tokens, which no prefix cache has
+    tokens = np.random.default_rng().integers(options.vocab_size, size=(1, sum(sizes) - (sizes[-1] == 1)))
+    handle = pipeline.add_request(0, ov.Tensor(tokens), config)
     steps: list[MeasuredStep] = []
     begun = time.monotonic()
     while len(steps) < len(sizes) and (len(steps) < 2 or time.monotonic() - begun < _MEASURING_SECONDS):
         size, depth, started = sizes[len(steps)], sum(step.tokens for step in steps), time.monotonic()
         pipeline.step()
         steps.append(MeasuredStep(size, depth, time.monotonic() - started))
+        if steps[-1].seconds > limit:
+            break
     if _unfinished(pipeline):
         handle.cancel()
         pipeline.step()
-    return largest_chunk(
-        steps,
-        seconds=options.step_seconds,
-        prompt_length=length,
-        max_chunk=max_chunk,
-        min_chunk=2 * options.max_batch_size,
-    )
+    return steps
 
 
 def _scheduler(options: OpenVINOOptions, blocks: int, chunk: int, prefix_cache: bool) -> Any:
