@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-import pytest
-
-from llmops.errors import InputError
-from llmops.gateway.settings import GatewaySettings, load_settings
+from llmops.gateway.settings import GatewaySettings
 from tests.support.gateway_stack import END, Stack, running, serving
 from tests.support.scripted_triton import ScriptedTriton, Step
 
@@ -95,9 +92,3 @@ async def test_usage_names_the_model_that_answered(card, tokenizer):
         page = (await stack.client.get("/metrics")).text
         assert 'llm_ttft_seconds_count{model="tiny"} 1.0' in page
         assert 'model="best"' not in page
-
-
-def test_an_alias_of_an_alias_is_refused(tmp_path):
-    (tmp_path / "gateway.yaml").write_text("aliases: {a: [b], b: [a]}")
-    with pytest.raises(InputError, match="the alias a names the alias b; name models instead"):
-        load_settings(tmp_path / "gateway.yaml")

@@ -65,12 +65,6 @@ async def test_numbers_that_json_does_not_have(stack):
             assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_large_numbers_are_numbers(stack):
-    stack.say("Hello")
-    body = json.dumps({**stack.chat_body, "metadata": {"a": 1e308, "b": "NaN", "c": "1e999"}})
-    assert (await stack.client.post(CHAT, content=body)).status_code == 200
-
-
 async def test_every_error_says_whether_to_try_again(stack):
     refused = await stack.chat(temperature=3)
     assert refused.headers["x-should-retry"] == "false"
@@ -203,13 +197,6 @@ async def test_request_ids(stack):
     assert kept.headers["x-request-id"] == "abc-123"
     replaced = await stack.client.post(CHAT, json=stack.chat_body, headers={"x-request-id": "a b" * 100})
     assert replaced.headers["x-request-id"].startswith("req_")
-
-
-async def test_openapi_describes_the_bodies(stack):
-    document = (await stack.client.get("/openapi.json")).json()
-    body = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    name = body["$ref"].rsplit("/", 1)[1]
-    assert "messages" in document["components"]["schemas"][name]["required"]
 
 
 @pytest.mark.parametrize("bias", [{"-1": 1}, {"1000000": 1}, {"x": 1}, {"1": "1"}, {"1": 101}, {"1": True}])

@@ -282,13 +282,6 @@ async def test_unknown_fields_are_refused_when_the_settings_say_so(card, tokeniz
         assert (await stack.chat(store=True)).status_code == 200
 
 
-async def test_the_model_list(stack):
-    body = (await stack.client.get("/v1/models")).json()
-    assert [model["id"] for model in body["data"]] == ["tiny"]
-    one = (await stack.client.get("/v1/models/tiny")).json()
-    assert (one["max_model_len"], one["created"]) == (256, 1790000000)
-
-
 async def test_metrics_count_requests_and_tokens(stack):
     ids = stack.say("Hello world!")
     await stack.events()

@@ -235,17 +235,6 @@ async def test_an_answer_without_a_reader_is_stopped_and_kept_as_partial(chats, 
     assert said(await chats.get(talk)) == [("user", "Hi"), ("assistant", partial + " Go on.")]
 
 
-async def test_a_stream_that_is_gone_is_410_as_is_anothers(chats):
-    chats.say("Hi.")
-    async with chats.stream(None, "Hi") as response:
-        run = (await events_of(response))[0][1]["id"]
-    anothers = await chats.client.get(f"{CHAT}/{run}", headers={"authorization": "Bearer somebody-else"})
-    assert anothers.status_code == 410  # as if it did not exist
-    gone = await chats.client.get(f"{CHAT}/chatcmpl-{'0' * 24}")
-    assert (gone.status_code, gone.json()["error"]["code"]) == (410, "stream_gone")
-    assert (await chats.client.get(f"{CHAT}/garbage")).status_code == 404
-
-
 async def test_another_owners_conversation_is_not_there(chats):
     talk = await chats.new(title="Mine")
     other = {"authorization": "Bearer somebody-else"}

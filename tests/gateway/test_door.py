@@ -223,18 +223,6 @@ async def test_parameters_that_fastapi_reads_are_refused_in_openai_s_words(app, 
     assert [outcome for _, outcome in watch.heard] == [Outcome(400, "error")]
 
 
-async def test_other_protocols_pass(watch):
-    seen = []
-
-    async def inner(scope, receive, send):
-        seen.append(scope["type"])
-
-    door = RequestMiddleware(inner, lambda scope: "/", [watch])
-    for kind in ("lifespan", "websocket"):
-        await door({"type": kind}, None, None)
-    assert seen == ["lifespan", "websocket"]
-
-
 # -- after -----------------------------------------------------------------------------------------------------------
 
 

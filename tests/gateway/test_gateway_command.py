@@ -157,23 +157,6 @@ async def test_a_host_of_another_machine_is_one_sentence(host, reason):
     assert (code, err) == (1, f"Error: llmops cannot listen on {host}:9000 ({reason}); {advice}\n")
 
 
-async def test_a_wrong_configuration_is_one_sentence(tmp_path):
-    config = tmp_path / "gateway.yaml"
-    config.write_text("limits: {bodybytes: 5}\n")
-    code, _, err = await outcome("gateway", "--config", str(config))
-    assert code == 2
-    assert err.startswith("Error: Unknown setting `limits.bodybytes`")
-    assert len(err.strip().splitlines()) == 1
-
-
-async def test_chat_says_what_is_wrong(stack):
-    code, _, err = await outcome("chat", "--url", "http://127.0.0.1:9", "--once", "x")
-    assert (code, "Nothing answers at http://127.0.0.1:9/v1" in err) == (1, True)
-    url = str(stack.client.base_url)
-    code, _, err = await outcome("chat", "--url", url, "--model", "nope", "--once", "x")
-    assert (code, "'nope' does not exist" in err) == (1, True)
-
-
 async def test_chat_sends_the_key_the_history_and_the_sampling_flags(stack):
     stack.say("Hello")
     master, slave = pty.openpty()

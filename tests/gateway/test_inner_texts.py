@@ -92,12 +92,3 @@ async def test_no_address_of_triton_while_it_is_away(stack):
     texts.append((await stack.client.post("/v1/embeddings", json={"model": "x", "input": "a"})).text)
     assert [text for text in texts if address in text or "127.0.0.1" in text or "ipv4" in text] == []
     assert json.loads(texts[0])["error"]["code"] == "not_ready"
-
-
-async def test_a_refusal_that_was_written_for_clients_arrives(stack):
-    stack.steps(Step(error="embedding_bias: not supported by target openvino"))
-    answer = await stack.client.post(CHAT[0], json=CHAT[1])
-    assert (answer.status_code, answer.json()["error"]["message"]) == (
-        400,
-        "logit_bias: not supported by target openvino",
-    )

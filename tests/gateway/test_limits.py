@@ -369,16 +369,6 @@ async def test_no_client_holds_all_of_them():
     assert (holding.held, late.buffered_bytes) == (15_000, 0)
 
 
-async def test_a_body_alone_is_never_too_large():
-    holding, large = BufferedBytes(20_000), RequestContext("large", caller=Caller(share="a"))
-    for _ in range(3):
-        holding.take(10_000, large)
-    with pytest.raises(UnavailableError):
-        holding.take(1, RequestContext("late", caller=Caller(share="b")))
-    holding.after(large, Outcome(200))
-    assert holding.held == 0
-
-
 async def eventually_answered(stack, status: int, body: bytes) -> httpx.Response:
     answers = []
 

@@ -218,16 +218,6 @@ async def test_metrics_are_the_librarys_own(client, server, request):
     raise AssertionError(found)
 
 
-def test_what_the_llm_is_made_with_is_in_the_configuration(made):
-    text = (made / "tiny-tensorrt_llm" / "config.pbtxt").read_text()
-    (line,) = [line for line in text.splitlines() if '"llm_profiles"' in line]
-    profiles = json.loads(json.loads(line.split("string_value: ")[1].rsplit(" } }", 1)[0]))
-    assert [one["since"] for one in profiles] == [[1, 2], [1, 3]]
-    for one in profiles:
-        assert one["arguments"]["tensor_parallel_size"] == 2
-        assert one["arguments"]["lora_config"]["max_lora_rank"] == 4
-
-
 def test_a_version_that_cannot_run_it_does_not_load(made, tmp_path):
     changed = shutil.copytree(made, tmp_path / "changed")
     path = changed / "tiny-tensorrt_llm" / "config.pbtxt"

@@ -86,15 +86,6 @@ async def test_a_silent_stream_pings(card, tokenizer):
         assert failed["error"]["type"] == "api_error"
 
 
-async def test_leaving_a_stream_frees_the_engine(plain):
-    plain.say("Hello world! How are you? " * 8, wait=0.05)
-    async with plain.sdk.messages.stream(model="tiny", max_tokens=200, messages=HELLO) as stream:
-        async for event in stream:
-            if event.type == "content_block_delta":
-                break
-    await plain.idle()
-
-
 async def test_a_model_without_grammars(card, tokenizer):
     able = {**card, "capabilities": {**card["capabilities"], "guided": []}}
     async with running(able, tokenizer) as stack, sdk_of(stack) as stack.sdk:

@@ -97,16 +97,6 @@ async def test_what_cannot_be_written_is_counted_on(caplog):
     assert "The store cannot be reached." in caplog.text
 
 
-async def test_nothing_runs_while_nothing_is_refused():
-    refusals = CountingAudit(Written(), window=0.001)
-    refusals.note(asked_by(anonymous_caller("10.0.0.7", b"")), Outcome(200))
-    assert not [task for task in asyncio.all_tasks() if task.get_name() == "write-refusals"]
-    refusals.note(asked_by(anonymous_caller("10.0.0.7", b"")), Outcome(401))
-    (writing,) = [task for task in asyncio.all_tasks() if task.get_name() == "write-refusals"]
-    await asyncio.wait_for(writing, 60)
-    await refusals.close()
-
-
 @pytest.mark.parametrize("route", ["/v1/models", ""])
 async def test_a_route_that_is_none_is_no_refusal_of_a_key(route):
     audit = Written()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-import openai
-
 from tests.support.gateway_stack import running
 from tests.support.scripted_triton import Step
 from tests.support.waiting import GENEROUS, eventually
@@ -145,24 +143,6 @@ async def test_a_query_that_says_nothing(stack):
         name = (await create(stack)).json()["id"]
         answer = await stack.client.get(f"{PATH}/{name}", params=query)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-
-
-async def test_the_python_client_comes_back_to_its_stream(stack):
-    stack.say("Hello world! How are you? Hello world! How are you?", wait=0.02)
-    async with openai.AsyncOpenAI(base_url=f"{stack.client.base_url}/v1/", api_key="k", max_retries=0) as client:
-        stream = await client.responses.create(model="tiny", input="hi", background=True, stream=True)
-        seen = []
-        async for event in stream:
-            seen.append(event)
-            if len(seen) == 5:
-                await stream.close()
-                break
-        name = seen[0].response.id
-        rest = await client.responses.retrieve(name, stream=True, starting_after=seen[-1].sequence_number)
-        seen += [event async for event in rest]
-        whole = await client.responses.retrieve(name)
-        assert [event.sequence_number for event in seen] == list(range(len(seen)))
-        assert "".join(e.delta for e in seen if e.type == "response.output_text.delta") == whole.output_text
 
 
 async def test_the_gateway_leaves_nothing_running(card, tokenizer):

@@ -13,8 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from llmops.gateway.http.server import bind
-from llmops.gateway.safety.policy import check_filters, create_filter
-from llmops.gateway.safety.services import GuardFilter, ModerationFilter
+from llmops.gateway.safety.services import GuardFilter
 from llmops.gateway.settings import GuardSettings, SafetySettings
 from llmops.store.audit import list_audit_entries
 from llmops.store.factory import open_store
@@ -230,33 +229,6 @@ async def test_moderations_speak_openais_api(card, tokenizer):
 
         client = openai.AsyncOpenAI(base_url=f"{stack.client.base_url}/v1", api_key="none")
         assert (await client.moderations.create(input=SECRET)).results[0].flagged
-
-
-async def test_without_filters_there_is_no_such_route(stack):
-    assert (await stack.client.post("/v1/moderations", json={"input": "x"})).status_code == 404
-
-
-def test_the_check_before_the_start_compiles_a_filter_once_and_closes_its_client(monkeypatch):
-    import re2
-
-    compiled, closed = [], []
-    compile_pattern, close = re2.compile, ModerationFilter.close
-    monkeypatch.setattr(
-        re2, "compile", lambda pattern, **kw: compiled.append(pattern) or compile_pattern(pattern, **kw)
-    )
-
-    async def note_close(self):
-        await close(self)
-        closed.append(self._client.is_closed)
-
-    monkeypatch.setattr(ModerationFilter, "close", note_close)
-    rule = {**RULE, "patterns": ["only-here-[0-9]"]}
-    vendor = {"kind": "http", "url": "http://127.0.0.1:1/v1/moderations"}
-    settings = SafetySettings.model_validate({"filters": {"keys": rule, "vendor": vendor}})
-    check_filters(settings)
-    assert closed == [True]
-    create_filter("keys", settings.filters["keys"], embed=None, generate=None)
-    assert compiled == ["(?:only-here-[0-9])"]
 
 
 async def test_findings_are_on_record_without_the_text(card, tokenizer, tmp_path):

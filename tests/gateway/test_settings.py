@@ -74,12 +74,6 @@ def test_an_unknown_flag_and_one_in_the_environment_s_sections(monkeypatch):
         load_settings()
 
 
-def test_a_value_out_of_range(monkeypatch):
-    monkeypatch.setenv("LLMOPS_LIMITS__BODY_BYTES", "-1")
-    with pytest.raises(InputError, match=r"limits\.body_bytes"):
-        load_settings()
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

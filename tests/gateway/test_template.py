@@ -103,12 +103,6 @@ def test_a_machine_that_stands_still_is_no_slow_template(monkeypatch):
     assert template.render(MESSAGES).text.endswith("4849")
 
 
-@pytest.mark.parametrize("source", ["{{ 'x' * 10000000000 }}", "{{ [1] * 10000000000 }}", "{{ 9 ** 9 ** 9 ** 9 }}"])
-def test_a_template_cannot_fill_the_memory(source):
-    with pytest.raises(InvalidRequestError, match="too l"):
-        ChatTemplate(source, {}).render(MESSAGES)
-
-
 def test_loop_variables_work_under_the_guard():
     source = (
         "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ ';' if not loop.last }}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tests.support.waiting import eventually
-
 
 async def test_a_prompt_there_and_back(stack):
     text = "Hello world! 你好 🙂"
@@ -32,14 +30,3 @@ async def test_bad_token_requests(stack):
     assert (missing.status_code, missing.json()["error"]["param"]) == (400, "tokens")
     unknown = await stack.client.post("/tokenize", json={"model": "nope", "prompt": "x"})
     assert unknown.status_code == 404
-
-
-async def test_readiness_of_a_model(stack):
-    assert (await stack.client.get("/v1/models/tiny")).json()["ready"] is True
-    stack.triton.state = "UNAVAILABLE"
-
-    async def says_so() -> bool:
-        return (await stack.client.get("/v1/models/tiny")).json()["ready"] is False
-
-    await eventually(says_so)
-    assert (await stack.client.get("/health/ready")).status_code == 503
