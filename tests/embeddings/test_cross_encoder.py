@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 
-import httpx
 import numpy as np
 import pytest
 
@@ -13,6 +12,7 @@ from llmops.build.encoder import open_encoder
 from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import CheckpointError
+from tests.support.gateway_stack import app_client
 from tests.support.tokenizer_files import byte_level_tokenizer
 
 QUERY = "the cat on the mat"
@@ -137,9 +137,7 @@ async def gateway(triton, **settings):
     from llmops.gateway.app import create_app
     from llmops.gateway.settings import GatewaySettings
 
-    app = create_app(GatewaySettings(triton=triton.grpc_address, **settings))
-    transport = httpx.ASGITransport(app=app)
-    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://g") as client:
+    async with app_client(create_app(GatewaySettings(triton=triton.grpc_address, **settings))) as client:
         yield client
 
 

@@ -18,7 +18,7 @@ from llmops.store.factory import open_store
 from llmops.store.usage_writes import UsageRecord, insert_usage
 from tests.store.control_client import bearer, make_key
 from tests.support.browser import accessibility_faults, browser_page, for_the_docs, started_browser, take_picture
-from tests.support.gateway_stack import serving
+from tests.support.gateway_stack import app_client, serving
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.waiting import GENEROUS
 
@@ -240,11 +240,7 @@ async def test_a_foreign_page_does_not_use_the_cookie(deployment):
 
 @contextlib.asynccontextmanager
 async def control_alone(store: str):
-    app = create_app(GatewaySettings(store=store), tuple)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:9001") as client,
-    ):
+    async with app_client(create_app(GatewaySettings(store=store), tuple), "http://127.0.0.1:9001") as client:
         yield client
 
 

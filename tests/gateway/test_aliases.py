@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from llmops.gateway.settings import GatewaySettings
-from tests.support.gateway_stack import END, Stack, running, serving
+from tests.support.gateway_stack import END, Stack, in_front_of, running
 from tests.support.scripted_triton import ScriptedTriton, Step
 
 
@@ -15,13 +14,7 @@ async def two_models(card, tokenizer, **settings):
     """A gateway in front of two servers, one with the model `tiny`, one with `other`."""
     first = ScriptedTriton({**card, "max_batch_size": 1}, lambda tensors: [Step(final=True)])
     second = ScriptedTriton({**card, "name": "other"}, lambda tensors: [Step(final=True)])
-    async with contextlib.AsyncExitStack() as stack:
-        for triton in (first, second):
-            await triton.start()
-            stack.push_async_callback(triton.stop)
-        replicas = [f"127.0.0.1:{first.port}", f"127.0.0.1:{second.port}"]
-        settings = GatewaySettings(replicas=replicas, refresh="0.1s", **settings)
-        client, server = await stack.enter_async_context(serving(settings))
+    async with in_front_of(first, second, **settings) as (client, server):
         pair = Stack(first, client, tokenizer, server), Stack(second, client, tokenizer, server)
         for one, text in zip(pair, ("I am tiny.", "I am other."), strict=True):
             one.say(text)

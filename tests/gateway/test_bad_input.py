@@ -129,19 +129,9 @@ async def test_ignored_fields_are_named_and_counted_everywhere(stack):
 
 
 async def test_null_is_tolerated(stack):
-    for fields in [
-        {
-            "temperature": None,
-            "stop": None,
-            "n": None,
-            "tools": None,
-            "stream": None,
-            "stream_options": None,
-            "foo": None,
-        }
-    ]:
-        stack.say("Hello")
-        assert (await stack.chat(**fields)).status_code == 200
+    stack.say("Hello")
+    fields = dict.fromkeys(["temperature", "stop", "n", "tools", "stream", "stream_options", "foo"])
+    assert (await stack.chat(**fields)).status_code == 200
 
 
 MALFORMED = [b"", b"{", b"[]", b"null", b'"x"', b'{"messages": NaN}', b"\xff\xfe", b"[" * 5000]

@@ -7,12 +7,12 @@ import json
 import logging
 import shutil
 
-import httpx
 import pytest
 from tritonclient.grpc import service_pb2
 
+from llmops.gateway.app import create_app
 from llmops.gateway.settings import GatewaySettings
-from tests.support.gateway_stack import serving
+from tests.support.gateway_stack import app_client, serving
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.tokenizer_files import TEMPLATE
 from tests.support.waiting import eventually
@@ -43,13 +43,11 @@ class TwoModels(ScriptedTriton):
 
 @contextlib.asynccontextmanager
 async def beside(card: dict, other: dict | str):
-    triton = TwoModels(card, other)
-    await triton.start()
-    try:
-        async with serving(GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh="0.05s")) as (client, _):
-            yield client, triton
-    finally:
-        await triton.stop()
+    async with (
+        TwoModels(card, other) as triton,
+        serving(GatewaySettings(triton=triton.address, refresh="0.05s")) as (client, _),
+    ):
+        yield client, triton
 
 
 def _nested(folder) -> None:
@@ -166,17 +164,9 @@ async def test_a_gateway_whose_only_model_is_broken_is_not_ready(card, tokenizer
     folder = tmp_path / "only"
     shutil.copytree(tokenizer_dir, folder)
     _nested(folder)
-    triton = ScriptedTriton({**card, "tokenizer_dir": str(folder)}, lambda tensors: [])
-    await triton.start()
-    try:
-        settings = GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh="0.05s")
-        from llmops.gateway.app import create_app
-
-        app = create_app(settings)
-        transport = httpx.ASGITransport(app=app)
-        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://g") as one:
+    async with ScriptedTriton({**card, "tokenizer_dir": str(folder)}, lambda tensors: []) as triton:
+        app = create_app(GatewaySettings(triton=triton.address, refresh="0.05s"))
+        async with app_client(app) as one:
             answer = await one.get("/health/ready")
             assert answer.status_code == 503
             assert TEMPLATE_FAULT in answer.json()["error"]["message"]
-    finally:
-        await triton.stop()

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from llmops.gateway.settings import GatewaySettings
-from tests.support.gateway_stack import serving
-from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.gateway_stack import Stack, running, serving
+from tests.support.scripted_triton import Step
 from tests.support.waiting import GENEROUS, eventually
 
 CHAT, CHATS = "/api/chat/completions", "/api/conversations"
@@ -20,8 +20,8 @@ CHAT, CHATS = "/api/chat/completions", "/api/conversations"
 class Chats:
     """A gateway with a store, and what a chat page does with it."""
 
-    def __init__(self, client, triton, tokenizer) -> None:
-        self.client, self.triton, self.tokenizer = client, triton, tokenizer
+    def __init__(self, stack: Stack) -> None:
+        self.client, self.triton, self.tokenizer = stack.client, stack.triton, stack.tokenizer
 
     def say(self, text: str, wait: float = 0.0, end: bool = True) -> None:
         steps = [Step((token,), wait=wait) for token in self.tokenizer.encode(text)]
@@ -55,14 +55,8 @@ class Chats:
 
 @pytest.fixture
 async def chats(card, tokenizer, tmp_path):
-    triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
-    await triton.start()
-    settings = GatewaySettings(triton=f"127.0.0.1:{triton.port}", store=f"sqlite:///{tmp_path}/store.db", open=True)
-    try:
-        async with serving(settings) as (client, _):
-            yield Chats(client, triton, tokenizer)
-    finally:
-        await triton.stop()
+    async with running(card, tokenizer, store=f"sqlite:///{tmp_path}/store.db", open=True) as stack:
+        yield Chats(stack)
 
 
 def said(conversation: dict) -> list[tuple[str, str]]:
@@ -123,23 +117,16 @@ async def test_a_retry_and_an_edit_are_branches_and_nothing_is_lost(chats):
 
 
 async def test_a_model_writes_the_title_unless_somebody_has(card, tokenizer, tmp_path):
-    triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
-    await triton.start()
-    settings = GatewaySettings(
-        triton=f"127.0.0.1:{triton.port}",
-        store=f"sqlite:///{tmp_path}/store.db",
-        open=True,
-        conversations={"title_model": "tiny"},
-    )
-    async with serving(settings) as (client, _):
-        chats = Chats(client, triton, tokenizer)
+    settings = {"store": f"sqlite:///{tmp_path}/store.db", "open": True, "conversations": {"title_model": "tiny"}}
+    async with running(card, tokenizer, **settings) as stack:
+        chats = Chats(stack)
 
         def script(tensors):
             titles = "Write a title" in tokenizer.decode(tensors["input_ids"])
             answer = '"Capital of\nFrance"' if titles else "Paris."
             return [*(Step((token,)) for token in tokenizer.encode(answer)), Step((0,)), Step(final=True)]
 
-        triton.script = script
+        chats.triton.script = script
         untitled, named = await chats.new(), await chats.new(title="Mine")
         for talk in (untitled, named):
             await chats.ask(talk, "What is it?")
@@ -150,8 +137,7 @@ async def test_a_model_writes_the_title_unless_somebody_has(card, tokenizer, tmp
 
         await eventually(titled)
         assert (await chats.get(named))["title"] == "Mine"
-        assert len(triton.requests) == 5
-    await triton.stop()
+        assert len(chats.triton.requests) == 5
 
 
 async def test_two_tabs_keep_both_turns_in_order(chats):

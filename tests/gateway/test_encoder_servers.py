@@ -18,11 +18,11 @@ from llmops.gateway.ratelimit.limits import RateLimits
 from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck
 from llmops.gateway.routing.replicas import encoder_registry
-from llmops.gateway.settings import GatewaySettings, Quotas, UsageSettings
+from llmops.gateway.settings import Quotas, UsageSettings
 from llmops.gateway.usage.sink import NoPrices
 from llmops.gateway.usage.usage_check import UsageCheck
 from tests.gateway.test_usage_events import ANN, Kept
-from tests.support.gateway_stack import serving
+from tests.support.gateway_stack import become, in_front_of, replica_lines
 from tests.support.scripted_triton import ScriptedTriton
 from tests.support.waiting import eventually
 
@@ -62,19 +62,13 @@ def card(tokenizer_dir, tokenizer):
 
 
 @contextlib.asynccontextmanager
-async def gateway(*tritons: Vectors, refresh: float = 0.1, idle: float = 3600.0, checks=()):
+async def gateway(*tritons: Vectors, idle: str = "3600s", **options):
     for number, triton in enumerate(tritons):
         triton.number = number
-        await triton.start()
-    replicas = [f"127.0.0.1:{triton.port}" for triton in tritons]
-    try:
-        settings = GatewaySettings(replicas=replicas, refresh=f"{refresh}s", timeouts={"idle": f"{idle}s"})
-        async with serving(settings, checks) as (client, _):
-            yield client
-    finally:
+    async with in_front_of(*tritons, timeouts={"idle": idle}, **options) as (client, _):
+        yield client
         for triton in tritons:
             triton.freed.set()
-            await triton.stop()
 
 
 async def embed(client, *texts: str):
@@ -119,7 +113,7 @@ async def test_a_large_request_is_cut_for_all_of_them_and_keeps_its_order(card) 
 
 async def test_what_a_dead_server_was_to_have_goes_to_another(card, caplog) -> None:
     dead, good = Vectors(card, None), Vectors(card, None)
-    async with gateway(dead, good, refresh=3600.0) as client:
+    async with gateway(dead, good, refresh="3600s") as client:
         port, dead.held = dead.port, True
         waiting = [asyncio.create_task(embed(client, "Hello")) for _ in range(4)]
         await eventually(lambda: (len(dead.came), len(good.came)) >= (1, 1))
@@ -137,8 +131,7 @@ async def test_what_a_dead_server_was_to_have_goes_to_another(card, caplog) -> N
 
 
 async def states(client) -> list[str]:
-    (one,) = (await client.get("/replicas")).json()["gateways"]
-    return [line["state"] for line in one["models"]["vectors"]]
+    return [line["state"] for line in await replica_lines(client, "vectors")]
 
 
 async def held_batch(client, held: Vectors) -> asyncio.Task:
@@ -155,7 +148,7 @@ async def held_batch(client, held: Vectors) -> asyncio.Task:
 
 async def test_what_a_hanging_server_keeps_another_gets_too(card, caplog, monkeypatch) -> None:
     hanging, good = Vectors(card, None), Vectors(card, None)
-    async with gateway(hanging, good, idle=0.4) as client:
+    async with gateway(hanging, good, idle="0.4s") as client:
         assert await states(client) == ["ready", "ready"]
         with caplog.at_level(logging.WARNING):
             assert vectors(await (await held_batch(client, hanging)))[0][2] == 1
@@ -180,18 +173,10 @@ async def test_a_batch_stays_where_it_is_while_no_other_server_answers(card) -> 
     first, second = Vectors(card, None), Vectors(card, None)
     async with gateway(first, second) as client:
         second.engine_ready = False
-
-        async def gone() -> bool:
-            return await states(client) == ["ready", "gone"]
-
-        await eventually(gone)
+        await become(client, "ready", "gone", model="vectors")
         asked = await held_batch(client, first)
         first.engine_ready = False
-
-        async def both_gone() -> bool:
-            return await states(client) == ["gone", "gone"]
-
-        await eventually(both_gone)
+        await become(client, "gone", "gone", model="vectors")
         first.freed.set()
         assert vectors(await asked)[0][2] == 0
         assert not second.came

@@ -12,8 +12,10 @@ import time
 import httpx
 import pytest
 
+from llmops.gateway.app import create_app
+from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry.event_loop_lag import PROCESS_STALL_THRESHOLD
-from tests.support.gateway_stack import END, running, text_of
+from tests.support.gateway_stack import END, app_client, running, text_of
 from tests.support.scripted_triton import Step
 from tests.support.waiting import eventually
 
@@ -147,16 +149,9 @@ async def test_triton_down_is_503_and_comes_back_without_a_restart(stack):
 async def test_a_triton_that_was_never_there_is_503_and_not_404(card, tokenizer):
     async with running(card, tokenizer) as stack:
         await stack.triton.stop()
-        from llmops.gateway.app import create_app
-        from llmops.gateway.settings import GatewaySettings
-
-        app = create_app(GatewaySettings(triton=f"127.0.0.1:{stack.triton.port}"))
-        async with app.router.lifespan_context(app):
-            transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-                response = await client.post(CHAT, json=stack.chat_body)
-                assert response.status_code == 503
-                assert (await client.get("/v1/models")).json()["data"] == []
+        async with app_client(create_app(GatewaySettings(triton=stack.triton.address))) as client:
+            assert (await client.post(CHAT, json=stack.chat_body)).status_code == 503
+            assert (await client.get("/v1/models")).json()["data"] == []
 
 
 async def test_shutdown_lets_open_streams_end(card, tokenizer):

@@ -7,15 +7,13 @@ import hashlib
 import json
 import re
 
-import httpx
 import pytest
 import pytest_asyncio
 
-from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.web.pages import ASSETS, assets
 from tests.support.browser import accessibility_faults, browser_page, for_the_docs, started_browser, take_picture
-from tests.support.gateway_stack import serving
-from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.gateway_stack import running
+from tests.support.scripted_triton import Step
 from tests.support.waiting import GENEROUS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -42,18 +40,6 @@ PAYLOADS = [
 ]
 
 
-class Chat:
-    """A gateway with its page, and a scripted model behind it."""
-
-    def __init__(self, client: httpx.AsyncClient, triton: ScriptedTriton, tokenizer) -> None:
-        self.client, self.triton, self.tokenizer = client, triton, tokenizer
-        self.url = str(client.base_url).rstrip("/")
-
-    def say(self, text: str, wait: float = 0.0) -> None:
-        steps = [Step((token,), wait=wait) for token in self.tokenizer.encode(text)]
-        self.triton.script = lambda tensors: [*steps, Step((0,)), Step(final=True)]
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser():
     async with started_browser() as made:
@@ -62,14 +48,8 @@ async def browser():
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def chat(card, tokenizer):
-    triton = ScriptedTriton({**card, "max_seq_len": 16384}, lambda tensors: [Step(final=True)])
-    await triton.start()
-    settings = GatewaySettings(triton=f"127.0.0.1:{triton.port}")
-    try:
-        async with serving(settings) as (client, _):
-            yield Chat(client, triton, tokenizer)
-    finally:
-        await triton.stop()
+    async with running({**card, "max_seq_len": 16384}, tokenizer) as stack:
+        yield stack
 
 
 @pytest_asyncio.fixture(loop_scope="module")

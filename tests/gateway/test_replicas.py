@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmops.gateway.routing.replicas.replica_metrics import REPLICA_STATES
 from llmops.gateway.settings import GatewaySettings
-from tests.support.gateway_stack import END, card_of, serving
+from tests.support.gateway_stack import END, card_of, in_front_of, replica_lines, serving
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.waiting import eventually
 
@@ -34,21 +34,12 @@ def failing(text: str, *tokens: int):
 
 @contextlib.asynccontextmanager
 async def gateway(*tritons: ScriptedTriton, **settings):
-    for triton in tritons:
-        if not triton.port:
-            await triton.start()
-    replicas = [f"127.0.0.1:{triton.port}" for triton in tritons]
-    try:
-        async with serving(GatewaySettings(replicas=replicas, refresh="0.1s", **settings)) as (client, _):
-            yield client
-    finally:
-        for triton in tritons:
-            await triton.stop()
+    async with in_front_of(*tritons, **settings) as (client, _):
+        yield client
 
 
 async def replicas(client) -> dict[str, dict]:
-    (one,) = (await client.get("/replicas")).json()["gateways"]
-    return {line["replica"].rpartition(":")[2]: line for line in one["models"]["tiny"]}
+    return {line["replica"].rpartition(":")[2]: line for line in await replica_lines(client)}
 
 
 async def become(client, **wanted: str) -> None:
@@ -163,7 +154,6 @@ async def test_another_contract_is_refused_and_the_others_serve(card):
 
 async def test_the_same_address_twice_is_one_replica(card):
     triton = ScriptedTriton(card, saying(5))
-    await triton.start()
     async with gateway(triton, triton) as client:
         await become(client, **{str(triton.port): "ready"})
         assert (await client.get("/v1/models/tiny")).json()["replicas"] == {"ready": 1, "total": 1, "measured": 1}
@@ -194,17 +184,14 @@ async def test_a_replica_that_leaves_dns_is_left_and_its_metrics_with_it(card, m
 
     monkeypatch.setattr("llmops.gateway.routing.discovery.resolve_addresses", resolve)
     monkeypatch.setattr("llmops.gateway.routing.discovery.ADDRESS_HOLD_TIME", 0.5)
-    for triton in (first, second):
-        await triton.start()
-    known["llamas"] = [first]
-    try:
+    async with first, second:
+        known["llamas"] = [first]
         async with serving(GatewaySettings(replicas=["dns:llamas:1"], refresh="0.1s")) as (client, _):
             await become(client, **{str(first.port): "ready"})
             known["llamas"] = [first, second]
             await become(client, **{str(first.port): "ready", str(second.port): "ready"})
-            assert (
-                f'llmops_server_reachable{{server="127.0.0.1:{first.port}"}} 1.0' in (await client.get("/metrics")).text
-            )
+            text = (await client.get("/metrics")).text
+            assert f'llmops_server_reachable{{server="{first.address}"}} 1.0' in text
             known["llamas"] = [second]
             await become(client, **{str(second.port): "ready"})
             text = (await client.get("/metrics")).text
@@ -213,9 +200,6 @@ async def test_a_replica_that_leaves_dns_is_left_and_its_metrics_with_it(card, m
             known["llamas"] = []
             assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 200
             await become(client, **{str(second.port): "ready"})
-    finally:
-        for triton in (first, second):
-            await triton.stop()
 
 
 async def test_an_answer_ends_on_a_replica_that_has_left(card, monkeypatch):
@@ -238,20 +222,15 @@ async def test_an_answer_ends_on_a_replica_that_has_left(card, monkeypatch):
 
     monkeypatch.setattr("llmops.gateway.routing.discovery.resolve_addresses", resolve)
     monkeypatch.setattr("llmops.gateway.routing.discovery.ADDRESS_HOLD_TIME", 0.1)
-    for triton in (first, second):
-        await triton.start()
-    try:
-        async with serving(GatewaySettings(replicas=["dns:llamas:1"], refresh="0.05s")) as (client, _):
-            await become(client, **{str(first.port): "ready"})
-            answer = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
-            await eventually(lambda: first.active == 1)
-            known[:] = [second]
-            await become(client, **{str(second.port): "ready"})
-            lookups.clear()
-            await eventually(lambda: len(lookups) > 5)
-            leaves.set()
-            done = (await answer).json()
-            assert done["usage"]["completion_tokens"] == 4, done
-    finally:
-        for triton in (first, second):
-            await triton.stop()
+    settings = GatewaySettings(replicas=["dns:llamas:1"], refresh="0.05s")
+    async with first, second, serving(settings) as (client, _):
+        await become(client, **{str(first.port): "ready"})
+        answer = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
+        await eventually(lambda: first.active == 1)
+        known[:] = [second]
+        await become(client, **{str(second.port): "ready"})
+        lookups.clear()
+        await eventually(lambda: len(lookups) > 5)
+        leaves.set()
+        done = (await answer).json()
+        assert done["usage"]["completion_tokens"] == 4, done

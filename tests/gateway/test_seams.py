@@ -7,10 +7,8 @@ import json
 
 import pytest
 
-from llmops.gateway.settings import GatewaySettings
-from tests.support.gateway_stack import END, card_of, serving
+from tests.support.gateway_stack import END, become, card_of, in_front_of
 from tests.support.scripted_triton import ScriptedTriton, Step
-from tests.support.waiting import eventually
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
 TEXT = "The capital of France is Paris. <answer>42</answer> How are you? 你好 🙂"
@@ -38,22 +36,9 @@ class Engine:
 
 @contextlib.asynccontextmanager
 async def two(card, engine):
-    tritons = [ScriptedTriton(card, engine), ScriptedTriton(card, engine)]
-    for triton in tritons:
-        await triton.start()
-    replicas = [f"127.0.0.1:{triton.port}" for triton in tritons]
-    try:
-        async with serving(GatewaySettings(replicas=replicas, refresh="0.1s")) as (client, _):
-
-            async def ready() -> bool:
-                (one,) = (await client.get("/replicas")).json()["gateways"]
-                return [line["state"] for line in one["models"].get("tiny", [])] == ["ready", "ready"]
-
-            await eventually(ready)
-            yield client
-    finally:
-        for triton in tritons:
-            await triton.stop()
+    async with in_front_of(ScriptedTriton(card, engine), ScriptedTriton(card, engine)) as (client, _):
+        await become(client, "ready", "ready")
+        yield client
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from llmops.gateway.settings import GatewaySettings
-from tests.support.gateway_stack import serving
+from tests.support.gateway_stack import running, serving
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.waiting import GENEROUS, eventually
 
@@ -41,14 +41,10 @@ async def pair(card, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr("llmops.gateway.conversations.chat_run.SAVE_INTERVAL", 0.05)
     # a machine that stands still is no store that is away
     monkeypatch.setattr("llmops.gateway.conversations.database.STORE_TIMEOUT", GENEROUS)
-    triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
-    await triton.start()
-    settings = GatewaySettings(triton=f"127.0.0.1:{triton.port}", store=f"sqlite:///{tmp_path}/store.db", open=True)
-    try:
+    async with ScriptedTriton(card, lambda tensors: [Step(final=True)]) as triton:
+        settings = GatewaySettings(triton=triton.address, store=f"sqlite:///{tmp_path}/store.db", open=True)
         async with serving(settings) as (one, _), serving(settings) as (other, _):
             yield Pair([one, other], triton, tokenizer)
-    finally:
-        await triton.stop()
 
 
 async def test_a_finished_response_is_everywhere(pair):
@@ -120,29 +116,22 @@ async def test_many_at_once(pair):
 
 async def test_what_cannot_be_stored_says_so(card, tokenizer, tmp_path, monkeypatch):
     """A store that fails costs no answer, and no answer says that it was stored."""
-    triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
-    await triton.start()
-    store = tmp_path / "store.db"
-    settings = GatewaySettings(triton=f"127.0.0.1:{triton.port}", store=f"sqlite:///{store}", open=True)
 
     async def full(*_, **__):
         raise OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full"))
 
-    try:
-        async with serving(settings) as (client, _):
-            pair = Pair([client], triton, tokenizer)
-            pair.say("Paris.")
-            kept = await pair.create(0)
-            assert kept["store"] is True
-            monkeypatch.setattr("llmops.store.responses.put_response", full)
-            lost = await pair.create(0)
-            assert (lost["status"], lost["store"]) == ("completed", False)
-            assert (await pair.ask(0, "GET", f"/{lost['id']}")).status_code == 404
-            async with client.stream("POST", PATH, json={"model": "tiny", "input": "hi", "stream": True}) as answer:
-                events = [json.loads(line[6:]) async for line in answer.aiter_lines() if line.startswith("data: ")]
-            assert (events[-1]["type"], events[-1]["response"]["store"]) == ("response.completed", False)
-            refused = await pair.ask(0, "POST", model="tiny", input="hi", background=True)
-            assert refused.status_code == 503
-            assert "store: false" in refused.json()["error"]["message"]
-    finally:
-        await triton.stop()
+    async with running(card, tokenizer, store=f"sqlite:///{tmp_path}/store.db", open=True) as stack:
+        pair = Pair([stack.client], stack.triton, tokenizer)
+        pair.say("Paris.")
+        kept = await pair.create(0)
+        assert kept["store"] is True
+        monkeypatch.setattr("llmops.store.responses.put_response", full)
+        lost = await pair.create(0)
+        assert (lost["status"], lost["store"]) == ("completed", False)
+        assert (await pair.ask(0, "GET", f"/{lost['id']}")).status_code == 404
+        async with stack.client.stream("POST", PATH, json={"model": "tiny", "input": "hi", "stream": True}) as answer:
+            events = [json.loads(line[6:]) async for line in answer.aiter_lines() if line.startswith("data: ")]
+        assert (events[-1]["type"], events[-1]["response"]["store"]) == ("response.completed", False)
+        refused = await pair.ask(0, "POST", model="tiny", input="hi", background=True)
+        assert refused.status_code == 503
+        assert "store: false" in refused.json()["error"]["message"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import sys
 
@@ -22,7 +21,7 @@ from llmops.gateway.settings import GatewaySettings, load_settings
 from llmops.gateway.telemetry.trace_context import TraceContext, parse_traceparent
 from llmops.gateway.triton.encoder_client import TritonEncoder
 from llmops.gateway.triton.model_metadata import EncoderMetadata
-from tests.support.gateway_stack import card_of, running, serving
+from tests.support.gateway_stack import become, card_of, in_front_of, running
 from tests.support.otlp_receiver import Receiver, Told, covered, receiving
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.waiting import eventually
@@ -179,21 +178,9 @@ async def test_an_answer_that_went_on_elsewhere_is_told_with_where_and_why(token
         left = [Step((one,)) for one in tokens[known:]]
         return [*left, Step(final=True)] if known else [*left[:3], Step(drop=True)]
 
-    async with contextlib.AsyncExitStack() as stack:
-        tritons = [ScriptedTriton(card, script), ScriptedTriton(card, script)]
-        for triton in tritons:
-            await triton.start()
-            stack.push_async_callback(triton.stop)
-        addresses = [f"127.0.0.1:{triton.port}" for triton in tritons]
-        traces = {"endpoint": receiver.url, "ratio": 0.0}
-        settings = GatewaySettings(replicas=addresses, refresh="0.1s", traces=traces)
-        client, _ = await stack.enter_async_context(serving(settings))
-
-        async def ready() -> bool:
-            (one,) = (await client.get("/replicas")).json()["gateways"]
-            return [line["state"] for line in one["models"].get("tiny", [])] == ["ready", "ready"]
-
-        await eventually(ready)
+    tritons = [ScriptedTriton(card, script), ScriptedTriton(card, script)]
+    async with in_front_of(*tritons, traces={"endpoint": receiver.url, "ratio": 0.0}) as (client, _):
+        await become(client, "ready", "ready")
         chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
         answer = await client.post("/v1/chat/completions", json=chat)
         assert answer.headers["x-llmops-continued"] == "exact"

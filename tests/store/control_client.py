@@ -16,6 +16,7 @@ from llmops.store.accounts.tenants import create_tenant, find_tenant
 from llmops.store.accounts.users import ensure_user
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
+from tests.support.gateway_stack import app_client
 
 # before all that a test does
 BY = AuditContext("cli:tester", datetime(2026, 1, 1, tzinfo=UTC))
@@ -33,11 +34,7 @@ async def make_key(url: str, tenant: str = "ops", limits: Limits = Limits(), **s
 
 @asynccontextmanager
 async def control(url: str, gateway: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(GatewaySettings(store=url), tuple, gateway)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client,
-    ):
+    async with app_client(create_app(GatewaySettings(store=url), tuple, gateway), "http://127.0.0.1") as client:
         yield client
 
 

@@ -14,6 +14,7 @@ from llmops.gateway.app import create_app as create_gateway
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts.key_secrets import hash_secret, is_secret
 from tests.store.control_client import bearer, control, make_key
+from tests.support.gateway_stack import app_client
 
 ONLY_SQLITE = pytest.mark.parametrize("kind", ["sqlite"])
 
@@ -176,10 +177,7 @@ async def test_a_gateway_has_it_behind_its_own_door_only_as_a_guest(url):
     document = with_guest.openapi()
     assert {"/api/usage", "/api/models", "/v1/organization/costs", "/api/admin/keys"} <= set(document["paths"])
     assert {"KeyCreate", "ChatRequest"} <= set(document["components"]["schemas"])
-    async with (
-        with_guest.router.lifespan_context(with_guest),
-        httpx.AsyncClient(transport=httpx.ASGITransport(with_guest), base_url="http://gateway") as client,
-    ):
+    async with app_client(with_guest) as client:
         assert (await client.get("/api/usage")).status_code == 401
         client.headers.update(bearer(admin))
         assert (await client.post("/api/admin/tenants", json={"id": "zeta"})).status_code == 201

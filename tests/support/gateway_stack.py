@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 
 from llmops.gateway.app import create_app
 from llmops.gateway.http.server import bind, uvicorn_config
@@ -68,6 +69,10 @@ class Stack:
             lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
         return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
+    @property
+    def url(self) -> str:
+        return str(self.client.base_url).rstrip("/")
+
     async def idle(self, seconds: float = GENEROUS) -> None:
         """Wait until the engine has no request left."""
         await eventually(lambda: self.triton.active == 0, seconds=seconds)
@@ -76,6 +81,14 @@ class Stack:
 def text_of(events: list) -> str:
     chunks = [event for event in events if isinstance(event, dict) and event.get("choices")]
     return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+
+
+@contextlib.asynccontextmanager
+async def app_client(app: FastAPI, url: str = "http://gateway"):
+    """The client of an application that is started, without a server."""
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url=url) as client:
+        yield client
 
 
 @contextlib.asynccontextmanager
@@ -98,14 +111,34 @@ async def serving(settings: GatewaySettings, checks=(), plugins=()):
 
 @contextlib.asynccontextmanager
 async def running(card: dict, tokenizer: TextTokenizer, checks=(), **settings):
-    triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
-    await triton.start()
-    try:
-        given = GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh="0.1s", **settings)
+    async with ScriptedTriton(card, lambda tensors: [Step(final=True)]) as triton:
+        given = GatewaySettings(triton=triton.address, refresh="0.1s", **settings)
         async with serving(given, checks) as (client, server):
             yield Stack(triton, client, tokenizer, server)
-    finally:
-        await triton.stop()
+
+
+@contextlib.asynccontextmanager
+async def in_front_of(*tritons: ScriptedTriton, refresh: str = "0.1s", checks=(), **settings):
+    """A gateway with these servers as its replicas, which start and end with it: its client and server."""
+    async with contextlib.AsyncExitStack() as stack:
+        replicas = [(await stack.enter_async_context(triton)).address for triton in tritons]
+        given = GatewaySettings(replicas=replicas, refresh=refresh, **settings)
+        yield await stack.enter_async_context(serving(given, checks))
+
+
+async def replica_lines(client: httpx.AsyncClient, model: str = "tiny") -> list[dict]:
+    """What /replicas of a gateway says of each replica of a model."""
+    (gateway,) = (await client.get("/replicas")).json()["gateways"]
+    return gateway["models"].get(model, [])
+
+
+async def become(client: httpx.AsyncClient, *states: str, model: str = "tiny") -> None:
+    """Wait until the replicas of a model have these states, in the order of their addresses in the settings."""
+
+    async def holds() -> bool:
+        return [line["state"] for line in await replica_lines(client, model)] == list(states)
+
+    await eventually(holds)
 
 
 async def _ready(client: httpx.AsyncClient) -> None:

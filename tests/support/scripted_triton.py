@@ -10,6 +10,7 @@ import json
 import struct
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 from grpc import aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -50,6 +51,18 @@ class Listening(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     port = 0
     _server: aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        if self._server is None:
+            await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     async def start(self) -> None:
         self._server = aio.server()
