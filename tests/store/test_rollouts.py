@@ -54,26 +54,6 @@ async def start(connection, name: str, by: AuditContext, **settings) -> Rollout:
     return await create_rollout(connection, candidate, RolloutState.STARTING, RolloutSettings(**settings).data(), by)
 
 
-def walk(start: Rollout, *events: RolloutEvent) -> list[tuple[str, float]]:
-    found = []
-    for event in events:
-        start = transition(start, event, NOW)
-        found.append((start.state, start.percent))
-    return found
-
-
-def test_a_canary_that_passes_goes_through_all_steps():
-    passed = [RolloutEvent.PASSED] * 3
-    assert walk(rollout(), RolloutEvent.READY, *passed, RolloutEvent.KEPT, RolloutEvent.STOPPED) == [
-        ("shifting", 5),
-        ("shifting", 25),
-        ("shifting", 50),
-        ("keeping", 100),
-        ("retiring", 100),
-        ("promoted", 100),
-    ]
-
-
 def test_an_impossible_event_says_what_is_possible():
     with pytest.raises(InputError, match="starting, so the event 'promote' changes nothing; wait until"):
         transition(rollout(), RolloutEvent.PROMOTE, NOW)
