@@ -11,16 +11,9 @@ import pytest
 from llmops.control.rollouts.judge import CanaryJudge, JudgeSettings, RequestOutcome
 from llmops.control.rollouts.sequential import BettingTest
 from llmops.perf.lab.canary_judge import CAUGHT_WITHIN, FAULTS, STEPS, golden_verdict, simulate
+from tests.support.waiting import Clock
 
 SETTINGS = JudgeSettings(stable="v1", canary="v2", min_requests=100, min_seconds=10)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def outcomes(seed: int = 1, share: float = 0.2, **canary) -> Iterator[RequestOutcome]:

@@ -22,13 +22,7 @@ from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 from llmops.gateway.settings import GatewaySettings
 from tests.fleet.views import ticket, view
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.waiting import Clock
 
 
 def admission(views: list[ReplicaView], clock: Clock | None = None, **bounds: int) -> RequestQueue:
@@ -36,7 +30,7 @@ def admission(views: list[ReplicaView], clock: Clock | None = None, **bounds: in
     door = AdmissionController(
         TieredQueue(tiers), LeastCostPolicy(PrefixIndex()), AdmissionLimits(**{"steps": 2, **bounds})
     )
-    return RequestQueue(door, lambda: views, clock or Clock())
+    return RequestQueue(door, lambda: views, clock or Clock(100.0))
 
 
 def waiting(door: RequestQueue, tenant: str, tier: str = "batch") -> asyncio.Task[ReplicaView]:

@@ -10,6 +10,7 @@ from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.replicas import gauge_scraper
 from llmops.gateway.routing.replicas.gauge_scraper import GaugeScraper, parse_metrics_page
 from llmops.gateway.routing.replicas.replica import Replica
+from tests.support.waiting import Clock
 
 # as the backend writes it (TensorRT-LLM's inflight_batcher_llm, custom_metrics_reporter)
 TEXT = """\
@@ -30,13 +31,6 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="llama-tensorr
 # TYPE nv_trt_llm_general_metrics gauge
 nv_trt_llm_general_metrics{general_type="iteration_counter",model="llama-tensorrt_llm",version="1"} 100
 """
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def replica(server: str, clock: Clock) -> Replica:
@@ -70,7 +64,7 @@ async def test_gauges_add_others_requests_and_stay_for_two_seconds_while_they_ca
     monkeypatch, caplog
 ) -> None:
     monkeypatch.setattr(gauge_scraper, "MAX_PAGE_BYTES", 2 * len(TEXT))
-    clock = Clock()
+    clock = Clock(100.0)
     one = replica("127.0.0.1", clock)
     for _ in range(2):
         one.reserve(500, is_counted=False, prompt=500)

@@ -11,6 +11,7 @@ from llmops.gateway.auth.credential_cache import CachedDirectory
 from llmops.gateway.auth.directory import Directory
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.interfaces import Caller
+from tests.support.waiting import Clock
 
 ANN = Caller("acme", "ann", "key-1")
 
@@ -45,14 +46,6 @@ class Book(Directory):
         return bool(self.callers)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def book():
     return Book()
@@ -60,7 +53,7 @@ def book():
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture

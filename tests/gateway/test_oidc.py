@@ -28,6 +28,7 @@ from llmops.store.accounts.tenants import create_tenant, delete_tenant
 from llmops.store.accounts.users import ensure_user, find_user
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
+from tests.support.waiting import Clock
 
 AUDIENCE = "llmops"
 
@@ -104,13 +105,6 @@ def provider():
 def issuer(provider):
     provider.published, provider.asked, provider.status, provider.document = ["rsa", "ec"], 0, 200, {}
     return provider
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @asynccontextmanager

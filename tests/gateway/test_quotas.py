@@ -25,7 +25,7 @@ from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck
 from llmops.gateway.settings import GatewaySettings, Quotas, load_settings
 from tests.support.gateway_stack import END, running
 from tests.support.scripted_triton import Step
-from tests.support.waiting import eventually
+from tests.support.waiting import Clock, eventually
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -36,13 +36,6 @@ BODIES = {
     RESPONSES: {"model": "tiny", "input": "Hello"},
     MESSAGES: {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "Hello"}]},
 }
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Ledger:

@@ -20,16 +20,6 @@ from tests.support.waiting import GENEROUS
 PATIENCE = 4.0
 
 
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def noon() -> datetime:
     return datetime(2026, 11, 22, 12, tzinfo=UTC)

@@ -26,7 +26,8 @@ from llmops.gateway.ratelimit.buckets import (
 from llmops.gateway.ratelimit.headers import anthropic_headers, format_duration, openai_headers, tightest_levels
 from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.ratelimit.output_length import OutputLengthEstimate
-from tests.limits.conftest import Clock, shared
+from tests.limits.conftest import shared
+from tests.support.waiting import Clock
 
 FREE = UNLIMITED
 

@@ -19,8 +19,8 @@ from llmops.gateway.ratelimit.rate_limit_check import create_limit_check
 from llmops.gateway.ratelimit.redis import RedisLimiter
 from llmops.gateway.ratelimit.rejection_cache import RejectionCache
 from llmops.gateway.settings import GatewaySettings, Quotas
-from tests.limits.conftest import PATIENCE, Clock, shared, until_up
-from tests.support.waiting import eventually
+from tests.limits.conftest import PATIENCE, shared, until_up
+from tests.support.waiting import Clock, eventually
 
 ATTEMPTS = 4_000
 

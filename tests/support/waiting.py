@@ -1,4 +1,4 @@
-"""Wait for what another thread, task or process is about to do."""
+"""Wait for what another thread, task or process is about to do, or for nothing: a clock that a test sets."""
 
 from __future__ import annotations
 
@@ -39,3 +39,13 @@ def wait_until(condition: Callable[[], object], what: str = "", *, seconds: floa
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what or condition}"
         time.sleep(INTERVAL)
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
