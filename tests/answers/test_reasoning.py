@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.generation.choice import TokenOffsets
 from llmops.gateway.generation.parsers.families.hermes import HermesParser
 from llmops.gateway.generation.parsers.output_processor import (
     ContentDelta,
@@ -17,7 +16,6 @@ from llmops.gateway.generation.parsers.output_processor import (
 )
 from llmops.gateway.generation.parsers.reasoning import (
     ReasoningParser,
-    prompt_opens_reasoning,
     reasoning_effort_arguments,
     reasoning_markers,
 )
@@ -78,25 +76,12 @@ def test_the_place_of_the_thinking_is_known(parts, inside, data):
         assert end == inf or text[end:].startswith(THINK.end)
 
 
-def test_a_marker_does_not_count_the_text_that_comes_out_with_it():
-    starts = TokenOffsets({7: len("</think>")})
-    for token, decoded, size in [(1, 0, 3), (2, 3, 0), (7, 3, 1 + len("</think>")), (3, 12, 2)]:
-        starts.note(token, decoded, size)
-    assert starts.count([(0, 4)]) == 2
-    assert starts.count([(0, inf)]) == 4
-
-
 def test_a_call_named_in_the_thinking_is_no_call():
     text = '<think>I could write <tool_call>{"name": "f", "arguments": {}}</tool_call></think>\n'
     text += '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
     pieces = split(list(text), tools=True)
     assert [p[0] for p in pieces] == [ReasoningDelta, ToolCallDelta]
     assert pieces[1][3:] == ("g", "{}")
-
-
-def test_the_prompt_may_open_the_thinking():
-    assert prompt_opens_reasoning("<|im_start|>assistant\n<think>\n", THINK)
-    assert not prompt_opens_reasoning("<|im_start|>assistant\n<think>\n\n</think>\n\n", THINK)
 
 
 def test_effort_goes_where_the_template_takes_it():

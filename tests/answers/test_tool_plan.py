@@ -11,7 +11,6 @@ from llmops.gateway.generation.parsers.families import detect_family
 from llmops.gateway.generation.parsers.output_processor import (
     ContentDelta,
     ProcessorChain,
-    ToolCallDelta,
     merge_adjacent,
 )
 from llmops.gateway.generation.parsers.tool_messages import (
@@ -61,51 +60,6 @@ def run(plan, text):
 )
 def test_family_by_template(template, family):
     assert detect_family(template) == family
-
-
-def test_no_tools_leaves_the_guide_alone():
-    for plan in (
-        plan_tools(None, None, None, HERMES, Guide("json")),
-        plan_tools([], "auto", None, HERMES, Guide("json")),
-    ):
-        assert (plan.guide, plan.definitions) == (Guide("json"), [])
-
-
-def test_none_hides_the_tools():
-    plan = plan_tools([tool("f")], "none", None, HERMES)
-    assert (plan.definitions, plan.guide) == ([], None)
-    text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert run(plan, text)[0] == [ContentDelta(text)]
-
-
-def test_auto_parses_and_shows_special_tokens():
-    plan = plan_tools([tool("f")], None, None, MISTRAL)
-    assert plan.guide is None
-    assert "[TOOL_CALLS]" in plan.special_tokens
-    pieces, processor = run(plan, "[TOOL_CALLS]f[ARGS]{}")
-    assert [type(p) for p in pieces] == [ToolCallDelta]
-    assert processor.made_tool_calls
-
-
-def test_parallel_false_lets_one_call_through():
-    text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2
-    assert [p.index for p in run(plan_tools([tool("f")], "auto", False, HERMES), text)[0]] == [0]
-    assert [p.index for p in run(plan_tools([tool("f")], "auto", True, HERMES), text)[0]] == [0, 1]
-
-
-def test_named_forces_the_parameters():
-    plan = plan_tools([tool("f"), tool("weather", WEATHER)], named("weather"), None, HERMES)
-    assert json.loads(plan.guide.text) == WEATHER
-    pieces, _ = run(plan, '{"city": "Paris"}')
-    assert (pieces[0].name, pieces[0].arguments) == ("weather", '{"city": "Paris"}')
-
-
-def test_required_forces_a_list():
-    plan = plan_tools([tool("f"), tool("weather", WEATHER)], "required", False, HERMES)
-    schema = json.loads(plan.guide.text)
-    assert (schema["minItems"], schema["maxItems"]) == (1, 1)
-    pieces, _ = run(plan, '[{"name": "weather", "arguments": {"city": "Paris"}}]')
-    assert [(p.name, p.arguments) for p in pieces] == [("weather", '{"city": "Paris"}')]
 
 
 def test_allowed_tools_narrow_the_grammar_not_the_prompt():

@@ -14,11 +14,10 @@ import grpc
 import httpx
 import huggingface_hub.errors
 import pytest
-from pydantic import BaseModel, Field, ValidationError
 
 from llmops.build.checkpoint.hub_download import _call_hub
 from llmops.connection_errors import grpc_call_error, http_connection_error
-from llmops.errors import InputError, LlmopsError, first_validation_error
+from llmops.errors import InputError, LlmopsError
 from llmops.output_files import check_writable, write_text
 
 
@@ -46,29 +45,6 @@ def test_a_full_disk():
     assert refused.value.message == (
         "/dev/full cannot be written (No space left on device); free some space, or name a file on another disk."
     )
-
-
-class Model(BaseModel):
-    a: int = Field(default=1, ge=1)
-    b: list[str] = Field(default=["x"], min_length=1)
-    c: int | str = 1
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ({"a": "x"}, "a: it must be a whole number"),
-        ({"a": 0}, "a: it must be at least 1"),
-        ({"b": []}, "b: it must not be empty"),
-        ({"b": [1]}, "b.0: it must be a text"),
-        ({"c": []}, "c: it must be a whole number or it must be a text"),
-        ([], "the file: it must be a mapping of names to values"),
-    ],
-)
-def test_a_value_that_does_not_fit(value, said):
-    with pytest.raises(ValidationError) as failed:
-        Model.model_validate(value)
-    assert first_validation_error(failed.value, "the file") == said
 
 
 def kinds_of(base: type, module: object) -> list[type]:

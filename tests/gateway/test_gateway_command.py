@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.support import forked_cli
-from tests.support.gateway_stack import running
+from tests.support.gateway_stack import Stack, running
 from tests.support.scripted_triton import Step
 from tests.support.waiting import GENEROUS, eventually
 
@@ -157,24 +157,17 @@ async def test_a_host_of_another_machine_is_one_sentence(host, reason):
     assert (code, err) == (1, f"Error: llmops cannot listen on {host}:9000 ({reason}); {advice}\n")
 
 
+async def chat_on(terminal: int, stack: Stack, *arguments: str) -> asyncio.subprocess.Process:
+    """Start `llmops chat` in a session of its own on this terminal."""
+    command = [*LLMOPS, "chat", "--url", stack.url, *arguments]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+    return await asyncio.create_subprocess_exec(*command, **streams, start_new_session=True)
+
+
 async def test_chat_sends_the_key_the_history_and_the_sampling_flags(stack):
     stack.say("Hello")
     master, slave = pty.openpty()
-    chat = await asyncio.create_subprocess_exec(
-        *LLMOPS,
-        "chat",
-        "--url",
-        str(stack.client.base_url),
-        "--system",
-        "S",
-        "--seed",
-        "7",
-        "--max-tokens",
-        "9",
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-    )
+    chat = await chat_on(slave, stack, *["--system", "S", "--seed", "7", "--max-tokens", "9"])
     os.close(slave)
     os.write(master, b"one\n")
     await eventually(lambda: len(stack.triton.requests) == 1)
@@ -196,16 +189,7 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program(stack):
 
     stack.triton.script = endless
     master, slave = pty.openpty()
-    chat = await asyncio.create_subprocess_exec(
-        *LLMOPS,
-        "chat",
-        "--url",
-        str(stack.client.base_url),
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        start_new_session=True,
-    )
+    chat = await chat_on(slave, stack)
     os.close(slave)
     os.write(master, b"go on for ever\n")
     await eventually(lambda: stack.triton.active == 1)

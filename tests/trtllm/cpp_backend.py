@@ -8,7 +8,6 @@ Facts, read on 2026-11-22 from NVIDIA/TensorRT-LLM (11 stored versions of the fi
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -50,15 +49,6 @@ _PARSERS: dict[Any, Any] = {
 
 def _word(text: str) -> str:
     return text.lower() if text in (text.lower(), text.upper(), text.capitalize()) else text
-
-
-def log_prob_of_the_chosen(read: dict[str, Any], log_prob: float, kept: float) -> float:
-    """The log-probability that comes for a token, given the share of probability that top-k and top-p keep.
-
-    model_instance_state.cc: `bool normalizeLogProbs = true` where the parameter is not there. The sampler then divides
-    by what was kept, which is the token itself under top_k 1 (tensorrtllm_backend #276, TensorRT-LLM #2406).
-    """
-    return log_prob - math.log(kept) if read.get("normalize_log_probs", True) else log_prob
 
 
 class LoadError(RuntimeError):
