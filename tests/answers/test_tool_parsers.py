@@ -2,8 +2,10 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,154 +28,15 @@ from tests.support.tool_texts import (
     text_of,
 )
 
-PARIS = {"city": "Paris"}
-CASES = [
-    ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>', "", [PARIS]),
-    (
-        "hermes",
-        'Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
-        "Let me look.",
-        [PARIS, PARIS],
-    ),
-    ("hermes", '<tool_call>{"arguments": {"city": "Paris"}, "name": "get_weather"}</tool_call>', "", [PARIS]),
-    ("hermes", '<tool_call>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_call>', "", [PARIS]),
-    # slips that models make: no closing brace, one brace too many, no closing tag, arguments as a string or null
-    ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}</tool_call>', "", [PARIS]),
-    ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}}\n</tool_call>', "", [PARIS]),
-    ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}', "", [PARIS]),
-    ("hermes", '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>', "", [PARIS]),
-    ("hermes", '<tool_call>{"name": "get_weather", "arguments": null}</tool_call>', "", [{}]),
-    ("hermes", '<tool_call>{"name": "get_weather"}</tool_call>', "", [{}]),
-    ("hermes", '<tool_call>{"thought": "x", "name": "get_weather", "arguments": {}}</tool_call>done', "done", [{}]),
-    ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": "a\nb"}}</tool_call>', "", [{"city": "a\nb"}]),
-    ("hermes", "use <tool_call> for calls", "use <tool_call> for calls", []),
-    ("hermes", "<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", []),
-    ("hermes", "a < b and <tool", "a < b and <tool", []),
-    ("llama3", '{"name": "get_weather", "parameters": {"city": "Paris"}}', "", [PARIS]),
-    ("llama3", '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}', "", [PARIS]),
-    ("llama3", '{"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}', "", [PARIS]),
-    (
-        "llama3",
-        'Sure: {"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": "get_weather", "parameters": {}}',
-        "Sure:",
-        [PARIS, {}],
-    ),
-    ("llama3", '[{"name": "get_weather", "parameters": {"city": "Paris"}}]', "", [PARIS]),
-    ("llama3", '{"name": "Paris", "population": 2}', '{"name": "Paris", "population": 2}', []),
-    ("llama3", '{"name": "get_weather", "id": 1}', '{"name": "get_weather", "id": 1}', []),
-    ("llama3", '{"city": {"name": "get_weather", "id": 3}}', '{"city": {"name": "get_weather", "id": 3}}', []),
-    ("llama3", "[1, 2] { x }", "[1, 2] { x }", []),
-    ("llama3", "<|python_tag|>print(1)", "print(1)", []),
-    ("mistral", '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}]', "", [PARIS]),
-    ("mistral", '[TOOL_CALLS][{"name":"get_weather","arguments":{"city":"Paris"},"id":"abcdefghi"}]', "", [PARIS]),
-    (
-        "mistral",
-        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}, '
-        '{"name": "get_weather", "arguments": {}}]',
-        "",
-        [PARIS, {}],
-    ),
-    ("mistral", 'Looking.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}', "Looking.", [PARIS]),
-    ("mistral", '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Paris"}', "", [PARIS]),
-    ("mistral", '[TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]get_weather[ARGS]{}', "", [PARIS, {}]),
-    ("mistral", "[TOOL_CALLS] what?", "[TOOL_CALLS] what?", []),
-    ("pythonic", '[get_weather(city="Paris")]', "", [PARIS]),
-    ("pythonic", "[get_weather(city='Paris'), get_weather()]", "", [PARIS, {}]),
-    ("pythonic", '<|python_start|>[get_weather(city="Paris")]<|python_end|>', "", [PARIS]),
-    ("pythonic", 'I will. [get_weather(city="Paris")]', "I will.", [PARIS]),
-    (
-        "pythonic",
-        r"""[get_weather(a='it\'s "q" \u00e9\n', b=[1, (2, None)], c={'x': True, "y": -1.5}, d=false, e='''t'q''')]""",
-        "",
-        [{"a": 'it\'s "q" é\n', "b": [1, [2, None]], "c": {"x": True, "y": -1.5}, "d": False, "e": "t'q"}],
-    ),
-    ("pythonic", "[get_weather(city=Paris + 1, n=2)]", "", [{"city": "Paris + 1", "n": 2}]),
-    ("pythonic", "[unknown(x=1)] and [1, 2]", "[unknown(x=1)] and [1, 2]", []),
-    ("pythonic", "see [get_weather] there", "see [get_weather] there", []),
-    (
-        "qwen_coder",
-        "Let me look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n"
-        "</tool_call>",
-        "Let me look.",
-        [PARIS],
-    ),
-    (
-        "qwen_coder",
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\na\n\n b</parameter>\n<parameter=n>\n3\n</parameter>\n"
-        "</function>\n</tool_call>\n<tool_call>\n<function=get_weather>\n</function>\n</tool_call>",
-        "",
-        [{"city": "a\n\n b", "n": 3}, {}],
-    ),
-    # slips: no <tool_call>, no closing tags, no line breaks
-    (
-        "qwen_coder",
-        "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
-        "",
-        [PARIS],
-    ),
-    ("qwen_coder", "<tool_call><function=get_weather><parameter=city>Paris</function></tool_call>ok", "ok", [PARIS]),
-    (
-        "qwen_coder",
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n<parameter=n>\n1\n</function>",
-        "",
-        [{"city": "Paris", "n": 1}],
-    ),
-    ("qwen_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>", "", [PARIS]),
-    ("qwen_coder", "a <function=f> and <tool_call> in text", "a <function=f> and <tool_call> in text", []),
-    ("qwen_coder", '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
-    (
-        "glm",
-        "Well.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
-        "Well.",
-        [PARIS],
-    ),
-    (
-        "glm",
-        "<tool_call>get_weather<arg_key>city</arg_key><arg_value> a\nb </arg_value><arg_key>n</arg_key>"
-        "<arg_value>3</arg_value></tool_call><tool_call>get_weather</tool_call>",
-        "",
-        [{"city": " a\nb ", "n": 3}, {}],
-    ),
-    ("glm", "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</tool_call>", "", [PARIS]),
-    ("glm", "use <tool_call> for calls", "use <tool_call> for calls", []),
-    ("glm", "<tool_call>get_weather</tool", "<tool_call>get_weather</tool", []),
-    (
-        "deepseek",
-        "Well.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
-        '{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n'
-        "{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        "Well.",
-        [PARIS, {}],
-    ),
-    (
-        "deepseek",
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>'
-        "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        "",
-        [PARIS, {}],
-    ),
-    (
-        "deepseek",
-        '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜> ok',
-        "ok",
-        [PARIS],
-    ),
-    ("deepseek", "<｜tool▁calls▁begin｜> what?", "<｜tool▁calls▁begin｜> what?", []),
-    (
-        "kimi",
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
-        '{"city": "Paris"}<|tool_call_end|><|tool_call_begin|>functions.get_weather:1<|tool_call_argument_begin|>{}'
-        "<|tool_call_end|><|tool_calls_section_end|>",
-        "",
-        [PARIS, {}],
-    ),
-]
+TEXTS = yaml.safe_load(Path(__file__).with_name("tool_call_texts.yaml").read_text())
+CASES = [(family, one) for family, cases in TEXTS.items() for one in cases]
 
 
 @pytest.mark.parametrize("step", [None, 1, 2, 3, 7])
-@pytest.mark.parametrize(("family", "text", "prose", "calls"), CASES)
-def test_known_forms(family, text, prose, calls, step):
+@pytest.mark.parametrize(("family", "case"), CASES)
+def test_known_forms(family, case, step):
+    text, calls = case["text"], case.get("calls", ())
+    prose = case.get("prose", "" if calls else text)
     assert parse(family, text, step) == (prose, [("get_weather", arguments) for arguments in calls])
 
 

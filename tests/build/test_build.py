@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from llmops.errors import InputError, ResourceError
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository.compatibility import check_engines
 from llmops.model_repository.repository.manifest import RepositoryManifest
+from tests.support.waiting import wait_until
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -257,8 +257,5 @@ def test_it_is_gone_after_a_kill_of_the_whole_group(tmp_path: Path, number: int)
     assert (folder / "deep" / "file").is_file()
     os.killpg(holder.pid, number)
     holder.communicate(timeout=120)
-    deadline = time.monotonic() + 120
-    while folder.exists():
-        assert time.monotonic() < deadline, "the folder outlived its command"
-        time.sleep(0.02)
+    wait_until(lambda: not folder.exists(), "the folder is gone")
     assert list(tmp_path.iterdir()) == []

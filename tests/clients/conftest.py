@@ -5,11 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shutil
-import signal
 import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from tests.support import forked_cli
 from tests.support.engines import int8_smollm2_engine
 from tests.support.environments import new_environment
+from tests.support.stack import gateway, wait_ready
 
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".cache"
@@ -76,41 +74,10 @@ def full_triton(tmp_path_factory):
 @pytest.fixture(scope="session")
 def base_url(full_triton):
     """The gateway's /v1."""
-    command = [sys.executable, "-c", "from llmops.cli.main import main; main()", "gateway"]
-    command += ["--triton", full_triton.grpc_address, "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        url = _listening(process)
-        log = subprocess.Popen(["cat"], stdin=process.stdout, stdout=subprocess.DEVNULL)
-        _wait_for_models(url)
-        yield url + "/v1"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(90)
-    log.wait(60)
-
-
-def _listening(process):
-    seen = []
-    for line in process.stdout:
-        seen.append(line)
-        if found := re.search(r"listens on (http://\S+)", line):
-            return found[1]
-    pytest.fail("the gateway did not start:\n" + "".join(seen))
-
-
-def _wait_for_models(url):
-    import time
-
-    import httpx
-
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        answer = httpx.get(url + "/v1/models", timeout=60)
-        if {MODEL, ENCODER} <= {model["id"] for model in answer.json().get("data", [])}:
-            return
-        time.sleep(0.1)
-    pytest.fail("the gateway does not see both models")
+    with gateway(full_triton.grpc_address) as service:
+        for model in (MODEL, ENCODER):
+            wait_ready(f"{service.address}/models/{model}")
+        yield service.address
 
 
 @pytest.fixture(scope="session")

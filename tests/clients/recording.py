@@ -6,7 +6,6 @@ import asyncio
 import json
 import socketserver
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import uvicorn
 from llmops.gateway.app import create_app
 from llmops.gateway.http.server import bind, uvicorn_config
 from llmops.gateway.settings import GatewaySettings
+from tests.support.waiting import wait_until
 
 
 @dataclass
@@ -76,21 +76,12 @@ def recorded_gateway(triton: str, model: str, **settings: Any) -> Iterator[tuple
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     try:
-        _wait_for_model(url, model)
+        wait_until(lambda: httpx.get(f"{url}/v1/models/{model}", timeout=60).status_code == 200)
         recording.exchanges.clear()
         yield url, recording.exchanges
     finally:
         server.should_exit = True
         thread.join(60)
-
-
-def _wait_for_model(url: str, model: str) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if httpx.get(f"{url}/v1/models/{model}", timeout=60).status_code == 200:
-            return
-        time.sleep(0.1)
-    raise TimeoutError(f"the gateway does not see {model}")
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,6 +21,7 @@ from tests.clients.documented import MARKS, PAGES, ROOT, TYPED, blocks_of, scrip
 from tests.support import forked_cli
 from tests.support.engines import UP_CACHE, UP_ENGINE
 from tests.support.tiny_models import AWQ, write_checkpoint
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 RUN = [page for page in PAGES if any(block.info == "console" for block in blocks_of(page))]
@@ -219,9 +219,7 @@ def stop(pids):
         # one that failed at its start is gone
         with suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGTERM)
-        deadline = time.monotonic() + 60
-        while runs(pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda pid=pid: not runs(pid))
 
 
 def runs(pid):

@@ -2,13 +2,14 @@
 
 import base64
 import json
-import time
 
 import httpx
 import numpy as np
 import openai
 import pytest
 from pydantic import BaseModel, Field
+
+from tests.support.waiting import wait_until
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 PARAMETERS = {
@@ -95,10 +96,7 @@ def test_abort_frees_the_engine(client, base_url):
     next(iter(stream))
     assert active(base_url) == 1
     stream.close()
-    deadline = time.monotonic() + 90
-    while active(base_url) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert active(base_url) == 0
+    wait_until(lambda: active(base_url) == 0)
 
 
 def active(base_url):

@@ -18,10 +18,9 @@ from tests.support import balancers
 from tests.support.balancers import Balancer, envoy, haproxy
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.stack import gateway
+from tests.support.waiting import GENEROUS, eventually
 
 STREAMS = 100
-# seconds that a test waits for what is to come: only those that fail take it
-GENEROUS = 90.0
 
 
 @contextlib.contextmanager
@@ -40,12 +39,13 @@ async def ready(client: httpx.AsyncClient) -> None:
 
 async def health(client: httpx.AsyncClient, status: int) -> None:
     """Wait until the proxy says so of itself."""
-    for _ in range(round(GENEROUS / 0.05)):
+
+    async def is_so() -> bool:
         with contextlib.suppress(httpx.TransportError):
-            if (await client.get("/proxy/health")).status_code == status:
-                return
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"the proxy's health did not become {status}")
+            return (await client.get("/proxy/health")).status_code == status
+        return False
+
+    await eventually(is_so, f"the proxy's health is {status}")
 
 
 class Upstream:
@@ -142,14 +142,16 @@ async def test_a_gateway_that_ends_loses_no_stream(make, tmp_path, card):
         async with httpx.AsyncClient(base_url=url, timeout=GENEROUS, limits=httpx.Limits()) as client:
             await ready(client)
             streams = [asyncio.create_task(stream(client)) for _ in range(STREAMS)]
-            await until(lambda: triton.active == STREAMS)
+            await eventually(lambda: triton.active == STREAMS)
             held = await asyncio.to_thread(fronts[0].metric, r"llmops_active_streams\{")
             assert 0 < held < STREAMS
             os.kill(fronts[0].pid, signal.SIGTERM)
             await until_refused(addresses[0])
             later = [asyncio.create_task(stream(client)) for _ in range(20)]
             # one that has ended by now says why below
-            await until(lambda: triton.active == STREAMS + len(later) or any(one.done() for one in [*streams, *later]))
+            await eventually(
+                lambda: triton.active == STREAMS + len(later) or any(one.done() for one in [*streams, *later])
+            )
             going_on.set()
             answers = await asyncio.gather(*streams, *later)
         assert [answer for answer in answers if answer != "[DONE]"] == []
@@ -175,24 +177,18 @@ async def stream(client: httpx.AsyncClient) -> str:
     return lines[-1].removeprefix("data: ")
 
 
-async def until(holds) -> None:
-    for _ in range(round(GENEROUS / 0.02)):
-        if holds():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it did not come true")
-
-
 async def until_refused(address: str) -> None:
     """Wait until nothing listens there any more."""
     host, _, port = address.rpartition(":")
-    for _ in range(round(GENEROUS / 0.02)):
+
+    async def refuses() -> bool:
         try:
             _, writer = await asyncio.open_connection(host, int(port))
             writer.close()
         except ConnectionResetError:
             pass  # it was in the queue of what closes now
         except ConnectionRefusedError:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"{address} still takes connections")
+            return True
+        return False
+
+    await eventually(refuses, f"{address} takes no connections any more")

@@ -14,7 +14,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +34,7 @@ from tests.support.gateway_stack import serving
 from tests.support.processes import commands, descendants
 from tests.support.tiny_models import write_checkpoint
 from tests.support.tokenizer_files import TEMPLATE
+from tests.support.waiting import eventually
 from tests.trtllm.test_adapters import write_adapter
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
@@ -208,14 +208,12 @@ async def test_metrics_are_the_librarys_own(client, server, request):
         pytest.skip("before 1.3 statistics of several ranks grow without end in the library, and stay off")
     await client.post("/v1/completions", json={"model": "tiny", "prompt": [40, 50], "max_tokens": 4, "temperature": 0})
     wanted = {'kv_cache_block_type="reused"': "3", 'kv_cache_block_type="max"': "100", 'memory_type="gpu"': "5000"}
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
+
+    def found() -> dict[str, str]:
         text = urllib.request.urlopen(server.metrics_url, timeout=30).read().decode().splitlines()
-        found = {label: line.split()[-1] for label in wanted for line in text if label in line}
-        if found == wanted:
-            return
-        await asyncio.sleep(0.1)
-    raise AssertionError(found)
+        return {label: line.split()[-1] for label in wanted for line in text if label in line}
+
+    await eventually(lambda: found() == wanted)
 
 
 def test_a_version_that_cannot_run_it_does_not_load(made, tmp_path):

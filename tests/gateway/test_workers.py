@@ -21,32 +21,26 @@ import pytest
 from llmops.errors import InputError
 from llmops.gateway.launcher import run
 from llmops.gateway.settings import GatewaySettings
+from tests.support.live_process import LiveProcess
 from tests.support.scripted_triton import ScriptedTriton
-from tests.support.waiting import GENEROUS
+from tests.support.waiting import GENEROUS, wait_until
 
 
 @contextlib.contextmanager
 def started(log: Path, triton: str, count: int):
     """Workers in front of `triton`: the supervisor and its address."""
-    command = [sys.executable, "-m", "llmops.cli", "gateway", "--triton", triton, "--port", "0"]
-    environment = {**os.environ, "LLMOPS_RESPONSES__ENTRIES": "0"}
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [*command, "--workers", str(count)], stdout=file, stderr=subprocess.STDOUT, env=environment
-        )
+    process = LiveProcess(gateway_command(triton, count), log, {"LLMOPS_RESPONSES__ENTRIES": "0"})
     try:
-        deadline = time.monotonic() + GENEROUS
-        while not (found := re.search(r"listens on (http://\S+)", log.read_text())):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        while len(workers(process.pid)) < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield process, found[1]
+        url = process.found(r"listens on (http://\S+)")
+        wait_until(lambda: len(workers(process.pid)) >= count)
+        yield process, url
     finally:
         process.kill()
-        process.wait()
+
+
+def gateway_command(triton: str, count: int) -> list[str]:
+    program = str(Path(sys.executable).with_name("llmops"))
+    return [program, "gateway", "--triton", triton, "--port", "0", "--workers", str(count)]
 
 
 @pytest.fixture
@@ -62,13 +56,15 @@ def workers(pid: int) -> set[int]:
 
 
 def get(url: str) -> str:
-    deadline = time.monotonic() + GENEROUS
-    while True:
-        try:
-            return urllib.request.urlopen(url, timeout=GENEROUS).read().decode()
-        except urllib.error.URLError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+    text = []
+
+    def answers() -> bool:
+        with contextlib.suppress(urllib.error.URLError):
+            text.append(urllib.request.urlopen(url, timeout=GENEROUS).read().decode())
+        return bool(text)
+
+    wait_until(answers)
+    return text[0]
 
 
 def counted(text: str) -> int:
@@ -93,7 +89,7 @@ def test_every_worker_is_scraped_for_itself(gateway) -> None:
     assert [counted(get(page)) for page in pages(log)] == each
     victim = min(workers(process.pid))
     os.kill(victim, signal.SIGKILL)
-    until(lambda: victim not in (now := workers(process.pid)) and len(now) == 3)
+    wait_until(lambda: victim not in (now := workers(process.pid)) and len(now) == 3)
     assert sorted(counted(get(page)) for page in pages(log))[0] == 0
 
 
@@ -160,9 +156,8 @@ def marked(tmp_path):
     started_ones = []
 
     def start(count: int, **more: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "llmops.cli", "gateway", "--triton", "127.0.0.1:9", "--port", "0"]
         process = subprocess.Popen(
-            [*command, "--workers", str(count)],
+            gateway_command("127.0.0.1:9", count),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -181,13 +176,6 @@ def marked(tmp_path):
         process.stdout.close()
 
 
-def until(holds) -> None:
-    deadline = time.monotonic() + GENEROUS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("milliseconds", [0, 20])
 def test_sigterm_while_workers_are_being_started_leaves_none(marked, milliseconds) -> None:
     start, mark, place = marked
@@ -196,16 +184,16 @@ def test_sigterm_while_workers_are_being_started_leaves_none(marked, millisecond
     process.send_signal(signal.SIGTERM)
     # before it has its handlers, the signal ends it at once: then there is nothing to tidy up either
     assert process.wait(GENEROUS) in (0, -signal.SIGTERM)
-    until(lambda: alive(mark) == [])
+    wait_until(lambda: alive(mark) == [])
     assert list(place.iterdir()) == []
 
 
 def test_a_supervisor_that_is_killed_leaves_no_worker_and_no_file(marked) -> None:
     start, mark, place = marked
     process = start(3)
-    until(lambda: len(workers(process.pid)) == 3)
+    wait_until(lambda: len(workers(process.pid)) == 3)
     get(f"{process.url}/health/live")
     process.kill()
     process.wait()
-    until(lambda: alive(mark) == [])
+    wait_until(lambda: alive(mark) == [])
     assert list(place.iterdir()) == []

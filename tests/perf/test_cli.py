@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from llmops.perf.load.runner import run_async
 from tests.support.delay_server import Delays, DelayServer
 from tests.support.forked_cli import run
+from tests.support.waiting import wait_until
 
 LLMOPS = Path(sys.executable).parent / "llmops"
 
@@ -170,9 +170,7 @@ def test_ctrl_c_ends_a_run_at_once_and_writes_nothing(tmp_path):
     with delay_server(ttft=0.05, itl=0.05) as server:
         command = [str(LLMOPS), "bench", server.url, "-d", "60s", "-c", "4", "--json", str(tmp_path / "r.json")]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 120
-        while len(server.served) < 6 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: len(server.served) >= 6)
         os.kill(child.pid, signal.SIGINT)
         _, stderr = child.communicate(timeout=120)
     assert child.returncode == 130

@@ -15,6 +15,7 @@ import pytest
 
 from llmops.model_repository.launch import Ports, start_triton
 from tests.support.mock_engine.repository import make_mock_engine
+from tests.support.stack import wait_ready
 
 pytestmark = pytest.mark.xdist_group("stack")
 
@@ -167,10 +168,7 @@ async def test_a_restarted_triton_ends_streams_with_one_error_and_the_gateway_go
         await asyncio.to_thread(second.wait_ready, 120)
         _, events = await task
         assert [event["error"]["code"] for event in events if "error" in event] == ["engine_unavailable"]
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=GENEROUS) as client:
-            deadline = time.monotonic() + GENEROUS
-            while (await client.get("/health/ready")).status_code != 200 and time.monotonic() < deadline:
-                await asyncio.sleep(0.1)
+        await asyncio.to_thread(wait_ready, f"{gateway.url}/health/ready")
         text, _ = await stream(gateway.url, 10)
         assert text
     finally:

@@ -21,6 +21,7 @@ from llmops.gateway.triton import step_stream
 from llmops.gateway.triton.grpc_client import TritonClient
 from llmops.gateway.triton.step_stream import StepStreamTransport
 from tests.support.scripted_triton import Listening
+from tests.support.waiting import eventually
 
 CARD = ModelMetadata(
     name="tiny",
@@ -318,14 +319,6 @@ async def answering(monkeypatch):
     await transport.close()
     await client.close()
     await server.stop()
-
-
-async def eventually(holds) -> None:
-    async def wait() -> None:
-        while not holds():
-            await asyncio.sleep(0.01)
-
-    await asyncio.wait_for(wait(), 60)
 
 
 async def test_where_nobody_listens_any_more_an_answer_does_not_wait_to_go_elsewhere(answering) -> None:

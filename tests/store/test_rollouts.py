@@ -40,6 +40,7 @@ from llmops.store.rollouts import (
     require_open_rollout,
 )
 from tests.store.rollout_process import Replicas, carry_out_forever
+from tests.support.waiting import wait_until
 
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
 
@@ -247,10 +248,7 @@ def test_a_control_that_is_killed_in_each_state_goes_on_from_the_store(tmp_path)
             process = multiprocessing.get_context("forkserver").Process(target=carry_out_forever, args=(url,))
             process.start()
             try:
-                deadline = time.monotonic() + 60
-                while read_file(path)[0] == state:
-                    assert time.monotonic() < deadline, f"nothing has moved since {state}"
-                    time.sleep(0.005)
+                wait_until(lambda before=state: read_file(path)[0] != before, f"a move from {state}")
                 # 0 to 8 ms later: before, within and after the next transaction
                 time.sleep(0.002 * (killed_in.total() % 5))
             finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from dataclasses import dataclass, field
 
 import httpx
@@ -142,10 +141,9 @@ async def become(client: httpx.AsyncClient, *states: str, model: str = "tiny") -
 
 
 async def _ready(client: httpx.AsyncClient) -> None:
-    deadline = time.monotonic() + GENEROUS
-    while time.monotonic() < deadline:
+    async def ready() -> bool:
         with contextlib.suppress(httpx.ConnectError):
-            if (await client.get("/health/ready")).status_code == 200:
-                return
-        await asyncio.sleep(0.02)
-    raise AssertionError("the gateway did not become ready")
+            return (await client.get("/health/ready")).status_code == 200
+        return False
+
+    await eventually(ready)

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmops.errors import ServerError
-from llmops.process import with_parent_death_signal
-from tests.support.forked_cli import ForkedProcess
-from tests.support.live_process import LLMOPS
+from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.processes import descendants
+from tests.support.waiting import wait_until
 
 READY_SECONDS = 120.0
 
@@ -91,66 +85,20 @@ def process(
 
     The process is ended on leaving.
     """
-    environment = {**os.environ, **(env or {})}
-    child: subprocess.Popen[bytes] | ForkedProcess
-    if tuple(command[: len(LLMOPS)]) == LLMOPS:
-        child = ForkedProcess(command[len(LLMOPS) :], environment)
-    else:
-        child = subprocess.Popen(
-            with_parent_death_signal(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-    found = _Reader(child, re.compile((address_pattern or "").encode()))
-    try:
-        yield child.pid, found.wait() if address_pattern else ""
-    finally:
-        child.terminate()
+    with tempfile.NamedTemporaryFile() as log:
+        child = LiveProcess(command, Path(log.name), env)
         try:
-            child.wait(15)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-
-
-class _Reader(threading.Thread):
-    """Drains a child's output, so that it never blocks on a full pipe, and looks for its address."""
-
-    def __init__(self, child: subprocess.Popen[bytes] | ForkedProcess, pattern: re.Pattern[bytes]) -> None:
-        super().__init__(daemon=True)
-        self._child, self._pattern = child, pattern
-        self._lines: list[bytes] = []
-        self._address: str | None = None
-        self._event = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
-            self._lines = [*self._lines[-20:], line]
-            match = self._pattern.search(line)
-            if match is not None and self._address is None:
-                self._address = match.group(match.re.groups).decode()
-                self._event.set()
-        self._event.set()
-
-    def wait(self) -> str:
-        self._event.wait(READY_SECONDS)
-        if self._address is None:
-            tail = b"".join(self._lines).decode(errors="replace")
-            raise ServerError(f"{self._child.args!r} did not come up:\n{tail}")
-        return self._address
+            yield child.pid, child.found(address_pattern) if address_pattern else ""
+        finally:
+            child.stop()
 
 
 def wait_ready(url: str) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(url, timeout=10) as response:
-                if response.status == 200:
-                    return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    raise ServerError(f"{url} was not ready within {READY_SECONDS:.0f} s")
+    """Wait until `url` answers with 200."""
+
+    def ready() -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as response:
+            return bool(response.status == 200)
+        return False
+
+    wait_until(ready, url)

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -25,6 +24,7 @@ from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.trtllm.image_selection import image_of
 from llmops.errors import BuildError, MissingDependencyError, VersionMismatchError
 from tests.support.processes import commands
+from tests.support.waiting import wait_until
 
 PROGRAM = """#!{python}
 import argparse, os, pathlib, signal, sys, time
@@ -125,9 +125,7 @@ def test_interrupting_takes_the_program_along(folder, program, monkeypatch):
         [sys.executable, "-c", code], env={**os.environ, "FAULT": "hang"}, stderr=subprocess.PIPE
     )
     log = folder / trtllm_build.LOG
-    deadline = time.monotonic() + 120
-    while not (log.is_file() and "rank0" in log.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: log.is_file() and "rank0" in log.read_text())
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)
     assert [command for command in commands().values() if str(program) in command] == []

@@ -18,6 +18,7 @@ import pytest
 from llmops.build.trtllm.release_profiles import profiles_per_release
 from llmops.kv_blocks import block_hashes
 from tests.support.model_code import version_folder
+from tests.support.waiting import wait_until
 from tests.trtllm import standin, standin_v2
 
 ENGINE = version_folder("tensorrt_llm")
@@ -128,10 +129,7 @@ def test_cancel_reaches_the_library(engine, runtime):
         pass
     runtime.cancel(1)
     assert not runtime.has_work()
-    deadline = time.monotonic() + 90
-    while not standin.LLM.made[-1].results[0].aborted() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert standin.LLM.made[-1].results[0].aborted()
+    wait_until(standin.LLM.made[-1].results[0].aborted)
     assert collect(runtime, 0.2) == {}
 
 
@@ -183,13 +181,6 @@ def test_guides(engine, guide, field, value):
     assert getattr(made.guided_decoding, field) == value
 
 
-def until(condition, seconds=90.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 @pytest.fixture
 def quick(engine, monkeypatch):
     """Reads of statistics and events that follow each other at once."""
@@ -208,7 +199,7 @@ def test_statistics_are_read_as_long_as_the_runtime_lives(engine, quick, runtime
     runtime.submit(1, ask(engine, [10, 11, 12], 10_000), 0)
     stats = runtime.stats()
     assert (stats.active, stats.context_tokens, stats.max_requests) == (1, 3, 4)
-    until(lambda: runtime.stats().kv_blocks_max)
+    wait_until(lambda: runtime.stats().kv_blocks_max)
     stats = runtime.stats()
     assert (stats.kv_blocks_max, stats.tokens_per_block, stats.kv_blocks_reused, stats.paused) == (100, 32, 3, 2)
     assert dict(stats.memory) == {"gpu": 5000, "cpu": 600, "pinned": 70}
@@ -217,7 +208,7 @@ def test_statistics_are_read_as_long_as_the_runtime_lives(engine, quick, runtime
     for iteration in (1, 2, 3):  # blocks in use
         library.used = iteration
         library.iterate()
-        until(lambda wanted=iteration: runtime.stats().kv_blocks_used == wanted)
+        wait_until(lambda wanted=iteration: runtime.stats().kv_blocks_used == wanted)
 
 
 REUSE = {**ARGUMENTS, "kv_cache_config": {"enable_block_reuse": True, "tokens_per_block": 4}}
@@ -246,7 +237,7 @@ def test_events_are_read_as_long_as_the_runtime_lives(engine, quick, version):
         for number in (1, 2, 3):
             library.events.append(stored(number, range(number, number + 4)))
             found = []
-            until(lambda: found.extend(runtime.take_kv_events()) or found)  # noqa: B023 - called within the turn
+            wait_until(lambda: found.extend(runtime.take_kv_events()) or found)  # noqa: B023 - called within the turn
             assert [change.kind for change in found] == [kv("STORED")]
             names.update(found[0].names)
         assert len(names) == 3
@@ -271,7 +262,7 @@ def test_events_of_kv_cache_manager_v2_have_the_names_that_gateways_know(engine,
         for key, salt in enumerate((11, 22)):
             runtime.submit(key, ask(engine, prompt, 2, cache_salt=salt), 0)
         collect(runtime)
-        until(lambda: found.extend(runtime.take_kv_events()) or len(found) >= 4)
+        wait_until(lambda: found.extend(runtime.take_kv_events()) or len(found) >= 4)
         assert [one.kind for one in found] == [kv("CLEARED"), kv("CLEARED"), kv("STORED"), kv("STORED")]
         # the last two tokens fill no block
         assert [one.names for one in found[2:]] == [names(prompt[:8], salt) for salt in (11, 22)]
@@ -279,7 +270,7 @@ def test_events_of_kv_cache_manager_v2_have_the_names_that_gateways_know(engine,
         library.remove(0, keys[0])
         library.remove(1, keys[1])
         found.clear()
-        until(lambda: found.extend(runtime.take_kv_events()) or found)
+        wait_until(lambda: found.extend(runtime.take_kv_events()) or found)
         assert found == [(kv("REMOVED"), names(prompt[:8], 22)[1:])]
     finally:
         runtime.close()
@@ -300,7 +291,7 @@ def test_events_that_fail_clear_what_is_known_and_go_on(engine, quick, monkeypat
         library.events.append(stored(1, range(4)))
         runtime.submit(1, ask(engine, [1, 2, 3], 2), 0)
         found = []
-        until(lambda: found.extend(runtime.take_kv_events()) or len(found) == 2)
+        wait_until(lambda: found.extend(runtime.take_kv_events()) or len(found) == 2)
         assert [change.kind for change in found] == [kv("CLEARED"), kv("STORED")]
         assert capfd.readouterr().err.startswith("TensorRT-LLM's KV-cache events cannot be read (RuntimeError: the")
     finally:
@@ -326,10 +317,10 @@ def test_many_steps_cost_no_memory(engine, quick, version, tp, count):
         collect(runtime)
 
         def steps(count):
-            for _ in range(count // 500):
-                for _ in range(500):
+            for _ in range(count // 5_000):
+                for _ in range(5_000):
                     library.iterate()
-                until(lambda: len(library.kept[0]) < 500)
+                wait_until(lambda: len(library.kept[0]) < 5_000)
 
         steps(100_000)
         before, blocks = resident(), sys.getallocatedblocks()
