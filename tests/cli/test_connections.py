@@ -6,43 +6,23 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from click.testing import CliRunner
 
 from llmops.cli.main import cli
 from llmops.errors import LlmopsError
+from tests.support.pages import Page, PageServer
 
 AWAY = "127.0.0.1:1"
-
-
-class Door(BaseHTTPRequestHandler):
-    """A server that answers everything with one status."""
-
-    status = 401
-
-    def _answer(self) -> None:
-        body = json.dumps({"error": {"message": "No."}}).encode()
-        self.send_response(self.status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_GET = do_POST = _answer
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture
 def http(request: pytest.FixtureRequest) -> Iterator[str]:
     """Return HOST:PORT of a server of HTTP that answers with the status of the test's parameter."""
-    door = type("Closed", (Door,), {"status": getattr(request, "param", 401)})
-    with ThreadingHTTPServer(("127.0.0.1", 0), door) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    page = Page(json.dumps({"error": {"message": "No."}}), getattr(request, "param", 401))
+    with PageServer(lambda _: page) as server:
+        yield server.address
 
 
 @pytest.fixture

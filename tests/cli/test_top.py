@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import pty
@@ -11,7 +10,6 @@ import signal
 import subprocess
 import sys
 import termios
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +19,7 @@ from llmops.cli.main import cli
 from llmops.cli.monitor.exposition import MetricsPage, MetricsWindow
 from llmops.cli.monitor.layout import ViewOptions, render_screen
 from llmops.cli.monitor.snapshot import PolledGateway, make_snapshot
+from tests.support.pages import Page, PageServer, Request
 
 WINDOW = 15.0
 
@@ -185,27 +184,13 @@ class Gateway:
 
     def __init__(self) -> None:
         self.page, self.workers, self.keys = metrics(), None, []
-        answer = self
+        self.server = PageServer(self.answer)
+        self.url = self.server.url
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                answer.keys.append(self.headers.get("authorization"))
-                text = answer.page if self.path == "/metrics" else answer.beliefs()
-                self.send_response(404 if text is None else 200)
-                self.end_headers()
-                self.wfile.write((text or "").encode())
-
-            def log_message(self, *args: object) -> None:
-                return
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def close(self) -> None:
-        """May be called again."""
-        self.server.shutdown()
-        self.server.server_close()
+    def answer(self, request: Request) -> Page:
+        self.keys.append(request.headers.get("authorization"))
+        text = self.page if request.path == "/metrics" else self.beliefs()
+        return Page(text or "", 404 if text is None else 200)
 
     def beliefs(self) -> str | None:
         return None if self.workers is None else json.dumps({"gateways": self.workers()})
@@ -215,7 +200,7 @@ class Gateway:
 def gateway() -> Iterator[Gateway]:
     one = Gateway()
     yield one
-    one.close()
+    one.server.server_close()
 
 
 def top(*arguments: str):
@@ -287,7 +272,7 @@ def test_the_terminal_is_left_as_it_was(gateway, way):
         assert b"\x1b[?1049h" in terminal.seen
         os.write(terminal.master, b"\x1b[As")
         terminal.until(b"by waiting")
-        gateway.close()
+        gateway.server.server_close()
         terminal.until(b"nothing answers there")
         if way == "q":
             os.write(terminal.master, b"q")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from types import SimpleNamespace
 
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.replicas import gauge_scraper
 from llmops.gateway.routing.replicas.gauge_scraper import GaugeScraper, parse_metrics_page
 from llmops.gateway.routing.replicas.replica import Replica
+from tests.support.pages import Page, PageServer
 from tests.support.waiting import Clock
 
 # as the backend writes it (TensorRT-LLM's inflight_batcher_llm, custom_metrics_reporter)
@@ -39,20 +38,6 @@ def replica(server: str, clock: Clock) -> Replica:
     return Replica(f"{server}:8001", model, LeastCostPolicy(), lambda: None, clock=clock)
 
 
-@contextlib.asynccontextmanager
-async def serving(answers: list[str]):
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        text = answers.pop(0) if len(answers) > 1 else answers[0]
-        writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(text)}\r\nconnection: close\r\n\r\n{text}".encode())
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
-
-
 def test_gauges_are_those_of_each_model() -> None:
     found = parse_metrics_page(TEXT)["llama-tensorrt_llm"]
     assert found["nv_trt_llm_request_metrics"]["active"] == 10
@@ -69,8 +54,9 @@ async def test_gauges_add_others_requests_and_stay_for_two_seconds_while_they_ca
     for _ in range(2):
         one.reserve(500, is_counted=False, prompt=500)
     view = one.view
-    async with serving([TEXT, "no metrics {", 3 * TEXT]) as port:
-        scraper = GaugeScraper(port)
+    answers = [TEXT, "no metrics {", 3 * TEXT]
+    with PageServer(lambda _: Page(answers.pop(0))) as server:
+        scraper = GaugeScraper(server.server_port)
         await scraper.scrape([one])
         # half of the 8 that are not own ones, as one look may be old, and of the 2 without a first token
         assert (view.source, view.in_flight, view.in_flight_tokens) == ("measured", 2, 1000)
@@ -82,6 +68,4 @@ async def test_gauges_add_others_requests_and_stay_for_two_seconds_while_they_ca
         await scraper.scrape([one])
         assert (view.running, view.waiting, view.in_flight) == (0, 0, 2)
         await scraper.close()
-    assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
-        f"http://127.0.0.1:{port}/metrics cannot be read"
-    ]
+    assert [record.getMessage().split(" (")[0] for record in caplog.records] == [f"{server.url}/metrics cannot be read"]

@@ -19,6 +19,7 @@ from llmops.store.usage_writes import UsageRecord, insert_usage
 from tests.store.control_client import bearer, make_key
 from tests.support.browser import accessibility_faults, browser_page, for_the_docs, started_browser, take_picture
 from tests.support.gateway_stack import app_client, serving
+from tests.support.pages import Page, PageServer
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.waiting import GENEROUS
 
@@ -44,18 +45,6 @@ ALERTS = {
         ]
     },
 }
-
-
-@contextlib.asynccontextmanager
-async def prometheus(answer: bytes):
-    async def serve(reader, writer) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\n\r\n" + answer)
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 class Deployment:
@@ -91,13 +80,14 @@ async def deployment(card, tmp_path):
     admin, _, user = await make_key(store, name="Administrator")
     triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
     await triton.start()
-    async with prometheus(json.dumps(ALERTS).encode()) as alerts:
+    page = Page(json.dumps(ALERTS), headers={"content-type": "application/json"})
+    with PageServer(lambda _: page) as prometheus:
         settings = GatewaySettings(
             replicas=[f"127.0.0.1:{triton.port}"],
             store=store,
             usage={"outbox": tmp_path / "usage"},
             lookups={"fresh": "0.1s"},
-            web={"prometheus": alerts},
+            web={"prometheus": prometheus.url},
         )
         try:
             async with serving(settings, plugins=[control_plugin(settings, tuple)]) as (client, _):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import jwt
@@ -28,6 +26,7 @@ from llmops.store.accounts.tenants import create_tenant, delete_tenant
 from llmops.store.accounts.users import ensure_user, find_user
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
+from tests.support.pages import Page, PageServer
 from tests.support.waiting import Clock
 
 AUDIENCE = "llmops"
@@ -46,22 +45,8 @@ class Issuer:
         self.asked = 0
         self.status = 200
         self.document: dict = {}
-        issuer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = json.dumps(issuer.answer(self.path)).encode()
-                self.send_response(issuer.status)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_) -> None:
-                return
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        self.server = PageServer(lambda request: Page(json.dumps(self.answer(request.path)), self.status))
+        self.url = self.server.url
 
     def answer(self, path: str) -> dict:
         if path.endswith("openid-configuration"):
@@ -97,7 +82,6 @@ class Issuer:
 def provider():
     issuer = Issuer()
     yield issuer
-    issuer.server.shutdown()
     issuer.server.server_close()
 
 

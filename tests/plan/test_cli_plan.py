@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +11,7 @@ from click.testing import CliRunner
 from llmops.build.plan.build_plan import BuildPlan
 from llmops.cli.plan import command
 from llmops.errors import CheckpointError, InputError, LlmopsError, ResourceError
+from tests.support.pages import Page, PageServer
 
 TASK = ["--quant", "fp8", "--isl", "3000", "--osl", "400", "--qps", "5", "--ttft-p95", "500ms", "--tpot-p95", "50ms"]
 
@@ -123,22 +122,6 @@ def test_a_model_that_is_not_there(tmp_path):
         run(tmp_path)
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Answers every question as the hub does for a gated model, or one that is not there."""
-
-    gated = False
-
-    def do_HEAD(self) -> None:
-        self.send_response(403 if self.gated else 404)
-        self.send_header("X-Error-Code", "GatedRepo" if self.gated else "RepoNotFound")
-        self.end_headers()
-
-    do_GET = do_HEAD
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def no_proxy(tmp_path, monkeypatch):
     from huggingface_hub import constants
@@ -161,26 +144,23 @@ def test_a_hub_id_without_a_network(monkeypatch, no_proxy):
 
 
 @pytest.mark.parametrize(
-    ("gated", "words"),
-    [(True, "is gated: accept its licence"), (False, r"nor a model on .*; did you mean openai/gpt-oss-20b")],
+    ("status", "code", "words"),
+    [
+        (403, "GatedRepo", "is gated: accept its licence"),
+        (404, "RepoNotFound", r"nor a model on .*; did you mean openai/gpt-oss-20b"),
+    ],
 )
-def test_what_the_hub_refuses(monkeypatch, no_proxy, gated, words):
+def test_what_the_hub_refuses(monkeypatch, no_proxy, status, code, words):
     from huggingface_hub import constants
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Answers", (Hub,), {"gated": gated}))
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        address = f"http://127.0.0.1:{server.server_port}"
+    with PageServer(lambda _: Page("", status, {"X-Error-Code": code})) as hub:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # tests/build sets it for the whole process
-        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         )
         with pytest.raises(CheckpointError, match=words):
             run("opena/gpt-oss-20b", "--online")
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_a_model_by_its_hub_id_needs_nothing_but_the_id():

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
 import json
 import os
-import threading
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
@@ -43,6 +41,7 @@ from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
 from llmops.store.tables import tenant_totals, usage_records
 from llmops.store.usage_queries import UsageFilter, UsageSum, high_water_mark, sum_usage
+from tests.support.pages import Page, PageServer
 from tests.support.servers import Broker
 
 KEY = "0123456789abcdef" * 2
@@ -362,19 +361,8 @@ async def test_what_engines_served_since_the_last_report(store, url, by):
 
 @pytest.fixture
 def page():
-    class Page(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200 if self.path == "/metrics" else 404)
-            self.end_headers()
-            self.wfile.write(PAGE)
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Page) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/metrics"
-        server.shutdown()
+    with PageServer(lambda request: Page(PAGE, 200 if request.path == "/metrics" else 404)) as server:
+        yield f"{server.url}/metrics"
 
 
 async def test_tritons_page_is_read(page, monkeypatch):

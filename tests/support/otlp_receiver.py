@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from google.protobuf import json_format
+
+from tests.support.pages import Page, PageServer, Request
 
 
 @dataclass(frozen=True)
@@ -110,25 +110,9 @@ def covered(root: Told, spans: list[Told]) -> float:
 def receiving() -> Iterator[Receiver]:
     receiver = Receiver()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            status = receiver.take(
-                self.path, self.headers["content-type"], self.rfile.read(int(self.headers["content-length"]))
-            )
-            self.send_response(status)
-            self.send_header("content-length", "0")
-            self.end_headers()
+    def answer(request: Request) -> Page:
+        return Page(status=receiver.take(request.path, request.headers["content-type"], request.body))
 
-        def log_message(self, *given: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    receiver.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    with PageServer(answer) as server:
+        receiver.url = server.url
         yield receiver
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
