@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Parallelism, Source, TokenizerInfo
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.launch import Ports, start_triton
 from llmops.model_repository.repository import compatibility
 from tests.support.gateway_stack import serving
+from tests.support.manifests import engine_manifest
 from tests.support.processes import commands, descendants
 from tests.trtllm.test_executor_runtime import MPIRUN
 
@@ -42,13 +42,9 @@ def write_repository(root: Path) -> Path:
     for rank in range(2):
         (engine / "model" / f"rank{rank}.engine").touch()
     models.write_tokenizer(engine / "tokenizer")
-    EngineManifest(
-        key="k", name="tiny", target="tensorrt", architecture="LlamaForCausalLM", versions={},
-        source=Source(checkpoint="x", format="huggingface", files=[]), parallelism=Parallelism(tp_size=2),
-        limits=EngineLimits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
-        tokenizer=TokenizerInfo(vocab_size=512, bos_id=1, end_ids=[2], pad_id=0, chat_template=False),
-        extra={"tensorrt_llm": "1.2.1"},
-    ).save(engine)  # fmt: skip
+    tokenizer = {"vocab_size": 512, "bos_id": 1, "end_ids": [2], "pad_id": 0, "chat_template": False}
+    extra = {"tensorrt_llm": "1.2.1"}
+    engine_manifest("tensorrt", parallelism={"tp_size": 2}, tokenizer=tokenizer, extra=extra).save(engine)
     generate_repository(read_engines([str(engine)], serving="llmops"), root / "repository")
     library = root / "repository" / "tiny-tensorrt_llm" / "1" / "tensorrt_llm"
     (library / "bindings").mkdir(parents=True)

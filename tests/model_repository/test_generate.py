@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Source, TokenizerInfo
 from llmops.errors import InputError, VersionMismatchError
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository.pbtxt import parse_config, quote
 from llmops.model_repository.repository.validation import check_repository
+from tests.support.manifests import engine_manifest
 
 
 @pytest.fixture
@@ -27,17 +27,8 @@ def make_engine(directory: Path, name: str = "tiny", **changes: Any) -> Path:
     for path in ("model/openvino_model.xml", "model/openvino_model.bin", "tokenizer/tokenizer.json"):
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).touch()
-    manifest = EngineManifest(
-        key="k",
-        name=name,
-        target="openvino",
-        architecture="LlamaForCausalLM",
-        source=Source(checkpoint="x", format="huggingface", files=[]),
-        versions={},
-        limits=EngineLimits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
-        tokenizer=TokenizerInfo(vocab_size=100, bos_id=1, end_ids=[2, 3], pad_id=None, chat_template=True),
-    )
-    manifest.model_copy(update=changes).save(directory)
+    tokenizer = {"vocab_size": 100, "bos_id": 1, "end_ids": [2, 3], "pad_id": None, "chat_template": True}
+    engine_manifest("openvino", name=name, tokenizer=tokenizer).model_copy(update=changes).save(directory)
     return directory
 
 

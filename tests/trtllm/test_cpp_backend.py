@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmops import contract
-from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Parallelism, Source, TokenizerInfo
+from llmops.build.engine_folder.manifest import Parallelism
 from llmops.build.trtllm.backend_parameters import checked_parameters
 from llmops.errors import InputError
 from llmops.gateway.interfaces import EngineRequest, SamplingParams
@@ -28,6 +28,7 @@ from llmops.model_repository.repository.manifest import RepositoryManifest
 from llmops.model_repository.repository.pbtxt import parse_config
 from llmops.model_repository.server.command import LaunchOptions
 from llmops.model_repository.targets import find_target
+from tests.support.manifests import engine_manifest
 from tests.trtllm import cpp_backend
 
 
@@ -36,13 +37,7 @@ def make_engine(folder: Path, plugins: dict[str, object] | None = None, **extra:
     (folder / "model").mkdir(parents=True)
     built = {"build_config": {"plugin_config": {"use_paged_context_fmha": True, **(plugins or {})}}}
     (folder / "model" / "config.json").write_text(json.dumps(built))
-    manifest = EngineManifest(
-        key="k", name="tiny", target="tensorrt", architecture="LlamaForCausalLM", versions={},
-        source=Source(checkpoint="x", format="huggingface", files=[]),
-        limits=EngineLimits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
-        tokenizer=TokenizerInfo(vocab_size=100, bos_id=1, end_ids=[2], pad_id=None, chat_template=True),
-        extra={"tensorrt_llm": "1.2.1", **extra},
-    )  # fmt: skip
+    manifest = engine_manifest("tensorrt", extra={"tensorrt_llm": "1.2.1", **extra})
     return EngineEntry("tiny", folder, manifest, find_target("tensorrt"))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.engine_folder.build_lock import exclusive_build, exclusive_replacement
-from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Parallelism, Source, TokenizerInfo
+from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.job.dry_run import dry_run
 from llmops.build.job.resume import resume
 from llmops.build.progress import SilentProgress
@@ -23,6 +23,7 @@ from llmops.build.targets import tensorrt
 from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.trtllm.image_selection import image_of
 from llmops.errors import BuildError, MissingDependencyError, VersionMismatchError
+from tests.support.manifests import engine_manifest
 from tests.support.processes import commands
 from tests.support.waiting import wait_until
 
@@ -67,13 +68,8 @@ def folder(tmp_path):
     for rank in range(2):
         (made / "checkpoint" / f"rank{rank}.safetensors").write_bytes(b"x")
     argv = [trtllm_build.PROGRAM, "--checkpoint_dir", "checkpoint", "--output_dir", "model", "--workers", "2"]
-    EngineManifest(
-        key="k", name="m", target="tensorrt", architecture="LlamaForCausalLM", versions={},
-        source=Source(checkpoint="c", format="huggingface", files=[]), parallelism=Parallelism(tp_size=2),
-        limits=EngineLimits(max_batch_size=1, max_seq_len=8, max_num_tokens=8), complete=False,
-        tokenizer=TokenizerInfo(vocab_size=8, end_ids=[2], chat_template=False),
-        extra={"trtllm_build": argv, "image": image_of("26.07").reference, "tensorrt_llm": "1.2.1"},
-    ).save(made)  # fmt: skip
+    extra = {"trtllm_build": argv, "image": image_of("26.07").reference, "tensorrt_llm": "1.2.1"}
+    engine_manifest("tensorrt", parallelism={"tp_size": 2}, complete=False, extra=extra).save(made)
     (made / trtllm_build.SCRIPT).write_text(trtllm_build.script(argv, image_of("26.07")))
     return made
 

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from llmops.build.checkpoint import open_checkpoint
-from llmops.build.engine_folder.manifest import EngineManifest, Parallelism, Quantisation, Source, TokenizerInfo
+from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.model.families import FAMILIES
 from llmops.build.quant_formats import FORMATS
 from llmops.build.spec import BuildSpec
@@ -33,6 +33,7 @@ from llmops.model_repository.generate import EngineEntry, model_folders, model_m
 from llmops.model_repository.repository.pbtxt import parse_config
 from llmops.model_repository.targets import find_target
 from tests.support import tiny_models as models
+from tests.support.manifests import engine_manifest
 from tests.support.model_code import version_folder
 from tests.trtllm import cpp_backend, standin
 from tests.trtllm import standin_executor as executor
@@ -100,12 +101,10 @@ def manifest_of(job: Any) -> EngineManifest:
     else:
         extra = {"llm_args": job.arguments}
     adapters = [{"name": "sql", "id": 1}] if "adapters" in spec.options else []
-    return EngineManifest(
-        key="k", name="tiny", target=spec.target, architecture=checkpoint.architecture.hf_class, versions={},
-        source=Source(checkpoint="x", format="huggingface", files=[]), limits=request.limits,
-        quantisation=Quantisation(weights=request.quant_format.name, kv_cache=request.kv_cache),
-        parallelism=Parallelism(tp_size=spec.tp, pp_size=spec.pp, ep_size=spec.ep),
-        tokenizer=TokenizerInfo(vocab_size=512, bos_id=1, end_ids=[2], pad_id=None, chat_template=True),
+    return engine_manifest(
+        spec.target, architecture=checkpoint.architecture.hf_class, limits=request.limits,
+        quantisation={"weights": request.quant_format.name, "kv_cache": request.kv_cache},
+        parallelism={"tp_size": spec.tp, "pp_size": spec.pp, "ep_size": spec.ep},
         extra={"tensorrt_llm": request.image.tensorrt_llm, "adapters": adapters, **extra},
     )  # fmt: skip
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Source, TokenizerInfo
 from tests.support import tiny_models
+from tests.support.manifests import engine_manifest
 
 PYTHON, LIBRARY = (os.environ.get(f"LLMOPS_{name}_PYTHON", "") for name in ("OTHER", "LIBRARY"))
 pytestmark = [
@@ -63,13 +63,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, 
     (engine / "tokenizer").mkdir()
     (engine / "model" / "config.json").write_text("{}")
     tiny_models.write_tokenizer(engine / "tokenizer")
-    EngineManifest(
-        key="k", name="tiny", target="pytorch", architecture="LlamaForCausalLM", versions={},
-        source=Source(checkpoint="x", format="huggingface", files=[]),
-        limits=EngineLimits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
-        tokenizer=TokenizerInfo(vocab_size=512, bos_id=1, end_ids=[2], pad_id=0, chat_template=False),
-        extra={"tensorrt_llm": VERSION, "llm_args": {"backend": "pytorch", "guided_decoding_backend": "xgrammar"}},
-    ).save(engine)  # fmt: skip
+    tokenizer = {"vocab_size": 512, "bos_id": 1, "end_ids": [2], "pad_id": 0, "chat_template": False}
+    extra = {"tensorrt_llm": VERSION, "llm_args": {"backend": "pytorch", "guided_decoding_backend": "xgrammar"}}
+    engine_manifest("pytorch", tokenizer=tokenizer, extra=extra).save(engine)
     words = [PYTHON, "-m", "llmops.cli", "repo", str(engine), "-o", str(root / "repository")]
     subprocess.run(words, env=environment, check=True, capture_output=True)
     library = root / "repository" / "tiny-tensorrt_llm" / "1" / "tensorrt_llm"

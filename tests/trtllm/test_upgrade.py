@@ -10,15 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from llmops.build.engine_folder.manifest import (
-    EngineLimits,
     EngineManifest,
-    Parallelism,
-    Quantisation,
-    Source,
-    TokenizerInfo,
 )
 from llmops.cli.main import cli
 from llmops.errors import InputError, VersionMismatchError
+from tests.support.manifests import engine_manifest
 
 
 def engine(folder: Path, target: str = "pytorch", weights: str = "fp8", **arguments: Any) -> Path:
@@ -26,13 +22,9 @@ def engine(folder: Path, target: str = "pytorch", weights: str = "fp8", **argume
     extra = {} if target == "openvino" else {"tensorrt_llm": "1.2.1", "image": "x"}
     if target == "pytorch":
         extra["llm_args"] = {"backend": "pytorch", **arguments}
-    EngineManifest(
-        key="k", name="tiny", target=target, architecture="LlamaForCausalLM", versions={},
-        source=Source(checkpoint="./llama", format="huggingface", files=[]), parallelism=Parallelism(tp_size=2),
-        quantisation=Quantisation(weights=weights, kv_cache="fp8"),
-        limits=EngineLimits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
-        tokenizer=TokenizerInfo(vocab_size=100, bos_id=1, end_ids=[2], pad_id=None, chat_template=True),
-        extra=extra,
+    engine_manifest(
+        target, source={"checkpoint": "./llama", "format": "huggingface", "files": []}, parallelism={"tp_size": 2},
+        quantisation={"weights": weights, "kv_cache": "fp8"}, extra=extra,
     ).save(folder)  # fmt: skip
     (folder / "llm_args.json").write_text("{}")
     return folder
