@@ -123,19 +123,6 @@ async def test_who_was_let_in_and_waits_too_long_after_all_is_refused() -> None:
     assert (len(door), len(door.controller.queue)) == (0, 0)
 
 
-async def test_who_loses_a_place_in_a_full_queue_is_told() -> None:
-    views = [view("a", waiting_tokens=500)]
-    door = admission(views, entries=2)
-    flood = [waiting(door, "flood") for _ in range(2)]
-    await all_wait()
-    other = waiting(door, "other")
-    with pytest.raises(UnavailableError):
-        await flood[1]
-    views[0].waiting_tokens = 0
-    door.update()
-    assert [(await task).replica_id for task in (flood[0], other)] == ["a", "a"]
-
-
 async def test_without_a_replica_that_takes_it_nobody_waits() -> None:
     with pytest.raises(UnavailableError, match="No replica") as refused:
         await admission([view("a", state="gone")]).enter(ticket("x"))

@@ -227,6 +227,15 @@ async def read(fleet: Fleet, asked: EngineRequest, pushed: bool = True) -> Reade
     return Reader(await fleet.home.open(asked), pushed)
 
 
+async def read_on(fleet: Fleet, asked: EngineRequest) -> Reader:
+    """Read an answer whose replica fails after six tokens."""
+    reader = await read(fleet, asked)
+    await fleet.run(reader, 6)
+    fleet.engines[0].fail()
+    await fleet.run(reader)
+    return reader
+
+
 EVENT = st.tuples(
     st.integers(0, 12), st.sampled_from(["lost", "failed", "drain", "suspect", "preempted", "refused"]), st.booleans()
 )
@@ -278,10 +287,7 @@ def test_whatever_happens_each_token_comes_once_and_in_order(events, n, pushed, 
 async def test_the_rest_is_asked_for_with_what_is_left_of_every_limit() -> None:
     fleet = Fleet()
     asked = request(20, min_tokens=9, end_ids=(5,), logprobs=True, caller="a/b", cache_salt=7)
-    reader = await read(fleet, asked)
-    await fleet.run(reader, 6)
-    fleet.engines[0].fail()
-    await fleet.run(reader)
+    reader = await read_on(fleet, asked)
     (rest,) = fleet.engines[1].asked
     assert rest.input_ids == [1, 2, 3, *answer(asked)[:6]]
     assert (rest.max_tokens, rest.min_tokens, rest.end_ids, rest.logprobs) == (14, 3, (5,), True)
@@ -545,10 +551,7 @@ GUIDE = Guide("json")
 async def test_what_a_prompt_does_not_bring_back_is_made_again_and_compared(fields, n) -> None:
     fleet = Fleet()
     asked = request(20, n=n, **fields)
-    reader = await read(fleet, asked)
-    await fleet.run(reader, 6)
-    fleet.engines[0].fail()
-    await fleet.run(reader)
+    reader = await read_on(fleet, asked)
     assert fleet.engines[1].asked == [single_sequence_request(asked, at) for at in range(n)]
     assert reader.tokens == {at: answer(asked, at) for at in range(n)}
     assert dict(reader.stream.splices) == {"exact": n}
@@ -586,18 +589,6 @@ async def test_a_sequence_that_the_engine_called_ended_is_not_asked_for_again() 
     await fleet.run(reader)
     assert reader.tokens == {0: answer(asked, 0), 1: answer(asked, 1)[:3]}
     assert len(fleet.engines[1].asked) == 1
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams()])
-async def test_a_grammar_starts_anew_while_nothing_has_come(sampling) -> None:
-    fleet = Fleet()
-    asked = request(20, guide=GUIDE, sampling=sampling)
-    reader = await read(fleet, asked)
-    await settled()
-    fleet.engines[0].fail()
-    await fleet.run(reader)
-    assert fleet.engines[1].asked == [asked]
-    assert (reader.tokens, dict(reader.stream.splices)) == ({0: answer(asked)}, {})
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -653,10 +644,7 @@ def test_whatever_happens_a_whole_answer_is_that_of_one_replica(events, n, token
 
 async def test_a_grammar_that_cannot_be_made_again_ends_with_today_s_error() -> None:
     fleet = Fleet()
-    reader = await read(fleet, request(20, guide=GUIDE, sampling=SamplingParams()))
-    await fleet.run(reader, 6)
-    fleet.engines[0].fail()
-    await fleet.run(reader)
+    reader = await read_on(fleet, request(20, guide=GUIDE, sampling=SamplingParams()))
     assert reader.task.exception() is LOST
     assert fleet.engines[1].asked == []
 
@@ -690,15 +678,6 @@ async def test_a_replay_that_is_not_the_same(guided, shorter, monkeypatch) -> No
         assert reader.tokens == {0: [*known[:6], *answer(remaining_request(asked, known[:6]))]}
         assert dict(reader.stream.splices) == {"approximate": 1}
     assert not any(engine.open for engine in fleet.engines)
-
-
-async def test_an_engine_whose_results_depend_on_the_batch_says_so_at_every_seam() -> None:
-    fleet = Fleet(exact=False)
-    reader = await read(fleet, request())
-    await fleet.run(reader, 6)
-    fleet.engines[0].fail()
-    await fleet.run(reader)
-    assert dict(reader.stream.splices) == {"approximate": 1}
 
 
 async def test_nothing_is_late_while_an_answer_looks_for_a_place(monkeypatch) -> None:

@@ -111,18 +111,6 @@ def test_alternatives_that_the_sampler_lacks_are_not_announced(engine):
         make(engine, "1.2.1", capabilities={"top_logprobs": 20})
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_bias_is_a_tensor_of_the_librarys(engine, version):
-    torch = pytest.importorskip("torch")
-    runtime = make(engine, version, capabilities={"logit_bias": True})
-    try:
-        runtime.submit(1, ask(engine, [10], 2, embedding_bias=np.array([0, -2.5], np.float32)), 0)
-        collect(runtime)
-        assert torch.equal(standin.LLM.made[-1].results[0].params.embedding_bias, torch.tensor([0, -2.5]))
-    finally:
-        runtime.close()
-
-
 def test_cancel_reaches_the_library(engine, runtime):
     runtime.submit(1, ask(engine, [10], 10_000), 0)
     while not list(runtime.step()):
