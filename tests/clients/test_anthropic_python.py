@@ -1,11 +1,8 @@
 """anthropic-python, sync and async, against the real stack."""
 
-import json
-
 import anthropic
 import httpx
 import pytest
-from pydantic import BaseModel, Field
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 SYSTEM = "You answer in one short sentence."
@@ -20,11 +17,6 @@ WEATHER = {
         "additionalProperties": False,
     },
 }
-
-
-class City(BaseModel):
-    city: str = Field(max_length=20)
-    capital: bool
 
 
 @pytest.fixture(scope="module")
@@ -72,33 +64,6 @@ def test_a_stream_says_the_same(client):
     )
 
 
-async def test_async(base_url):
-    http = anthropic.DefaultAsyncHttpxClient(verify=False)
-    async with anthropic.AsyncAnthropic(base_url=root(base_url), auth_token="k", http_client=http) as client:
-        async with client.messages.stream(**asked(stop_sequences=[" of"])) as stream:
-            final = await stream.get_final_message()
-        assert (final.content[0].text, final.stop_reason, final.stop_sequence) == (
-            "The capital",
-            "stop_sequence",
-            " of",
-        )
-        cut = await client.messages.create(**asked(max_tokens=2))
-        assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 2)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"system": [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}]},
-        {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "get_weather"}},
-    ],
-)
-def test_tokens_are_counted_as_they_are_used(client, fields):
-    counted = client.messages.count_tokens(model="smollm2", messages=QUESTION, **fields)
-    assert client.messages.create(**asked(**fields)).usage.input_tokens == counted.input_tokens > 10
-
-
 def test_a_forced_call_and_its_result(client):
     tools = {"tools": [WEATHER], "max_tokens": 60}
     forced = asked(**tools, tool_choice={"type": "tool", "name": "get_weather"})
@@ -113,9 +78,3 @@ def test_a_forced_call_and_its_result(client):
     result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "18 degrees"}]}
     history = [*QUESTION, message.to_param(), {"role": "user", "content": [result]}]
     assert client.messages.create(**asked(**tools, messages=history)).stop_reason in ("end_turn", "max_tokens")
-
-
-def test_structured_output(client):
-    parsed = client.messages.parse(**asked(output_format=City, max_tokens=60))
-    assert isinstance(parsed.parsed_output, City)
-    assert set(json.loads(parsed.content[0].text)) == {"city", "capital"}

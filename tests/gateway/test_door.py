@@ -332,3 +332,18 @@ async def test_a_connection_that_closes_under_an_answer_is_a_client_that_left(cl
     with contextlib.nullcontext() if closed else pytest.raises(RuntimeError, match="closed"):
         await door(scope, None, Connection().send)
     assert watch.heard == [("one", Outcome(200, "cancelled" if closed else "error", None))]
+
+
+async def test_the_long_way_answers_the_same(app):
+    """The long way answers the same, except for values that change with each request."""
+    for path in ["chat/completions", "completions", "embeddings", "responses", "nothing"]:
+        body = {"model": "none", "input": "x", "prompt": "x", "messages": []}
+        asked = {"json": body, "headers": {"x-request-id": "same"}}
+        short = await client(app).post(f"/v1/{path}", **asked)
+        assert (f"/v1/{path}" in app.fast_routes) is (path != "nothing")
+        fast_routes, app.fast_routes = app.fast_routes, {}
+        long = await client(app).post(f"/v1/{path}", **asked)
+        app.fast_routes = fast_routes
+        assert (short.status_code, short.json()) == (long.status_code, long.json())
+        assert set(short.headers) == set(long.headers)
+        assert short.headers["x-request-id"] == "same"

@@ -111,25 +111,6 @@ async def test_a_large_request_is_cut_for_all_of_them_and_keeps_its_order(card) 
     assert len(set(singly.values())) == 5
 
 
-async def test_what_a_dead_server_was_to_have_goes_to_another(card, caplog) -> None:
-    dead, good = Vectors(card, None), Vectors(card, None)
-    async with gateway(dead, good, refresh="3600s") as client:
-        port, dead.held = dead.port, True
-        waiting = [asyncio.create_task(embed(client, "Hello")) for _ in range(4)]
-        await eventually(lambda: (len(dead.came), len(good.came)) >= (1, 1))
-        with caplog.at_level(logging.WARNING):
-            await dead.stop()
-            for one in await asyncio.gather(*waiting):
-                assert vectors(one)[0][2] == 1
-        assert f"A batch goes from 127.0.0.1:{port} to 127.0.0.1:{good.port}: Triton cannot be reached" in caplog.text
-        caplog.clear()
-        for _ in range(6):
-            assert vectors(await embed(client, "Hello"))[0][2] == 1
-        assert "A batch goes" not in caplog.text, "it is passed over for a while"
-        await good.stop()
-        assert (await embed(client, "Hello")).status_code == 503
-
-
 async def states(client) -> list[str]:
     return [line["state"] for line in await replica_lines(client, "vectors")]
 

@@ -236,14 +236,6 @@ def test_a_thread_that_dies_of_a_bug_leaves_no_request_hanging(runtime: Scripted
     assert said[0] == "the engine has ended: ZeroDivisionError: integer division or modulo by zero"
 
 
-def test_the_lengths_of_ended_requests_are_reported_once(loop: EngineLoop, reports: list[EngineStats]) -> None:
-    finish(submit(loop, 3, sequences=2))
-    finish(submit(loop, 4))
-    while not (reports and sum(len(one.ended) for one in reports) == 2):
-        assert len(reports) < 500
-    assert [lengths for one in reports for lengths in one.ended] == [(1, 6), (1, 4)]
-
-
 # -- Tests of the gauges for each value that a runtime may not know
 
 
@@ -272,10 +264,6 @@ def test_what_the_runtime_knows_is_all_told() -> None:
     assert named(stats, "inflight_batcher_specific_metric") == {
         "total_context_tokens": 40, "generation_requests": 2, "micro_batch_id": 0, "paused_requests": 1,
     }  # fmt: skip
-
-
-def test_a_runtime_without_a_count_of_reused_blocks_leaves_it_out() -> None:
-    assert "reused" not in named(EngineStats(0, 0, 0, 0, 0, 0, 100, 25, 32, 8), BLOCKS)
 
 
 # -- The queues of the engine's grammars and of the gateway's texts: whoever brings many waits for them alone

@@ -81,11 +81,6 @@ def test_requests_join_and_leave_the_batch_and_do_not_disturb_each_other(
     assert [together[f"r{index}"].ids for index in range(len(prompts))] == alone
 
 
-def test_stop_without_an_id_is_refused(client: EngineClient) -> None:
-    client.send("", stop=True, input_lengths=0, request_output_len=0)
-    assert client.receive()[3] == "stop: needs the request id of the request to stop"
-
-
 BROKEN = [
     ("json_schema", "{"),
     ("json_schema", '{"type": "nonsense"}'),
@@ -108,13 +103,6 @@ def test_broken_guides_are_refused_and_harm_nobody(client: EngineClient, prompt:
     assert [
         int(t) for _, tensors, _, _ in seen if "output_ids" in tensors for t in tensors["output_ids"].flat
     ] == expected
-
-
-def test_a_refusal_names_the_tensor_and_comes_before_any_token(client: EngineClient, prompt: list[int]) -> None:
-    answer = client.ask(prompt, embedding_bias=[1.0, 2.0])
-    assert answer.error == "embedding_bias: not supported by target openvino"
-    assert answer.responses == []
-    assert client.ask(prompt, new=2).error is None
 
 
 def test_lengths_of_requests_are_counted(triton: Any, client: EngineClient, prompt: list[int]) -> None:
