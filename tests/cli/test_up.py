@@ -23,6 +23,7 @@ from llmops.errors import ResourceError, ServerError
 from tests.model_repository.test_launch import echo_repository
 from tests.model_repository.test_multi_gpu import engine, marker
 from tests.support.live_process import LLMOPS, LiveProcess
+from tests.support.processes import descendants, runs
 from tests.support.waiting import GENEROUS, wait_until
 
 pytestmark = pytest.mark.xdist_group("own-triton")
@@ -49,14 +50,7 @@ class Up(LiveProcess):
 
     def children(self) -> list[int]:
         """Pids of all processes under this one: tritonserver and its stubs."""
-        found, queue = [], [self.process.pid]
-        while queue:
-            pid = queue.pop()
-            for task in Path("/proc", str(pid), "task").glob("*/children"):
-                new = [int(child) for child in task.read_text().split()]
-                found += new
-                queue += new
-        return found
+        return descendants(self.process.pid)[1:]
 
 
 @pytest.fixture
@@ -121,13 +115,6 @@ def test_a_second_signal_waits_for_nothing(start, tiny_engine: Path, monkeypatch
     # killed ones are there until the system has reaped them
     wait_until(lambda: not any(runs(pid) for pid in children))
     assert list(Path("/dev/shm").glob(f"*llmops_{up.process.pid}_*")) == []
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def accepts(port: int) -> bool:

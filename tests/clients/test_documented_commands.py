@@ -20,6 +20,7 @@ import pytest
 from tests.clients.documented import MARKS, PAGES, ROOT, TYPED, blocks_of, script_of
 from tests.support import forked_cli
 from tests.support.engines import UP_CACHE, UP_ENGINE
+from tests.support.processes import runs
 from tests.support.tiny_models import AWQ, write_checkpoint
 from tests.support.waiting import wait_until
 
@@ -220,11 +221,3 @@ def stop(pids):
         with suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGTERM)
         wait_until(lambda pid=pid: not runs(pid))
-
-
-def runs(pid):
-    """True until the process has ended, also where nobody collects its exit code."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -23,19 +23,12 @@ from llmops.gateway.ratelimit.output_length import INITIAL_TOKENS
 from llmops.gateway.ratelimit.quotas import CallerLimits
 from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck
 from llmops.gateway.settings import GatewaySettings, Quotas, load_settings
-from tests.support.gateway_stack import END, running
+from tests.support.gateway_stack import BODIES, CHAT, COMPLETIONS, END, MESSAGES, running
 from tests.support.scripted_triton import Step
 from tests.support.waiting import Clock, eventually
 
-CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 PRICE = 7  # micros for a token of the prompt, and twice that for one of the answer
-BODIES = {
-    CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]},
-    COMPLETIONS: {"model": "tiny", "prompt": "Hello"},
-    RESPONSES: {"model": "tiny", "input": "Hello"},
-    MESSAGES: {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "Hello"}]},
-}
 
 
 class Ledger:

@@ -16,17 +16,10 @@ from llmops.gateway.usage.sink import NoPrices, UsageSink
 from llmops.gateway.usage.usage_check import UsageCheck, create_usage_check
 from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
-from tests.support.gateway_stack import running
+from tests.support.gateway_stack import BODIES, CHAT, MESSAGES, RESPONSES, running
 from tests.support.scripted_triton import Step
 from tests.support.waiting import eventually
 
-CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
-BODIES = {
-    CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]},
-    COMPLETIONS: {"model": "tiny", "prompt": "Hello"},
-    RESPONSES: {"model": "tiny", "input": "Hello"},
-    MESSAGES: {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "Hello"}]},
-}
 ANN = str(UUID(int=7))
 
 

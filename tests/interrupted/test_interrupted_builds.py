@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import runs
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("interrupted")
@@ -124,20 +125,13 @@ def stopped_in_trtllm_build(builder, argv, env, tmp_path, number):
         workers = [int(word) for word in told.read().split()]
     os.killpg(int(pid_file.read_text()), number)
     result = builder.end()
-    wait_until(lambda: not any(alive(pid) for pid in workers), "trtllm-build ends with llmops")
+    wait_until(lambda: not any(runs(pid) for pid in workers), "trtllm-build ends with llmops")
     return result
 
 
 def engine_contents(folder):
     """All but the log, whose lines come from two workers."""
     return {name: data for name, data in contents(folder).items() if name != "trtllm-build.log"}
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

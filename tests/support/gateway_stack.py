@@ -21,6 +21,15 @@ from tests.support.waiting import GENEROUS, eventually
 #: The token that ends a text.
 END = 0
 
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+#: A small request to each of them.
+BODIES = {
+    CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]},
+    COMPLETIONS: {"model": "tiny", "prompt": "Hello"},
+    RESPONSES: {"model": "tiny", "input": "Hello"},
+    MESSAGES: {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "Hello"}]},
+}
+
 
 def card_of(tokenizer_dir, tokenizer):
     return {

@@ -24,6 +24,14 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def runs(pid: int) -> bool:
+    """Return whether the process has not ended yet; one whose exit code nobody has collected has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def commands() -> dict[int, str]:
     """Command line of every living process, whole: `ps` cuts it to the terminal's width."""
     found = {}
