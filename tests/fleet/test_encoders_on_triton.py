@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -16,8 +17,8 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import generate_repository, read_engines
 from tests.fleet.test_real_replicas import tell
 from tests.steps.test_drain import Serve
-from tests.support.gateway_stack import serving
-from tests.support.waiting import eventually
+from tests.support import gateway_stack
+from tests.support.gateway_stack import replica_lines, serving
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
 
@@ -57,16 +58,7 @@ async def embed(client: httpx.AsyncClient) -> np.ndarray:
     return np.array([one["embedding"] for one in answer.json()["data"]])
 
 
-async def lines(client: httpx.AsyncClient) -> dict[str, dict]:
-    (gateway,) = (await client.get("/replicas")).json()["gateways"]
-    return {one["replica"]: one for one in gateway["models"].get("minilm", [])}
-
-
-async def become(client: httpx.AsyncClient, *wanted: str) -> None:
-    async def holds() -> bool:
-        return [one["state"] for one in (await lines(client)).values()] == list(wanted)
-
-    await eventually(holds)
+become = functools.partial(gateway_stack.become, model="minilm")
 
 
 async def busy(client: httpx.AsyncClient) -> asyncio.Task[np.ndarray]:
@@ -74,7 +66,7 @@ async def busy(client: httpx.AsyncClient) -> asyncio.Task[np.ndarray]:
     while True:
         asked = asyncio.create_task(embed(client))
         while not asked.done():
-            if all(one["own"] for one in (await lines(client)).values() if one["state"] == "ready"):
+            if all(one["own"] for one in await replica_lines(client, "minilm") if one["state"] == "ready"):
                 return asked
         await asked
 

@@ -17,7 +17,7 @@ from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import GatewaySettings
-from tests.support.gateway_stack import serving
+from tests.support.gateway_stack import become, serving
 from tests.support.mock_engine.planned import constant
 from tests.support.mock_engine.replicas import Engines, engines
 from tests.support.waiting import eventually
@@ -76,12 +76,7 @@ async def ask(two: Engines):
         async def make(replicas: list[str], **settings: object) -> Asker:
             given = GatewaySettings(replicas=replicas, tiers=TIERS, **settings)
             client, _ = await stack.enter_async_context(serving(given, [Named()]))
-
-            async def ready() -> bool:
-                (gateway,) = (await client.get("/replicas")).json()["gateways"]
-                return [one["state"] for one in gateway["models"].get("mock", [])] == ["ready"] * len(replicas)
-
-            await eventually(ready)
+            await become(client, *["ready"] * len(replicas), model="mock")
             return Asker(client)
 
         yield make

@@ -14,7 +14,7 @@ from llmops.gateway.routing.quality.agreement import Comparison, compare_replica
 from llmops.gateway.routing.quality.golden_prompts import load_golden_prompts
 from llmops.gateway.routing.quality.shadow_sample import MAX_TOKENS, ShadowSample
 from llmops.gateway.settings import GatewaySettings
-from tests.support.gateway_stack import serving
+from tests.support.gateway_stack import replica_lines, serving
 from tests.support.mock_engine.llmops_engine.runtimes.faults import command_faults
 from tests.support.mock_engine.planned import constant
 from tests.support.mock_engine.replicas import Engines, engines
@@ -90,8 +90,7 @@ async def test_a_replica_that_turns_bad_is_drained(engine_dir: Path, tmp_path: P
         async with serving(watched) as (client, _), serving(GatewaySettings(replicas=stage.replicas)) as (other, _):
 
             async def states(of) -> dict[str, str]:
-                (gateway,) = (await of.get("/replicas")).json()["gateways"]
-                return {one["replica"].rpartition("/")[2]: one["state"] for one in gateway["models"].get("mock", [])}
+                return {one["replica"].rpartition("/")[2]: one["state"] for one in await replica_lines(of, "mock")}
 
             async def all_ready() -> bool:
                 found = await states(client)

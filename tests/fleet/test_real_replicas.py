@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import tempfile
@@ -15,7 +16,8 @@ import pytest
 
 from llmops.gateway.settings import GatewaySettings
 from tests.steps.test_drain import Serve
-from tests.support.gateway_stack import serving
+from tests.support import gateway_stack
+from tests.support.gateway_stack import replica_lines, serving
 from tests.support.mock_engine.planned import constant
 from tests.support.mock_engine.repository import make_mock_engine
 from tests.support.processes import descendants
@@ -62,16 +64,7 @@ def tell(one: Serve, number: signal.Signals) -> None:
             continue
 
 
-async def states(client: httpx.AsyncClient) -> dict[str, str]:
-    (gateway,) = (await client.get("/replicas")).json()["gateways"]
-    return {one["replica"]: one["state"] for one in gateway["models"].get("mock", [])}
-
-
-async def become(client: httpx.AsyncClient, wanted: dict[str, str]) -> None:
-    async def holds() -> bool:
-        return await states(client) == wanted
-
-    await eventually(holds)
+become = functools.partial(gateway_stack.become, model="mock")
 
 
 async def model(client: httpx.AsyncClient) -> dict[str, Any]:
@@ -91,8 +84,7 @@ async def answering(client: httpx.AsyncClient, count: int, where: set[str]) -> l
     tasks = [asyncio.create_task(say(client, tokens=300)) for _ in range(count)]
 
     async def begun() -> bool:
-        (gateway,) = (await client.get("/replicas")).json()["gateways"]
-        busy = [one for one in gateway["models"]["mock"] if one["state"] == "ready" and one["own"]]
+        busy = [one for one in await replica_lines(client, "mock") if one["state"] == "ready" and one["own"]]
         sent = sum(one["own"] for one in busy) + sum(task.done() for task in tasks)
         return sent == count and {one["replica"] for one in busy} >= where and not any(one["waiting"] for one in busy)
 
@@ -115,7 +107,7 @@ async def test_two_are_one_model_and_each_fault_leaves_it_there(serve) -> None:
     a, b = first.address, second.address
     settings = GatewaySettings(replicas=[a, b, "127.0.0.1:9"], refresh="0.5s")
     async with serving(settings) as (client, _):
-        await become(client, {a: "ready", b: "ready"})
+        await become(client, "ready", "ready")
         found = await model(client)
         assert found["ready"]
         assert found["replicas"] == {"ready": 2, "total": 2, "measured": 0}
@@ -132,22 +124,22 @@ async def test_two_are_one_model_and_each_fault_leaves_it_there(serve) -> None:
         running = await answering(client, 8, {a, b})
         tell(first, signal.SIGSTOP)
         assert await texts(running) == {whole}
-        await become(client, {a: "gone", b: "ready"})
+        await become(client, "gone", "ready")
         assert (await model(client))["replicas"] == {"ready": 1, "total": 2, "measured": 0}
         tell(first, signal.SIGCONT)
-        await become(client, {a: "ready", b: "ready"})
+        await become(client, "ready", "ready")
 
         # one that is killed
         running = await answering(client, 16, {a, b})
         tell(second, signal.SIGKILL)
         assert await texts(running) == {whole}
-        await become(client, {a: "ready", b: "gone"})
+        await become(client, "ready", "gone")
 
         # the last one is asked to end, and finishes what it has
         running = await answering(client, 8, {a})
         first.ask()
         assert await texts(running) == {whole}
-        await become(client, {a: "gone", b: "gone"})
+        await become(client, "gone", "gone")
         refused = await say(client)
         assert refused.status_code == 503
         assert refused.json()["error"]["message"] == (

@@ -23,7 +23,7 @@ from llmops.store.database import Store
 from llmops.store.factory import open_store
 from llmops.store.rollouts import RETIRED, ModelVersion, put_version, read_outcomes
 from llmops.store.tables import model_versions, usage_records
-from tests.support.gateway_stack import serving
+from tests.support.gateway_stack import replica_lines, serving
 from tests.support.mock_engine.planned import constant
 from tests.support.mock_engine.replicas import Engines, engines
 from tests.support.waiting import eventually
@@ -126,8 +126,7 @@ async def test_versions_in_front_of_triton(two: Engines, store: Store, tmp_path:
     async with serving(settings) as (client, _):
 
         async def states() -> dict[str, str]:
-            (gateway,) = (await client.get("/replicas")).json()["gateways"]
-            return {one["version"]: one["state"] for one in gateway["models"].get("mock", [])}
+            return {one["version"]: one["state"] for one in await replica_lines(client, "mock")}
 
         async def becomes(wanted: set[str]) -> None:
             async def holds() -> bool:
