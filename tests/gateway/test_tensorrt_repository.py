@@ -20,8 +20,8 @@ from llmops.build.spec import BuildSpec
 from llmops.errors import ServerError
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import copy_model_code, generate_repository, read_engines
-from llmops.model_repository.launch import Ports, start_triton
 from tests.support.gateway_stack import serving
+from tests.support.stack import ready_triton
 from tests.support.tiny_models import write_checkpoint
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
@@ -119,8 +119,7 @@ def parameter(key: str, value: str) -> str:
 
 @pytest.fixture(scope="module")
 def server(swapped: Path):
-    with start_triton(swapped, ports=Ports(0, 0, 0), http=True) as running:
-        running.wait_ready(120)
+    with ready_triton(swapped, http=True) as running:
         yield running
 
 
@@ -146,8 +145,8 @@ def test_without_a_key_it_does_not_load_as_in_nvidias_backend(swapped: Path, tmp
     lines = [line for line in path.read_text().splitlines() if '"tokenizer_dir"' not in line]
     path.write_text("\n".join(lines) + "\n")
     missing = pytest.raises(ServerError, match="Cannot find parameter with name: tokenizer_dir")
-    with start_triton(repository, ports=Ports(0, 0, 0)) as running, missing:
-        running.wait_ready(120)
+    with missing, ready_triton(repository):
+        pass
 
 
 def generate(server, path: str, **fields) -> bytes:

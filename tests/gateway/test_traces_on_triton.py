@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from llmops.gateway.settings import GatewaySettings
-from llmops.model_repository.launch import Ports, start_triton
 from tests.support.gateway_stack import serving
 from tests.support.mock_engine.repository import make_mock_engine
 from tests.support.otlp_receiver import covered, receiving
+from tests.support.stack import ready_triton
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -27,8 +27,7 @@ def receiver():
 def telling_triton(engine_dir, receiver, tmp_path_factory):
     """Start a Triton with a gRPC stream for each request, as NVIDIA's C++ backend has it."""
     repository = make_mock_engine(engine_dir, tmp_path_factory.mktemp("mock") / "r", 0.01, transports=["request"])
-    with start_triton(repository, ports=Ports(0, 0, 0), traces=f"{receiver.url}/v1/traces") as server:
-        server.wait_ready(timeout=120)
+    with ready_triton(repository, traces=f"{receiver.url}/v1/traces") as server:
         yield server
 
 

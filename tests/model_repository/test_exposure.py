@@ -16,9 +16,10 @@ import pytest
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
-from llmops.model_repository.launch import Ports, TritonServer, start_triton
+from llmops.model_repository.launch import TritonServer
 from llmops.model_repository.server.exposure import describe_exposure
 from tests.model_repository.test_launch import echo_repository, infer, segments
+from tests.support.stack import ready_triton
 from tests.support.waiting import GENEROUS
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -28,8 +29,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """Start a server with HTTP, which is off by default."""
     repository = echo_repository(tmp_path_factory.mktemp("exposed"))
-    with start_triton(repository, ports=Ports(0, 0, 0), http=True) as running:
-        running.wait_ready(120)
+    with ready_triton(repository, http=True) as running:
         yield running
 
 
@@ -107,8 +107,7 @@ def test_many_small_chunks_end_neither_a_restricted_api_nor_the_metrics(server: 
 
 
 def test_by_default_there_is_no_http_server_and_metrics_can_be_closed(tmp_path: Path) -> None:
-    with start_triton(echo_repository(tmp_path), ports=Ports(0, 0, 0), metrics=False) as closed:
-        closed.wait_ready(120)
+    with ready_triton(echo_repository(tmp_path), metrics=False) as closed:
         words = Path("/proc", str(closed.pid), "cmdline").read_text().split("\0")
         assert (closed.http_url, closed.metrics_url) == (None, None)
         assert {"--allow-http=false", "--allow-metrics=false"} < set(words)

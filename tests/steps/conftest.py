@@ -6,10 +6,9 @@ import time
 
 import pytest
 
-from llmops.model_repository.launch import Ports, start_triton
 from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.mock_engine.repository import make_mock_engine
-from tests.support.stack import wait_ready
+from tests.support.stack import ready_triton, wait_ready
 
 
 class Gateway(LiveProcess):
@@ -30,8 +29,7 @@ def mock_triton(engine_dir, tmp_path_factory):
     """A Triton with two models: each stream of `mock` gets a token a millisecond, each of `paced` one in 20."""
     repository = tmp_path_factory.mktemp("mock") / "repository"
     make_mock_engine(engine_dir, repository, 0.001, names=("mock", "paced"), slow={"paced": 20})
-    with start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=3) as server:
-        server.wait_ready(120)
+    with ready_triton(repository, exit_timeout=3) as server:
         yield server
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llmops.model_repository.launch import Ports, TritonServer, start_triton
+from llmops.model_repository.launch import TritonServer
 from tests.support.mock_engine.repository import make_mock_engine
+from tests.support.stack import ready_triton
 
 pytestmark = pytest.mark.xdist_group("stack")
 
@@ -19,8 +20,7 @@ pytestmark = pytest.mark.xdist_group("stack")
 def narrow(engine_dir: Path, tmp_path: Path) -> Iterator[TritonServer]:
     """A batch of 2, so that 8 may wait; and no answer comes to its end."""
     repository = make_mock_engine(engine_dir, tmp_path / "mock", 0.05, max_batch_size=2)
-    with start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=0) as server:
-        server.wait_ready(120)
+    with ready_triton(repository, exit_timeout=0) as server:
         yield server
 
 

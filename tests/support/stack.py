@@ -11,7 +11,9 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from llmops.model_repository.launch import Ports, TritonServer, start_triton
 from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.processes import descendants
 from tests.support.waiting import wait_until
@@ -40,12 +42,17 @@ class Service:
 
 
 @contextlib.contextmanager
-def triton(repository: Path) -> Iterator[Service]:
-    """The real tritonserver on `repository`, on free ports, ready. `address` is its gRPC host:port."""
-    from llmops.model_repository.launch import Ports, start_triton
-
-    with start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=3, on_log=lambda _: None) as server:
+def ready_triton(repository: Path, **options: Any) -> Iterator[TritonServer]:
+    """The real tritonserver on `repository`, on free ports, ready; `options` are those of `start_triton`."""
+    with start_triton(repository, ports=Ports(0, 0, 0), **options) as server:
         server.wait_ready(READY_SECONDS)
+        yield server
+
+
+@contextlib.contextmanager
+def triton(repository: Path) -> Iterator[Service]:
+    """A `ready_triton`, quiet. `address` is its gRPC host:port."""
+    with ready_triton(repository, exit_timeout=3, on_log=lambda _: None) as server:
         yield Service(server.grpc_address, server.pid, server.metrics_url or "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from llmops.model_repository.launch import Ports, TritonServer, start_triton
+from llmops.model_repository.launch import TritonServer
 from tests.support import forked_cli
+from tests.support.stack import ready_triton
 
 
 @dataclass
@@ -50,15 +52,7 @@ def serve() -> Iterator[Callable[[Path], list[str]]]:
         yield lambda repository: pointing_at(stack.enter_context(triton_on(repository)))
 
 
-def triton_on(repository: Path) -> TritonServer:
-    """A context manager; leaving it ends the server."""
-    server = start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=3, on_log=lambda line: None)
-    try:
-        server.wait_ready(120)
-    except BaseException:
-        server.stop()
-        raise
-    return server
+triton_on = functools.partial(ready_triton, exit_timeout=3, on_log=lambda line: None)
 
 
 def pointing_at(server: TritonServer) -> list[str]:
