@@ -133,21 +133,16 @@ class ChatEvents(AnswerEvents):
         if not self._opened[index]:
             self._opened[index] = True
             parts.append(self._chunks.role(index))
-        parts.extend(self._content(choice, text))
+        entries = choice.take_logprobs(text)
+        if (text and choice.plain) or entries:
+            # the text of a tool call or of reasoning has log-probabilities as well, which belong to
+            # the choice
+            parts.append(self._chunks.content(index, text if choice.plain else "", entries))
+        if not choice.plain:
+            parts += [self._chunks.piece(index, piece) for piece in choice.sort(text)]
         if finished:
             parts.append(self._chunks.finish(index, choice.finish_reason))
         return b"".join(parts)
-
-    def _content(self, choice: Choice, text: str) -> list[bytes]:
-        entries = choice.take_logprobs(text)
-        if not choice.plain:
-            chunks = [self._chunks.piece(choice.index, piece) for piece in choice.sort(text)]
-            # the text of a tool call or of reasoning has log-probabilities as well, which belong to
-            # the choice
-            return [self._chunks.content(choice.index, "", entries), *chunks] if entries else chunks
-        if not text and not entries:
-            return []
-        return [self._chunks.content(choice.index, text, entries)]
 
     def end(self) -> bytes:
         """Return the last events."""

@@ -28,7 +28,7 @@ from llmops.gateway.errors import (
     log_detail,
 )
 from llmops.gateway.http import anthropic_errors
-from llmops.gateway.http.request_context import context_from_scope, context_of
+from llmops.gateway.http.request_context import context_of
 from llmops.validation_errors import explain_error
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
     """Return the response for `error` in the client's format, and log its detail."""
     log_detail(error)
     if anthropic_errors.is_anthropic(scope):
-        request_id = context_from_scope(scope).request_id
+        request_id = context_of(scope).request_id
         headers = {**error.headers(), anthropic_errors.REQUEST_ID_HEADER: request_id}
         body = anthropic_errors.envelope_json(error, request_id)
         return Response(body, anthropic_errors.status_of(error), headers, "application/json")

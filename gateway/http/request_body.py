@@ -119,8 +119,10 @@ class BodyReader:
     async def _read(self, request: Request, context: RequestContext) -> bytes:
         parts: list[bytes] = []
         size, more, started = 0, True, monotonic()
+        cycle = getattr(request.receive, "__self__", None)
         while more:
-            if _is_body_complete(request):
+            # the whole body of most requests has arrived, so that reading it does not wait
+            if isinstance(cycle, RequestResponseCycle) and not cycle.more_body:
                 part, more = await _receive_chunk(request)
             else:
                 part, more = await self._receive_in_time(request, size, monotonic() - started)
@@ -148,15 +150,6 @@ class BodyReader:
 
     def _too_large(self) -> BodyTooLargeError:
         return BodyTooLargeError(f"The body is larger than this gateway accepts ({self.limits.body_bytes} bytes).")
-
-
-def _is_body_complete(request: Request) -> bool:
-    """Return True if the whole body has arrived, so that reading it does not wait.
-
-    True for most requests.
-    """
-    cycle = getattr(request.receive, "__self__", None)
-    return isinstance(cycle, RequestResponseCycle) and not cycle.more_body
 
 
 async def _receive_chunk_within(seconds: float, request: Request) -> tuple[bytes, bool]:

@@ -77,6 +77,7 @@ class RequestContext:
         degraded: The restrictions of degraded mode, None if the model is not degraded.
         meter: Measures the answer's latencies, once there is an answer.
         trace: Data for this request's trace, None if traces are off.
+        traceparent: W3C's header for the engine's server, empty if the request is not traced.
         usage: Tokens that the request used, None if it used none.
         finish_reason: How the request ended (see `Outcome.finish`), once it is known.
         splice: `exact` or `approximate` if the answer failed over to another replica, else empty.
@@ -117,6 +118,7 @@ class RequestContext:
     degraded: DegradedLimits | None = None
     meter: AnswerMeter | None = None
     trace: TraceContext | None = None
+    traceparent: str = ""
     usage: Usage | None = None
     finish_reason: str = ""
     splice: str = ""
@@ -134,11 +136,6 @@ class RequestContext:
         if self.fairness_id:
             tenant = f"{tenant}/{self.fairness_id}"
         return SchedulingParams(tenant, self.caller.tier, self.started, self.started + self.ttft_target)
-
-    @property
-    def traceparent(self) -> str:
-        """Return the `traceparent` for the engine's server, empty if the request is not traced."""
-        return self.trace.onward if self.trace is not None else ""
 
     def mark(self, stage: str) -> None:
         """Record the seconds since the previous stage ended as those of `stage`."""
@@ -200,14 +197,12 @@ def create_context(scope: Scope) -> RequestContext:
     return context
 
 
-def context_of(request: Request) -> RequestContext:
-    """Return the context of `request`."""
-    context: RequestContext = request.scope[CONTEXT_KEY]
-    return context
+def context_of(request: Request | Scope) -> RequestContext:
+    """Return the context of a request or of its scope.
 
-
-def context_from_scope(scope: Scope) -> RequestContext:
-    """Return the context in `scope`. Create one if the application runs without the middleware."""
+    Create one if the application runs without the middleware.
+    """
+    scope = request.scope if isinstance(request, Request) else request
     context = scope.get(CONTEXT_KEY)
     return context if isinstance(context, RequestContext) else create_context(scope)
 

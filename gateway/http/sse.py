@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from llmops.gateway.errors import ApiError, InternalError, log_detail
 from llmops.gateway.http.chunked_writer import SERVER_SEND_KEY, ChunkedWriter, chunked_writer_of
 from llmops.gateway.http.error_handlers import error_response
-from llmops.gateway.http.request_context import RequestContext, context_from_scope
+from llmops.gateway.http.request_context import RequestContext, context_of
 from llmops.gateway.settings import Timeouts
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class EventStreamResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         source: EventSource | None = None
-        context = context_from_scope(scope)
+        context = context_of(scope)
         self._scope, self._send = scope, send
         if self._timeouts.keepalive:
             self._schedule_keepalive()

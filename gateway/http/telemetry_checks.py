@@ -134,6 +134,7 @@ class TraceCheck(ExportingCheck):
         trace = context.trace = TraceContext(parent)
         if (trace.sampled if parent else random() < self._ratio) and self._sampled.take():
             trace.choose()
+            context.traceparent = trace.onward
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
         """Export the request if it is sampled or notable."""

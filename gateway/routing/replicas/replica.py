@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
@@ -61,7 +60,7 @@ class Replica:
             has_alternative: Returns True if another replica of the model is ready.
             clock: Monotonic clock in seconds.
         """
-        self.model, self.engine = model, model.engine
+        self.replica_id, self.model, self.engine = replica_id, model, model.engine
         self.view = ReplicaView(
             replica_id,
             model.name,
@@ -82,10 +81,6 @@ class Replica:
         self.load_estimator = None if self.health.is_reporting else LoadEstimator(self.view, self._in_flight)
         # the error that ended the step stream last, if it is in the log already
         self._logged_error = ""
-
-    @property
-    def replica_id(self) -> str:
-        return self.view.replica_id
 
     @property
     def server(self) -> str:
@@ -273,8 +268,3 @@ class Replica:
     def silent_seconds(self) -> float | None:
         """Return the seconds since the last report; None without any, and for a measured replica."""
         return self.health.silent_seconds(self._clock()) if self.health.is_reporting else None
-
-
-def encode_input_ids(request: EngineRequest) -> bytes:
-    """Return the prompt's token ids as INT32 bytes."""
-    return array("i", request.input_ids).tobytes()

@@ -29,7 +29,7 @@ from llmops.gateway.routing.admission.admission_controller import AdmissionContr
 from llmops.gateway.routing.admission.request_queue import RequestQueue, create_queued_request
 from llmops.gateway.routing.cost_model import uncached_tokens
 from llmops.gateway.routing.replicas.in_flight import InFlightRequest
-from llmops.gateway.routing.replicas.replica import Replica, encode_input_ids
+from llmops.gateway.routing.replicas.replica import Replica
 from llmops.kv_blocks import adapter_salt
 
 #: Seconds between two declarations of demand to the engines.
@@ -206,17 +206,15 @@ class ReplicaPool(Engine):
         salt = adapter_salt(request.cache_salt, adapter)
         return RoutingRequest(
             tokens=len(request.input_ids),
-            ids=encode_input_ids(request),
+            ids=array("i", request.input_ids).tobytes(),
             answer=request.n * min(request.max_tokens, round(self._output_length)),
             salt=salt,
-            adapter=self._adapter_name(adapter),
+            adapter=self._adapter_name(adapter) if adapter else "",
             without=request.without,
             affinity=_affinity(request.cache_key, salt) if request.cache_key else None,
         )
 
     def _adapter_name(self, adapter_id: int) -> str:
-        if not adapter_id:
-            return ""
         adapters = (one for replica in self.replicas.values() for one in replica.model.card.adapters)
         return next((adapter.name for adapter in adapters if adapter.id == adapter_id), "")
 
@@ -259,6 +257,7 @@ class ReplicaStream(TokenStream):
         """
         self.queued_request, self.tokens = queued_request, 0
         self._pool, self._replica, self._in_flight = pool, replica, in_flight
+        self.replica = replica.replica_id
         self._cached_prompt, self._output = cached_prompt, array("i")
         self._sink: TokenSink | None = None
         self._preempted = self._released = False
@@ -266,10 +265,6 @@ class ReplicaStream(TokenStream):
     async def start(self, request: EngineRequest) -> None:
         """Send the request to the replica. Raises UnavailableError if it cannot be reached."""
         self._stream = await self._replica.open(request, self._in_flight)
-
-    @property
-    def replica(self) -> str:  # type: ignore[override]
-        return self._replica.replica_id
 
     @property
     def version(self) -> str:  # type: ignore[override]
