@@ -18,6 +18,7 @@ import yaml
 
 from llmops.gateway.settings import load_settings
 from llmops.units import parse_duration
+from tests.deploy import walk
 from tests.deploy.chart_values import BASE, KEYS, ONE, RUNBOOKS, VALUES
 from tests.deploy.test_compose import files_there, parsed
 from tests.deploy.walk import NAMESPACE, Pod, allowed, matches
@@ -72,20 +73,11 @@ def kind(name: str, *kinds: str) -> list[dict]:
 
 
 def pods(name: str) -> Iterator[tuple[str, dict]]:
-    """(what it belongs to, pod template) of all that is rendered."""
-    for one in rendered(name):
-        spec, label = one.get("spec", {}), f"{one['kind']} {one['metadata']['name']}"
-        if "template" in spec:
-            yield label, spec["template"]
-        for role in ("leaderTemplate", "workerTemplate"):
-            if role in spec.get("leaderWorkerTemplate", {}):
-                yield f"{label} {role}", spec["leaderWorkerTemplate"][role]
+    return walk.pods(rendered(name))
 
 
-def containers(name: str) -> Iterator[tuple[str, dict]]:
-    for label, template in pods(name):
-        for container in [*template["spec"].get("initContainers", ()), *template["spec"]["containers"]]:
-            yield label, container
+def containers(name: str) -> list[tuple[str, dict]]:
+    return [(label, one) for label, template in pods(name) for one in walk.containers(template["spec"])]
 
 
 each = pytest.mark.parametrize("name", VALUES)
@@ -236,7 +228,7 @@ def test_pods_are_restricted(name):
         for volume in spec["volumes"]:
             assert len({"configMap", "emptyDir", "persistentVolumeClaim"} & set(volume)) == 1, label
         mounted = {volume["name"] for volume in spec["volumes"]}
-        for container in [*spec.get("initContainers", ()), *spec["containers"]]:
+        for container in walk.containers(spec):
             context = container["securityContext"]
             assert context == {
                 "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
