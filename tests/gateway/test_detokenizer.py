@@ -84,19 +84,6 @@ def test_any_ids_cut_anywhere_stream_to_one_decode(kind, data):
     assert "".join(parts) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-@settings(max_examples=40)
-@given(data=st.data())
-def test_real_text_token_by_token(kind, data):
-    tokenizer = KINDS[kind]()
-    text = data.draw(st.one_of(st.sampled_from(TEXTS), st.text(max_size=60)))
-    ids = tokenizer.encode(text).ids
-    parts = streamed(tokenizer, ids, list(range(len(ids))), True)
-    assert "".join(parts) == tokenizer.decode(ids)
-    # half a character never leaves: no replacement that the whole text does not have
-    assert sum(part.count("\ufffd") for part in parts) == tokenizer.decode(ids).count("\ufffd")
-
-
 def test_text_comes_with_its_token_and_not_later():
     tokenizer = byte_level()
     ids = tokenizer.encode("The quick brown fox").ids
@@ -104,13 +91,6 @@ def test_text_comes_with_its_token_and_not_later():
     for i in ids:
         assert detokenizer.feed([i]) == tokenizer.decode([i])
     assert detokenizer.flush() == ""
-
-
-def test_a_split_character_waits_for_its_last_byte():
-    tokenizer = byte_level()
-    ids = [tokenizer.token_to_id(token) for token in byte_tokens("€")]
-    detokenizer = DetokenizerFactory(tokenizer).make(True)
-    assert [detokenizer.feed([i]) for i in ids] == ["", "", "€"]
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("byte_level", ByteLevelDetokenizer), ("metaspace", WindowDetokenizer)])

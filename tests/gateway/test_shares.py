@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from llmops.gateway.ratelimit.fairness import FairShares
 
 
@@ -31,26 +29,6 @@ def test_a_key_gets_half_of_what_its_address_may_have():
     assert taken(shares, "a/one") == 30
     assert taken(shares, "a/two") == 10
     assert taken(shares, "b") == 25
-
-
-@pytest.mark.parametrize("share", ["a", "a/one"])
-def test_places_given_back_can_be_taken_again_and_leave_nothing_behind(share):
-    shares = FairShares(90)
-    first = taken(shares, share)
-    for _ in range(first):
-        shares.give_back(share)
-    assert taken(shares, share) == first
-    shares.give_back(share)
-    assert shares.take(share)
-    assert not shares.take(share)
-    for _ in range(first):
-        shares.give_back(share)
-    assert not shares._taken
-
-
-def test_no_places():
-    assert not FairShares(0).take("a")
-    assert FairShares(1).take("a")
 
 
 def test_free_places_come_before_those_that_are_shared():

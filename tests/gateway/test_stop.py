@@ -43,26 +43,3 @@ def test_only_what_may_still_match_is_held_back(text, stops):
             return
         held = text[len(sent) : position + 1]
         assert held == "" or any(stop.startswith(held[: len(stop)]) for stop in stops)
-
-
-def test_over_token_borders():
-    matcher = StopStringMatcher(["</answer>"])
-    assert [matcher.feed(piece) for piece in ["42", " <", "/ans", "wer", "> and more"]] == ["42", " ", "", "", ""]
-    assert matcher.matched == "</answer>"
-
-
-def test_a_false_start_is_sent_whole():
-    matcher = StopStringMatcher(["END"])
-    assert [matcher.feed(piece) for piece in ["E", "N", "C"]] == ["", "", "ENC"]
-    assert matcher.flush() == ""
-
-
-def test_an_open_longer_match_wins_only_if_it_completes():
-    completes = StopStringMatcher(["bc", "abcd"])
-    assert completes.feed("xabc") == "x"
-    assert completes.matched is None
-    assert completes.feed("d") == ""
-    assert completes.matched == "abcd"
-    breaks = StopStringMatcher(["bc", "abcd"])
-    assert breaks.feed("xabc") + breaks.feed("e") == "xa"
-    assert breaks.matched == "bc"
