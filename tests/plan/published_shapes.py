@@ -7,8 +7,9 @@ from typing import Any
 from llmops.build.model.architecture import Architecture
 
 
-def llama(**fields: Any) -> Architecture:
-    config = {
+def llama_config(**fields: Any) -> dict[str, Any]:
+    """Return config.json of Llama 3.1 8B, with other `fields`."""
+    return {
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": 4096,
         "intermediate_size": 14336,
@@ -20,22 +21,17 @@ def llama(**fields: Any) -> Architecture:
         "torch_dtype": "bfloat16",
         **fields,
     }
-    return Architecture.from_hf_config(config)
+
+
+def llama(**fields: Any) -> Architecture:
+    return Architecture.from_hf_config(llama_config(**fields))
 
 
 LLAMA2_7B = llama(num_key_value_heads=32, intermediate_size=11008, vocab_size=32000, max_position_embeddings=4096)
 LLAMA31_8B = llama()
-LLAMA31_70B_CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-}
+LLAMA31_70B_CONFIG = llama_config(
+    hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64
+)
 LLAMA31_70B = Architecture.from_hf_config(LLAMA31_70B_CONFIG)
 LLAMA31_405B = llama(hidden_size=16384, intermediate_size=53248, num_hidden_layers=126, num_attention_heads=128)
 MISTRAL_7B = llama(
