@@ -40,53 +40,29 @@ class GuidedDecodingParams:
 
 @dataclass(kw_only=True)
 class SamplingParams:
+    """The fields that llmops sets: any other fails here."""
+
     end_id: int | None = None
     pad_id: int | None = None
     max_tokens: int = 32
-    bad: Any = None
-    bad_token_ids: list[int] | None = None
-    stop: Any = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     embedding_bias: Any = None
-    logits_processor: Any = None
-    apply_batched_logits_processor: bool = False
-    n: int = 1
-    best_of: int | None = None
-    use_beam_search: bool = False
     top_k: int | None = None
     top_p: float | None = None
-    top_p_min: float | None = None
-    top_p_reset_ids: int | None = None
-    top_p_decay: float | None = None
     seed: int | None = None
     temperature: float | None = None
     min_tokens: int | None = None
-    beam_search_diversity_rate: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    length_penalty: float | None = None
-    early_stopping: int | None = None
-    no_repeat_ngram_size: int | None = None
     min_p: float | None = None
-    beam_width_array: list[int] | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    return_context_logits: bool = False
-    return_generation_logits: bool = False
-    exclude_input_from_output: bool = True
-    return_encoder_output: bool = False
-    return_perf_metrics: bool = False
-    additional_model_outputs: Any = None
-    lookahead_config: Any = None
     guided_decoding: GuidedDecodingParams | None = None
     ignore_eos: bool = False
     detokenize: bool = True
     add_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
 
 
 @dataclass(slots=True)
@@ -368,19 +344,9 @@ class Speculation13(_Strict):
     """1.3's union in one: what it takes depends on decoding_type less than here."""
 
     decoding_type: Literal[
-        "AUTO",
-        "DFlash",
-        "DSpark",
-        "Draft_Target",
-        "Eagle3",
-        "Eagle",
-        "MTP",
-        "NGram",
-        "PARD",
-        "SA",
-        "SaveState",
+        "AUTO", "DFlash", "DSpark", "Draft_Target", "Eagle3", "Eagle", "MTP", "NGram", "PARD", "SA", "SaveState",
         "User_Provided",
-    ]
+    ]  # fmt: skip
     max_draft_len: int | None = None
     speculative_model: str | None = None
     max_concurrency: int | None = None
