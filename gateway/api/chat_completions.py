@@ -83,9 +83,6 @@ class ChatCompletionsEndpoint:
             start = partial(self._chats.start, answer_id, body, model, context, watcher, openai=True)
             return self._chats.respond(start, watcher)
 
-        def events(answer: Answer) -> AnswerEvents:
-            return ChatEvents(answer, ChatChunks(answer_id, body, created, len(answer.choices)))
-
         async def collect(answer: Answer) -> dict[str, Any]:
             choices, prompt = await collect_choices(answer), {}
             if (count := body.prompt_logprobs) is not None:
@@ -107,7 +104,7 @@ class ChatCompletionsEndpoint:
             request,
             lambda: start_chat(self._service, body, model, answer_id, context, whole=not body.stream),
             self._service.timeouts,
-            events=events if body.stream else None,
+            events=partial(ChatEvents, answer_id, body, created) if body.stream else None,
             collect=collect,
         )
 
@@ -118,9 +115,9 @@ class ChatEvents(AnswerEvents):
     It sends the role, text and finish reason of each choice, then the usage and [DONE].
     """
 
-    def __init__(self, answer: Answer, chunks: ChatChunks) -> None:
+    def __init__(self, answer_id: str, body: ChatRequest, created: int, answer: Answer) -> None:
         super().__init__(answer)
-        self._chunks = chunks
+        self._chunks = ChatChunks(answer_id, body, created, len(answer.choices))
         self._opened = [False] * len(answer.choices)
 
     def render(self, delta: ChoiceDelta) -> bytes:
@@ -146,7 +143,7 @@ class ChatEvents(AnswerEvents):
 
     def end(self) -> bytes:
         """Return the last events."""
-        return self._chunks.last(usage_counts(self._answer))
+        return self._chunks.last(self._answer)
 
 
 async def collect_choices(answer: Answer) -> list[dict[str, Any]]:

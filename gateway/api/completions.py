@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -60,9 +61,6 @@ class CompletionsEndpoint:
             with self._service.explain_no_overflow(body.model, context):
                 return await start_completion(self._service, body, model, answer_id, context)
 
-        def events(answer: Answer) -> AnswerEvents:
-            return CompletionEvents(answer, CompletionChunks(answer_id, body, created, len(answer.choices)), echoes)
-
         async def collect(answer: Answer) -> dict[str, Any]:
             texts = await collect_texts(answer, echoes)
             generated, n = sequences_per_prompt(body), body.n or 1
@@ -90,7 +88,7 @@ class CompletionsEndpoint:
             request,
             start,
             self._service.timeouts,
-            events=events if body.stream else None,
+            events=partial(CompletionEvents, answer_id, body, created, echoes) if body.stream else None,
             collect=collect,
         )
 
@@ -98,9 +96,11 @@ class CompletionsEndpoint:
 class CompletionEvents(AnswerEvents):
     """A streamed text completion. Each choice's text starts with its entry of `echoes`."""
 
-    def __init__(self, answer: Answer, chunks: CompletionChunks, echoes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, answer_id: str, body: CompletionRequest, created: int, echoes: Sequence[str], answer: Answer
+    ) -> None:
         super().__init__(answer)
-        self._chunks = chunks
+        self._chunks = CompletionChunks(answer_id, body, created, len(answer.choices))
         self._echoes = dict(enumerate(echoes))
 
     def render(self, delta: ChoiceDelta) -> bytes:
@@ -116,7 +116,7 @@ class CompletionEvents(AnswerEvents):
 
     def end(self) -> bytes:
         """Return the last events."""
-        return self._chunks.last(usage_counts(self._answer))
+        return self._chunks.last(self._answer)
 
 
 @dataclass(slots=True)

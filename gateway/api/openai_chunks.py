@@ -61,11 +61,11 @@ class ChunkWriter:
         self._end = '}],"usage":null}\n\n' if self._include_usage else "}]}\n\n"
         self._openings = [self._head + self.opening % index for index in range(choices)]
 
-    def last(self, usage: dict[str, Any]) -> bytes:
+    def last(self, answer: HasUsage) -> bytes:
         """Return the usage chunk, if the client requested one, and the end of the stream."""
         if not self._include_usage:
             return DONE_EVENT
-        counts = json.dumps(usage, separators=(",", ":"))
+        counts = json.dumps(usage_counts(answer), separators=(",", ":"))
         return f'{self._head}],"usage":{counts}}}\n\n'.encode() + DONE_EVENT
 
 

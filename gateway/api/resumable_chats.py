@@ -641,7 +641,7 @@ class ResumableOpenAIChunks(_ResumableChatChunks):
             return b""
         reason = _finish_reason(run)
         last = b"" if reason is None else self.finish(0, reason)
-        return last + self.last(usage_counts(run))
+        return last + self.last(run)
 
 
 def _finish_reason(run: AnswerRun) -> str | None:

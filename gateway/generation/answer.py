@@ -83,7 +83,8 @@ class Answer:
         # frames alive
         self.error_finish = ""
         self._open = len(choices)
-        self._ended: list[Choice] = []
+        # choices that the engine's stream left without an end
+        self._unfinished: list[Choice] = []
         # no more tokens come; the client has left; usage and outcome are final
         self._over = self._cancelled = self._complete = False
         self._first: ChoiceDelta | None = None
@@ -171,7 +172,7 @@ class Answer:
         """End the answer, whatever happened, and release all that it holds."""
         self._over = True
         self._make_choice = None  # it holds the request
-        self._watchdog.stop()
+        self._watchdog.timer.cancel()
         self._stream.cancel()
         self._release_slots()
         for choice in self.choices:
@@ -212,21 +213,18 @@ class Answer:
         return ChoiceDelta(choice, text, choice.done and not was_done)
 
     async def _receive(self) -> ChoiceDelta | None:
-        if self._over:
-            return self._next_ended()
-        requested_at = perf_counter()
+        requested_at, batch = perf_counter(), None
         try:
-            batch = await self._stream.__anext__()
+            if not self._over:
+                batch = await self._stream.__anext__()
         except StopAsyncIteration:
             self._over = True
-            self._ended = [choice for choice in self.choices if not choice.done]
-            return self._next_ended()
+            self._unfinished = [choice for choice in self.choices if not choice.done]
         except CancelledStreamError:
-            if self._over:
-                return self._next_ended()
-            error = self._watchdog.expired or CancelledStreamError()
-            self._fail(error)
-            raise error from None
+            if not self._over:
+                error = self._watchdog.expired or CancelledStreamError()
+                self._fail(error)
+                raise error from None
         except ApiError as error:
             self._over = True
             self._fail(error)
@@ -234,6 +232,11 @@ class Answer:
         finally:
             received_at = perf_counter()
             self.engine_seconds += received_at - requested_at
+        if batch is None:
+            if not self._unfinished:
+                return None
+            choice = self._unfinished.pop(0)
+            return ChoiceDelta(choice, choice.finish(), True)
         try:
             delta = self.take(batch)
         except ApiError as error:
@@ -287,17 +290,11 @@ class Answer:
         replacement = self.choices[choice.index] = self._make_choice(choice.index)
         return replacement
 
-    def _next_ended(self) -> ChoiceDelta | None:
-        if not self._ended:
-            return None
-        choice = self._ended.pop(0)
-        return ChoiceDelta(choice, choice.finish(), True)
-
 
 class StreamWatchdog:
     """A timer that ends a stream whose engine is silent for too long.
 
-    It checks a few times per period instead of once per token.
+    It checks a few times per period instead of once per token, until its `timer` is cancelled.
     """
 
     def __init__(self, stream: TokenStream, meter: AnswerMeter, timeouts: Timeouts) -> None:
@@ -310,12 +307,8 @@ class StreamWatchdog:
         self.expired: EngineTimeoutError | None = None
         self._loop = asyncio.get_running_loop()
         # uvloop's handle does not say when, if it is at once
-        self._due = self._loop.time() + min(self._wait(), timeouts.idle)
-        self._handle = self._loop.call_at(self._due, self._check)
-
-    def stop(self) -> None:
-        """Stop checking."""
-        self._handle.cancel()
+        self._due = self._loop.time() + min(timeouts.first_token, timeouts.total, timeouts.idle)
+        self.timer = self._loop.call_at(self._due, self._check)
 
     def _wait(self) -> float:
         """Return the seconds until the next token, or the whole answer, may be overdue."""
@@ -332,7 +325,7 @@ class StreamWatchdog:
         if wait > 0:
             # the limit before the first token is long, and the first token may come at any time
             self._due = self._loop.time() + min(wait, self._timeouts.idle)
-            self._handle = self._loop.call_at(self._due, self._check)
+            self.timer = self._loop.call_at(self._due, self._check)
             return
         silent = perf_counter() - (self._meter.last or self._started)
         self.expired = EngineTimeoutError(f"The engine sent nothing for {silent:.0f} s; send the request again.")

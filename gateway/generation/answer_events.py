@@ -30,8 +30,11 @@ class AnswerEvents(EventSource):
         self._late: Exception | None = None
 
     async def start(self, context: RequestContext) -> None:
-        with record_timings(self._answer, context):
+        try:
             await self._answer.start()
+        finally:
+            answer = self._answer
+            context.engine_seconds, context.detokenize_seconds = answer.engine_seconds, answer.detokenize_seconds
 
     def start_failed(self, error: Exception) -> None:
         self._late = error

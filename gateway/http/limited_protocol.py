@@ -205,15 +205,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # -- requests
 
     def data_received(self, data: bytes) -> None:
+        """Feed the parser request by request, until one is complete and its response is not."""
         if self._closing:
             return
         if self._pipelined:
             self._keep_pipelined(self._take_pipelined() + data)
-        else:
-            self._parse(data)
-
-    def _parse(self, data: bytes) -> None:
-        """Feed the parser request by request, until one is complete and its response is not."""
+            return
         start, size = 0, len(data)
         while start < size:
             if self.progress is None:
@@ -353,7 +350,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._watch_unread()
         if self._pipelined and not self.transport.is_closing():
             self.flow.held = False
-            self._parse(self._take_pipelined())
+            self.data_received(self._take_pipelined())
             self.flow.resume_reading()
 
     def pause_writing(self) -> None:

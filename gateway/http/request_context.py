@@ -192,7 +192,9 @@ def create_context(scope: Scope) -> RequestContext:
     sent = headers.get(b"x-request-id", b"")
     request_id = sent.decode() if _REQUEST_ID.fullmatch(sent) else "req_" + secrets.token_hex(16)
     credential = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
-    caller = anonymous_caller((scope.get("client") or ("",))[0], credential)
+    # only a digest of what was sent as a key is kept
+    digest = hashlib.sha256(credential).hexdigest() if credential else ""
+    caller = anonymous_caller((scope.get("client") or ("",))[0], digest)
     context = scope[CONTEXT_KEY] = RequestContext(request_id, caller=caller, headers=headers)
     return context
 
@@ -207,14 +209,6 @@ def context_of(request: Request | Scope) -> RequestContext:
     return context if isinstance(context, RequestContext) else create_context(scope)
 
 
-def anonymous_caller(host: str, credential: bytes) -> Caller:
-    """Return the caller at an address.
-
-    What was sent as a key distinguishes callers, of which only a digest is kept.
-    """
-    return _cached_caller(host, hashlib.sha256(credential).hexdigest() if credential else "")
-
-
 def client_network(host: str) -> str:
     """Return the network that counts as one client: an IPv4 address, or the /64 of an IPv6 address."""
     if ":" not in host:
@@ -224,6 +218,7 @@ def client_network(host: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _cached_caller(host: str, digest: str) -> Caller:
+def anonymous_caller(host: str, digest: str) -> Caller:
+    """Return the caller at an address. The digest of what was sent as a key distinguishes callers there."""
     client = client_network(host)
     return Caller(user_id=digest, share=f"{client}/{digest[:16]}" if digest else client)

@@ -168,7 +168,7 @@ class EventStreamResponse(Response):
         context = context_of(scope)
         self._scope, self._send = scope, send
         if self._timeouts.keepalive:
-            self._schedule_keepalive()
+            self._timer = asyncio.get_running_loop().call_later(self._timeouts.keepalive, self._keep_alive)
         try:
             try:
                 source = await self._open_source()
@@ -233,9 +233,6 @@ class EventStreamResponse(Response):
             await self._early_start
         return self._started
 
-    def _schedule_keepalive(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._timeouts.keepalive, self._keep_alive)
-
     def _stop_keepalive(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -243,7 +240,7 @@ class EventStreamResponse(Response):
             self._early_start.cancel()
 
     def _keep_alive(self) -> None:
-        self._schedule_keepalive()
+        self._timer = asyncio.get_running_loop().call_later(self._timeouts.keepalive, self._keep_alive)
         if not self._started:
             self._started = True
             self._early_start = asyncio.create_task(self._start_early())

@@ -74,7 +74,7 @@ class ReplicaRegistry(Protocol):
 
 
 @dataclass(slots=True)
-class _ModelEntries:
+class ModelEntries:
     """The models of one kind: the replicas of each model and the replica in use.
 
     Models without a usable replica are listed with their problems.
@@ -123,7 +123,7 @@ class ModelRegistry:
         for server in servers:
             on_server(server.name, partial(_is_reachable, server))
         self._leaving: list[ModelServer] = []
-        self._entries: Mapping[type[Model], _ModelEntries] = {kind.model: _ModelEntries() for kind in kinds}
+        self.entries: Mapping[type[Model], ModelEntries] = {kind.model: ModelEntries() for kind in kinds}
         self._refresher = PeriodicTask("refresh of the models", self.refresh, refresh_seconds)
 
     async def start(self) -> None:
@@ -145,42 +145,17 @@ class ModelRegistry:
         """Return a lookup of the models of one kind, or of several kinds with this base class."""
         return ModelLookup(self, [one.model for one in self._kinds if issubclass(one.model, kind)])
 
-    def find(self, name: str, kinds: Sequence[type[M]]) -> M:
-        """Return the model with this name, on the replica in use.
-
-        Raises:
-            ModelNotFoundError: No model has this name.
-            ModelKindError: The model is of another kind.
-            UnavailableError: The model cannot serve, or Triton is down and no model is known.
-        """
-        for kind in kinds:
-            found = self._entries[kind].chosen.get(name)
-            if found is not None:
-                return cast(M, found.model)
-        for kind in kinds:
-            if name in self._entries[kind].broken:
-                raise UnavailableError(self._entries[kind].broken[name])
-        if self.problem is not None or not self.all():
-            raise UnavailableError(self.problem or "Triton serves no model yet.")
-        if any(name in entries.chosen for entries in self._entries.values()):
-            raise ModelKindError(name)
-        raise ModelNotFoundError(name)
-
-    def is_ready(self, name: str, kinds: Sequence[type[Model]]) -> bool:
-        """Return True if a model with this name is served now."""
-        return any((found := self._entries[kind].chosen.get(name)) is not None and found.ready for kind in kinds)
-
     def places(self, name: str, kind: type[M]) -> Sequence[ModelReplica[M]]:
         """Return the replicas of a model in server order; empty if the model is unknown."""
-        return self._entries[kind].places.get(name, [])
+        return self.entries[kind].places.get(name, [])
 
     def all(self) -> list[ModelReplica[Any]]:
         """Return every known model on the replica in use."""
-        return [found for entries in self._entries.values() for found in entries.chosen.values()]
+        return [found for entries in self.entries.values() for found in entries.chosen.values()]
 
     def problems(self) -> dict[str, str]:
         """Return the models that cannot serve and why, in a sentence for clients."""
-        return {name: problem for entries in self._entries.values() for name, problem in entries.broken.items()}
+        return {name: problem for entries in self.entries.values() for name, problem in entries.broken.items()}
 
     @property
     def problem(self) -> str | None:
@@ -265,10 +240,10 @@ class ModelRegistry:
             self._collect()
 
     def _collect(self) -> None:
-        self._entries = {kind.model: self._collect_entries(kind) for kind in self._kinds}
+        self.entries = {kind.model: self._collect_entries(kind) for kind in self._kinds}
 
-    def _collect_entries(self, kind: ModelKind[Any]) -> _ModelEntries:
-        entries = _ModelEntries()
+    def _collect_entries(self, kind: ModelKind[Any]) -> ModelEntries:
+        entries = ModelEntries()
         for place in self._replicas_of_kind(kind):
             entries.places.setdefault(place.model.name, []).append(place)
         registry = self._replica_registries.get(kind.model)
@@ -316,13 +291,29 @@ class ModelLookup(Generic[M]):
     def find(self, name: str) -> M:
         """Return the model with this name, which is no alias.
 
-        Raises as `get`, without looking at the caller.
+        Raises:
+            ModelNotFoundError: No model has this name.
+            ModelKindError: The model is of another kind.
+            UnavailableError: The model cannot serve, or Triton is down and no model is known.
         """
-        return self._registry.find(name, self._kinds)
+        registry = self._registry
+        for kind in self._kinds:
+            found = registry.entries[kind].chosen.get(name)
+            if found is not None:
+                return cast(M, found.model)
+        for kind in self._kinds:
+            if name in registry.entries[kind].broken:
+                raise UnavailableError(registry.entries[kind].broken[name])
+        if registry.problem is not None or not registry.all():
+            raise UnavailableError(registry.problem or "Triton serves no model yet.")
+        if any(name in entries.chosen for entries in registry.entries.values()):
+            raise ModelKindError(name)
+        raise ModelNotFoundError(name)
 
     def is_ready(self, name: str) -> bool:
         """Return True if the model with this name is served now."""
-        return self._registry.is_ready(name, self._kinds)
+        entries = self._registry.entries
+        return any((found := entries[kind].chosen.get(name)) is not None and found.ready for kind in self._kinds)
 
     def get(self, name: str, caller: Caller) -> M:
         """Return the model with this name, or the first model of an alias that is served.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Literal, NamedTuple, get_args
@@ -85,7 +85,6 @@ class GatewayMetrics:
         self._families: dict[MetricDefinition, MetricFamily[ValueSeries]] = {}
         self._histograms: list[MetricFamily[HistogramSeries]] = []
         self._objectives = objectives
-        self._models: dict[str, ModelMetrics] = {}
         self.requests = self.numbers(metric_definitions.REQUESTS)
         self.ignored = self.numbers(metric_definitions.IGNORED_FIELDS)
         self.refused = self.numbers(metric_definitions.REFUSED_CONNECTIONS)
@@ -96,6 +95,8 @@ class GatewayMetrics:
         self.numbers(metric_definitions.MEMORY).labels().read = _resident_bytes
         self._servers = self.numbers(metric_definitions.SERVER_REACHABLE)
         self.of_models = ModelMetricFamilies(self)
+        #: Returns the metrics of a served model. Each name that is passed becomes a label value.
+        self.model: Callable[[str], ModelMetrics] = cache(self._make_model)
 
     def numbers(self, name: MetricDefinition) -> MetricFamily[ValueSeries]:
         """Return the counters or gauges of a definition. The first call registers them."""
@@ -125,12 +126,8 @@ class GatewayMetrics:
         else:
             self._servers.labels(server).read = lambda: float(reached())
 
-    def model(self, model: str) -> ModelMetrics:
-        """Return the metrics of a served model. Each name that is passed becomes a label value."""
-        found = self._models.get(model)
-        if found is None:
-            found = self._models[model] = ModelMetrics(self.of_models, model, partial(self._objectives, model))
-        return found
+    def _make_model(self, model: str) -> ModelMetrics:
+        return ModelMetrics(self.of_models, model, partial(self._objectives, model))
 
 
 class ModelMetricFamilies:

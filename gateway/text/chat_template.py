@@ -21,7 +21,7 @@ from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.control_tokens import UNMARK_FILTER, ControlTokenMarker, ControlTokens, RenderedPrompt
 from llmops.gateway.text.render_budget import TemplateTimeoutError, check_result_size, text_size, within_budget
 from llmops.gateway.text.template_sandbox import LimitedSandbox
-from llmops.gateway.text.text_thread_pool import CpuLimitError, thread_cpu_limit
+from llmops.gateway.text.text_thread_pool import CpuLimitError, thread_limit
 
 log = logging.getLogger(__name__)
 
@@ -162,11 +162,11 @@ class ChatTemplate:
         return RenderedPrompt(text) if self._controls is None else self._controls.read(self._controls.mark(text))
 
     def _render(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
-        thread_limit = thread_cpu_limit()
+        limit = thread_limit.cpu_seconds
         try:
-            return within_budget(min(self._seconds, thread_limit), template.render, context)
+            return within_budget(min(self._seconds, limit), template.render, context)
         except TemplateTimeoutError as error:
-            if thread_limit < self._seconds:
+            if limit < self._seconds:
                 self._slow_until = monotonic() + SLOW_SECONDS
                 raise CpuLimitError from None
             raise InvalidRequestError(

@@ -43,25 +43,19 @@ GC_INTERVAL = 10.0
 
 
 class CpuLimitError(Exception):
-    """An error for work that exceeded `thread_cpu_limit` and must start again elsewhere.
+    """An error for work that exceeded `thread_limit` and must start again elsewhere.
 
     Raise it only from work without side effects.
     """
 
 
 class _ThreadLimit(threading.local):
-    seconds = math.inf
+    cpu_seconds = math.inf
 
 
-_thread_limit = _ThreadLimit()
-
-
-def thread_cpu_limit() -> float:
-    """Return the CPU seconds that the current work may take on this thread.
-
-    Work that takes longer must raise CpuLimitError.
-    """
-    return _thread_limit.seconds
+#: The CPU seconds that the current work may take on this thread. Work that takes longer must raise
+#: CpuLimitError.
+thread_limit = _ThreadLimit()
 
 
 class TextThreadPool:
@@ -106,11 +100,11 @@ class TextThreadPool:
 
 
 def _run_with_cpu_limit(seconds: float, work: Callable[[], T]) -> T:
-    _thread_limit.seconds = seconds
+    thread_limit.cpu_seconds = seconds
     try:
         return work()
     finally:
-        _thread_limit.seconds = math.inf
+        thread_limit.cpu_seconds = math.inf
 
 
 class _InterpreterTuning:

@@ -22,7 +22,7 @@ from tests.support.scripted_triton import ScriptedTriton
 from tests.support.tokenizer_files import write_tokenizer
 
 #: Modules and functions that a reader of this path has to know.
-MAX_MODULES, MAX_FUNCTIONS = 35, 186
+MAX_MODULES, MAX_FUNCTIONS = 35, 170
 
 ROOT = next(iter(gateway.__path__))
 

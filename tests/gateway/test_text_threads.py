@@ -20,7 +20,7 @@ from llmops.gateway.text.text_thread_pool import (
     SHORT_LANE_SECONDS,
     CpuLimitError,
     TextThreadPool,
-    thread_cpu_limit,
+    thread_limit,
 )
 
 LONG = INLINE_CHARACTERS + 1
@@ -104,22 +104,26 @@ def test_shares_are_never_more_than_there_are_and_all_come_back(steps, free):
     assert shares.take("new")
 
 
+def limit_here() -> float:
+    return thread_limit.cpu_seconds
+
+
 async def test_what_is_not_brief_goes_on_elsewhere_and_holds_up_only_its_like(workers):
     held = Held()
 
     def heavy() -> str:
-        if thread_cpu_limit() < math.inf:
+        if thread_limit.cpu_seconds < math.inf:
             raise CpuLimitError
         return held()
 
     long = asyncio.create_task(workers.run(heavy, LONG, "a"))
     await begun(held)
-    assert await workers.run(thread_cpu_limit, LONG, "b") == SHORT_LANE_SECONDS
+    assert await workers.run(limit_here, LONG, "b") == SHORT_LANE_SECONDS
     assert not long.done()
     held.end.set()
     assert await long == "held"
-    assert await workers.run(thread_cpu_limit, 1) == INLINE_SECONDS
-    assert thread_cpu_limit() == math.inf, "what else this thread does has the time it needs"
+    assert await workers.run(limit_here, 1) == INLINE_SECONDS
+    assert limit_here() == math.inf, "what else this thread does has the time it needs"
 
 
 async def test_a_slow_template_is_rendered_where_it_holds_nobody_up(workers, monkeypatch):

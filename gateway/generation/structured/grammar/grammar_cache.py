@@ -21,7 +21,7 @@ from llmops.gateway.generation.structured.grammar.grammar_builder import Grammar
 from llmops.gateway.generation.structured.grammar.regex_parser import raw_character, regex_language
 from llmops.gateway.generation.structured.grammar.regular_language import RegularLanguage, any_word
 from llmops.gateway.generation.structured.grammar.schema_compiler import SchemaCompiler
-from llmops.gateway.text.text_thread_pool import CpuLimitError, thread_cpu_limit
+from llmops.gateway.text.text_thread_pool import CpuLimitError, thread_limit
 
 #: Characters of the grammars, and of their sources, that are kept; and what an entry counts for
 #: besides.
@@ -121,7 +121,7 @@ def _compile_within_budget(compile_grammar: Callable[[], str]) -> _CompileResult
 
     Raise CpuLimitError if it takes too long for this thread.
     """
-    seconds = thread_cpu_limit()
+    seconds = thread_limit.cpu_seconds
     is_short = seconds < math.inf
     try:
         with step_budget(min(SHORT_LANE_STEPS, MAX_STEPS), seconds) if is_short else step_budget(MAX_STEPS):
