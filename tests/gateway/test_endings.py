@@ -17,8 +17,8 @@ from llmops.gateway.settings import Quotas, UsageSettings
 from llmops.gateway.usage.sink import NoPrices
 from llmops.gateway.usage.usage_check import UsageCheck
 from tests.gateway.test_door import Watch
-from tests.gateway.test_usage_events import ANN, BODIES, CHAT, COMPLETIONS, RESPONSES, Kept
-from tests.support.gateway_stack import END, running
+from tests.gateway.test_usage_events import ANN, Kept
+from tests.support.gateway_stack import BODIES, CHAT, COMPLETIONS, END, RESPONSES, running
 from tests.support.scripted_triton import Step
 from tests.support.waiting import eventually
 
