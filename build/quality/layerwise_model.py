@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from llmops.build.quantize import number_formats
 from llmops.build.quantize.calibration import CACHED_LAYERS_BYTES
-from llmops.build.quantize.embedding_tables import EMBEDDING, HEAD, EmbeddingTable
+from llmops.build.quantize.embedding_tables import EMBEDDING, HEAD, DenseTable, EmbeddingTable
 from llmops.build.quantize.exported_weights import ExportedModel, InputRounding
 from llmops.build.quantize.model_loading import has_gpu, silence_libraries
 
@@ -59,6 +59,7 @@ class LayerwiseModel:
         self._layers = module.get_decoder().layers
         self._shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
         self._cache: dict[int, ExportedModel] = {}
+        self._room = _bytes_to_keep(self.device)
         self._hooks: list[Any] = []
         embedding = weights.table(EMBEDDING)
         assert embedding is not None
@@ -72,11 +73,23 @@ class LayerwiseModel:
         for module in self.module.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module.register_buffer(name, buffer.to(self.device), name not in module._non_persistent_buffers_set)
-        self.module.lm_head = _BlockwiseHead(head)
+        self.module.lm_head = _BlockwiseHead(self._kept(head))
         _read_rows(self.module.get_input_embeddings(), embedding)
         outer = {name: shape for name, shape in self._shapes.items() if not name.startswith(_LAYERS)}
         self.outer = self.weights.layer({name: outer[name] for name in outer if name not in (EMBEDDING, HEAD)}).weights
         self._put(self.outer)
+
+    def _kept(self, table: EmbeddingTable) -> EmbeddingTable:
+        """Return the output matrix in the device's memory if there is room: each token reads it."""
+        size = table.shape[0] * table.shape[1] * 4
+        if size > self._room or (isinstance(table, DenseTable) and self.device.type == "cpu"):
+            return table
+        self._room -= size
+        matrix, start = torch.empty(table.shape, device=self.device), 0
+        for block in table.blocks():
+            matrix[start : start + len(block)] = block
+            start += len(block)
+        return DenseTable(matrix)
 
     def log_probs(self, texts: Sequence[list[int]], visit: LayerVisitor | None = None) -> Iterator[Tensor]:
         """Yield for each text the log-probabilities of each token after the first.
@@ -174,8 +187,11 @@ class LayerwiseModel:
             self._hooks.clear()
 
     def _cache_if_small(self, index: int, found: ExportedModel) -> None:
+        # The export of a model on a GPU is read into the machine's own memory.
+        on_device = all(value.device.type == self.device.type for value in found.weights.values())
+        room = self._room if on_device else CACHED_LAYERS_BYTES
         size = sum(value.numel() * 4 for layer in (*self._cache.values(), found) for value in layer.weights.values())
-        if size <= CACHED_LAYERS_BYTES:
+        if size <= room:
             self._cache[index] = found
 
     def _put(self, weights: Mapping[str, Tensor]) -> None:
@@ -198,6 +214,17 @@ class LayerwiseModel:
             with contextlib.suppress(AttributeError):
                 module = self.module.get_submodule(name)
                 self._hooks.append(module.register_forward_hook(_output_hook(kind, scale)))
+
+
+def _bytes_to_keep(device: torch.device) -> int:
+    """Return the bytes of float32 weights to keep instead of reading them again for each token.
+
+    On a GPU this is half of its free memory.
+    """
+    if device.type == "cpu":
+        return CACHED_LAYERS_BYTES
+    free, _ = torch.cuda.mem_get_info()
+    return (free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()) // 2
 
 
 class _LayerStub(nn.Module):

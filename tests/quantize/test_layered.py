@@ -17,10 +17,10 @@ FAMILIES = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma
 
 @pytest.fixture(params=[True, False], ids=["small enough to be kept", "read every time"])
 def keep(request, monkeypatch):
+    monkeypatch.setattr(embedding_tables, "CACHED_TABLE_BYTES", 0)
+    monkeypatch.setattr(embedding_tables, "BLOCK", 100)
     if not request.param:
         monkeypatch.setattr(layerwise_model, "CACHED_LAYERS_BYTES", 0)
-        monkeypatch.setattr(embedding_tables, "CACHED_TABLE_BYTES", 0)
-        monkeypatch.setattr(embedding_tables, "BLOCK", 100)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
