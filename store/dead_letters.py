@@ -8,10 +8,10 @@ not be able to fill the disk.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import Connection, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -43,23 +43,42 @@ class DeadLetter:
 
 
 def add_dead_letters(connection: Connection, parked: Iterable[DeadLetter], at: datetime) -> None:
-    """Store each value once, and count how often it arrived."""
-    room: int | None = None
-    for one in sorted(parked, key=_id):
-        row = _id(one)
-        value = one.value
-        if one.event_id is None:
-            value = value[:MAX_UNSIGNED_BYTES]
-            if room is None:
-                room = MAX_ROWS - (connection.scalar(select(func.count()).select_from(dead_letters)) or 0)
-            if room <= 0 and connection.scalar(select(dead_letters.c.id).where(dead_letters.c.id == row)) is None:
-                row, value = hashlib.sha256(one.reason.encode()).hexdigest(), b""
-            room -= 1
-        values: dict[str, Any] = {"id": row, "reason": one.reason, "event_id": one.event_id, "source": one.source[:255]}
-        values |= {"value": value, "count": 1, "first_at": at, "last_at": at}
-        raised = {"count": dead_letters.c.count + 1, "last_at": at}
-        statement = insert(connection, dead_letters).values(values)
-        connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=raised))
+    """Store each value once, and count how often it arrived.
+
+    One statement stores all of them, because a topic's other writers can send more records than
+    a statement for each would keep up with.
+    """
+    letters: dict[str, DeadLetter] = {}
+    counts: Counter[str] = Counter()
+    for one in parked:
+        letters.setdefault(_id(one), one)
+        counts[_id(one)] += 1
+    unsigned = sorted(row for row, one in letters.items() if one.event_id is None)
+    room = MAX_ROWS - (connection.scalar(select(func.count()).select_from(dead_letters)) or 0)
+    if len(unsigned) > room:
+        known = set(connection.scalars(select(dead_letters.c.id).where(dead_letters.c.event_id.is_(None))))
+        for row in [row for row in unsigned if row not in known][max(room, 0) :]:
+            one = letters.pop(row)
+            shared = hashlib.sha256(one.reason.encode()).hexdigest()
+            letters.setdefault(shared, replace(one, value=b""))
+            counts[shared] += counts.pop(row)
+    rows = [
+        {
+            "id": row,
+            "reason": one.reason,
+            "event_id": one.event_id,
+            "source": one.source[:255],
+            "value": one.value if one.event_id is not None else one.value[:MAX_UNSIGNED_BYTES],
+            "count": counts[row],
+            "first_at": at,
+            "last_at": at,
+        }
+        for row, one in sorted(letters.items())
+    ]
+    if rows:
+        statement = insert(connection, dead_letters)
+        raised = {"count": dead_letters.c.count + statement.excluded.count, "last_at": at}
+        connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=raised), rows)
 
 
 async def count_dead_letters(connection: AsyncConnection) -> dict[str, int]:

@@ -16,6 +16,7 @@ from llmops.build.checkpoint.hashing import sha256_of
 from llmops.build.quant_formats import QuantFormat, format_of_algorithm, format_of_method
 
 if TYPE_CHECKING:
+    from llmops.build.checkpoint.file_checks import FileState
     from llmops.build.engine_folder.manifest import Source
     from llmops.build.model.architecture import Architecture
 
@@ -113,7 +114,8 @@ class ModelCheckpoint:
     """The facts about a checkpoint of any kind of model.
 
     `ref` is what the user typed. `path` is the folder, or the GGUF file itself. `config` is the
-    Hugging Face config.json (for GGUF the same keys, from its metadata).
+    Hugging Face config.json (for GGUF the same keys, from its metadata). `states` are those of
+    `reject_outside_symlinks`.
     """
 
     ref: str
@@ -123,6 +125,7 @@ class ModelCheckpoint:
     config: dict[str, Any]
     tensors: Mapping[str, TensorInfo] = field(repr=False)
     files: tuple[CheckpointFile, ...]
+    states: Mapping[str, FileState] = field(default_factory=dict, repr=False)
 
     @property
     def hf_class(self) -> str:

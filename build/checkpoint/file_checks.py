@@ -6,7 +6,7 @@ Every fault becomes a CheckpointError that names the file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from llmops.input_files import MAX_CONFIG_BYTES, parse_json
 
 #: Bytes of tokenizer.json and of the index of weight files. The largest known have 35 MB.
 MAX_TABLE_BYTES = 64 * 2**20
+
+#: Device, inode and time of the last change, of a path and of the file that it leads to.
+FileState = tuple[int, ...]
 
 
 def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
@@ -53,10 +56,35 @@ def check_file_size(path: Path, max_bytes: int) -> None:
         )
 
 
-def reject_outside_symlinks(folder: Path) -> None:
+def file_state(path: Path) -> FileState:
+    """Return numbers that change when a file, or a link to it, is written, replaced or renamed."""
+    try:
+        return tuple(n for info in (path.lstat(), path.stat()) for n in (info.st_dev, info.st_ino, info.st_ctime_ns))
+    except OSError:
+        return ()
+
+
+def reject_changed_files(folder: Path, states: Mapping[str, FileState], names: Iterable[str]) -> None:
+    """Check that files are as they were when their links were checked.
+
+    A file that is replaced by a link after that check, and back before the build ends, has another
+    state: nobody can choose the time of an inode's change.
+
+    Raises:
+        CheckpointError: A file was changed.
+    """
+    for name in names:
+        if name in states and file_state(folder / name) != states[name]:
+            raise CheckpointError(f"{folder / name} was changed while the engine was built; build it again.")
+
+
+def reject_outside_symlinks(folder: Path) -> dict[str, FileState]:
     """Check that `folder` has only files, and no link out of it except to the hub's blobs.
 
     A build would copy the files that a link leads to into the engine, and wait for ever for a pipe.
+
+    Returns:
+        The state of each file before it was checked, by its path in `folder`.
 
     Raises:
         CheckpointError: A link leads out of the folder, or a pipe or a device is in it. The message
@@ -68,9 +96,11 @@ def reject_outside_symlinks(folder: Path) -> None:
     # ../../blobs/DIGEST.
     if real.parent.name == "snapshots":
         allowed.append(real.parents[1] / "blobs")
+    states = {}
     for root, folders, files in os.walk(real):
         for name in (*folders, *files):
             path = Path(root, name)
+            states[str(path.relative_to(real))] = file_state(path)
             if path.is_symlink() and not _leads_into(path, allowed):
                 raise CheckpointError(
                     f"{folder} has a link {path.relative_to(real)} that leads out of the folder, so a build would read "
@@ -80,6 +110,7 @@ def reject_outside_symlinks(folder: Path) -> None:
                 raise CheckpointError(
                     f"{folder} has {path.relative_to(real)}, which is a pipe or a device and not a file; remove it."
                 )
+    return states
 
 
 def _leads_into(link: Path, folders: Iterable[Path]) -> bool:

@@ -38,7 +38,7 @@ def open_folder(folder: Path, ref: str, weights: bool = True) -> Checkpoint:
     Raises:
         CheckpointError: A file is missing or damaged, or a link leads out of the folder.
     """
-    reject_outside_symlinks(folder)
+    states = reject_outside_symlinks(folder)
     for name in TOKENIZER_FILES:
         check_file_size(folder / name, MAX_TABLE_BYTES)
     config = read_json(folder / "config.json")
@@ -61,6 +61,7 @@ def open_folder(folder: Path, ref: str, weights: bool = True) -> Checkpoint:
         architecture=architecture,
         tensors=tensors,
         files=tuple(CheckpointFile(name, folder / name, (folder / name).stat().st_size) for name in present),
+        states=states,
         weight_files=tuple(shards),
         tokenizer_files=tuple(name for name in TOKENIZER_FILES if (folder / name).is_file()),
         special_tokens=_special_tokens(folder, config, generation, tokenizer),

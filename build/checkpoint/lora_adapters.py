@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmops.build.checkpoint.file_checks import read_json, reject_outside_symlinks
+from llmops.build.checkpoint.file_checks import FileState, read_json, reject_outside_symlinks
 from llmops.build.checkpoint.hashing import sha256_of
 from llmops.build.checkpoint.safetensors_header import read_header
 from llmops.build.model.architecture import Architecture
@@ -47,6 +47,7 @@ class AdapterCheckpoint:
     rank: int
     scale: float
     modules: tuple[str, ...]
+    states: Mapping[str, FileState] = field(default_factory=dict, repr=False)
 
     @property
     def weights(self) -> Path:
@@ -87,13 +88,13 @@ def adapters_digest(adapters: object) -> list[list[str]]:
 def _read(name: str, task_id: int, folder: Path, arch: Architecture) -> AdapterCheckpoint:
     if not _NAME.fullmatch(name):
         raise InputError(f"--adapter {name}: a model name has letters, digits, dot, dash and underscore, at most 63.")
-    reject_outside_symlinks(folder)
+    states = reject_outside_symlinks(folder)
     config = _config(folder)
     _reject_unsupported(folder, config)
     rank = config["r"]
     root = rank**0.5 if config.get("use_rslora") else rank
     modules = _modules(folder, arch)
-    return AdapterCheckpoint(name, task_id, folder.absolute(), rank, config["lora_alpha"] / root, modules)
+    return AdapterCheckpoint(name, task_id, folder.absolute(), rank, config["lora_alpha"] / root, modules, states)
 
 
 def _config(folder: Path) -> dict[str, Any]:

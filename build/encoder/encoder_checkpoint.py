@@ -90,7 +90,7 @@ def open_encoder(ref: str) -> EncoderCheckpoint | None:
 
 
 def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
-    reject_outside_symlinks(path)
+    states = reject_outside_symlinks(path)
     config = _json(path / "config.json")
     shards = shard_files(path)
     if not shards:
@@ -115,6 +115,7 @@ def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
         tensors=tensors,
         prefix=family.prefix if any(name.startswith(family.prefix) for name in tensors) else "",
         files=tuple(CheckpointFile(name, path / name, (path / name).stat().st_size) for name in names),
+        states=states,
         pooling=pooling,
         normalise=normalise,
         max_seq_len=_max_seq_len(path, config, offset),

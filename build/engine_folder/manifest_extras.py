@@ -7,7 +7,7 @@ always assumed. Only fields that were set are written again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,6 +20,10 @@ class ManifestExtra(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+#: The properties that a build sets. Others make OpenVINO write files (CACHE_DIR) and start threads.
+OpenVinoProperty = Literal["KV_CACHE_PRECISION", "INFERENCE_PRECISION_HINT", "DYNAMIC_QUANTIZATION_GROUP_SIZE"]
+
+
 class OpenVinoRuntime(ManifestExtra):
     """Settings of the OpenVINO pipeline, the sizes of its KV cache, and the origin of the graph.
 
@@ -29,8 +33,8 @@ class OpenVinoRuntime(ManifestExtra):
     `max_num_tokens`.
     """
 
-    device: str = "CPU"
-    properties: dict[str, str] = Field(default_factory=dict)
+    device: Literal["CPU"] = "CPU"
+    properties: dict[OpenVinoProperty, str] = Field(default_factory=dict)
     kv_cache: dict[str, int] = Field(default_factory=dict)
     graph: str = ""
     grammars: dict[str, Any] = Field(default_factory=dict)

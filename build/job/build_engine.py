@@ -160,6 +160,7 @@ def _make(job: TargetJob[Any], source: Source, key: str, workdir: Path, progress
         extra=result.extra,
     )
     manifest.save(workdir)
+    job.reject_changed_inputs()
     return manifest
 
 

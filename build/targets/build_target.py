@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.description import ModelCheckpoint
+from llmops.build.checkpoint.file_checks import reject_changed_files
 from llmops.build.engine_folder.manifest import (
     EngineLimits,
     Golden,
@@ -124,6 +125,11 @@ class TargetJob(ABC, Generic[C]):
     def dry_run_lines(self) -> list[str]:
         """Return the job's lines for --dry-run."""
         return []
+
+    def reject_changed_inputs(self) -> None:
+        """Raise CheckpointError if a file of the checkpoint changed after its links were checked."""
+        checkpoint = self.checkpoint
+        reject_changed_files(checkpoint.path, checkpoint.states, (file.path for file in checkpoint.files))
 
     def check(self) -> None:
         """Check that the job can run on this machine.

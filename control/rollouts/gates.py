@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from fastapi import Query
 from pydantic import BaseModel, Field
 
+from llmops.control.admin.schemas import SafeText
 from llmops.control.api_route import make_router
 from llmops.control.rollouts.judge import Decision
 from llmops.control.rollouts.state_machine import RolloutState
@@ -62,7 +63,7 @@ class FlaggerPayload(BaseModel):
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
-ModelName = Annotated[str, Query(description="The model of the roll-out.")]
+ModelName = Annotated[SafeText, Query(description="The model of the roll-out.")]
 
 
 @router.get("/verdict", summary="Show the verdict of a model's latest roll-out")

@@ -76,7 +76,7 @@ class OidcDirectory(Directory):
         user = _text(claims, wanted.user) or subject
         if not tenant:
             raise InvalidKeyError(f"This token has no claim '{wanted.tenant}', which names its tenant.")
-        if any(len(name) > _MAX_NAME_LENGTH or not is_safe_text(name) for name in (tenant, user, subject)):
+        if any(not 0 < len(name) <= _MAX_NAME_LENGTH or not is_safe_text(name) for name in (tenant, user, subject)):
             raise InvalidKeyError("This token names its tenant or user with characters that no name has.")
         if user != subject and _is_unverified(claims, wanted.user):
             raise InvalidKeyError("The address in this token is not verified by its issuer.")

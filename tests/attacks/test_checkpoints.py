@@ -9,7 +9,7 @@ import resource
 import shutil
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,11 @@ from llmops.build.checkpoint.chat_template import render_messages
 from llmops.build.checkpoint.file_checks import reject_outside_symlinks
 from llmops.build.checkpoint.gguf_header import read_header
 from llmops.build.checkpoint.huggingface_folder import open_folder
+from llmops.build.checkpoint.known_models import bundled_file
+from llmops.build.encoder.encoder_checkpoint import BUNDLED
+from llmops.build.job.build_engine import build
+from llmops.build.progress import SilentProgress
+from llmops.build.spec import BuildSpec
 from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
 from llmops.errors import CheckpointError
@@ -51,6 +56,35 @@ def test_a_link_to_another_folder_is_refused(folder: Path, tmp_path: Path) -> No
     (folder / "inner").symlink_to(tmp_path)
     with pytest.raises(CheckpointError, match="a link inner that leads out"):
         open_folder(folder, "x", weights=False)
+
+
+class Swapper(SilentProgress):
+    """Replaces a file by a link to a secret while the build reads the checkpoint, and puts it back."""
+
+    def __init__(self, file: Path, secret: Path) -> None:
+        super().__init__()
+        self._file, self._aside, self._secret = file, file.with_name("aside"), secret
+
+    @contextlib.contextmanager
+    def stage(self, title: str, total: float | None = None) -> Iterator[None]:
+        swaps = title == "Writing the tokenizer"
+        if swaps:
+            self._file.rename(self._aside)
+            self._file.symlink_to(self._secret)
+        yield
+        if swaps:
+            self._aside.replace(self._file)
+
+
+def test_a_link_that_is_there_only_while_the_build_reads(tmp_path: Path) -> None:
+    folder = tmp_path / "encoder"
+    shutil.copytree(bundled_file("minilm", BUNDLED["minilm"], "model.safetensors").parent, folder)
+    secret = tmp_path / "secret.json"
+    secret.write_text(json.dumps({**json.loads((folder / "tokenizer.json").read_text()), "secret": "7f3a91"}))
+    output = tmp_path / "engine"
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json was changed while the engine was built"):
+        build(BuildSpec(str(folder), output), Swapper(folder / "tokenizer.json", secret))
+    assert not output.exists()
 
 
 def test_the_hubs_cache_is_read(folder: Path, tmp_path: Path) -> None:

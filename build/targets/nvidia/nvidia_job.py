@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint
+from llmops.build.checkpoint.file_checks import reject_changed_files
+from llmops.build.checkpoint.lora_adapters import CONFIG, WEIGHTS, AdapterCheckpoint
 from llmops.build.engine_folder.manifest_extras import AdapterEntry, NvidiaExtra
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.targets.build_target import HEADER, BuildResult, GeneratorJob, StageRequirements
@@ -43,6 +44,11 @@ class NvidiaJob(GeneratorJob):
     @cached_property
     def versions(self) -> dict[str, str]:
         return library_versions()
+
+    def reject_changed_inputs(self) -> None:
+        super().reject_changed_inputs()
+        for adapter in self.adapters:
+            reject_changed_files(adapter.folder, adapter.states, (CONFIG, WEIGHTS))
 
     @property
     def disk_bytes(self) -> int:

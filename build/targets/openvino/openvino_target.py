@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.engine_folder.manifest import EngineLimits, Golden, Quantisation
-from llmops.build.engine_folder.manifest_extras import OpenVinoExtra, OpenVinoRuntime
+from llmops.build.engine_folder.manifest_extras import OpenVinoExtra, OpenVinoProperty, OpenVinoRuntime
 from llmops.build.environment import installed_version
 from llmops.build.model.families import FAMILIES
 from llmops.build.progress import Progress
@@ -215,7 +215,7 @@ def _runtime(spec: BuildSpec, checkpoint: Checkpoint) -> OpenVinoRuntime:
     """
     exact = spec.quant == "none" or spec.deterministic
     kv_cache = {"auto": "f32" if exact else "u8"}.get(spec.kv_cache, spec.kv_cache)
-    properties = {"KV_CACHE_PRECISION": kv_cache}
+    properties: dict[OpenVinoProperty, str] = {"KV_CACHE_PRECISION": kv_cache}
     # A float32 cache goes with float32 arithmetic only: where the CPU has bfloat16, OpenVINO's
     # default, it fails.
     if exact or kv_cache == "f32":
