@@ -8,7 +8,8 @@ than `TIMEOUT`, this gateway decides alone, with its part of each limit, until R
 
 Redis may come back empty: restarted, flushed, or replaced. So each call carries the spending that
 this gateway knows of the budgets in the call, and the script never goes below it. `generation`
-makes budgets.py ask the ledger again. A record that cannot be read counts as lost, too.
+makes budgets.py ask the ledger again. A record that cannot be read, or that lacks what the calling
+gateway holds, counts as lost, too.
 """
 
 from __future__ import annotations
@@ -130,6 +131,8 @@ class RedisLimiter(Limiter):
         # requests and tokens that were left at the last call
         self._levels: dict[str, tuple[float, float]] = {}
         self._waiting: list[_Call] = []
+        # a call says what the process holds, so that it begins when the reply before it is known
+        self._calling = asyncio.Lock()
         self._sending: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._flush_at = 0.0
@@ -228,6 +231,10 @@ class RedisLimiter(Limiter):
 
         Return None if Redis is away.
         """
+        async with self._calling:
+            return await self._call_next(calls, restore)
+
+    async def _call_next(self, calls: Sequence[_Call], restore: bool) -> list[Any] | None:
         settled, self._settled = self._settled, {}
         if restore:
             # the process moves what it holds to a new name, because calls without a reply may have
@@ -262,6 +269,7 @@ class RedisLimiter(Limiter):
 
     def _asked(self, calls: Sequence[_Call], settled: PendingSettlements, restore: bool) -> bytes:
         budgets = [bound for bounds, *_ in calls for bound in bounds] + [bound for bound, _ in settled.values()]
+        holding = [self._held[name] for name in {bound.name for bound in budgets} & self._held.keys()]
         asked = {
             "process": self._process,
             "gone": self._gone,
@@ -273,6 +281,7 @@ class RedisLimiter(Limiter):
             "nolimit": UNLIMITED,
             "restore": [[*_limit_values(bound), *change] for bound, change in self._held.values()] if restore else [],
             "spent": [[*_limit_values(bound), known] for bound in budgets if (known := self._known_of(bound))],
+            "held": [[*_limit_values(bound), held.places, held.money] for bound, held in holding],
             "settle": [[*_limit_values(bound), *change] for bound, change in settled.values()],
             "calls": [
                 [[*_limit_values(bound), *ask] for bound, ask in zip(bounds, asks, strict=True)]

@@ -9,6 +9,7 @@
 --          restore   what the process holds, after a reconnection: arrays of a Limit's values and a Settlement's values
 --          settle    settlements, in the same format
 --          spent     arrays of a Limit's values and the minimum that was spent of it before `settle`
+--          held      arrays of a Limit's values, and the slots and money that the process holds of it after `settle`
 --          calls     one array per reservation, of arrays of a Limit's values and a LimitRequest's values
 -- Returns  A JSON array: the number of gateways that called within the lease, the name of the stored data (`epoch`),
 --          what was spent of each budget (arrays of name and {period, amount}), and for each call
@@ -49,6 +50,12 @@ local function refilled(level, elapsed, limit) return math.min(limit, level + el
 
 local function is_number(value) return type(value) == 'number' and math.abs(value) <= asked.nolimit end
 
+-- another name of the stored data: each gateway restores what it holds, and reads the ledger
+local function report_loss()
+  epoch = asked.process .. '/' .. clock[1] .. clock[2]
+  redis.call('SET', prefix .. ':epoch', epoch)
+end
+
 -- the record that was kept under a name, or nil for none. A damaged record is a loss of data.
 local function kept_record(name)
   local kept = redis.pcall('GET', prefix .. ':' .. name)
@@ -62,8 +69,7 @@ local function kept_record(name)
     end
     if whole then return record end
   end
-  epoch = asked.process .. '/' .. clock[1] .. clock[2]
-  redis.call('SET', prefix .. ':epoch', epoch)
+  report_loss()
   return nil
 end
 
@@ -133,6 +139,17 @@ end
 for _, changes in ipairs({asked.restore, asked.settle}) do
   for _, one in ipairs(changes) do
     use(record_of(one), one, one[ASKED], one[COUNTED], one[OPEN], one[HELD], one[PAID])
+  end
+end
+
+-- a record that lacks what the process holds was lost, or is an old one
+for _, own in ipairs(asked.held) do
+  local record = record_of(own)
+  local held = record.held[asked.process] or {0, 0}
+  if own[7] - held[1] > asked.slack or own[8] - held[2] > asked.slack then
+    record.held[asked.process] = {math.max(held[1], own[7]), math.max(held[2], own[8])}
+    changed[own[NAME]] = own
+    report_loss()
   end
 end
 
