@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from llmops.cli.output import print_line
 from llmops.errors import ServerError
 
 
@@ -40,11 +41,11 @@ def command(file: Path, profile: str | None, url: str | None, exit_code: bool, a
     try:
         changes += served_model_changes(loaded, ChatClient(address, timeout=10).models())
     except ServerError as error:
-        click.echo(f"Only the engines are compared, because the gateway cannot be asked: {error.message}", err=True)
+        print_line(f"Only the engines are compared, because the gateway cannot be asked: {error.message}", err=True)
     if as_json:
         click.echo(json.dumps([change._asdict() for change in changes], indent=2, default=str))
     for change in () if as_json else changes:
-        click.echo(str(change))
+        print_line(str(change))
     if not changes and not as_json:
         click.echo("Nothing would change.")
     if changes and exit_code:

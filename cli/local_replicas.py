@@ -12,10 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.target_facts import TARGETS
+from llmops.cli.output import print_line
 from llmops.contract import ENGINE_SUFFIX
 from llmops.control.rollouts.state_machine import RolloutSettings
 from llmops.control.rollouts.version_replicas import StartedReplicas
@@ -342,7 +341,7 @@ async def restore_versions(
                     replicas.start_version(version, len(base))
             serving = max(own, key=lambda version: version.weight, default=None)
             if serving is not None and serving.name != oldest:
-                click.echo(
+                print_line(
                     f"{model} is served by its version {serving.name} ({serving.engine}), not {engine}.", err=True
                 )
             if own and own[0].state == RETIRED and len(models) == 1:

@@ -11,7 +11,7 @@ import click
 from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.accounts.param_types import DollarsType, TimestampType, typed_values
-from llmops.cli.output import format_timestamp, print_json, print_table
+from llmops.cli.output import format_timestamp, print_json, print_line, print_table
 from llmops.units import MICROS_PER_USD, format_usd
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def set_(
     if as_json:
         print_json(price.data())
     else:
-        click.echo(f"{model}: {_summary(price)} per million tokens, from {format_timestamp(price.valid_from)} UTC.")
+        print_line(f"{model}: {_summary(price)} per million tokens, from {format_timestamp(price.valid_from)} UTC.")
 
 
 @command.command("list")

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from llmops.cli.options import serving_option
+from llmops.cli.output import print_line
 from llmops.cli.service.command_defaults import repo_defaults
 from llmops.cli.service.service_command import current_selection, file_options, for_all_models
 
@@ -56,5 +57,5 @@ def command(
         return
     for entry in entries:
         on = f", GPU {','.join(map(str, entry.gpus))}" if entry.gpus else ""
-        click.echo(f"{entry.name}  {entry.manifest.target}, {entry.manifest.architecture}, from {entry.directory}{on}")
-    click.echo(f"{len(models)} Triton models in {output}. Serve them: llmops serve {output}")
+        print_line(f"{entry.name}  {entry.manifest.target}, {entry.manifest.architecture}, from {entry.directory}{on}")
+    print_line(f"{len(models)} Triton models in {output}. Serve them: llmops serve {output}")

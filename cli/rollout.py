@@ -13,7 +13,7 @@ from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.accounts.param_types import DurationType, typed_values
 from llmops.cli.options import OutputFile
-from llmops.cli.output import format_timestamp, print_fields, print_json, print_table
+from llmops.cli.output import format_timestamp, print_fields, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from llmops.control.rollouts.schemas import RolloutRead, VersionRead
@@ -114,7 +114,7 @@ def start(
     if as_json:
         print_json(rollout.data())
     else:
-        click.echo(
+        print_line(
             f"{model}: {rollout.candidate} starts beside {rollout.stable}. Watch it: llmops rollout status {model}"
         )
 
@@ -147,9 +147,9 @@ def _action(name: str, event: str, text: str) -> click.Command:
         if as_json:
             print_json(rollout.data())
             return
-        click.echo(f"{model}: {rollout.state}, {rollout.percent:g} % of the requests go to {rollout.candidate}.")
+        print_line(f"{model}: {rollout.state}, {rollout.percent:g} % of the requests go to {rollout.candidate}.")
         if event == "rollback" and rollout.settings.get("allow_capacity_loss"):
-            click.echo(
+            print_line(
                 f"Replicas of {rollout.stable} that had to make room start again. Those of {rollout.candidate} took "
                 f"{_start_seconds(admin, rollout):.0f} s to start."
             )
@@ -307,7 +307,9 @@ def _print_status(rollout: RolloutRead) -> None:
     ]
     print_table(("version", "weight", "", "state", "replicas"), rows, right=("weight",))
     if rollout.verdict is not None:
-        click.echo(f"\nverdict: {rollout.verdict['decision']}. {rollout.verdict['reason']}\n")
+        click.echo()
+        print_line(f"verdict: {rollout.verdict['decision']}. {rollout.verdict['reason']}")
+        click.echo()
         rows = [
             [
                 row["metric"],

@@ -24,6 +24,7 @@ import click
 from llmops.build.engine_folder.manifest import FILE_NAME
 from llmops.build.target_facts import TargetName
 from llmops.cli.accounts.admin_client import current_audit_context, default_store
+from llmops.cli.output import print_line
 from llmops.errors import InputError, ServerError
 from llmops.model_repository.server.fault_watch import FaultSources, RestartBudget
 
@@ -345,7 +346,7 @@ class Stack:
         self, triton: TritonServer, leaving: threading.Event, budget: RestartBudget, error: ServerError
     ) -> bool:
         while not leaving.is_set() and budget.take(time.monotonic()):
-            click.echo(f"{error} Starting it again.", err=True)
+            print_line(f"{error} Starting it again.", err=True)
             try:
                 triton.restart()
                 triton.wait_ready(cancelled=leaving)
@@ -362,7 +363,7 @@ class Stack:
             self._failure = ServerError(problem)
             signal.raise_signal(signal.SIGTERM)
         else:
-            click.echo(f"{problem} The other replicas go on.", err=True)
+            print_line(f"{problem} The other replicas go on.", err=True)
 
 
 def create_first_key(url: str) -> str:

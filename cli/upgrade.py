@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from llmops.cli.output import print_line
+
 
 @click.command()
 @click.argument("engine", type=click.Path(path_type=Path, exists=True, file_okay=False))
@@ -27,7 +29,7 @@ def command(engine: Path, to: str, dry_run: bool, as_json: bool) -> None:
     if dry_run:
         upgrade = plan_upgrade(engine, to)
     else:
-        upgrade = apply_upgrade(engine, to, lambda line: click.echo(line, err=True))
+        upgrade = apply_upgrade(engine, to, lambda line: print_line(line, err=True))
     version = upgrade.manifest.tensorrt_llm
     if as_json:
         found = {"tensorrt_llm": version, "changes": upgrade.changes, "lost": upgrade.lost, "gained": upgrade.gained}
@@ -35,7 +37,8 @@ def command(engine: Path, to: str, dry_run: bool, as_json: bool) -> None:
         return
     for title, lines in (("Changes", upgrade.changes), ("Lost", upgrade.lost), ("Gained", upgrade.gained)):
         if lines:
-            click.echo("\n".join([f"{title}:", *(f"  {line}" for line in lines)]))
+            for line in (f"{title}:", *(f"  {line}" for line in lines)):
+                print_line(line)
     verb = "would be" if dry_run else "is now"
     reference = upgrade.image.serving("pytorch")
     click.echo(f"{engine} {verb} for TensorRT-LLM {version}, in {reference}.")

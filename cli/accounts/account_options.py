@@ -11,6 +11,7 @@ import click
 
 from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.accounts.param_types import BudgetType, LimitType
+from llmops.errors import InputError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -26,7 +27,10 @@ def admin_options(command: Command) -> Command:
         source = click.get_current_context().get_parameter_source
         if url and store and source("store") is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError("--store and --url exclude each other; give one of them.")
-        return command(*arguments, admin=AdminClient(store, url, os.environ.get("LLMOPS_API_KEY")), **options)
+        try:
+            return command(*arguments, admin=AdminClient(store, url, os.environ.get("LLMOPS_API_KEY")), **options)
+        except ValueError as error:
+            raise _input_error(error) from error
 
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
@@ -43,6 +47,18 @@ def admin_options(command: Command) -> Command:
     ):
         run = option(run)
     return run  # type: ignore[return-value]
+
+
+def _input_error(error: ValueError) -> Exception:
+    """Return the first mistake of values that no request of the admin API can have."""
+    from pydantic import ValidationError
+
+    from llmops.validation_errors import explain_error
+
+    if not isinstance(error, ValidationError):
+        return error
+    first = error.errors()[0]
+    return InputError(f"The value of {'.'.join(map(str, first['loc']))} cannot be used: {explain_error(first)}.")
 
 
 def limit_options(command: Command) -> Command:

@@ -35,7 +35,7 @@ def render_screen(
     """
     models = sorted(board.models, key=lambda row: (SORT_ORDERS[view.sort](row), row.model))
     there = [one for one in board.gateways if not one.problem]
-    away = [Text(f"{one.url}  {one.problem}", BAD) for one in board.gateways if one.problem]
+    away = [Text(escape_unsafe(f"{one.url}  {one.problem}"), BAD) for one in board.gateways if one.problem]
     away += [
         Text(escape_unsafe(f"{one.url}  cannot reach {server}: {why}"), BAD)
         for one in board.gateways

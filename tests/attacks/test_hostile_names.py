@@ -14,8 +14,10 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.build.engine_folder.manifest_extras import OpenVinoExtra
 from llmops.build.trtllm.container_images import bind_mount
 from llmops.cli.main import cli
+from llmops.errors import InputError
 from tests.attacks.test_checkpoints import CONFIG, folder
 from tests.deploy.chart_values import KEYS, ONE
 from tests.deploy.test_chart import CHART, helm
@@ -64,3 +66,27 @@ def test_an_engine_names_no_architecture_that_a_terminal_obeys() -> None:
     EngineManifest.model_validate(engine)
     with pytest.raises(ValidationError, match="control character"):
         EngineManifest.model_validate({**engine, "architecture": "Llama\x1b]0;owned\x07"})
+
+
+@pytest.mark.parametrize("change", [{"properties": {"CACHE_DIR": "/srv"}}, {"device": "AUTO:/tmp/x.so"}], ids=str)
+def test_an_engine_chooses_no_folder_into_which_the_server_writes(change: dict[str, object]) -> None:
+    """Before the fix, Triton wrote 539 MB into the folder of CACHE_DIR."""
+    with pytest.raises(ValidationError):
+        OpenVinoExtra.model_validate({"openvino": change})
+
+
+@pytest.mark.parametrize("command", [["usage", "--tenant"], ["rollout", "status"], ["key", "list", "--user"]], ids=str)
+def test_a_name_that_no_request_can_have_gets_a_sentence(command: list[str], tmp_path: Path) -> None:
+    """Before the fix, these commands ended with a traceback."""
+    done = CliRunner().invoke(cli, [*command, "\x1b[2J", "--store", f"sqlite:///{tmp_path}/store.db"])
+    assert isinstance(done.exception, InputError)
+
+
+def test_diff_prints_no_name_that_a_terminal_obeys(tmp_path: Path) -> None:
+    """Before the fix, the name of a model of an llmops.yaml reached the terminal as it was."""
+    file = tmp_path / "llmops.yaml"
+    file.write_text(json.dumps({"models": {"m\x1b]52;c;x\x07": {"checkpoint": "smollm2"}}}))
+    done = CliRunner().invoke(cli, ["diff", "-f", str(file), "--url", "http://127.0.0.1:9"])
+    assert done.exit_code == 0, done.output
+    assert "\\x1b]52;c;x\\x07" in done.output
+    assert "\x1b" not in done.output

@@ -184,6 +184,13 @@ async def test_an_address_in_any_claim_must_be_verified(issuer, path, claims):
             await tokens.find(issuer.token(sub="mallory", **claims))
 
 
+async def test_a_token_without_a_subject_is_nobodys(issuer):
+    """Before the fix, all users of an issuer that leaves `sub` empty were one user."""
+    async with tokens_at(issuer) as tokens:
+        with pytest.raises(InvalidKeyError):
+            await tokens.find(issuer.token(sub="", email="ann@acme.example", email_verified=True))
+
+
 async def test_a_store_that_cannot_be_opened_refuses_no_token(issuer, tmp_path):
     """A wrong file or password is the operator's mistake: 503, and not 401 for every user."""
     (tmp_path / "not.db").write_bytes(b"no database" * 200)

@@ -19,7 +19,8 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import select, text
+from sqlalchemy import Engine, select, text
+from sqlalchemy.event import listen, remove
 
 from llmops.control import ledger as ledger_module
 from llmops.control.leader_jobs import run_jobs
@@ -444,6 +445,25 @@ async def test_parked_values_of_strangers_do_not_fill_the_store(store, monkeypat
         rows = (await reading.execute(select(dead_letters.c.id))).scalars().all()
     assert len(rows) == 21
     assert await counts(store) == {"not signed by a gateway": 100}
+
+
+async def test_parked_records_cost_a_few_statements_however_many_they_are(store, monkeypatch):
+    """Before the fix, each record was a statement: a stranger's 700 a second kept the ledger from honest events."""
+    monkeypatch.setattr("llmops.store.dead_letters.MAX_ROWS", 1500)
+    statements: list[str] = []
+
+    def note(*given: object) -> None:
+        statements.append(str(given[2]))
+
+    listen(Engine, "before_cursor_execute", note)
+    for begin in (0, 1000, 1000):
+        some = [DeadLetter("not signed by a gateway", "t[0] at 1", b"%d" % one) for one in range(begin, begin + 1000)]
+        await store.transact(lambda connection, some=some: add_dead_letters(connection, some, NOON))
+    remove(Engine, "before_cursor_execute", note)
+    assert len([one for one in statements if "dead_letters" in one]) <= 8
+    async with store.read() as reading:
+        assert len((await reading.execute(select(dead_letters.c.id))).all()) == 1501
+    assert await counts(store) == {"not signed by a gateway": 3000}
 
 
 # -- records that end the process --------------------------------------------------------------------------------------

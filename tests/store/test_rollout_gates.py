@@ -118,6 +118,9 @@ async def test_a_verdict_needs_a_key_and_a_roll_out(url: str) -> None:
             assert answer.status_code == 400
         unknown = await client.post("/api/rollouts/flagger/other?model=llama", json=PAYLOAD, headers=bearer(secret))
         assert unknown.status_code == 400
+        # before the fix, PostgreSQL refused this name, and the answer was 500
+        nul = await client.get("/api/rollouts/verdict?model=%00", headers=bearer(secret))
+        assert nul.status_code == 400
 
 
 TEXT, COUNT = {"type": "string"}, {"type": "integer"}
