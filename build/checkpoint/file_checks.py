@@ -68,7 +68,7 @@ def reject_changed_files(folder: Path, states: Mapping[str, FileState], names: I
     """Check that files are as they were when their links were checked.
 
     A file that is replaced by a link after that check, and back before the build ends, has another
-    state: nobody can choose the time of an inode's change.
+    state: no program can choose the time of an inode's change.
 
     Raises:
         CheckpointError: A file was changed.
