@@ -27,6 +27,9 @@ FLUSH_BYTES = 32 * 1024
 #: Batches of tokens that are turned into text again between two turns for other requests: a few
 #: milliseconds.
 REPLAY_TURN = 256
+#: Seconds that a reader waits after news for each other reader of its answer. All readers together
+#: are woken at most 200 times a second, however many they are and however fast the answer grows.
+READER_PAUSE = 0.005
 #: Bytes of the largest delta: an AnswerLog stores the size of a delta in two bytes.
 _MAX_DELTA_BYTES = 0xFFFF
 _EVENT_ID = re.compile(r"([0-9a-f]{6})-(\d{1,9})")
@@ -130,6 +133,7 @@ class AnswerRun(ABC):
         finish: How the answer ended, None before.
         ended_at: The Unix time of its end, 0 before.
         error: The error that ended it as OpenAI's APIs send it, None without one.
+        readers: The number of readers now.
         saved: True once the answer is stored, False if it is not to be or could not be.
         over: True after the end.
         discarded: True if it was deleted.
@@ -141,6 +145,7 @@ class AnswerRun(ABC):
         self.tag = run_id[-6:]
         self.log = AnswerLog()
         self.visible = -1
+        self.readers = 0
         self.finish: str | None = None
         self.ended_at = 0
         self.error: dict[str, Any] | None = None
@@ -215,6 +220,8 @@ class AnswerReader(EventSource):
                 return self._last()
             else:
                 await run.more()
+                if run.readers > 1 and not self._over:
+                    await asyncio.sleep(READER_PAUSE * (run.readers - 1))
         return None
 
     def cancel(self) -> None:

@@ -101,7 +101,7 @@ class ChatRun(AnswerRun):
         self.answer, self.log, self._background = answer, log or AnswerLog(), background
         self.failure: ApiError | None = None
         self._context, self._save, self._checkpoint = context, save, checkpoint
-        self._readers, self._is_read_elsewhere = 0, False
+        self._is_read_elsewhere = False
         self._unread: asyncio.TimerHandle | None = None
         # what was in the log when the checkpoint had a number of bytes
         self._marks: deque[tuple[int, int]] = deque()
@@ -140,11 +140,11 @@ class ChatRun(AnswerRun):
         self.answer.cancel()
 
     def enter(self) -> None:
-        self._readers += 1
+        self.readers += 1
         self._schedule_stop()
 
     def leave(self) -> None:
-        self._readers -= 1
+        self.readers -= 1
         self._schedule_stop()
 
     def state(self) -> AnswerState:
@@ -265,7 +265,7 @@ class ChatRun(AnswerRun):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
-        if not (self._readers or self._is_read_elsewhere or self._background or self.over or self.moved):
+        if not (self.readers or self._is_read_elsewhere or self._background or self.over or self.moved):
             self._unread = asyncio.get_running_loop().call_later(UNREAD_TIMEOUT, self.answer.cancel)
 
 

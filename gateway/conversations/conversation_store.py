@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 LOST_AFTER = 10.0
 #: Copies of a conversation that a request holds: as rows, as messages, and as text to be sent.
 COPIES = 3
+#: Bytes of memory that a message takes beside its text, as a row and as part of a request.
+MESSAGE_BYTES = 3072
 #: Characters of a title that is made from the first message: one line of a list.
 TITLE_LENGTH = 60
 _ID = re.compile(r"conv_[0-9a-f]{32}")
@@ -160,7 +162,7 @@ class ConversationStore:
 
         async def work(connection: AsyncConnection) -> Branch:
             conversation = _require_found(await table.find_conversation(connection, user, key), conversation_id)
-            hold(COPIES * conversation.size)
+            hold(COPIES * conversation.size + MESSAGE_BYTES * await table.count_messages(connection, key))
             every = [self._settled(one) for one in await table.read_messages(connection, key)]
             head = _head(conversation, every, after)
             return Branch(conversation, branch_path(every, head), every)

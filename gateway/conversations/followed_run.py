@@ -46,7 +46,6 @@ class FollowedRun(AnswerRun):
         super().__init__(run_id, owner, form)
         self._choice, self._store, self._on_idle = choice, store, on_idle
         self._usage = Usage(0)
-        self._readers = 0
         self._tokens = FollowedTokens(shared_answer_id(owner, run_id), self._deliver)
         self._news: asyncio.Queue[tuple[int, bytes, bytes]] = asyncio.Queue()
         # replies of Redis, and those who wait for the reply of a number
@@ -62,14 +61,14 @@ class FollowedRun(AnswerRun):
         return self._usage
 
     def enter(self) -> None:
-        self._readers += 1
+        self.readers += 1
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"follow-{self.id}")
             self._store.follow(self._tokens)
 
     def leave(self) -> None:
-        self._readers -= 1
-        if not self._readers:
+        self.readers -= 1
+        if not self.readers:
             self._close()
             if self._task is not None:
                 self._task.cancel()

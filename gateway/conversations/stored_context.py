@@ -15,14 +15,15 @@ from collections.abc import Callable, Sequence
 from llmops.gateway.conversations.items import Item
 from llmops.gateway.conversations.response_store import ResponseStore, StoredResponse, encode_json, referenced_item_ids
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError, NotFoundError
-from llmops.gateway.http.request_body import NON_PROMPT_CHARACTERS, json_cost
+from llmops.gateway.http.request_body import NON_PROMPT_CHARACTERS, PARSED_BYTES, json_cost
 from llmops.gateway.settings import RequestLimits
 
 
 class StoredContext:
     """A reader of the stored context that one request of `owner` refers to, within `limits`.
 
-    `hold` is called with the number of characters before they are read, and may refuse them.
+    `hold` is called with the bytes that they take in memory before they are read or parsed, and may
+    refuse them.
     """
 
     def __init__(self, store: ResponseStore, owner: str, limits: RequestLimits, hold: Callable[[int], None]) -> None:
@@ -106,10 +107,12 @@ class StoredContext:
         self._hold(characters)
 
     def _count_text(self, text: str, times: int = 1) -> None:
-        """Count the JSON values of a stored text."""
-        self._values += json_cost(text) * times
+        """Count the JSON values of a stored text, and the memory that they take once parsed."""
+        cost = json_cost(text) * times
+        self._values += cost
         if self._values > self._limits.json_values:
             raise InvalidRequestError(
                 "The stored responses that this request refers to hold more JSON values than a request may have "
                 f"({self._limits.json_values}); send the items that are needed in 'input'."
             )
+        self._hold(PARSED_BYTES * cost)

@@ -1,12 +1,14 @@
 """A rate limit for requests that generate nothing: they read, delete or cancel.
 
 They cost no tokens and count against no quota, so each caller has a separate rate for them in each
-worker.
+worker, and may have only some of them open: each reader of a running answer costs as much as the
+answer.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from time import monotonic
 
 from starlette.types import Scope
@@ -14,12 +16,15 @@ from starlette.types import Scope
 from llmops.gateway.errors import RateLimitError
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Outcome
 from llmops.gateway.ratelimit.rate_limit_check import caller_name
 
 #: Routes that cost the same however many clients ask: their answers are shared, or constant.
 _SHARED = frozenset({"/", "/health", "/health/live", "/health/ready", "/metrics"})
 #: Seconds of unused rate that a caller may use at once.
 _BURST = 2.0
+#: Reads of a caller that may be open at once.
+MAX_OPEN_READS = 64
 #: Callers that are remembered. A caller that is forgotten starts with a full burst.
 _MAX_CALLERS = 10_000
 
@@ -34,6 +39,7 @@ class ReadLimit(Check):
         self._rate = rate
         # by caller: the time at which all of its burst will be unused again
         self._full_at: dict[str, float] = {}
+        self._open: Counter[str] = Counter()
 
     def applies_to(self, method: str, route: str) -> bool:
         return (method != "POST" or route.endswith("/cancel")) and route not in _SHARED
@@ -42,7 +48,7 @@ class ReadLimit(Check):
         """Count a request that generates nothing.
 
         Raises:
-            RateLimitError: The caller's rate is exceeded.
+            RateLimitError: The caller's rate is exceeded, or too many of its reads are open.
         """
         name, now = caller_name(context.caller), monotonic()
         full_at = max(self._full_at.get(name, now), now) + 1 / self._rate
@@ -56,3 +62,19 @@ class ReadLimit(Check):
         if name not in self._full_at and len(self._full_at) >= _MAX_CALLERS:
             self._full_at.clear()
         self._full_at[name] = full_at
+        if scope["method"] != "GET":
+            return  # it ends soon, and may end an answer that the open ones read
+        if self._open[name] >= MAX_OPEN_READS:
+            raise RateLimitError(
+                f"{MAX_OPEN_READS} GET requests are open; close those that are not needed, and try again.",
+                retry_after=1.0,
+            )
+        self._open[name] += 1
+        context.open_read = name
+
+    def after(self, context: RequestContext, outcome: Outcome) -> None:
+        name = context.open_read
+        if name:
+            self._open[name] -= 1
+            if not self._open[name]:
+                del self._open[name]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 
-from tests.attacks.harness import Neighbour, connect, record, scaled
+import httpx
+
+from llmops.gateway.ratelimit.read_limit import MAX_OPEN_READS
+from tests.attacks.harness import Engine, Neighbour, connect, record, scaled
 
 ATTACKERS = 8
 
@@ -14,6 +18,9 @@ TRIALS_PER_SECOND = 1
 
 #: Share of one core that a flood of one kind of read may take of others' answers: their p95, in seconds.
 OTHERS_P95 = 0.25
+
+#: Share of a core that all readers of one answer may take together.
+FOLLOWED_CPU = 0.3
 
 READS = ["/metrics", "/health/ready", "/v1/models", "/v1/responses/resp_x", "/openapi.json", "/docs", "/none"]
 
@@ -76,3 +83,36 @@ def test_a_flood_of_reads_leaves_room_for_others(start, engine):
         assert other.quantile(0.95) < OTHERS_P95, path
         if path.startswith("/v1/") or path == "/openapi.json":
             assert answers[429] > 0, path
+
+
+def test_followers_of_an_answer_cost_no_more_than_a_few(programs, start, tmp_path, card):
+    """A caller reads one background answer on many connections at once, which no quota counts."""
+    slow = Engine(tmp_path / "slow", {**card, "max_seq_len": 100_000}, tokens=100_000, seconds_per_token=0.005)
+    programs.callback(slow.stop)
+    gateway = start(slow.address, limits={"reads_per_second": 1000}, log_level="error")
+    gateway.ready()
+    body = {"model": "tiny", "input": "hi", "background": True, "max_output_tokens": 90_000}
+    answer = httpx.post(f"{gateway.url}/v1/responses", json=body).json()["id"]
+    sent = b"GET /v1/responses/%b?stream=true HTTP/1.1\r\nhost: x\r\n\r\n" % answer.encode()
+    alone = used_in(gateway, 1.0)
+    readers = [connect(gateway, "127.0.3.1") for _ in range(scaled(150, 1000))]
+    try:
+        for one in readers:
+            one.sendall(sent)
+        statuses = Counter(int(one.recv(12)[9:12]) for one in readers)
+        with Neighbour(gateway) as neighbour:
+            followed = used_in(gateway, 1.0)
+    finally:
+        for one in readers:
+            one.close()
+    p95 = neighbour.quantile(0.95)
+    record(f"{statuses}: {followed:.2f} s of CPU a second, {alone:.2f} without, p95 {p95 * 1000:.0f} ms")
+    assert statuses == {200: MAX_OPEN_READS, 429: len(readers) - MAX_OPEN_READS}
+    assert followed < alone + FOLLOWED_CPU
+
+
+def used_in(gateway, seconds: float) -> float:
+    """Return the seconds of CPU that the gateway uses per second."""
+    before, start = gateway.cpu(), time.monotonic()
+    time.sleep(seconds)
+    return (gateway.cpu() - before) / (time.monotonic() - start)
