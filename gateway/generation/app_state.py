@@ -13,7 +13,7 @@ from functools import partial
 
 from llmops.gateway.errors import OVERLOADED, ApiError, ModelNotFoundError, OverloadedError, UnavailableError
 from llmops.gateway.generation.answer import Answer
-from llmops.gateway.generation.choice import Choice
+from llmops.gateway.generation.choice import MAX_LOGPROBS, Choice, LogprobBuffer
 from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import DegradedLimits, Engine, EngineRequest, TokenStream
@@ -401,6 +401,29 @@ async def start_answer(
         context=context,
         make_choice=make_choice if requests[0].whole else None,
     )
+
+
+def logprob_buffer(
+    state: AppState, model: GenerativeModel, context: RequestContext, choices: int | None
+) -> LogprobBuffer:
+    """Return a buffer for the log-probabilities of a choice.
+
+    Args:
+        state: The gateway's state.
+        model: The model that answers.
+        context: The request, for which the memory is counted.
+        choices: The number of choices of an answer that is sent whole; None for a stream.
+    """
+
+    def hold(size: int) -> bool:
+        try:
+            state.intake.hold(size, context)
+        except UnavailableError:
+            return False
+        return True
+
+    most = None if choices is None else MAX_LOGPROBS // choices
+    return LogprobBuffer(model.tokenizer.detokenizers.token_bytes, most, hold)
 
 
 def _describe_answer(tokenizer: TextTokenizer, prompt: Sequence[int], stream: TokenStream) -> Mapping[str, bool]:

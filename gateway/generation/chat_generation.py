@@ -18,10 +18,11 @@ from llmops.gateway.generation.app_state import (
     admit,
     continue_answer,
     limit_degraded,
+    logprob_buffer,
     start_answer,
 )
 from llmops.gateway.generation.chat_messages import render_chat, request_texts
-from llmops.gateway.generation.choice import MAX_LOGPROBS, Choice, LogprobBuffer, TokenOffsets
+from llmops.gateway.generation.choice import Choice, TokenOffsets
 from llmops.gateway.generation.parsers.harmony import FINAL_CHANNEL, HarmonyParser, is_harmony
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputProcessor, ProcessorChain
 from llmops.gateway.generation.parsers.reasoning import ReasoningParser, prompt_opens_reasoning, reasoning_markers
@@ -306,11 +307,7 @@ def _make_choice(
         end_ids=frozenset(stop_conditions.end_ids),
         stops=stop_conditions.stops,
         processor=processor,
-        logprobs=LogprobBuffer(
-            model.tokenizer.detokenizers.token_bytes, None if body.stream else MAX_LOGPROBS // (body.n or 1)
-        )
-        if body.logprobs
-        else None,
+        logprobs=logprob_buffer(state, model, context, None if body.stream else body.n or 1) if body.logprobs else None,
         starts=TokenOffsets(prepared.marker_ids) if prepared.marker_ids is not None else None,
         guard=state.safety.guard(context.caller, continued, end_user=context.end_user)
         if state.safety is not None

@@ -17,8 +17,12 @@ from llmops.gateway.safety.stream_guard import StreamGuard
 from llmops.gateway.text.detokenizer import Detokenizer
 from llmops.gateway.text.stop_strings import StopStringMatcher
 
-#: Log-probabilities of an answer that is sent whole, in all choices: each takes about 130 bytes.
+#: Log-probabilities of an answer that is sent whole, in all choices.
 MAX_LOGPROBS = 100_000
+#: Bytes of memory that one of them takes until the answer is sent, rendered.
+LOGPROB_BYTES = 350
+#: Log-probabilities for which memory is asked at once: fewer cost nothing, as in most answers.
+_LOGPROB_STEP = 1000
 #: The log-probability of a token that a grammar or a broken engine excludes.
 MIN_LOGPROB = -9999.0
 
@@ -260,10 +264,23 @@ def json_logprob(value: float) -> float:
 class LogprobBuffer:
     """Log-probabilities that wait for the text they belong to, so that both are sent together."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes], most: int | None = None) -> None:
-        """Create a buffer. It is full after `most` values; None for a stream, which keeps none."""
-        self._token_bytes = token_bytes
-        self._left = most
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        most: int | None = None,
+        hold: Callable[[int], bool] = lambda size: True,
+    ) -> None:
+        """Create a buffer.
+
+        Args:
+            token_bytes: Returns the bytes of a token.
+            most: The number of values after which the buffer is full; None for a stream, which
+                keeps none.
+            hold: Counts bytes that the buffer takes, and returns False if they are too many: then
+                the buffer is full.
+        """
+        self._token_bytes, self._hold = token_bytes, hold
+        self._left, self._uncounted = most, 0
         self._sent = 0
         self._waiting: list[TokenLogprob] = []
         # where the text of each waiting token ends
@@ -275,6 +292,11 @@ class LogprobBuffer:
         self._ends.append(offset + max(size, 1))
         if self._left is not None:
             self._left -= 1 + len(tops)
+            self._uncounted += 1 + len(tops)
+            if self._uncounted >= _LOGPROB_STEP:
+                if not self._hold(LOGPROB_BYTES * self._uncounted):
+                    self._left = 0
+                self._uncounted = 0
         ranked = [(self._token_bytes(one), json_logprob(value)) for one, value in tops]
         self._waiting.append(TokenLogprob(self._token_bytes(token), json_logprob(logprob), offset, ranked))
 

@@ -7,8 +7,15 @@ from typing import Any
 
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError, missing_parameter
 from llmops.gateway.generation.answer import Answer
-from llmops.gateway.generation.app_state import Admission, AppState, admit, limit_degraded, start_answer
-from llmops.gateway.generation.choice import MAX_LOGPROBS, Choice, LogprobBuffer
+from llmops.gateway.generation.app_state import (
+    Admission,
+    AppState,
+    admit,
+    limit_degraded,
+    logprob_buffer,
+    start_answer,
+)
+from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.prompt_limits import check_prompt_characters, check_prompt_text, check_prompt_tokens
 from llmops.gateway.generation.sampling import (
     check_capabilities,
@@ -140,10 +147,7 @@ async def start_completion(
                 max_tokens=request.max_tokens,
                 end_ids=frozenset(stop_conditions.end_ids),
                 stops=stop_conditions.stops,
-                logprobs=LogprobBuffer(
-                    model.tokenizer.detokenizers.token_bytes,
-                    None if body.stream else MAX_LOGPROBS // (len(requests) * request.n),
-                )
+                logprobs=logprob_buffer(state, model, context, None if body.stream else len(requests) * request.n)
                 if request.logprobs
                 else None,
                 guard=state.safety.guard(context.caller, texts[at], end_user=context.end_user)

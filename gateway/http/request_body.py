@@ -48,11 +48,13 @@ NON_PROMPT_CHARACTERS = 2**20
 #: The cost of a key or a container, relative to a value: 0.8 µs against 0.1 µs, measured with the
 #: request models.
 _CONTAINER_COST = 8
-#: Bytes of memory that a unit of that cost takes once it is parsed, until its request ends: 7 to 64,
-#: measured with the request models.
-PARSED_BYTES = 32
-#: Bytes of a body that is too small to be weighed: parsed, it takes at most 80 KB.
+#: Bytes of memory that a unit of that cost takes until its request ends: 7 to 64 in the request
+#: models, measured, and less than that in the messages that are made of them.
+PARSED_BYTES = 48
+#: Bytes of a body that is too small to be weighed: it takes at most 80 KB.
 _UNWEIGHED_BYTES = 2048
+#: Bytes of memory above which the cost is counted again without what stands in strings.
+_EXACT_FROM_BYTES = 2**18
 #: Digits of the longest integer that Python converts to text.
 _MAX_INTEGER_DIGITS = 4300
 #: Bytes by which two slices overlap, so that no suspicious number is cut.
@@ -191,8 +193,8 @@ async def _receive_chunk(request: Request) -> tuple[bytes, bool]:
 async def check_json_size(body: bytes, values: int, characters: int) -> tuple[int, bool]:
     """Check what a body will cost to parse.
 
-    Return the cost, at most `values` and 0 for a small body, and True if the body may hold a number
-    that JSON does not have.
+    Return the cost, 0 for a small body, and True if the body may hold a number that JSON does not
+    have.
 
     Args:
         body: The JSON.
@@ -208,6 +210,9 @@ async def check_json_size(body: bytes, values: int, characters: int) -> tuple[in
         cost = await _check_total_cost(body, values, characters + NON_PROMPT_CHARACTERS)
     elif len(body) > _UNWEIGHED_BYTES:
         cost = _json_cost(body)
+    if PARSED_BYTES * cost > max(len(body), _EXACT_FROM_BYTES):
+        # code in a prompt has commas and brackets too
+        cost = await json_cost_outside_strings(body, values)
     if len(body) <= SLICE_BYTES:
         return cost, may_have_non_finite_number(body)
     for start in range(0, len(body), SLICE_BYTES):
@@ -255,7 +260,7 @@ def reject_non_finite_numbers(body: bytes) -> None:
 
 
 async def _check_total_cost(body: bytes, values: int, characters: int) -> int:
-    """Return the cost of a body, at most `values`.
+    """Return the cost of a body, with what stands in strings.
 
     Commas, colons and brackets in strings are not values. They are excluded only if the total is
     over the limit.
@@ -275,7 +280,7 @@ async def _check_total_cost(body: bytes, values: int, characters: int) -> int:
         raise InvalidRequestError(f"The body has more JSON values than this gateway accepts ({values}).")
     if text > characters:
         raise ContextLengthError(f"The body has more text than this gateway accepts ({characters} characters).")
-    return min(total, values)
+    return total
 
 
 async def json_cost_outside_strings(body: bytes, limit: int) -> int:

@@ -15,7 +15,7 @@ import uvloop
 from tritonclient.grpc import service_pb2
 
 from llmops.gateway.generation.answer import StreamWatchdog
-from llmops.gateway.generation.choice import Choice, LogprobBuffer
+from llmops.gateway.generation.choice import LOGPROB_BYTES, Choice, LogprobBuffer
 from llmops.gateway.generation.provider_chat import ProviderChoice
 from llmops.gateway.interfaces import TokenBatch
 from llmops.gateway.ratelimit.buckets import Limit, Settlement
@@ -25,6 +25,7 @@ from llmops.gateway.triton.step_stream import StepStreamTransport
 from tests.steps.test_submissions import CARD
 from tests.support.gateway_stack import running
 from tests.support.scripted_triton import Step
+from tests.support.waiting import eventually
 
 
 def endless(*steps: Step) -> Any:
@@ -79,6 +80,22 @@ async def test_log_probabilities_of_a_whole_answer_are_bounded():
     while not choice.done:
         choice.feed(TokenBatch(0, [5], [-1.0], tops=tops))
     assert (choice.completion_tokens, choice.finish_reason) == (5, "length")
+
+
+async def test_log_probabilities_of_several_answers_share_the_memory(card, tokenizer):
+    """Before the fix, 20 answers took 703 MB at their peak: each was bounded, all together were not."""
+    piece = Step((5,) * 1000, logprobs=(-1.0,) * 1000)
+    limits = {"held_bytes": 2 * 1000 * LOGPROB_BYTES}
+    async with running({**card, "max_seq_len": 100_000}, tokenizer, limits=limits) as stack:
+        stack.steps(piece, Step(hang=True))
+        first = asyncio.create_task(stack.chat(logprobs=True))
+        await eventually(lambda: stack.triton.active == 1)
+        await asyncio.sleep(0.2)
+        stack.steps(*[piece] * 5, Step(final=True))
+        choice = (await stack.chat(logprobs=True)).json()["choices"][0]
+        first.cancel()
+    assert choice["finish_reason"] == "length"
+    assert len(choice["logprobs"]["content"]) < 3000
 
 
 class PlainDetokenizer:
