@@ -89,13 +89,6 @@ async def test_a_request_that_does_not_get_through_is_asked_of_the_others_once_e
     assert [one.open_streams for one in fleet.replicas.values()] == [0, 0, 0]
 
 
-async def test_a_tenants_salt_is_set_by_the_gateway_and_stays_when_an_answer_moves():
-    fleet, (engine,), _ = made(gate=False, salt=lambda request: 7)
-    await fleet.open(request())
-    await fleet.open(request(cache_salt=5, moved=True))
-    assert [one.cache_salt for one in engine.requests] == [7, 5]
-
-
 async def test_where_the_cache_is_full_the_lower_tier_makes_room():
     fleet, _, (replica,) = made()
     urgent, batch = await fleet.open(request("interactive")), await fleet.open(request("batch"))

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from llmops.background import PeriodicTask
 from llmops.contract import RECONNECT_GRACE_PERIOD
-from llmops.gateway.interfaces import Engine, EngineRequest, ModelMetadata
+from llmops.gateway.interfaces import Engine, ModelMetadata
 from llmops.gateway.routing.admission.degradation import Degradation
 from llmops.gateway.routing.admission.request_queue import create_admission_controller
 from llmops.gateway.routing.failover import FailoverEngine, FailoverReason
 from llmops.gateway.routing.model_registry import ModelReplica, first_ready
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
-from llmops.gateway.routing.placement.prefix_index import PrefixIndex, tenant_cache_salt
+from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 from llmops.gateway.routing.placement.unstable_prompts import UnstablePromptDetector
 from llmops.gateway.routing.replicas.compatibility import incompatible_replicas, log_incompatible_replicas
 from llmops.gateway.routing.replicas.gauge_scraper import SCRAPE_INTERVAL, GaugeScraper
@@ -361,10 +361,6 @@ def create_pool_registry(
         return None
     misrouted, failovers = metrics.numbers(metric_definitions.MISROUTED), metrics.numbers(metric_definitions.FAILOVERS)
     restarts = metrics.numbers(metric_definitions.REPLICA_RESTARTS)
-    cache_scope = settings.cache_scope or ("tenant" if settings.store else "")
-
-    def salt(request: EngineRequest) -> int:
-        return tenant_cache_salt(request.caller.partition("/")[0]) if cache_scope == "tenant" else 0
 
     def create_engine(
         engine: Engine, version: str, card: ModelMetadata, fallback: Callable[[], Engine | None]
@@ -382,7 +378,7 @@ def create_pool_registry(
         policy = LeastCostPolicy(PrefixIndex() if settings.replicas else None)
         controller = create_admission_controller(settings, model, policy)
         if not settings.replicas:
-            return ReplicaPool(model, policy, salt, controller, version=version)
+            return ReplicaPool(model, policy, controller, version=version)
         reporter = UnstablePromptReporter(model, metrics)
 
         def record(tenant: str, ids: bytes) -> None:
@@ -390,7 +386,7 @@ def create_pool_registry(
             if on_prompt is not None:
                 on_prompt(model, ids)
 
-        return ReplicaPool(model, policy, salt, controller, record, version=version)
+        return ReplicaPool(model, policy, controller, record, version=version)
 
     return PoolRegistry(
         create_pool,

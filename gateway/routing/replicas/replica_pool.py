@@ -49,7 +49,6 @@ class ReplicaPool(Engine):
         self,
         name: str,
         policy: RoutingPolicy,
-        salt: Callable[[EngineRequest], int] = lambda request: 0,
         controller: AdmissionController | None = None,
         on_prompt: Callable[[str, bytes], None] = lambda tenant, ids: None,
         clock: Callable[[], float] = perf_counter,
@@ -60,8 +59,6 @@ class ReplicaPool(Engine):
         Args:
             name: Name of the model.
             policy: Chooses a replica for each request.
-            salt: Returns the number that keeps a request's prefixes apart from other tenants'; 0 if
-                they are shared.
             controller: Admission control; without it requests are sent at once.
             on_prompt: Called with the tenant and the token ids (INT32) of each new prompt.
             clock: Monotonic clock in seconds.
@@ -70,7 +67,7 @@ class ReplicaPool(Engine):
         self.name, self.policy, self.version = name, policy, version
         self.replicas: Mapping[str, Replica] = {}
         self.queue = None if controller is None else RequestQueue(controller, lambda: self.views, clock)
-        self._salt, self._on_prompt, self._clock = salt, on_prompt, clock
+        self._on_prompt, self._clock = on_prompt, clock
         self._output_length = INITIAL_OUTPUT_LENGTH
         self._declared_demand, self._declared_at, self._preempted_at = 0.0, 0.0, 0.0
         # running requests by replica, where there is admission control
@@ -99,14 +96,12 @@ class ReplicaPool(Engine):
     async def open(self, request: EngineRequest) -> TokenStream:
         """Open a request on the best replica, or on the next best that can be reached.
 
-        A request that failed over keeps its first salt and excludes the replicas that failed.
+        A request that failed over excludes the replicas that failed.
 
         Raises:
             UnavailableError: No replica can take the request.
             OverloadedError: No replica can take the request in time.
         """
-        if not request.cache_salt and (salt := self._salt(request)):
-            request = replace(request, cache_salt=salt)
         routing = self._routing_request(request)
         if not request.moved:
             self._on_prompt(request.caller.partition("/")[0], routing.ids)
