@@ -102,7 +102,7 @@ async def start_provider_chat(
         context.usage_recorder.begin(model.name, answer_id, prompt_tokens)
     stream = model.open({**fields, "stream": True, "stream_options": {"include_usage": True}})
     context.mark("submit")
-    return ProviderAnswer(
+    answer = ProviderAnswer(
         stream,
         choices,
         meter=admission.meter,
@@ -111,6 +111,8 @@ async def start_provider_chat(
         release_slots=admission.release_slots,
         context=context,
     )
+    answer.context_tokens = model.card.max_seq_len
+    return answer
 
 
 def _translate(body: ChatRequest, model: ProviderModel, context: RequestContext) -> dict[str, Any]:
@@ -137,11 +139,19 @@ def _translate(body: ChatRequest, model: ProviderModel, context: RequestContext)
 class ProviderAnswer(Answer):
     """An answer whose tokens a provider counts. Its counts are estimates until the last event."""
 
+    #: The most tokens of a prompt or of a choice, whatever the provider counts.
+    context_tokens: int
+
     @property
     def usage(self) -> Usage:
         """Return the provider's counts, or estimates while the answer runs or if it was cut off."""
         reported = cast(ProviderStream, self._stream).usage
-        return reported if reported is not None else super().usage
+        if reported is None:
+            return super().usage
+        prompt = min(reported.prompt_tokens, self.context_tokens)
+        completion = min(reported.completion_tokens, self.context_tokens * len(self.choices))
+        cached = None if reported.cached_tokens is None else min(reported.cached_tokens, prompt)
+        return Usage(prompt, completion, min(reported.reasoning_tokens, completion), cached)
 
 
 class ProviderChoice(Choice):
@@ -165,7 +175,8 @@ class ProviderChoice(Choice):
         if text:
             self._deltas += 1
             self._bytes += len(text.encode("utf-8", "replace"))
-            self.completion_tokens = max(self._deltas, self._bytes // BYTES_PER_TOKEN)
+            estimate = max(self._deltas, self._bytes // BYTES_PER_TOKEN)
+            self.completion_tokens = min(estimate, self._max_tokens)
         if choice.finish_reason is not None:
             self.done, self.finish_reason = True, _finish_reason(choice.finish_reason)
         elif self._bytes + self._pieces > MAX_BYTES_PER_TOKEN * self._max_tokens + MAX_UNCOUNTED_BYTES:

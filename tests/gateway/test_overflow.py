@@ -32,6 +32,7 @@ from tests.support.waiting import GENEROUS, eventually
 SECRET = "sk-do-not-show-me"
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]
+COUNTS = ("prompt_tokens", "completion_tokens")
 
 
 def settings_for(url: str, tenants: tuple[str, ...] = ("*",), **fields) -> dict:
@@ -390,3 +391,26 @@ async def test_the_page_shows_a_tool_call_as_it_arrives_and_who_answered(card, t
         await done.get_by_text("This answer was stopped.").wait_for()
         assert (await done.locator(".figures").inner_text()).startswith("cloud/big · ")
         await done.get_by_text("Calls find").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("chunks", "billed"),
+    [
+        # before the fix: 400 tokens of 50, one for each piece
+        ([*(delta(content="a ") for _ in range(400)), delta("stop"), "[DONE]"], (10, 50)),
+        # before the fix: two billion tokens, on the caller's bill
+        (
+            [delta("stop", content="Hi"), {"choices": [], "usage": dict.fromkeys(COUNTS, 2**31 - 1)}, "[DONE]"],
+            (1000, 1000),
+        ),
+    ],
+    ids=["without an end", "wrong counts"],
+)
+async def test_a_provider_bills_no_more_than_the_request_and_its_context_allow(
+    card, tokenizer, scripted, chunks, billed
+):
+    scripted.says(*chunks)
+    async with overflowing(card, tokenizer, **settings_for(scripted.url, context=1000)) as own:
+        events = await own.events(max_tokens=50, stream_options={"include_usage": True})
+    usage = next(one["usage"] for one in events if isinstance(one, dict) and one.get("usage"))
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == billed
