@@ -115,4 +115,5 @@ class StoredContext:
                 "The stored responses that this request refers to hold more JSON values than a request may have "
                 f"({self._limits.json_values}); send the items that are needed in 'input'."
             )
-        self._hold(PARSED_BYTES * cost)
+        # as items, and as the messages that are made of them
+        self._hold(2 * PARSED_BYTES * cost)
