@@ -20,17 +20,24 @@ UNSAFE_CHARACTERS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
+#: Other characters without a shape, which make two names look alike. Answers have some of them, as in emoji.
+_SHAPELESS_CHARACTERS = re.compile(
+    "[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 _FORMS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def is_safe_text(text: str) -> bool:
     """Return True if `text` has no character that a terminal obeys or a reader cannot see."""
-    return UNSAFE_CHARACTERS.search(text) is None
+    return UNSAFE_CHARACTERS.search(text) is None and _SHAPELESS_CHARACTERS.search(text) is None
 
 
 def strip_unsafe(text: str) -> str:
     """Return `text` without its unsafe characters."""
-    return text if text.isascii() and text.isprintable() else UNSAFE_CHARACTERS.sub("", text)
+    if text.isascii() and text.isprintable():
+        return text
+    return _SHAPELESS_CHARACTERS.sub("", UNSAFE_CHARACTERS.sub("", text))
 
 
 def escape_unsafe(text: str, most: int = MAX_PRINTABLE_LENGTH, lines: bool = False) -> str:

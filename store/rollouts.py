@@ -6,6 +6,7 @@ of the audit log. A process that is killed leaves either all of them or none.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -13,13 +14,17 @@ from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import RowMapping, delete, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, NoResultFound
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llmops.background import LogOnce
 from llmops.errors import InputError, ResourceError, UnknownResourceError
 from llmops.store.audit import AuditContext, record_action
 from llmops.store.columns import insert
 from llmops.store.tables import model_versions, rollout_outcomes, rollouts, version_pins
+from llmops.untrusted_text import escape_unsafe
+
+log = logging.getLogger(__name__)
 
 #: The states of a version: it gets requests by its weight, or none any longer. The replicas of a
 #: retired version are not used, also if a gateway's settings name them.
@@ -31,6 +36,8 @@ MAX_NAME_LENGTH = 64
 TWIN_SUFFIX = "-twin"
 #: Batches of outcomes that are read in one query.
 OUTCOME_BATCHES = 500
+
+_damaged = LogOnce()
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,9 @@ class ModelVersion:
             raise InputError(
                 f"{self.name[:80]!r} cannot name a version: write 1 to {MAX_NAME_LENGTH} printable ASCII characters."
             )
+        # SQLite keeps a text in a column of numbers, and PostgreSQL NaN
+        if not isinstance(self.weight, int | float) or not 0 <= self.weight <= 100:
+            raise InputError(f"The version {self.name} has no weight from 0 to 100; write one into the store.")
 
 
 @dataclass(frozen=True)
@@ -133,9 +143,19 @@ async def list_rollouts(connection: AsyncConnection, model: str | None = None, l
 
 
 async def open_rollouts(connection: AsyncConnection) -> Sequence[Rollout]:
-    """Return the roll-outs that have not ended."""
-    statement = select(rollouts).where(rollouts.c.open_model.is_not(None)).order_by(rollouts.c.started_at)
-    return [_rollout(row) for row in (await connection.execute(statement)).mappings()]
+    """Return the roll-outs that have not ended, without those of which a value is damaged."""
+    statement = select(rollouts.c.id).where(rollouts.c.open_model.is_not(None)).order_by(rollouts.c.started_at)
+    found = []
+    for one in (await connection.execute(statement)).scalars().all():
+        try:
+            row = (await connection.execute(select(rollouts).where(rollouts.c.id == one))).mappings().one()
+            found.append(_rollout(row))
+            problem = None
+        except (ValueError, TypeError, OverflowError, NoResultFound) as error:
+            problem = type(error).__name__
+        if _damaged.is_new(one, problem) and problem is not None:
+            log.error("The roll-out %s has a damaged value (%s) and is left out.", escape_unsafe(str(one)), problem)
+    return found
 
 
 async def require_open_rollout(connection: AsyncConnection, model: str) -> Rollout:

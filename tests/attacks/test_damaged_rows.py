@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from llmops.errors import InputError
 from llmops.gateway.auth.directory import CredentialUnavailableError
 from llmops.gateway.auth.keys import KeyDirectory
 from llmops.gateway.interfaces import Usage
 from llmops.gateway.usage.billing import Billing
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
+from llmops.store.rollouts import ModelVersion, create_rollout, open_rollouts
 from tests.store.control_client import BY, make_key
 
 
@@ -59,3 +61,25 @@ async def test_a_damaged_price_leaves_the_prices_that_were_read(tmp_path: Path, 
     await billing.refresh()
     assert "Prices can be read again" in caplog.text
     await billing.close()
+
+
+@pytest.mark.parametrize("change", ["started_at = 'soon'", "settings = '{'", "verdict = '['", "changed_at = 'a'"])
+async def test_a_damaged_roll_out_stops_no_other(tmp_path: Path, change: str, caplog) -> None:
+    """Before the fix, control moved no roll-out of any model as long as one row was damaged."""
+    async with await open_store(f"sqlite:///{tmp_path}/store.db", pool_size=1) as store:
+        async with store.write() as connection:
+            for model in ("bad", "good"):
+                await create_rollout(connection, ModelVersion(model, "v2"), "starting", {}, BY)
+        with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as damaged, damaged:
+            damaged.execute(f"UPDATE rollouts SET {change} WHERE model = 'bad'")
+        for _ in range(3):
+            async with store.read() as connection:
+                assert [one.model for one in await open_rollouts(connection)] == ["good"]
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("weight", ["{}", float("nan"), -1.0, 1e308])
+def test_a_weight_that_is_no_share_is_refused_before_a_request_meets_it(weight: object) -> None:
+    """Before the fix, each request of the model got 500 as long as the value was there."""
+    with pytest.raises(InputError):
+        ModelVersion("m", "v2", weight=weight)  # type: ignore[arg-type]

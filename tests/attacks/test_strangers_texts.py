@@ -251,3 +251,12 @@ def test_top_shows_hostile_answers_as_text_or_as_a_problem(name):
             assert len(done.output) < 20_000
             if form:
                 assert math.isfinite(len(json.loads(done.stdout)["gateways"]))
+
+
+@pytest.mark.parametrize(
+    "character", ["\u00ad", "\u034f", "\u115f", "\u180b", "\u2800", "\u3164", "\ufe0f", "\U000e0100"]
+)
+def test_a_name_has_no_character_without_a_shape(character: str) -> None:
+    """Before the fix, `ann` and `an\u00adn` were two users that a reader could not tell apart."""
+    assert not is_safe_text(f"an{character}n@acme.example")
+    assert strip_unsafe(f"an{character}n") == "ann"
