@@ -14,6 +14,7 @@ from typing import Any, cast, get_args
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_json
 
 from llmops.errors import InputError
 from llmops.fair_client import fair_client
@@ -39,6 +40,8 @@ OVERFLOW_HEADER = "x-llmops-overflow"
 #: UTF-8 bytes that count as one token until the provider reports its own count. English text has
 #: about four; three reserve a little more than is used.
 BYTES_PER_TOKEN = 3
+#: Tokens that a provider's chat template may add to the bytes of a request.
+TEMPLATE_TOKENS = 1024
 #: Bytes of one line of a provider's stream: a delta has a few hundred.
 MAX_LINE_BYTES = 1 << 20
 #: Seconds between two log lines about the same failure: each request may cause one.
@@ -258,6 +261,20 @@ class Providers:
             await provider.client.aclose()
 
 
+def bounded_usage(usage: Usage, body: Mapping[str, Any]) -> Usage:
+    """Return the counts of a provider, but not more than the request can have caused.
+
+    A budget has reserved the prompt and the longest answer, and the caller pays what is counted.
+    """
+    limit = body.get("max_completion_tokens", body.get("max_tokens"))
+    answer = usage.completion_tokens if limit is None else min(usage.completion_tokens, limit * body.get("n", 1))
+    prompt = usage.prompt_tokens
+    if prompt > TEMPLATE_TOKENS:
+        prompt = min(prompt, TEMPLATE_TOKENS + len(to_json(body)))
+    cached = None if usage.cached_tokens is None else min(usage.cached_tokens, prompt)
+    return Usage(prompt, answer, min(usage.reasoning_tokens, answer), cached)
+
+
 class ProviderStream(TokenStream):
     """The deltas of one answer of a provider.
 
@@ -332,7 +349,7 @@ class ProviderStream(TokenStream):
                 if chunk.error is not None:
                     raise self._unusable("an error event")
                 if chunk.usage is not None:
-                    self.usage = chunk.usage.usage()
+                    self.usage = bounded_usage(chunk.usage.usage(), self._body)
                 for choice in chunk.choices:
                     if choice.index >= self._body.get("n", 1):
                         raise self._unusable("a choice that was not requested")

@@ -17,10 +17,10 @@ from tritonclient.grpc import service_pb2
 from llmops.gateway.generation.answer import StreamWatchdog
 from llmops.gateway.generation.choice import LOGPROB_BYTES, Choice, LogprobBuffer
 from llmops.gateway.generation.provider_chat import ProviderChoice
-from llmops.gateway.interfaces import TokenBatch
+from llmops.gateway.interfaces import TokenBatch, Usage
 from llmops.gateway.ratelimit.buckets import Limit, Settlement
 from llmops.gateway.ratelimit.redis import RedisLimiter
-from llmops.gateway.routing.providers import ChunkChoice, ProviderBatch, ProviderDelta
+from llmops.gateway.routing.providers import ChunkChoice, ProviderBatch, ProviderDelta, bounded_usage
 from llmops.gateway.triton.step_stream import StepStreamTransport
 from tests.steps.test_submissions import CARD
 from tests.support.gateway_stack import running
@@ -175,3 +175,12 @@ def test_a_gateway_that_gives_a_sign_of_life_settles():
         await limiter.close()
 
     uvloop.run(main())
+
+
+def test_a_provider_reports_no_more_tokens_than_a_request_can_have_caused() -> None:
+    """Before the fix, $40 were billed for two answers of at most 20 tokens."""
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
+    counted = bounded_usage(Usage(10**6, 10**6, 10**6, 10**6), body)
+    assert counted.completion_tokens == counted.reasoning_tokens == 20
+    assert counted.prompt_tokens == counted.cached_tokens < 1200
+    assert bounded_usage(Usage(30, 12, 4, None), body) == Usage(30, 12, 4, None)
