@@ -16,9 +16,11 @@ from llmops.build.checkpoint.hashing import sha256_of
 from llmops.build.quant_formats import QuantFormat, format_of_algorithm, format_of_method
 
 if TYPE_CHECKING:
-    from llmops.build.checkpoint.file_checks import FileState
     from llmops.build.engine_folder.manifest import Source
     from llmops.build.model.architecture import Architecture
+
+#: Device, inode and time of the last change, of a path and of the file that it leads to.
+FileState = tuple[int, ...]
 
 CheckpointFormat = Literal["huggingface", "gguf"]
 

@@ -11,15 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from llmops.build.checkpoint.description import TensorInfo
+from llmops.build.checkpoint.description import FileState, TensorInfo
 from llmops.errors import CheckpointError
 from llmops.input_files import MAX_CONFIG_BYTES, parse_json
 
 #: Bytes of tokenizer.json and of the index of weight files. The largest known have 35 MB.
 MAX_TABLE_BYTES = 64 * 2**20
-
-#: Device, inode and time of the last change, of a path and of the file that it leads to.
-FileState = tuple[int, ...]
 
 
 def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmops.build.checkpoint.file_checks import FileState, read_json, reject_outside_symlinks
+from llmops.build.checkpoint.description import FileState
+from llmops.build.checkpoint.file_checks import read_json, reject_outside_symlinks
 from llmops.build.checkpoint.hashing import sha256_of
 from llmops.build.checkpoint.safetensors_header import read_header
 from llmops.build.model.architecture import Architecture

@@ -224,7 +224,7 @@ def _bytes_to_keep(device: torch.device) -> int:
     if device.type == "cpu":
         return CACHED_LAYERS_BYTES
     free, _ = torch.cuda.mem_get_info()
-    return (free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()) // 2
+    return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()) // 2
 
 
 class _LayerStub(nn.Module):

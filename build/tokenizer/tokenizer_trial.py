@@ -16,6 +16,7 @@ from pathlib import Path
 from llmops.build.checkpoint.chat_template import limit_process
 from llmops.errors import CheckpointError
 from llmops.process import module_command
+from llmops.tokenizer_files import check_growth
 
 #: CPU seconds that loading and the texts may take. The largest vocabularies load in 1.5 s.
 _MAX_SECONDS = 10
@@ -49,6 +50,7 @@ def _problem(path: Path) -> str:
     from tokenizers import Tokenizer
 
     try:
+        check_growth(path)
         tokenizer = Tokenizer.from_file(str(path))
         # as all readers of the engine's folder do
         tokenizer.no_truncation()

@@ -17,6 +17,7 @@ from llmops.errors import InputError
 from llmops.gateway.text.control_tokens import ControlTokens, RenderedPrompt, find_control_tokens
 from llmops.gateway.text.detokenizer import DetokenizerFactory
 from llmops.gateway.text.token_lower_bound import MAX_TOKENS_PER_CHARACTER, bound_for_tokenizer
+from llmops.tokenizer_files import check_growth
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -44,6 +45,7 @@ class TextTokenizer:
                 "copy of the engine's tokenizer folder."
             )
         try:
+            check_growth(path)
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:
             raise InputError(f"{path} cannot be read as a tokenizer: {error}") from error

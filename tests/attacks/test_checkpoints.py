@@ -27,7 +27,8 @@ from llmops.build.progress import SilentProgress
 from llmops.build.spec import BuildSpec
 from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
-from llmops.errors import CheckpointError
+from llmops.errors import CheckpointError, InputError
+from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.attacks.harness import MIB, record, scaled
 
 CONFIG = {
@@ -253,6 +254,28 @@ def test_a_tokenizer_that_fails_is_one_sentence(tmp_path: Path, changes: dict[st
     with pytest.raises(CheckpointError, match=why) as refusal:
         try_tokenizer(tmp_path / "tokenizer.json", "x")
     assert "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        pytest.param(["b" * 100_000], id="one rule: a gateway grew from 160 to 4,249 MiB"),
+        pytest.param(["bbb"] * 8, id="a chain of short ones: 10.3 GiB while loading"),
+    ],
+)
+def test_a_tokenizer_that_expands_texts_is_refused(
+    tmp_path: Path, tokenizer_dir: Path, part: str, written: list[str]
+) -> None:
+    shutil.copytree(tokenizer_dir, tmp_path / "t")
+    file = tmp_path / "t/tokenizer.json"
+    rules = [{"type": "Replace", "pattern": {"String": "a"}, "content": text} for text in written]
+    chain = {"type": "Sequence", f"{part}s": rules}
+    file.write_text(json.dumps({**json.loads(file.read_text()), part: chain}))
+    with pytest.raises(CheckpointError, match=f"rules of its {part} write up to"):
+        try_tokenizer(file, "x")
+    with pytest.raises(InputError, match=f"rules of its {part} write up to"):
+        TextTokenizer(tmp_path / "t")
 
 
 def test_modules_in_a_checkpoint_are_not_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

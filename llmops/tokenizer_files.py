@@ -1,0 +1,49 @@
+"""A bound on how much longer a tokenizer.json makes a text, whose author may be a stranger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from llmops.input_files import read_json
+
+#: Bytes of tokenizer.json. The largest known have 35 MB.
+MAX_BYTES = 64 * 2**20
+#: Characters that all replacements of a text together may write for one. Known tokenizers write 1.
+MAX_GROWTH = 16
+
+
+def check_growth(path: Path) -> None:
+    """Raise ValueError if the rules in a tokenizer.json make a text more than MAX_GROWTH times as long.
+
+    A rule that writes 100 KB for a letter makes gigabytes of a request, and chained rules do so with
+    short texts.
+
+    Raises:
+        OSError: The file cannot be read, or is too large.
+        ValueError: It is not JSON, or a rule writes too much.
+    """
+    spec = read_json(path, MAX_BYTES)
+    if not isinstance(spec, dict):
+        raise ValueError("it is no JSON object")
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        growth = math.prod(max(1, len(text)) for text in _written(spec.get(part)))
+        if growth > MAX_GROWTH:
+            raise ValueError(
+                f"the rules of its {part} write up to {growth:.3g} characters for one, more than {MAX_GROWTH}"
+            )
+
+
+def _written(rule: Any) -> Iterator[str]:
+    """Yield the texts that a rule and the rules in it write."""
+    if isinstance(rule, list):
+        for one in rule:
+            yield from _written(one)
+    elif isinstance(rule, dict):
+        for name, value in rule.items():
+            if name in ("content", "prepend", "replacement") and isinstance(value, str):
+                yield value
+            elif name != "pattern":
+                yield from _written(value)
