@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,12 +45,12 @@ class CalibrationSettings:
     def resolved(self, gpu: bool, limit: int) -> tuple[int, int]:
         """Return (size, batch size).
 
-        NVIDIA's quantize.py takes 512 sequences, 32 (`limit`) for AWQ, one by one. A CPU takes an
-        eighth of that, eight at a time, because AWQ quantises all weights eleven times for every
-        batch.
+        NVIDIA's quantize.py takes 512 sequences, 32 (`limit`) for AWQ, one by one. AWQ takes eight at
+        a time here, because it quantises all weights eleven times for every batch. So does a CPU,
+        which takes an eighth of the sequences.
         """
         size = min(512, limit) if gpu else min(64, max(limit // 4, 8))
-        return self.size or size, self.batch_size or (1 if gpu else 8)
+        return self.size or size, self.batch_size or (1 if gpu and limit >= 512 else 8)
 
     def describe(self, gpu: bool, limit: int) -> str:
         """Return one line for the dry run, without reading the texts."""
@@ -186,10 +187,15 @@ def pack_sequences(texts: list[str], tokenizer: Any, size: int, seq_len: int) ->
 
 
 def batches(found: list[list[int]], batch_size: int) -> Iterator[torch.Tensor]:
-    """Yield int64 (batch, tokens). All sequences of a batch have the same length."""
+    """Yield int64 (batch, tokens). All sequences of a batch have the same length.
+
+    Sequences of the same length are spread evenly, because AWQ weighs a small batch like a large
+    one.
+    """
     import torch
 
     for _, group in groupby(found, key=len):
         same = list(group)
-        for start in range(0, len(same), batch_size):
-            yield torch.tensor(same[start : start + batch_size])
+        step = math.ceil(len(same) / math.ceil(len(same) / batch_size))
+        for start in range(0, len(same), step):
+            yield torch.tensor(same[start : start + step])

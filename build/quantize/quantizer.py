@@ -50,6 +50,9 @@ def quantize(
         return 0
     size, batch_size = settings.resolved(has_gpu(), quant_format.calib_limit)
     found = pack_sequences(load_texts(settings), tokenizer, size, settings.seq_len)
+    if quant_format.grouped:
+        # AWQ weighs all batches alike: a short last sequence would count as much as eight full ones.
+        found = [ids for ids in found if len(ids) == len(found[0])]
     tokens = sum(len(ids) for ids in found)
     passes = _AWQ_PASSES if quant_format.grouped else (1,)
     total = sum(passes) * forward_cost([ids.numel() for ids in batches(found, batch_size)])

@@ -23,6 +23,7 @@ from llmops.errors import ResourceError, ServerError
 from tests.model_repository.test_launch import echo_repository
 from tests.model_repository.test_multi_gpu import engine, marker
 from tests.support.live_process import LLMOPS, LiveProcess
+from tests.support.nvidia_smi import install_nvidia_smi
 from tests.support.processes import descendants, runs
 from tests.support.waiting import GENEROUS, wait_until
 
@@ -177,10 +178,7 @@ def test_a_crash_loop_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_replicas_get_gpus_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text('#!/bin/sh\nfor number in 0 1 2 3; do echo "GPU $number: NVIDIA H100 80GB HBM3"; done\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    install_nvidia_smi(monkeypatch, tmp_path, gpus=4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     repository = echo_repository(tmp_path)

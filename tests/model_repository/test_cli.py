@@ -19,6 +19,7 @@ from llmops.model_repository.doctor import image, machine
 from llmops.model_repository.server import installation
 from tests.model_repository.test_generate import make_engine
 from tests.model_repository.test_launch import echo_repository, processes
+from tests.support.nvidia_smi import install_nvidia_smi
 
 
 def run(*arguments: str) -> Result:
@@ -83,21 +84,13 @@ def test_doctor_names_what_is_missing_and_the_fix(monkeypatch: pytest.MonkeyPatc
     assert "→ The Triton binary" in result.output
 
 
-FAKE_SMI = """#!/bin/sh
-echo "NVIDIA H100 80GB HBM3, 81559 MiB, 9.0, {driver}"
-"""
-
-
-@pytest.mark.parametrize(("driver", "status"), [("590.44.01", "ok"), ("535.54.03", "note")])
+@pytest.mark.parametrize(("driver", "status"), [("590.44.01", "ok"), ("580.159.04", "note"), ("535.54.03", "note")])
 def test_doctor_reads_the_gpu_and_its_driver(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str, status: str
 ) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(FAKE_SMI.format(driver=driver))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    install_nvidia_smi(monkeypatch, tmp_path, driver=driver)
     checks = {check.name: check for check in machine.check_machine()}
-    assert checks["GPU 0"].detail == "NVIDIA H100 80GB HBM3, 81559 MiB, compute capability 9.0"
+    assert checks["GPU 0"].detail == "NVIDIA H200, 143771 MiB, compute capability 9.0"
     assert checks["NVIDIA driver"].status == status
 
 

@@ -7,6 +7,8 @@ import os
 import pytest
 
 from llmops.model_repository.server.fault_watch import (
+    FaultSources,
+    FaultWatch,
     GpuFaultDetector,
     KernelLog,
     ProgressDetector,
@@ -14,6 +16,7 @@ from llmops.model_repository.server.fault_watch import (
     find_xid,
     parse_samples,
 )
+from tests.support.nvidia_smi import install_nvidia_smi
 
 XID = "[ 96.1] NVRM: Xid (PCI:0000:3b:00): {}, pid='<unknown>', name=<unknown>, Ch 00000008"
 
@@ -50,6 +53,28 @@ def test_a_kernel_log_is_followed_from_its_end_and_over_a_rotation(tmp_path):
     path.write_text("three\n")
     assert log.lines() == ["three"]
     log.close()
+
+
+#: Records of /dev/kmsg on a sound machine with driver 580.159.04.
+SOUND = (
+    "3,355,571149,-;NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (nixbld@)  \n"
+    "4,356,1202858,c;NVRM: gpuClearFbhubPoisonIntrForBug2924523_GA100: FBHUB Interrupt detected. Clearing it.\n"
+)
+
+
+def test_only_xids_of_the_gpus_that_nvidia_smi_lists_count(monkeypatch, tmp_path):
+    install_nvidia_smi(monkeypatch, tmp_path)
+    path = tmp_path / "kern.log"
+    path.touch()
+    watch = FaultWatch(FaultSources(kernel_log=path), None)
+    lines = [SOUND, XID.format(79) + "\n", XID.format(79).replace("0000:3b:00", "0000:00:06") + "\n"]
+    found = []
+    for text in lines:
+        with path.open("a") as file:
+            file.write(text)
+        found.append(watch.find_fault(0.0))
+    watch.close()
+    assert found == [None, None, "Xid 79 on GPU 0000:00:06 (GPU has fallen off the bus)"]
 
 
 def page(**values: float) -> dict:

@@ -12,6 +12,7 @@ from llmops.model_repository import gpu_assignment
 from llmops.model_repository.doctor import collectives
 from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus, check_gpu_count, share_gpus
 from llmops.model_repository.multi_gpu.launch_plan import without_slurm_variables
+from tests.support.nvidia_smi import install_nvidia_smi
 
 
 @pytest.fixture(autouse=True)
@@ -60,10 +61,7 @@ def test_more_gpus_than_there_are_is_one_sentence(monkeypatch: pytest.MonkeyPatc
 
 def test_the_gpus_are_counted_as_nvidia_smi_lists_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.undo()
-    program = tmp_path / "nvidia-smi"
-    program.write_text('#!/bin/sh\necho "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)"\necho "GPU 1: NVIDIA H100"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    install_nvidia_smi(monkeypatch, tmp_path, gpus=2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpu_assignment.count_gpus() == 2
     assert share_gpus(1, 2) == ["0", "1"]

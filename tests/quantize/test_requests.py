@@ -155,11 +155,11 @@ def test_experts_in_w4a8_are_refused_in_the_dtype_that_is_misread(checkpoint, tm
 
 
 def test_calibration_defaults():
-    """NVIDIA's quantize.py where there is a GPU, an eighth of it where there is none."""
+    """As NVIDIA's quantize.py on a GPU, an eighth of it on a CPU; AWQ takes eight at a time."""
     settings = CalibrationSettings()
     assert settings.seq_len == 512
     assert settings.resolved(gpu=True, limit=FORMATS["fp8"].calib_limit) == (512, 1)
-    assert settings.resolved(gpu=True, limit=FORMATS["int4_awq"].calib_limit) == (32, 1)
+    assert settings.resolved(gpu=True, limit=FORMATS["int4_awq"].calib_limit) == (32, 8)
     assert settings.resolved(gpu=False, limit=FORMATS["fp8"].calib_limit) == (64, 8)
     assert settings.resolved(gpu=False, limit=FORMATS["int4_awq"].calib_limit) == (8, 8)
     assert CalibrationSettings(size=100, batch_size=3).resolved(gpu=False, limit=32) == (100, 3)
@@ -180,6 +180,7 @@ def test_texts_become_full_sequences():
     assert found[1] == [98] * 5 + [0] + [99] * 10
     assert len(pack_sequences(["a" * 100] * 9, Bytes(), size=4, seq_len=16)) == 4
     assert [tuple(batch.shape) for batch in batches(found, 8)] == [(2, 16)]
+    assert [tuple(batch.shape) for batch in batches(found * 5, 8)] == [(5, 16), (5, 16)]
 
 
 @pytest.mark.parametrize("target", [tensorrt.target, pytorch.target])
