@@ -45,9 +45,9 @@ class CalibrationSettings:
     def resolved(self, gpu: bool, limit: int) -> tuple[int, int]:
         """Return (size, batch size).
 
-        NVIDIA's quantize.py takes 512 sequences, 32 (`limit`) for AWQ, one by one. AWQ takes eight at
-        a time here, because it quantises all weights eleven times for every batch. So does a CPU,
-        which takes an eighth of the sequences.
+        NVIDIA's quantize.py takes 512 sequences, 32 (`limit`) for AWQ, one by one. AWQ takes eight
+        at a time here, because it quantises all weights eleven times for every batch. So does a
+        CPU, which takes an eighth of the sequences.
         """
         size = min(512, limit) if gpu else min(64, max(limit // 4, 8))
         return self.size or size, self.batch_size or (1 if gpu and limit >= 512 else 8)

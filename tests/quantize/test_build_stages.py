@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from llmops.build.checkpoint.golden_prompts import TOKENS
 from llmops.build.engine_folder.manifest import EngineManifest, Quantisation
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
 from llmops.build.progress import SilentProgress
@@ -19,7 +20,7 @@ from llmops.build.quantize.model_loading import load_model, load_tokenizer
 from llmops.build.quantize.quantizer import quantize
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.build_request import make_request
-from llmops.build.targets.nvidia.stage_estimates import stage_needs
+from llmops.build.targets.nvidia.stage_estimates import DurationEstimate, stage_needs
 from llmops.cli.eval import quality_lines
 from llmops.errors import BuildError
 
@@ -87,6 +88,19 @@ def test_a_build_takes_no_more_memory_than_it_says(checkpoint, tmp_path):
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["alive"] == []
     assert source.parameters * 4 < result["peak"] <= max(stage.ram for stage in said[:2])
+
+
+def test_the_gate_reads_layers_again_only_where_a_gpu_cannot_keep_them(checkpoint, tmp_path):
+    source = checkpoint("llama", **LARGE)
+    fields = {"target": "pytorch", "quant": "fp8"}
+
+    def minutes(gpu: str | None) -> float:
+        spec = BuildSpec(str(source.path), tmp_path / "engine", gpu=gpu, **fields)
+        return DurationEstimate(make_request(spec, source), 0, gpu=gpu is not None).gate()
+
+    # two reads at 4 GB/s and one at 1 GB/s, instead of one for each token of the golden answers
+    assert minutes("h100-sxm") * 60 < source.weight_bytes * 3 / 1e9
+    assert minutes(None) * 60 > source.weight_bytes * TOKENS / 2e9
 
 
 QUALITY = QualityMetrics(

@@ -15,6 +15,7 @@ from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.golden_prompts import TOKENS, golden_texts
 from llmops.build.environment import available_memory
 from llmops.build.model.architecture import Architecture
+from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.quantize.calibration import CACHED_LAYERS_BYTES, CACHED_TABLE_BYTES, EVALUATION_LENGTH, bundled_texts
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.build_target import StageRequirements
@@ -189,14 +190,26 @@ class DurationEstimate:
     def gate(self) -> float:
         """Return the minutes of the quality gate.
 
-        It reads the source for the texts and per token of the golden answers, the export once.
+        It reads the source for the texts, and per token of the golden answers the layers that it
+        could not keep; the export once.
         """
         texts = len(bundled_texts("evaluation")) + len(golden_texts())
-        reads = 1 + (TOKENS if self.checkpoint.parameters * 4 > CACHED_LAYERS_BYTES else 1)
+        kept = min(1.0, self._bytes_to_keep() / (self.checkpoint.parameters * 4))
+        reads = 1 + kept + TOKENS * (1 - kept)
         bandwidth = _TO_GPU if self.gpu else _ON_CPU
         traffic = (self.checkpoint.weight_bytes * reads + self.stored) / bandwidth
         first = (self.checkpoint.weight_bytes + self.stored) / _DISK
         return (traffic + first + self._compute(2 * texts * EVALUATION_LENGTH) * (4 if self.gpu else 1)) / 60
+
+    def _bytes_to_keep(self) -> int:
+        """Return the bytes of float32 layers that the gate keeps: on a GPU half of its memory."""
+        if not self.gpu:
+            return CACHED_LAYERS_BYTES
+        if (name := self.request.spec.gpu) is not None:
+            return find_gpu(name).memory // 2
+        import torch
+
+        return torch.cuda.get_device_properties(0).total_memory // 2
 
     def engine(self) -> float:
         """Return the minutes of trtllm-build: every rank reads its file and writes its engine."""
