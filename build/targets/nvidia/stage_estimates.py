@@ -209,7 +209,7 @@ class DurationEstimate:
             return find_gpu(name).memory // 2
         import torch
 
-        return torch.cuda.get_device_properties(0).total_memory // 2
+        return int(torch.cuda.get_device_properties(0).total_memory) // 2
 
     def engine(self) -> float:
         """Return the minutes of trtllm-build: every rank reads its file and writes its engine."""
