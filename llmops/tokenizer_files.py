@@ -18,8 +18,8 @@ MAX_GROWTH = 16
 def check_growth(path: Path) -> None:
     """Raise ValueError if the rules in a tokenizer.json make a text more than MAX_GROWTH times as long.
 
-    A rule that writes 100 KB for a letter makes gigabytes of a request, and chained rules do so with
-    short texts.
+    A rule that writes 100 KB for a letter makes gigabytes of a request, and chained rules do so
+    with short texts.
 
     Raises:
         OSError: The file cannot be read, or is too large.
