@@ -127,7 +127,7 @@ class ModelCheckpoint:
     config: dict[str, Any]
     tensors: Mapping[str, TensorInfo] = field(repr=False)
     files: tuple[CheckpointFile, ...]
-    states: Mapping[str, FileState] = field(default_factory=dict, repr=False)
+    states: dict[str, FileState] = field(default_factory=dict, repr=False)
 
     @property
     def hf_class(self) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.checkpoint.file_checks import file_state, reject_changed_files
 from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint, read_adapters
 from llmops.build.engine_folder.build_stages import link_file, link_tree
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
@@ -97,11 +98,21 @@ class PytorchJob(NvidiaJob):
 
 
 def _link_checkpoint(checkpoint: Checkpoint, model_dir: Path) -> None:
+    """Link the checkpoint's files. A link changes a file's time, so its state is taken again.
+
+    Raises:
+        CheckpointError: A file changed since its links were checked.
+    """
     model_dir.mkdir()
+    states = checkpoint.states
     for file in checkpoint.files:
         place = model_dir / file.path
         place.parent.mkdir(parents=True, exist_ok=True)
+        reject_changed_files(checkpoint.path, states, [file.path])
         link_file(file.location, place)
+        # another inode is a copy, or a file that was swapped meanwhile: its old state stays
+        if states.get(file.path, ())[3:5] == (place.stat().st_dev, place.stat().st_ino):
+            states[file.path] = file_state(file.location)
 
 
 def _add_tokenizer(workdir: Path, model_dir: Path) -> None:

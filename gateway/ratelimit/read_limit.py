@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 from time import monotonic
 
 from starlette.types import Scope
@@ -16,7 +17,6 @@ from starlette.types import Scope
 from llmops.gateway.errors import RateLimitError
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
-from llmops.gateway.interfaces import Outcome
 from llmops.gateway.ratelimit.rate_limit_check import caller_name
 
 #: Routes that cost the same however many clients ask: their answers are shared, or constant.
@@ -70,11 +70,9 @@ class ReadLimit(Check):
                 retry_after=1.0,
             )
         self._open[name] += 1
-        context.open_read = name
+        context.on_end = partial(self._close, name)
 
-    def after(self, context: RequestContext, outcome: Outcome) -> None:
-        name = context.open_read
-        if name:
-            self._open[name] -= 1
-            if not self._open[name]:
-                del self._open[name]
+    def _close(self, name: str) -> None:
+        self._open[name] -= 1
+        if not self._open[name]:
+            del self._open[name]
