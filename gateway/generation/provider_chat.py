@@ -102,7 +102,7 @@ async def start_provider_chat(
         context.usage_recorder.begin(model.name, answer_id, prompt_tokens)
     stream = model.open({**fields, "stream": True, "stream_options": {"include_usage": True}})
     context.mark("submit")
-    answer = ProviderAnswer(
+    return ProviderAnswer(
         stream,
         choices,
         meter=admission.meter,
@@ -111,8 +111,6 @@ async def start_provider_chat(
         release_slots=admission.release_slots,
         context=context,
     )
-    answer.context_tokens = model.card.max_seq_len
-    return answer
 
 
 def _translate(body: ChatRequest, model: ProviderModel, context: RequestContext) -> dict[str, Any]:
@@ -139,19 +137,11 @@ def _translate(body: ChatRequest, model: ProviderModel, context: RequestContext)
 class ProviderAnswer(Answer):
     """An answer whose tokens a provider counts. Its counts are estimates until the last event."""
 
-    #: The most tokens of a prompt or of a choice, whatever the provider counts.
-    context_tokens: int
-
     @property
     def usage(self) -> Usage:
         """Return the provider's counts, or estimates while the answer runs or if it was cut off."""
         reported = cast(ProviderStream, self._stream).usage
-        if reported is None:
-            return super().usage
-        prompt = min(reported.prompt_tokens, self.context_tokens)
-        completion = min(reported.completion_tokens, self.context_tokens * len(self.choices))
-        cached = None if reported.cached_tokens is None else min(reported.cached_tokens, prompt)
-        return Usage(prompt, completion, min(reported.reasoning_tokens, completion), cached)
+        return reported if reported is not None else super().usage
 
 
 class ProviderChoice(Choice):

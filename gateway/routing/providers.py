@@ -154,7 +154,7 @@ class ProviderModel(GenerativeModel):
     def open(self, body: Mapping[str, Any]) -> ProviderStream:
         """Send a chat request, whose deltas come from the returned stream."""
         assert self.provider is not None
-        return ProviderStream(self.provider, {**body, "model": self.upstream_name})
+        return ProviderStream(self.provider, {**body, "model": self.upstream_name}, self.card.max_seq_len)
 
 
 class Provider:
@@ -261,14 +261,20 @@ class Providers:
             await provider.client.aclose()
 
 
-def bounded_usage(usage: Usage, body: Mapping[str, Any]) -> Usage:
+def bounded_usage(usage: Usage, body: Mapping[str, Any], context_tokens: int) -> Usage:
     """Return the counts of a provider, but not more than the request can have caused.
 
     A budget has reserved the prompt and the longest answer, and the caller pays what is counted.
+
+    Args:
+        usage: The counts of the provider.
+        body: The request as it was sent.
+        context_tokens: The most tokens of a prompt or of a choice.
     """
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
-    answer = usage.completion_tokens if limit is None else min(usage.completion_tokens, limit * body.get("n", 1))
-    prompt = usage.prompt_tokens
+    longest = context_tokens if limit is None else min(limit, context_tokens)
+    answer = min(usage.completion_tokens, longest * body.get("n", 1))
+    prompt = min(usage.prompt_tokens, context_tokens)
     if prompt > TEMPLATE_TOKENS:
         prompt = min(prompt, TEMPLATE_TOKENS + len(to_json(body)))
     cached = None if usage.cached_tokens is None else min(usage.cached_tokens, prompt)
@@ -282,10 +288,10 @@ class ProviderStream(TokenStream):
         usage: The tokens that the provider reported, None before its last event.
     """
 
-    def __init__(self, provider: Provider, body: Mapping[str, Any]) -> None:
+    def __init__(self, provider: Provider, body: Mapping[str, Any], context_tokens: int) -> None:
         """Send the request. Errors come from the iteration, also those of the connection."""
         self.usage: Usage | None = None
-        self._provider, self._body = provider, body
+        self._provider, self._body, self._context_tokens = provider, body, context_tokens
         self._events: asyncio.Queue[ProviderBatch | ApiError | None] = asyncio.Queue(MAX_WAITING_EVENTS)
         self._cancelled = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"provider-{provider.name}")
@@ -349,7 +355,7 @@ class ProviderStream(TokenStream):
                 if chunk.error is not None:
                     raise self._unusable("an error event")
                 if chunk.usage is not None:
-                    self.usage = bounded_usage(chunk.usage.usage(), self._body)
+                    self.usage = bounded_usage(chunk.usage.usage(), self._body, self._context_tokens)
                 for choice in chunk.choices:
                     if choice.index >= self._body.get("n", 1):
                         raise self._unusable("a choice that was not requested")

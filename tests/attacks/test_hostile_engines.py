@@ -180,7 +180,7 @@ def test_a_gateway_that_gives_a_sign_of_life_settles():
 def test_a_provider_reports_no_more_tokens_than_a_request_can_have_caused() -> None:
     """Before the fix, $40 were billed for two answers of at most 20 tokens."""
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
-    counted = bounded_usage(Usage(10**6, 10**6, 10**6, 10**6), body)
+    counted = bounded_usage(Usage(10**6, 10**6, 10**6, 10**6), body, 10**6)
     assert counted.completion_tokens == counted.reasoning_tokens == 20
     assert counted.prompt_tokens == counted.cached_tokens < 1200
-    assert bounded_usage(Usage(30, 12, 4, None), body) == Usage(30, 12, 4, None)
+    assert bounded_usage(Usage(30, 12, 4, None), body, 10**6) == Usage(30, 12, 4, None)

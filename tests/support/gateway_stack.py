@@ -135,7 +135,7 @@ async def in_front_of(*tritons: ScriptedTriton, refresh: str = "0.1s", checks=()
 
 
 async def replica_lines(client: httpx.AsyncClient, model: str = "tiny") -> list[dict]:
-    """What /replicas of a gateway says of each replica of a model."""
+    """Return what /replicas of a gateway says of each replica of a model."""
     (gateway,) = (await client.get("/replicas")).json()["gateways"]
     return gateway["models"].get(model, [])
 
