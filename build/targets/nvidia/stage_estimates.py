@@ -194,7 +194,7 @@ class DurationEstimate:
         could not keep; the export once.
         """
         texts = len(bundled_texts("evaluation")) + len(golden_texts())
-        kept = min(1.0, self._bytes_to_keep() / (self.checkpoint.parameters * 4))
+        kept = min(1.0, self._bytes_to_keep() / max(1, self.checkpoint.parameters * 4))
         reads = 1 + kept + TOKENS * (1 - kept)
         bandwidth = _TO_GPU if self.gpu else _ON_CPU
         traffic = (self.checkpoint.weight_bytes * reads + self.stored) / bandwidth
@@ -202,14 +202,17 @@ class DurationEstimate:
         return (traffic + first + self._compute(2 * texts * EVALUATION_LENGTH) * (4 if self.gpu else 1)) / 60
 
     def _bytes_to_keep(self) -> int:
-        """Return the bytes of float32 layers that the gate keeps: on a GPU half of its memory."""
+        """Return the bytes of float32 layers that the gate keeps: on a GPU half of its memory.
+
+        A GPU that nobody named and that is not here counts as an H100 SXM, as the rates do.
+        """
         if not self.gpu:
             return CACHED_LAYERS_BYTES
-        if (name := self.request.spec.gpu) is not None:
-            return find_gpu(name).memory // 2
-        import torch
+        if self.request.spec.gpu is None and planned_on_gpu(self.request.spec):
+            import torch
 
-        return int(torch.cuda.get_device_properties(0).total_memory) // 2
+            return int(torch.cuda.get_device_properties(0).total_memory) // 2
+        return find_gpu(self.request.spec.gpu or "h100-sxm").memory // 2
 
     def engine(self) -> float:
         """Return the minutes of trtllm-build: every rank reads its file and writes its engine."""
