@@ -204,7 +204,7 @@ class DurationEstimate:
     def _bytes_to_keep(self) -> int:
         """Return the bytes of float32 layers that the gate keeps: on a GPU half of its memory.
 
-        A GPU that nobody named and that is not here counts as an H100 SXM, as the rates do.
+        A GPU that is neither named nor here counts as an H100 SXM, as the rates do.
         """
         if not self.gpu:
             return CACHED_LAYERS_BYTES
