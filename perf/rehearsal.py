@@ -43,7 +43,7 @@ _QUESTIONS = (
 
 
 @dataclass
-class AnswerRecord:
+class RehearsedRequest:
     """An answer of the load. Times are in seconds of `time.time`."""
 
     started: float
@@ -59,13 +59,13 @@ class RehearsalLoad:
 
     url: str
     model: str
-    records: list[AnswerRecord] = field(default_factory=list)
+    records: list[RehearsedRequest] = field(default_factory=list)
 
     async def measure_capacity(self) -> float:
         """Return the answers per second of a closed loop."""
         async with self._client() as client:
             deadline = time.time() + CAPACITY_SECONDS
-            found: list[AnswerRecord] = []
+            found: list[RehearsedRequest] = []
 
             async def user(number: int) -> None:
                 while time.time() < deadline:
@@ -109,8 +109,8 @@ class RehearsalLoad:
     async def _record(self, client: httpx.AsyncClient, number: int) -> None:
         self.records.append(await self._ask(client, f"user-{number}", number))
 
-    async def _ask(self, client: httpx.AsyncClient, user: str, number: int) -> AnswerRecord:
-        record = AnswerRecord(time.time())
+    async def _ask(self, client: httpx.AsyncClient, user: str, number: int) -> RehearsedRequest:
+        record = RehearsedRequest(time.time())
         question = _QUESTIONS[number % len(_QUESTIONS)].format(_SUBJECTS[number // len(_QUESTIONS) % len(_SUBJECTS)])
         body = {
             "model": self.model,
@@ -144,7 +144,7 @@ class RehearsalLoad:
         return httpx.AsyncClient(timeout=REQUEST_TIMEOUT, limits=httpx.Limits(max_connections=None))
 
 
-def _count(event: dict[str, Any], record: AnswerRecord) -> None:
+def _count(event: dict[str, Any], record: RehearsedRequest) -> None:
     if "error" in event:
         record.error = str(event["error"].get("message", event["error"]))[:200]
     for choice in event.get("choices") or ():
@@ -194,7 +194,7 @@ class RehearsalReport:
     errors: list[str]
 
 
-def lowest_throughput_ratio(records: Sequence[AnswerRecord]) -> tuple[float, float]:
+def lowest_throughput_ratio(records: Sequence[RehearsedRequest]) -> tuple[float, float]:
     """Return completed ÷ offered requests of the worst window between first and last request.
 
     Also return the time in the middle of that window.

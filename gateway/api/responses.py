@@ -18,7 +18,7 @@ from llmops.gateway.api.generation_response import json_response, respond_with_g
 from llmops.gateway.api.ignored_fields import report_dropped_tools, report_ignored_fields
 from llmops.gateway.api.resumable_chats import ResumableChats
 from llmops.gateway.conversations.answer_run import AnswerRun
-from llmops.gateway.conversations.background_response import ResponseFormat
+from llmops.gateway.conversations.background_response import BackgroundFormat
 from llmops.gateway.conversations.chat_run import SAVE_INTERVAL, ChatRun
 from llmops.gateway.conversations.chat_translation import to_chat_request, translate_error_fields
 from llmops.gateway.conversations.event_replay import (
@@ -156,7 +156,7 @@ class ResponsesEndpoints:
             return ResponseRun(answer, builder, own, owner, saver, self._soon)
 
         async def run_in_background() -> AnswerRun:
-            form = ResponseFormat(response=builder.response, items=own, origins=tools.origins)
+            form = BackgroundFormat(response=builder.response, items=own, origins=tools.origins)
             with translated_errors(translate_error_fields):
                 return await self._chats.start_response(form, saver, chat, model, context)
 
@@ -438,8 +438,8 @@ def _json_in_pieces(text: str) -> Response:
     return StreamingResponse(pieces(), media_type="application/json", headers={"content-length": str(len(text))})
 
 
-def _form(run: AnswerRun) -> ResponseFormat:
-    assert isinstance(run.format, ResponseFormat)
+def _form(run: AnswerRun) -> BackgroundFormat:
+    assert isinstance(run.format, BackgroundFormat)
     return run.format
 
 

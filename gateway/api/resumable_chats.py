@@ -32,7 +32,7 @@ from llmops.gateway.conversations.answer_run import (
     last_event_number,
     replay_batches,
 )
-from llmops.gateway.conversations.background_response import BackgroundSaver, ResponseFormat
+from llmops.gateway.conversations.background_response import BackgroundFormat, BackgroundSaver
 from llmops.gateway.conversations.chat_run import ChatRun, ChatRunRegistry, EndedAnswer
 from llmops.gateway.conversations.response_run import ResponseSaver
 from llmops.gateway.conversations.response_store import ResponseStore
@@ -113,7 +113,7 @@ class AnswerRecord(BaseModel):
     conversation: dict[str, Any] | None = None
     dropped: int = 0
     stored: dict[str, Any] | None = None
-    response: ResponseFormat | None = None
+    response: BackgroundFormat | None = None
 
     @property
     def request(self) -> ChatRequest:
@@ -212,7 +212,7 @@ class ResumableChats:
 
     async def start_response(
         self,
-        form: ResponseFormat,
+        form: BackgroundFormat,
         saver: ResponseSaver,
         chat: ChatRequest,
         model: GenerativeModel,
@@ -508,7 +508,7 @@ class ResumableChats:
         stored = await StoredAnswer.find(await self._conversations(), record.caller, reference, self.price)
         return stored.save if stored is not None else None
 
-    async def _saving_response(self, caller: Caller, form: ResponseFormat) -> Callable[[ChatRun], Awaitable[bool]]:
+    async def _saving_response(self, caller: Caller, form: BackgroundFormat) -> Callable[[ChatRun], Awaitable[bool]]:
         add = None
         if form.response.get("conversation") is not None:
             from llmops.gateway.conversations.conversation_turn import ResponseTurn

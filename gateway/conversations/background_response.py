@@ -20,7 +20,7 @@ from llmops.gateway.conversations.response_store import StoredResponse
 from llmops.gateway.interfaces import FinishReason
 
 
-class ResponseFormat(BaseModel):
+class BackgroundFormat(BaseModel):
     """The form of a response's events.
 
     Attributes:
@@ -37,9 +37,9 @@ class ResponseFormat(BaseModel):
         """Return a builder of the response from its beginning."""
         return ResponseBuilder(copy.deepcopy(self.response), self.origins)
 
-    def read(self, run: AnswerRun, after: int) -> ResponseReader:
+    def read(self, run: AnswerRun, after: int) -> BackgroundReader:
         """Return a reader of the events whose sequence number is greater than `after`."""
-        return ResponseReader(run, self.builder(), after)
+        return BackgroundReader(run, self.builder(), after)
 
     def present(self, run: AnswerRun) -> dict[str, Any]:
         """Return the present state of the response."""
@@ -50,7 +50,7 @@ class ResponseFormat(BaseModel):
         return builder.so_far()
 
 
-class ResponseReader(AnswerReader):
+class BackgroundReader(AnswerReader):
     """The events of a response after some number. Its own builder makes them again."""
 
     def __init__(self, run: AnswerRun, builder: ResponseBuilder, after: int) -> None:
@@ -79,7 +79,7 @@ class ResponseReader(AnswerReader):
 class BackgroundSaver:
     """A writer of the states of one response to the store, where every gateway finds them."""
 
-    def __init__(self, owner: str, form: ResponseFormat, saver: ResponseSaver, taken_over: bool = False) -> None:
+    def __init__(self, owner: str, form: BackgroundFormat, saver: ResponseSaver, taken_over: bool = False) -> None:
         """Store a response.
 
         Args:

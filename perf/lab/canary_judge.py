@@ -32,7 +32,7 @@ PROMPTS, LOSS = 1000, 0.03
 
 
 @dataclass(frozen=True)
-class Rollout:
+class SimulatedRollout:
     """The end of a simulated roll-out.
 
     Attributes:
@@ -100,7 +100,7 @@ class Service:
 
 def simulate(
     seed: int, fault: str | None = None, twin: bool = False, steps: Sequence[float] = STEPS, limit: int = 2000
-) -> Rollout:
+) -> SimulatedRollout:
     """Return the end of a roll-out, in which the verdict is read after every request of the canary.
 
     Args:
@@ -125,10 +125,10 @@ def simulate(
             counts[-1] += 1
             decision, reason = judge.decide()
             if decision == "rollback" or counts[-1] == limit:
-                return Rollout(decision, reason, counts)
+                return SimulatedRollout(decision, reason, counts)
             if decision == "promote":
                 break
-    return Rollout("promote", reason, counts)
+    return SimulatedRollout("promote", reason, counts)
 
 
 def golden_sweep(seed: int, loss: float, prompts: int = PROMPTS) -> tuple[list[bool], list[bool], list[float]]:
@@ -187,7 +187,7 @@ def measure(engine: Path) -> Section:
     return section
 
 
-def _healthy(section: Section, name: str, runs: Sequence[Rollout]) -> None:
+def _healthy(section: Section, name: str, runs: Sequence[SimulatedRollout]) -> None:
     rolled_back = [run for run in runs if run.decision == "rollback"]
     for run in rolled_back[:5]:
         section.note(run.reason)

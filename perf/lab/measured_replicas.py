@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {"slo": {"ttft_p95": f"{1000 * TTFT:g}ms", "tpot_p95"
 
 
 @dataclass
-class Outcome:
+class RunFigures:
     """The answers in time of some runs, and the tokens of prompts, all and those found in caches."""
 
     in_time: int = 0
@@ -59,7 +59,7 @@ def measure(engine: Path) -> Section:
     with section:
         words = words_of(engine)
         for times in (2, 10):
-            told, learnt = Outcome(), Outcome()
+            told, learnt = RunFigures(), RunFigures()
             # alternating, so that what else the machine does disturbs both
             for seed in SEEDS:
                 for outcome, transports in ((told, None), (learnt, ["request"])):
@@ -74,7 +74,7 @@ def measure(engine: Path) -> Section:
     return section
 
 
-def _run(engine: Path, trace: Sequence[TraceRequest], transports: list[str] | None, outcome: Outcome) -> None:
+def _run(engine: Path, trace: Sequence[TraceRequest], transports: list[str] | None, outcome: RunFigures) -> None:
     """Add a run to `outcome`, on engines of its own, whose caches are empty."""
     table = planned("meta-llama/Llama-3.1-8B", "h100-sxm")
     paged = replace(

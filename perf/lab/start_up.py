@@ -39,7 +39,7 @@ def build_command(checkpoint: str, output: Path, quant: str = "int8") -> list[st
     return [program(), "build", checkpoint, "--quant", quant, "-o", str(output)]
 
 
-class Usage(NamedTuple):
+class ProcessUsage(NamedTuple):
     """The wall clock, largest resident set and CPU seconds of a process."""
 
     seconds: float
@@ -47,7 +47,7 @@ class Usage(NamedTuple):
     cpu: float
 
 
-def usage(command: list[str], cache: Path | None = None) -> Usage:
+def usage(command: list[str], cache: Path | None = None) -> ProcessUsage:
     """Run `command` to its end, with caches of its own under `cache`. Raises CalledProcessError."""
     own = {"LLMOPS_CACHE": str(cache), "XDG_CACHE_HOME": f"{cache}-xdg"} if cache else {}
     quiet = subprocess.DEVNULL
@@ -58,7 +58,7 @@ def usage(command: list[str], cache: Path | None = None) -> Usage:
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise subprocess.CalledProcessError(child.returncode, command)
-    return Usage(seconds, used.ru_maxrss / 1024, used.ru_utime + used.ru_stime)
+    return ProcessUsage(seconds, used.ru_maxrss / 1024, used.ru_utime + used.ru_stime)
 
 
 def measure(engine: Path) -> Section:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmops.errors import InputError
-from llmops.gateway.routing.quality.agreement import Comparison, compare_replicas
+from llmops.gateway.routing.quality.agreement import ReplicaComparison, compare_replicas
 from llmops.gateway.routing.quality.golden_prompts import load_golden_prompts
 from llmops.gateway.routing.quality.shadow_sample import MAX_TOKENS, ShadowSample
 from llmops.gateway.settings import GatewaySettings
@@ -46,7 +46,7 @@ CLOSE = [[1, 2, 3, 5]] * 4
     ],
 )
 def test_a_replica_that_differs_from_a_majority(answers, reference, outliers, agreed):
-    assert compare_replicas(answers, reference) == Comparison(outliers, agreed)
+    assert compare_replicas(answers, reference) == ReplicaComparison(outliers, agreed)
 
 
 def test_golden_prompts_of_a_file(tmp_path: Path):

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 from llmops.gateway.interfaces import Engine, EngineRequest, TokenBatch, TokenStream
 from llmops.perf.planted_faults import FaultyEngine
-from llmops.perf.rehearsal import AnswerRecord, RehearsalLoad, lowest_throughput_ratio, make_report
+from llmops.perf.rehearsal import RehearsalLoad, RehearsedRequest, lowest_throughput_ratio, make_report
 
 
-def steady(seconds: int, without: range = range(0)) -> list[AnswerRecord]:
+def steady(seconds: int, without: range = range(0)) -> list[RehearsedRequest]:
     """One request a second, answered in a second, with errors in some."""
     return [
-        AnswerRecord(float(at), at + 1.0, "initial", "broken" if at in without else "", 12) for at in range(seconds)
+        RehearsedRequest(float(at), at + 1.0, "initial", "broken" if at in without else "", 12) for at in range(seconds)
     ]
 
 
@@ -28,8 +28,8 @@ def test_the_report_counts_what_a_rollout_must_not_do():
     load = RehearsalLoad("http://gateway", "llama", steady(100))
     load.records[3].error = "HTTP 503"
     load.records[4].tokens = 14
-    load.records[60] = AnswerRecord(60.0, 61.0, "candidate", "planted", 3)
-    load.records[72] = AnswerRecord(72.0, 73.0, "candidate", "", 12)
+    load.records[60] = RehearsedRequest(60.0, 61.0, "candidate", "planted", 3)
+    load.records[72] = RehearsedRequest(72.0, 73.0, "candidate", "", 12)
     report = make_report(
         load,
         candidate="candidate",

@@ -19,7 +19,7 @@ def similarity(one: Answers, other: Answers) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
-class Comparison(NamedTuple):
+class ReplicaComparison(NamedTuple):
     """The result of a comparison.
 
     Attributes:
@@ -31,7 +31,7 @@ class Comparison(NamedTuple):
     agreed: bool
 
 
-def compare_replicas(answers: Mapping[str, Answers], reference: Answers | None) -> Comparison:
+def compare_replicas(answers: Mapping[str, Answers], reference: Answers | None) -> ReplicaComparison:
     """Compare the answers of a version's replicas.
 
     Two replicas that differ accuse each other, so that only answers from the past can decide.
@@ -51,7 +51,7 @@ def compare_replicas(answers: Mapping[str, Answers], reference: Answers | None) 
     }
     majority = [name for name, count in agreeing.items() if 2 * (count + 1) > len(voters)]
     outliers = [name for name in voters if name is not None and name not in majority] if majority else []
-    return Comparison(outliers, replicas > 1 and len(majority) == len(voters))
+    return ReplicaComparison(outliers, replicas > 1 and len(majority) == len(voters))
 
 
 def _common_share(one: Sequence[int], other: Sequence[int]) -> float:

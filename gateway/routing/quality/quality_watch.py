@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from llmops.background import LogOnce, PeriodicTask
 from llmops.gateway.errors import ApiError
 from llmops.gateway.interfaces import Engine, EngineRequest, SamplingParams
-from llmops.gateway.routing.quality.agreement import Answers, Comparison, compare_replicas
+from llmops.gateway.routing.quality.agreement import Answers, ReplicaComparison, compare_replicas
 from llmops.gateway.routing.quality.golden_prompts import GoldenPrompt, load_golden_prompts
 from llmops.gateway.routing.quality.shadow_sample import ShadowSample
 from llmops.gateway.routing.replicas.pool_registry import PoolRegistry
@@ -129,7 +129,7 @@ class QualityWatch:
 
     async def _ask_all(
         self, model: str, version: str, replicas: Sequence[Replica], prompts: Sequence[tuple[int, ...]]
-    ) -> Comparison:
+    ) -> ReplicaComparison:
         found = await asyncio.gather(*(self._answers(replica, prompts) for replica in replicas))
         answers = {replica.replica_id: own for replica, own in zip(replicas, found, strict=True)}
         known = self._references[model, version]
