@@ -4,8 +4,6 @@ Rows are inserted, deleted when they are old (`control/retention.py`) and never 
 contain no secret.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime

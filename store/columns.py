@@ -1,7 +1,5 @@
 """Column types, identifiers and inserts that behave the same in SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 from functools import lru_cache

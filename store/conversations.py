@@ -7,8 +7,6 @@ names the last message of the branch that is shown. A replacement of a message i
 nothing is overwritten.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime

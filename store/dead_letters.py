@@ -5,8 +5,6 @@ signature are only counted, in one row for each reason: a program that can write
 not be able to fill the disk.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Errors of database drivers, as one sentence for the user."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import sqlite3

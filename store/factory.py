@@ -1,7 +1,5 @@
 """Opening of stores, with the migration of their schema."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -3,8 +3,6 @@
 It happens completely or not at all, by one process at a time.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect, select, table, text
@@ -24,7 +22,7 @@ async def migrate(store: Store, folder: Path = FOLDER, newest: str = SCHEMA) -> 
     """Migrate a store to the newest schema.
 
     Raises:
-        VersionMismatchError: The schema is newer than this llmops.
+        VersionMismatchError: The schema is newer than this llmops, or older than its first release.
         InputError: The database has tables of another program with the same names.
     """
     async with store.read() as connection:
@@ -72,6 +70,11 @@ def _run_alembic(connection: Connection, location: str, folder: Path, found: str
     config = Config(attributes={"connection": connection, "version_table": SCHEMA_TABLE})
     config.set_main_option("script_location", str(folder).replace("%", "%%"))
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if found is not None and found < min(known):
+        raise VersionMismatchError(
+            f"The store {location} has schema {found}, made before the first release, which is not migrated; "
+            "name another store."
+        )
     if found is not None and found not in known:
         raise VersionMismatchError(
             f"The store {location} has schema {found}, which a newer llmops made (this one knows up to {max(known)}); "

@@ -1,7 +1,5 @@
 """Prices of models and the cost of requests, in whole micro-dollars that are rounded once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime

@@ -3,8 +3,6 @@
 Every query names the owner, who is the only one to find a response.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -4,8 +4,6 @@ Every change of a roll-out is one transaction: its state, the weights of both ve
 of the audit log. A process that is killed leaves either all of them or none.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Money is in whole micro-dollars, times are UTC. `usage_records` and the totals h
 billing must never fail because of a row elsewhere.
 """
 
-from __future__ import annotations
-
 from sqlalchemy import (
     JSON,
     BigInteger,

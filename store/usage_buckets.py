@@ -1,7 +1,5 @@
 """Usage of a tenant in buckets of time: days from the totals, hours and minutes from the records."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

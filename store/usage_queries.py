@@ -1,7 +1,5 @@
 """Queries of usage: sums per day, and gaps in the event numbers of gateways."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime

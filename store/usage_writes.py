@@ -5,8 +5,6 @@ are text: a batch is often a few rows, and composing statements with SQLAlchemy 
 time. Placeholders are SQLite's and are translated for PostgreSQL.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

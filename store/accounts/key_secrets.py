@@ -1,7 +1,5 @@
 """Secrets of API keys. They have 190 random bits, so an unsalted hash reveals nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

@@ -1,7 +1,5 @@
 """API keys: their settings, and the look-up of the key of a request."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Tenants, who pay for the usage of their keys."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Sequence

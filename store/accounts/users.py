@@ -1,7 +1,5 @@
 """Users, who own keys. A user belongs to one tenant permanently."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from datetime import datetime

@@ -96,6 +96,14 @@ async def rows(url: str, query: str) -> list[tuple]:
         return [tuple(row) for row in await connection.execute(text(query))]
 
 
+async def test_a_store_from_before_the_first_release_is_refused(empty_url):
+    async with connect(StoreUrl.parse(empty_url)) as store, store.write() as connection:
+        await connection.execute(text(f"CREATE TABLE {SCHEMA_TABLE} (version_num VARCHAR(32))"))
+        await connection.execute(text(f"INSERT INTO {SCHEMA_TABLE} VALUES ('0002')"))
+    with pytest.raises(VersionMismatchError, match="has schema 0002, made before the first release"):
+        await open_store(empty_url)
+
+
 async def test_a_database_with_a_users_table_of_another_program_is_left_alone(empty_url):
     async with connect(StoreUrl.parse(empty_url)) as store, store.write() as connection:
         await connection.execute(text("CREATE TABLE users (id INTEGER, password TEXT)"))
