@@ -3,8 +3,6 @@
 Nothing here imports the libraries that it asks about.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

@@ -3,8 +3,6 @@
 `cli/progress.py` shows it in the terminal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol

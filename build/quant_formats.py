@@ -6,8 +6,6 @@ A row that leaves something out cannot be constructed. Sources: TensorRT-LLM
 tables of NVIDIA's AIConfigurator.
 """
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass, replace
 
 from llmops.build.target_facts import TARGETS, TargetName

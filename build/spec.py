@@ -3,8 +3,6 @@
 Each error names the option and the fix.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

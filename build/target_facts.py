@@ -3,8 +3,6 @@
 A target's code is in `llmops.build.targets.NAME` and `llmops.model_repository.targets.NAME`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, get_args
 

@@ -1,7 +1,5 @@
 """`llmops clean`: show and remove this machine's caches."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

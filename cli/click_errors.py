@@ -1,7 +1,5 @@
 """Click's error messages in the form of llmops: what happened, why, and what to do."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import sys

@@ -1,7 +1,5 @@
 """`llmops control`: administration, usage reports and the ledger, beside any number of gateways."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

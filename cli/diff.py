@@ -1,7 +1,5 @@
 """`llmops diff`: what a description would change."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

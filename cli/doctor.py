@@ -1,7 +1,5 @@
 """`llmops doctor`: what this machine can do, and how to fix what it cannot."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """`llmops gateway`: serve the OpenAI API from Triton."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

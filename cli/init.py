@@ -1,7 +1,5 @@
 """`llmops init`: write a first llmops.yaml."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

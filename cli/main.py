@@ -3,8 +3,6 @@
 Subcommands are imported only when they are called, so that `--help` stays fast.
 """
 
-from __future__ import annotations
-
 import difflib
 import errno
 import importlib

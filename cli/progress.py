@@ -1,7 +1,5 @@
 """Build progress on stderr: bars on a terminal, one plain line per stage elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

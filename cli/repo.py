@@ -1,7 +1,5 @@
 """`llmops repo`: engine folders to a Triton model repository."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`llmops router`: train the choice of a model by an alias."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`llmops upgrade`: move an engine to another release of TensorRT-LLM."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

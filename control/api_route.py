@@ -1,7 +1,5 @@
 """The route class of the control API: FastAPI's routes with bounded bodies and one-sentence errors."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,5 @@
 """The control application: administration, usage and the leader's jobs, alone or inside a gateway."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

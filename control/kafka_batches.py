@@ -9,8 +9,6 @@ Kafka 0.11, is skipped too, because the library would fetch it again forever. Ga
 was not confirmed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.metadata import version
 from struct import Struct

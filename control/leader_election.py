@@ -3,8 +3,6 @@
 Leadership may overlap for seconds when it changes, so every leader job must be idempotent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """Jobs of the leader: work that exactly one control process does at a time."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from abc import ABC, abstractmethod

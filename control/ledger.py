@@ -6,8 +6,6 @@ becomes a dead letter with the reason, and the ledger continues. A record that c
 twice is skipped at the third start.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

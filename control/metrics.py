@@ -3,8 +3,6 @@
 They cover its requests, its leadership, and the spending of tenants.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime

@@ -6,8 +6,6 @@ Fields and limits follow https://platform.openai.com/docs/api-reference/usage. T
 and no batches.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """GET /api/admin/replicas and /api/admin/alerts: the state of the fleet, for the administration page."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Annotated, Any
 

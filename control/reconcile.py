@@ -6,8 +6,6 @@ Missing events need not be requested: a gateway keeps an event until the ledger 
 again. A gap that remains belongs to a gateway that has not come back, or that lost its outbox.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

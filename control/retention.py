@@ -1,7 +1,5 @@
 """Retention: delete audit entries and dead letters that are old enough."""
 
-from __future__ import annotations
-
 import logging
 from datetime import datetime, timedelta
 

@@ -1,7 +1,5 @@
 """GET /api/usage: the caller's own usage, its cost, and what is left of its budgets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from typing import Annotated, Any, Literal

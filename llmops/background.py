@@ -1,7 +1,5 @@
 """Work that repeats in the background, and log lines that do not repeat."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The cache folder."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """Clocks: UTC time, a thread's CPU budget, and a wait with a timeout."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime

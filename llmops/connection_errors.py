@@ -1,7 +1,5 @@
 """Messages for users about failed connections of httpx and gRPC."""
 
-from __future__ import annotations
-
 import re
 import socket
 import ssl

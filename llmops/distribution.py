@@ -7,8 +7,6 @@ name `llmops` belongs to another project on PyPI. That distribution also contain
 `llmops`, so installing it overwrites our files.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -4,8 +4,6 @@ httpx parses all that it has read before anything else runs. In 64 KiB, a server
 informational responses or 11,000 chunks of one byte, which take 0.1 s, and it can go on for ever.
 """
 
-from __future__ import annotations
-
 import asyncio
 from time import perf_counter
 from typing import Any

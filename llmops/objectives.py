@@ -4,8 +4,6 @@ The gateway's settings, its metrics and admission, the planner, the simulator an
 all use this one definition.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Output files of commands: checked before the work begins, and written atomically."""
 
-from __future__ import annotations
-
 import errno
 import os
 from contextlib import suppress

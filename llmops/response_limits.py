@@ -5,8 +5,6 @@ Its responses are not compressed, and are bounded in size and time. Server-sent 
 end, so each line of them is bounded instead.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, cast

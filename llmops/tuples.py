@@ -1,7 +1,5 @@
 """Named tuples on paths where each microsecond counts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar

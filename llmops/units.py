@@ -5,8 +5,6 @@ unit is rejected, because 500 could mean seconds in one place and milliseconds i
 stored in whole micro-dollars.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

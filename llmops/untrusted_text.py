@@ -5,8 +5,6 @@ a reader. Names, addresses and identifiers contain none of them. Unchecked text 
 `escape_unsafe`, which escapes these characters and cuts text that is too long.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

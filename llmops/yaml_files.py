@@ -1,7 +1,5 @@
 """Strict reading of YAML files, with errors that name the line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

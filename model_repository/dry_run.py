@@ -1,7 +1,5 @@
 """`llmops serve --dry-run`: the exact command, without starting anything."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The Triton model of an encoder engine: NAME-embedding or NAME-score."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace

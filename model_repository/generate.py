@@ -3,8 +3,6 @@
 A repository has four models per served name, and is checked before it is written.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

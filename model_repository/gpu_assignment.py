@@ -6,8 +6,6 @@ each, after 1.2.1). So in a repository with several engines on GPUs each has its
 other engine may use.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -8,8 +8,6 @@ repeatedly.
     python3 -m llmops.model_repository.wait REPOSITORY
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

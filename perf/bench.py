@@ -1,7 +1,5 @@
 """`llmops bench` without the command line: options in, a report document out."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import fields
 

@@ -5,8 +5,6 @@ the other results. Each step writes its output into the report folder; `summary.
 outcome of each. A machine without a GPU runs the same steps and shows which of them need one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Options of a benchmark, and the interface for its progress."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Faults that a rehearsal plants into the answers of a new version."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

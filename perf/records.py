@@ -3,8 +3,6 @@
 A `Request` is sent, and a `Record` describes its answer.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass, field
 from typing import Any

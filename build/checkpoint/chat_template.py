@@ -7,8 +7,6 @@ messages from its input and writes the list of renderings, or `{"error": …}`. 
 a template from files and from Python's internals; limits of the process bound its time and memory.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

@@ -1,7 +1,5 @@
 """Open a GGUF file as a `Checkpoint`: its metadata in the keys of a Hugging Face config.json."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The `gguf` package's own reader takes seconds for a tokenizer of 50,000 entries 
 a truncated file. Block sizes and dequantisation stay with the package. Layout: ggml's gguf.md.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import struct

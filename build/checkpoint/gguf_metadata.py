@@ -3,8 +3,6 @@
 They run before anything relies on the metadata.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path

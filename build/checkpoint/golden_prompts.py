@@ -1,7 +1,5 @@
 """The golden prompts: bundled texts whose greedy answers are recorded with an engine, as token ids."""
 
-from __future__ import annotations
-
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple

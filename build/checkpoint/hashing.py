@@ -1,7 +1,5 @@
 """SHA-256 of large files, cached by path, size, inode and modification time."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

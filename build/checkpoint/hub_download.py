@@ -1,7 +1,5 @@
 """Hugging Face hub ids: the snapshot in the local cache, or a download if the hub can be reached."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Callable

@@ -4,8 +4,6 @@ These are hub ids whose config.json ships with the package, and bundled models, 
 distributions.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Shapes, pooling and files come from a Hugging Face or sentence-transformers folder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Publish a folder atomically after checking that the disk has room, and create temporary folders."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -3,8 +3,6 @@
 A second build waits and then finds the first one's engine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

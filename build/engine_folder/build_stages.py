@@ -6,8 +6,6 @@ The build lock keeps other builds for the same output away, so unfinished stages
 builds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ Unknown fields are rejected. A field that engine.json leaves out has the value t
 always assumed. Only fields that were set are written again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

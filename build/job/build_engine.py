@@ -1,7 +1,5 @@
 """Build an engine folder from a checkpoint, atomically and cached by content."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

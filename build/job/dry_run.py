@@ -4,8 +4,6 @@ Both ask the targets' own `prepare`, so the planner never recommends an engine t
 rejects. Neither touches weights or files: config.json is enough.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """`llmops build --resume DIR`: finish an engine folder whose last step needed other hardware."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 A plan of the upgrade says what changes, what is lost, and which files are rewritten.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields

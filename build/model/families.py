@@ -1,7 +1,5 @@
 """The table of model families that can be planned and built."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

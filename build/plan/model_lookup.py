@@ -3,8 +3,6 @@
 It is a file, in a folder, in the table of well-known models, or on the Hugging Face hub.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 A wrong number there is a fault, not a quality loss.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llmops.build.model.architecture import Architecture

@@ -1,7 +1,5 @@
 """Compare an exported checkpoint with the recorded answers of its source."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

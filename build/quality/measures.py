@@ -1,7 +1,5 @@
 """Measures of an export against its source: log-probabilities, input ranges and weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The result is one rank file per GPU (TensorRT-LLM checkpoint), or a Hugging Face checkpoint.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

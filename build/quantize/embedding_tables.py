@@ -3,8 +3,6 @@
 With a large vocabulary each is larger than any layer.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Weights are float32 tensors under the names that transformers uses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 The library transformers reads only some formats, and those on GPUs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast

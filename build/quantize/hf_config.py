@@ -5,8 +5,6 @@ TensorRT-LLM 1.2 has transformers 4.57, which looks for `rope_theta`, `rope_scal
 silently rotate with theta 10000.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Read linear layers of quantised Hugging Face checkpoints as float32, one reader per format."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Protocol
 

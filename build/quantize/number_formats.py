@@ -3,8 +3,6 @@
 Otherwise ModelOpt's code would check itself.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

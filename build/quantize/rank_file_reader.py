@@ -1,7 +1,5 @@
 """Read rank0…rankN.safetensors of a TensorRT-LLM checkpoint back and join the ranks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

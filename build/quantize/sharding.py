@@ -5,8 +5,6 @@ dimension by tp * group (NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/modules/linear
 `export/postprocess.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

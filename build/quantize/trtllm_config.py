@@ -6,8 +6,6 @@ scaling (they moved into `rope_parameters`), so an engine built from it would ro
 `tensorrt_llm/models/{llama,qwen,gemma,phi3}/config.py`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llmops.build.model.architecture import Architecture

@@ -1,7 +1,5 @@
 """Recipes that ship with the package, and the models for which no recipe can be written."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@
 the module of a target when it is first used.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Write the tokenizer folder of an engine. Reading it needs neither torch nor transformers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

@@ -7,8 +7,6 @@ panic or allocate more than the memory, which ends the process.
 the tokenizer cannot be used.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

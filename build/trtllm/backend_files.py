@@ -3,8 +3,6 @@
 These are the tokenizer's facts for grammars, and LoRA adapters.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/model_state
 parse: it warns and takes its default.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ the upstream file, commit and line of each fact (read 2026-11-23). An empty text
 upstream file states.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -5,8 +5,6 @@ the engine's manifest, memory and model metadata agree. Everything else becomes 
 llm.KEY=VALUE` and is checked against the fields of the release.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ and the engine refuses to load hours later. Source: NVIDIA/TensorRT-LLM `tensorr
 (build), in its order. `FlagRule`: the program rejects these after minutes of loading weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ Triton image with TensorRT-LLM. From 1.3 on the image is our own: NVIDIA's relea
 TensorRT-LLM with the tritonserver of the nvidia-pytriton wheel (Dockerfile.trtllm).
 """
 
-from __future__ import annotations
-
 from llmops.build.trtllm.container_images import DEFAULT_TAG, IMAGES, OWN_IMAGE, TrtllmImage
 from llmops.errors import VersionMismatchError
 

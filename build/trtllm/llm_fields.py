@@ -7,8 +7,6 @@ documentation; 1.3: the same file and `tensorrt_llm/usage/llm_args_golden_manife
 1.3.0rc29 (September 2026), both read 2026-11-22.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal

@@ -10,8 +10,6 @@ log-probs: the `SamplingParams` of both; telemetry: #12384; `cache_salt`, which 
 and #13793 for 1.3's KV manager.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Translate a build request to the exact `trtllm-build` arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ The checks need no TensorRT.
 Sources: NVIDIA/TensorRT-LLM `tensorrt_llm/commands/build.py` and `tensorrt_llm/plugin/plugin.py`.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ read lie on both sides of 1.2.1 and agree. `docs/tensorrt-llm.md` has the whole 
 matrix` checks it against real exports.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llmops.build.model.families import FAMILIES

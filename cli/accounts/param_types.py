@@ -3,8 +3,6 @@
 An invalid value is rejected in one sentence with an example.
 """
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation

@@ -1,7 +1,5 @@
 """The columns of the tables of `llmops top`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar

@@ -1,7 +1,5 @@
 """Polling of metrics for `llmops top`: gateways, and the engines of gateways with a single Triton."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping, Sequence

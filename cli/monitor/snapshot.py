@@ -1,7 +1,5 @@
 """The numbers of `llmops top`, from metrics pages and replica states (docs/metrics.md)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A full-screen display that is redrawn periodically and restores the terminal."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

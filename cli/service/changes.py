@@ -3,8 +3,6 @@
 It is compared with the engines beside it, and with the models of a running gateway.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 

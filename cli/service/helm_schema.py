@@ -6,8 +6,6 @@ The file deploy/helm/llmops/values.schema.json is generated from these models.
 unknown key, a pool without GPUs or a name that Kubernetes would refuse ends there.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -3,8 +3,6 @@
 Others are in deploy/helm/llmops/values.yaml.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 An example is in docs/operate.md; llmops.schema.json is generated.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Annotated, Any, Literal

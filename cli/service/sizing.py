@@ -1,7 +1,5 @@
 """Sizes of engines and builds in a cluster, and addresses of backends."""
 
-from __future__ import annotations
-
 import ipaddress
 import math
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 The ledger is compared with the events that gateways numbered and the tokens that engines counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from sqlalchemy import func, select

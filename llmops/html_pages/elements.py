@@ -3,8 +3,6 @@
 The elements use no scripts, fonts or addresses.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from html import escape

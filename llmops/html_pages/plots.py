@@ -1,7 +1,5 @@
 """Plots as inline SVG: lines and points on linear axes, with values on hover and without scripts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

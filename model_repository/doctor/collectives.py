@@ -7,8 +7,6 @@ NCCL_IB_DISABLE; also read from /etc/nccl.conf) and "Troubleshooting" (`--shm-si
 memlock=-1` for containers).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator, Mapping

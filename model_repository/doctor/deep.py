@@ -7,8 +7,6 @@ which the release's facts list (build/trtllm/container_images.py). Any other mis
 symbol is a failure.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

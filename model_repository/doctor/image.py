@@ -3,8 +3,6 @@
 The facts are in build/trtllm/container_images.py.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The command lines of `llmops serve`, parsed by the tritonserver that would run them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Each check has the fix for a missing part.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

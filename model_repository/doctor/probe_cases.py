@@ -3,8 +3,6 @@
 They cover every kind of argument that `build` can produce, and every kind of request.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llmops.build.engine_folder.manifest import EngineLimits

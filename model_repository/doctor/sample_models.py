@@ -1,7 +1,5 @@
 """Models that the deep check creates: an engine without weights, and a tokenizer of single bytes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Sources: triton-inference-server/tensorrtllm_backend README ("Leader Mode", "Orc
 NVIDIA/TensorRT-LLM `triton_backend/scripts/launch_triton_server.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -8,8 +8,6 @@ and `docs/examples/tensorrt-llm`; triton-inference-server/tutorials
 `kubectl exec`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import yaml

@@ -1,7 +1,5 @@
 """The plan of a launch on several machines, whatever the scheduler."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Source: tensorrtllm_backend README ("Launch Triton server within Slurm based clu
 docs/llmapi.md; NVIDIA/ TensorRT-LLM `triton_backend/scripts/triton_task.sh`.
 """
 
-from __future__ import annotations
-
 import shlex
 
 from llmops.errors import InputError

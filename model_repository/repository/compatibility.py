@@ -3,8 +3,6 @@
 A failed check names an image that can.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

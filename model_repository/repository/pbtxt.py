@@ -1,7 +1,5 @@
 """config.pbtxt files: rendered by Jinja2, and checked against Triton's own protobuf schema."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

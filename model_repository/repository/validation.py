@@ -1,7 +1,5 @@
 """Checks of a model repository before a server starts on it."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

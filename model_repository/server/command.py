@@ -1,7 +1,5 @@
 """The tritonserver command line."""
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass, field
 

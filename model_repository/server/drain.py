@@ -6,8 +6,6 @@ A Triton that is unloading accepts no messages, not even a gateway's acknowledge
     python -m llmops.model_repository.server.drain HOST:PORT SECONDS
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 

@@ -1,7 +1,5 @@
 """The lines of `serve` and `up` that say who can reach the servers."""
 
-from __future__ import annotations
-
 from llmops.urls import is_loopback
 
 EMBEDDED_HTTP_WARNING = (

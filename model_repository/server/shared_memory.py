@@ -8,8 +8,6 @@ releases it when the last process that could use the segments has ended, however
 (`filelock` does not support inheriting a lock.)
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

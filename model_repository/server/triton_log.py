@@ -1,7 +1,5 @@
 """Triton's log in a readable form, and the reason why a server did not start or has ended."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

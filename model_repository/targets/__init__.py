@@ -1,7 +1,5 @@
 """One module per build target, with its part of the engine model's configuration."""
 
-from __future__ import annotations
-
 import importlib
 
 from llmops.build.target_facts import NAMES

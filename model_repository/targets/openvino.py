@@ -1,7 +1,5 @@
 """The target openvino: our own model over OpenVINO GenAI's continuous batching."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

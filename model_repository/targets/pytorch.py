@@ -1,7 +1,5 @@
 """The target pytorch: our own model over TensorRT-LLM's LLM API, for checkpoints."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

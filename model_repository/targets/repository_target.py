@@ -1,7 +1,5 @@
 """The interface of a build target in a model repository."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path

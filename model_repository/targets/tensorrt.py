@@ -7,8 +7,6 @@ Both take the parameters of NVIDIA/TensorRT-LLM
 serve.KEY=VALUE` stores them in engine.json.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The interface between the runner and a protocol."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """A client of OpenAI endpoints: `/chat/completions` and `/completions`, streamed or not."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

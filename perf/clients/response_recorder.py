@@ -1,7 +1,5 @@
 """Reading of an OpenAI answer into a record while it arrives."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -6,8 +6,6 @@ It is the baseline for the gateway, so it does as little as a Python client can:
 Triton's protobuf messages, without tritonclient.
 """
 
-from __future__ import annotations
-
 import struct
 import time
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Each benchmark runs in a process of its own, so that none inherits the memory, t
 another one.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import subprocess

@@ -5,8 +5,6 @@ with tokens/s. CONCURRENCY requests are in flight at any time (closed loop), pro
 nothing is detokenised. The pipeline is set up as the engine model sets it up.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import random

@@ -5,8 +5,6 @@ canary starts with a cold prefix cache, times have long tails, and a part of the
 come in clusters that hit every version. The judge is the one that control runs.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

@@ -4,8 +4,6 @@ Goals: painting takes at most 30 % of a core, the work for a token is the same a
 tokens as at their beginning, and the page paints first within half a second.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

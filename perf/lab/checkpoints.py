@@ -5,8 +5,6 @@ Made in a separate process: Linux counts the memory of a process's parent at the
 folder.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

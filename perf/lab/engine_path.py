@@ -5,8 +5,6 @@ repeated prompt of 2,000 tokens in a fifth of the time. The systems alternate on
 one load: 64 tokens in, 64 out, greedy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

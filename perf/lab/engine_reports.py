@@ -4,8 +4,6 @@ Goals: 1 µs per prompt token whose block is stored and later removed, and 1 % o
 readers while there is nothing to read. The library is a stand-in, so its own part is not included.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import tempfile

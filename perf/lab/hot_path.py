@@ -6,8 +6,6 @@ token; through the gateway the first token comes at most 3 ms (median) and 10 ms
 the processes' own time (user and system), not wall-clock time.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

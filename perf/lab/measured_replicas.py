@@ -6,8 +6,6 @@ gateway knows any of this. Goals: at 2 and 10 times the capacity, replicas that 
 answer 95 % as many requests in time, and find within 2 % as many tokens of prompts in their caches.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

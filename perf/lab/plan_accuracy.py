@@ -6,8 +6,6 @@ were fitted to the H100 rows as a whole, none per row or per model; the H200, A1
 release 1.2 rows had no part in the fit.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator

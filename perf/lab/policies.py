@@ -6,8 +6,6 @@ Times are the fastest of many runs, which a busy machine disturbs least. All oth
 simulated time and are the same on every machine.
 """
 
-from __future__ import annotations
-
 import random
 import struct
 import time

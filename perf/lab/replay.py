@@ -3,8 +3,6 @@
 Requests are sent on time whatever became of earlier requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

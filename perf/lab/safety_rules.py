@@ -4,8 +4,6 @@ Goals: 50 µs per KB and 0.5 µs per token, for a filter of three patterns and o
 2 % of what a token costs from the engine's message to the bytes of its event.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import textwrap

@@ -4,8 +4,6 @@ Goals: `llmops --help` in 200 ms, a cold int8 build of SmolLM2 in 25 s and the s
 s; a build's peak memory stays below 1.6 times the size of the checkpoint.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Goals: 1,000 streams are open at once without an error, each with at most 64 KiB
 while prompts of 32,000 tokens arrive, the p99 inter-token latency of short streams at most doubles.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

@@ -4,8 +4,6 @@ The next turn of a conversation contains random tokens in place of the previous 
 trace is known before the first request is sent.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ process without a gateway, and CPU is its own. The databases are on memory disks
 room, so that the disk does not count.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import statistics

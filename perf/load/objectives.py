@@ -3,8 +3,6 @@
 Examples are `ttft:200ms`, which each request must meet, `ttft_p99:700ms` and `availability:99.9%`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Comparison of two runs, with the differences that are more than chance."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

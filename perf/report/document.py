@@ -1,7 +1,5 @@
 """The JSON document of a run: options, machine, figures, and every request."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

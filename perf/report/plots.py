@@ -1,7 +1,5 @@
 """The plots of a run."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

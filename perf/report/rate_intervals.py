@@ -1,7 +1,5 @@
 """95 % confidence intervals of rates."""
 
-from __future__ import annotations
-
 import math
 import statistics
 

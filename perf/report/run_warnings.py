@@ -1,7 +1,5 @@
 """Warnings about the figures of a run."""
 
-from __future__ import annotations
-
 from llmops.perf.report.document import Document
 from llmops.perf.report.summary import BUSY_SHARE
 

@@ -3,8 +3,6 @@
 Decode is measured by batch, prefill by prompt length.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

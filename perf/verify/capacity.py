@@ -1,7 +1,5 @@
 """Checks of the engine's capacity against the plan and engine.json."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from llmops.gateway.telemetry.metric_definitions import ENGINE_BLOCKS as BLOCKS

@@ -3,8 +3,6 @@
 It has a client, its metadata, and answers to compare with.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Findings of checks, and lists of checks."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar

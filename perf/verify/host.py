@@ -1,7 +1,5 @@
 """The host of an engine: its GPUs, and Triton's metrics of one engine model."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`llmops verify` without the command line: options in, a report out."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 import time

@@ -3,8 +3,6 @@
 They run with one stream and at the plan's operating point.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import statistics

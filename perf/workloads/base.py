@@ -1,7 +1,5 @@
 """The interface of workloads, which yield sessions, which yield requests; and tool definitions."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Protocol
 

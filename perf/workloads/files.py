@@ -3,8 +3,6 @@
 A file has own prompts (JSONL or plain lines) or a request trace (JSONL in Mooncake's format).
 """
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 It is words that are one token each in common vocabularies, or random token ids.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any, Protocol
 

@@ -3,8 +3,6 @@
 Examples are `128`, `uniform:64,256`, `lognormal:256,0.6` and `choice:32@0.8,2048@0.2`.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sizes of the KV cache in bytes: per token, per sequence, and the number of sequences that fit."""
 
-from __future__ import annotations
-
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.memory.parallel_layout import ParallelLayout, local_kv_heads
 from llmops.build.quant_formats import QuantFormat

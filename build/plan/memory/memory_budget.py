@@ -1,7 +1,5 @@
 """The memory of one GPU: weights, buffers, and the rest for the KV cache."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llmops.build.model.architecture import Architecture

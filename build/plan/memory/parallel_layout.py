@@ -1,7 +1,5 @@
 """Layouts of a model over GPUs, and the rules that reject layouts TensorRT-LLM cannot run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Both the bytes of weights and the duration of a step follow from them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

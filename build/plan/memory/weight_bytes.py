@@ -1,7 +1,5 @@
 """Bytes of weights, exact from shapes: per rank of a layout, and of a whole checkpoint."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from llmops.build.model.architecture import Architecture, RecurrentShape

@@ -1,7 +1,5 @@
 """Curves of the plan reports: throughput against speed for one user, and cost against request rate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

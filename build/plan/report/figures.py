@@ -1,7 +1,5 @@
 """Formats of figures and rows of tables, the same in the terminal and in HTML."""
 
-from __future__ import annotations
-
 from llmops.build.plan.gpu_specs import GB
 from llmops.build.plan.memory.memory_budget import MemoryBudget
 from llmops.build.plan.search.candidate import Candidate

@@ -3,8 +3,6 @@
 The answer comes first, then its reasons, the alternatives and the rejected layouts.
 """
 
-from __future__ import annotations
-
 import time
 from html import escape
 

@@ -7,8 +7,6 @@ The engines' own metrics count the tokens of steps (deploy/alerts/recording.yaml
 work per token.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llmops.build.plan.search.layout_search import PlanResult

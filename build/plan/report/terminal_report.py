@@ -1,7 +1,5 @@
 """The plan as text in the terminal."""
 
-from __future__ import annotations
-
 from rich.console import Console, Group
 from rich.panel import Panel
 from rich.table import Table

@@ -3,8 +3,6 @@
 A candidate says if it fits and meets the targets, how many replicas it takes, and what it costs.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

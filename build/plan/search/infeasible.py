@@ -1,7 +1,5 @@
 """Explain a search without a result: the binding constraint, its numbers, and what to change."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

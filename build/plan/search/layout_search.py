@@ -3,8 +3,6 @@
 Layouts that meet the targets are ranked by cost, the others are explained.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Correct step predictions by a host's own step times: ratios of measured to predicted seconds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from statistics import median

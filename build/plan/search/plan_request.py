@@ -1,7 +1,5 @@
 """The request to the planner, checked for contradictions before any work."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 

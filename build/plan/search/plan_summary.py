@@ -1,7 +1,5 @@
 """A plan as plain data: the output of --json, and the BuildPlan of the best layout."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 from typing import Any

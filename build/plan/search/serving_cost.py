@@ -1,7 +1,5 @@
 """The cost of a fleet per token, and the volume from which it is cheaper than an API."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llmops.build.plan.speed.replica_model import OperatingPoint

@@ -1,7 +1,5 @@
 """Disaggregated serving: prefill and decode on separate workers, between which the KV cache moves."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 It gives rate, latency and throughput at a number of sequences in flight.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A step has a batch of sequences that each gain a token, and prompts that are read.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

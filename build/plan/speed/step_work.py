@@ -1,7 +1,5 @@
 """The work of a step: the operations of StepModel counted in FLOPs and bytes instead of timed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The workload of a deployment: lengths, rate, latency targets, prefix hits and draft tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llmops.errors import InputError

@@ -3,8 +3,6 @@
 Values lie between points of a logarithmic grid, or beyond its border.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping

@@ -3,8 +3,6 @@
 The roofline model and measured tables implement it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

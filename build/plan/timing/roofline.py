@@ -3,8 +3,6 @@
 An operation takes the longer of its arithmetic and its memory traffic, and a launch.
 """
 
-from __future__ import annotations
-
 from llmops.build.plan.gpu_specs import GpuSpec
 from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape
 from llmops.build.quant_formats import FORMATS

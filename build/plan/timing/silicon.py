@@ -6,8 +6,6 @@ still gets its own time. Operations without a table fall back to the roofline, a
 them.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import math
 from collections.abc import Callable, Iterable, Iterator

@@ -3,8 +3,6 @@
 Everything that can be rejected is rejected here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

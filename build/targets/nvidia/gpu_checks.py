@@ -1,7 +1,5 @@
 """Check that the GPUs the user names can run the engine."""
 
-from __future__ import annotations
-
 from llmops.build.plan.gpu_specs import GpuSpec, find_gpu
 from llmops.build.quant_formats import FORMATS
 from llmops.build.targets.nvidia.build_request import BuildRequest, allowed_formats

@@ -3,8 +3,6 @@
 ModelOpt quantises on this machine, and the engine runs elsewhere.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property

@@ -3,8 +3,6 @@
 For each, it is known which target takes it unchanged, and what to give instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from llmops.build.checkpoint import Checkpoint

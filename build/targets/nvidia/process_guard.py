@@ -7,8 +7,6 @@ their own, which Ctrl-C or `kill -9` for llmops' process group does not reach. T
 nothing of llmops, so that it starts at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

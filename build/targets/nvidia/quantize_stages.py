@@ -1,7 +1,5 @@
 """Quantise a checkpoint and measure its quality, in resumable stages shared by both NVIDIA targets."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict

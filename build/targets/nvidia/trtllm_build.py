@@ -3,8 +3,6 @@
 It has a command, a build.sh for another machine, and the run with log and progress.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

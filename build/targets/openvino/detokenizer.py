@@ -6,8 +6,6 @@ No text goes through it: the gateway detokenises. openvino_tokenizers converts w
 from transformers objects, but a detokenizer's few nodes can be assembled from tokenizer.json.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@ quantisation, paged attention or batching show. tests/agreement checks the graph
 transformers.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,8 +7,6 @@ torchvision (which would bring CUDA PyTorch) without using it here, hence the `-
 install command.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import warnings

@@ -3,8 +3,6 @@
 Options become arguments of `trtllm-build` and parameters of the C++ backend.
 """
 
-from __future__ import annotations
-
 from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia import trtllm_build

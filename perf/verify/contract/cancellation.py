@@ -1,7 +1,5 @@
 """Checks that a client's cancel and `stop` by id free the batch and the KV cache."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """Checks of guided decoding: announced kinds follow their grammar, others are rejected."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Checks of the KV cache reports of an engine: gauges and events."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -1,7 +1,5 @@
 """Checks that unsupported inputs are rejected before any token, by the name of their tensor."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from llmops import contract

@@ -1,7 +1,5 @@
 """Checks of seeds, sequences, penalties, cut-offs, bias and adapters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from llmops import contract

@@ -4,8 +4,6 @@ They cover order, cancel, rejection, resume, window, unknown ids, and drain, whi
 deployment.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from llmops.contract import (

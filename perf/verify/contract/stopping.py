@@ -1,7 +1,5 @@
 """Checks of what ends an answer: length, end id, stop words, bad words, min_tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from llmops.contract import BAD_WORDS_LIST, STOP_WORDS_LIST
