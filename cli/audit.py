@@ -11,7 +11,7 @@ import click
 from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.accounts.param_types import DurationType, typed_values
-from llmops.cli.output import format_timestamp, print_json, print_table
+from llmops.cli.output import format_timestamp, print_results
 from llmops.units import format_usd
 
 if TYPE_CHECKING:
@@ -39,12 +39,8 @@ def command(
     since: datetime | None = datetime.now(UTC) - last if last else None
     query = AuditQuery(**typed_values({"tenant": tenant, "action": action, "since": since}), limit=limit)
     entries = admin.request("GET", ("audit",), tuple[AuditEntryRead, ...], query=query)
-    if as_json:
-        print_json([entry.data() for entry in entries])
-    elif not entries:
-        click.echo("Nothing is on record.", err=True)
-    else:
-        print_table(("when", "who", "did", "to", "tenant", "detail"), [_row(entry) for entry in entries])
+    columns = ("when", "who", "did", "to", "tenant", "detail")
+    print_results(entries, as_json, "Nothing is on record.", columns, _row)
 
 
 def _row(entry: AuditEntryRead) -> list[str]:

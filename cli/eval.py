@@ -33,7 +33,6 @@ def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> 
     from dataclasses import asdict
 
     from llmops.build.quality.evaluate import evaluate
-    from llmops.cli.eval import quality_lines
     from llmops.cli.progress import make_progress
 
     quality, gates = evaluate(engine, against, limits, make_progress())

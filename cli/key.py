@@ -10,6 +10,7 @@ import click
 from llmops.cli.accounts.account_options import admin_options, limit_options
 from llmops.cli.accounts.admin_client import AdminClient, key_reference
 from llmops.cli.accounts.param_types import DurationType, NamesType, TimestampType, typed_values
+from llmops.cli.options import add_options
 from llmops.cli.output import (
     format_budget,
     format_limits,
@@ -17,7 +18,8 @@ from llmops.cli.output import (
     print_fields,
     print_json,
     print_line,
-    print_table,
+    print_result,
+    print_results,
 )
 from llmops.units import format_usd
 
@@ -25,26 +27,24 @@ if TYPE_CHECKING:
     from llmops.control.admin import schemas
 
 
-def spec_options(command: Any) -> Any:
-    """Add the options that set a key's name, tier, scopes, models, expiry and limits."""
-    for option in (
-        click.option(
-            "--expires",
-            "expires_at",
-            type=TimestampType(never=True),
-            help="Expires in 90d or 12h, on 2027-01-31 (UTC), or never.",
-        ),
-        click.option("--models", type=NamesType(everything=True), help="Models it may use, or all."),
-        click.option(
-            "--scopes",
-            type=NamesType(),
-            help="Any of inference, usage, metrics, admin, fairness.  [default: inference]",
-        ),
-        click.option("--tier", help="Tier of its requests; any name.  [default: the user's, or free]"),
-        click.option("--name", help="What the key is for."),
-    ):
-        command = option(command)
-    return limit_options(command)
+#: For commands that set a key's limits, name, tier, scopes, models and expiry.
+spec_options = add_options(
+    limit_options,
+    click.option("--name", help="What the key is for."),
+    click.option("--tier", help="Tier of its requests; any name.  [default: the user's, or free]"),
+    click.option(
+        "--scopes",
+        type=NamesType(),
+        help="Any of inference, usage, metrics, admin, fairness.  [default: inference]",
+    ),
+    click.option("--models", type=NamesType(everything=True), help="Models it may use, or all."),
+    click.option(
+        "--expires",
+        "expires_at",
+        type=TimestampType(never=True),
+        help="Expires in 90d or 12h, on 2027-01-31 (UTC), or never.",
+    ),
+)
 
 
 @click.group("key")
@@ -80,14 +80,9 @@ def list_(tenant: str | None, user: str | None, everything: bool, admin: AdminCl
 
     query = KeyListQuery(**typed_values({"tenant": tenant, "user": user}), all=everything)
     keys = admin.request("GET", ("keys",), tuple[KeyRead, ...], query=query)
-    if as_json:
-        print_json([key.data() for key in keys])
-        return
-    if not keys:
-        click.echo("No keys. Make one: llmops key create --tenant NAME --user EMAIL", err=True)
-        return
     columns = ("key", "tenant", "user", "tier", "limits", "budget", "state", "prefix", "models", "name")
-    print_table(columns, [_row(key) for key in keys], narrow=7)
+    empty = "No keys. Make one: llmops key create --tenant NAME --user EMAIL"
+    print_results(keys, as_json, empty, columns, _row, narrow=7)
 
 
 @command.command("show")
@@ -115,10 +110,7 @@ def update(key: str, admin: AdminClient, as_json: bool, **settings: Any) -> None
     if not typed_values(settings):
         raise click.UsageError("Nothing to change; give an option, e.g. --rpm 120.")
     updated = admin.request("PATCH", ("keys", key_reference(key)), KeyRead, body=KeyUpdate(**typed_values(settings)))
-    if as_json:
-        print_json(updated.data())
-    else:
-        print_line(f"{updated.id}: {_summary(updated)}.")
+    print_result(updated, as_json, f"{updated.id}: {_summary(updated)}.")
 
 
 @command.command("rotate")
@@ -155,10 +147,7 @@ def revoke(key: str, now: bool, admin: AdminClient, as_json: bool) -> None:
     from llmops.control.admin.schemas import KeyRead, KeyRevoke
 
     revoked = admin.request("POST", ("keys", key_reference(key), "revoke"), KeyRead, body=KeyRevoke(now=now))
-    if as_json:
-        print_json(revoked.data())
-    else:
-        print_line(f"{revoked.id} of {revoked.user} is revoked; its usage stays on the bill.")
+    print_result(revoked, as_json, f"{revoked.id} of {revoked.user} is revoked; its usage stays on the bill.")
 
 
 def _print_secret(key: schemas.KeyWithSecret, as_json: bool, message: str) -> None:

@@ -1,8 +1,7 @@
 """Parameter types and checks that several commands share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,22 +115,23 @@ def reject_other_options(sentence: str, *names: str) -> None:
         raise click.UsageError(f"{sentence}; leave {', '.join(typed)} out.")
 
 
-def serving_option(command: Any) -> Any:
-    """Add --serving, for commands that make a repository."""
-    return click.option(
-        "--serving",
-        type=click.Choice(["llmops", "nvidia"]),
-        help="What serves TensorRT engines: llmops' own model, or NVIDIA's C++ backend.  [default: nvidia]",
-    )(command)
+#: For commands that make a repository.
+serving_option = click.option(
+    "--serving",
+    type=click.Choice(["llmops", "nvidia"]),
+    help="What serves TensorRT engines: llmops' own model, or NVIDIA's C++ backend.  [default: nvidia]",
+)
 
 
-def training_options(command: Any) -> Any:
-    """Add FILE, --url, --model and -o, for commands that train a head on vectors of labelled texts."""
-    for option in (
-        click.option("-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="The head to write."),
-        click.option("--model", metavar="NAME", required=True, help="The embedding model, such as minilm."),
-        click.option("--url", metavar="URL", required=True, help="A gateway that serves the embedding model."),
-        click.argument("examples", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False)),
-    ):
-        command = option(command)
-    return command
+def add_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a decorator that adds options and arguments to a command, in this order."""
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+
+
+#: For commands that train a head on vectors of labelled texts.
+training_options = add_options(
+    click.argument("examples", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False)),
+    click.option("--url", metavar="URL", required=True, help="A gateway that serves the embedding model."),
+    click.option("--model", metavar="NAME", required=True, help="The embedding model, such as minilm."),
+    click.option("-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="The head to write."),
+)

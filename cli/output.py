@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from llmops.units import format_usd
 from llmops.untrusted_text import escape_unsafe, json_escape_unsafe
 
+SchemaT = TypeVar("SchemaT", bound="AdminSchema")
+
 #: Characters that `print_line` shows. The settings of a key take some hundreds.
 MAX_LINE_LENGTH = 4096
 
 if TYPE_CHECKING:
-    from llmops.control.admin.schemas import KeyRead, LimitFields, TenantRead
+    from rich.console import Console
+
+    from llmops.control.admin.schemas import AdminSchema, KeyRead, LimitFields, TenantRead
 
     Limited = KeyRead | TenantRead | LimitFields
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def console(*, stderr: bool = False, **more: Any) -> Console:
@@ -113,6 +115,35 @@ def print_line(text: str, *, err: bool = False) -> None:
 def print_json(data: Any) -> None:
     """Print data as JSON that is safe to show in a terminal."""
     click.echo(json_escape_unsafe(data))
+
+
+def print_result(result: AdminSchema, as_json: bool, text: str) -> None:
+    """Print a result of the admin API as JSON, or as a line of text."""
+    if as_json:
+        print_json(result.data())
+    else:
+        print_line(text)
+
+
+def print_results(
+    results: Sequence[SchemaT],
+    as_json: bool,
+    empty: str,
+    columns: Sequence[str],
+    row: Callable[[SchemaT], Sequence[str]],
+    right: Sequence[str] = (),
+    narrow: int | None = None,
+) -> None:
+    """Print results of the admin API as JSON or as a table, and without any the sentence `empty`.
+
+    `row` returns the cells of a result. The other arguments are those of `print_table`.
+    """
+    if as_json:
+        print_json([one.data() for one in results])
+    elif not results:
+        click.echo(empty, err=True)
+    else:
+        print_table(columns, map(row, results), right, narrow)
 
 
 def format_timestamp(time: datetime | None) -> str:

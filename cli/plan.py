@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from llmops.build.plan.speed.workload import TARGET_LATENCIES
+from llmops.build.plan.speed.workload import TARGET_LATENCIES, PlanWorkload
 from llmops.build.quant_formats import PLANNED
 from llmops.build.target_facts import GPU_TARGETS
 from llmops.cli.options import Duration, OutputFile, Share, option_groups
@@ -247,7 +247,6 @@ def _request(name: str, checkpoint: Checkpoint, flags: dict[str, Any]) -> PlanRe
     from llmops.build.plan.memory.kv_sizes import find_kv
     from llmops.build.plan.search.plan_request import PlanRequest, find_precision
     from llmops.build.plan.speed.measured_steps import MeasuredSteps
-    from llmops.build.plan.speed.workload import PlanWorkload
 
     model = checkpoint.architecture
     precision = find_precision(flags["quant"], model)

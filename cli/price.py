@@ -11,7 +11,7 @@ import click
 from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.accounts.param_types import DollarsType, TimestampType, typed_values
-from llmops.cli.output import format_timestamp, print_json, print_line, print_table
+from llmops.cli.output import format_timestamp, print_result, print_results
 from llmops.units import MICROS_PER_USD, format_usd
 
 if TYPE_CHECKING:
@@ -53,10 +53,8 @@ def set_(
     optional = typed_values({"cached": cached, "valid_from": valid_from})
     body = PriceCreate(model=model, input=input_price, output=output, **optional)
     price = admin.request("POST", ("prices",), PriceRead, body=body)
-    if as_json:
-        print_json(price.data())
-    else:
-        print_line(f"{model}: {_summary(price)} per million tokens, from {format_timestamp(price.valid_from)} UTC.")
+    since = format_timestamp(price.valid_from)
+    print_result(price, as_json, f"{model}: {_summary(price)} per million tokens, from {since} UTC.")
 
 
 @command.command("list")
@@ -69,13 +67,8 @@ def list_(model: str | None, at: datetime | None, admin: AdminClient, as_json: b
 
     query = PriceListQuery(**typed_values({"model": model, "at": at}))
     prices = admin.request("GET", ("prices",), tuple[PriceRead, ...], query=query)
-    if as_json:
-        print_json([price.data() for price in prices])
-    elif not prices:
-        click.echo("No prices. Set one: llmops price set MODEL --input 0.6 --output 0.9", err=True)
-    else:
-        right = ("input", "cached", "output")
-        print_table(("model", *right, "from", ""), [_row(price) for price in prices], right)
+    right, empty = ("input", "cached", "output"), "No prices. Set one: llmops price set MODEL --input 0.6 --output 0.9"
+    print_results(prices, as_json, empty, ("model", *right, "from", ""), _row, right)
 
 
 def _summary(price: PriceRead) -> str:

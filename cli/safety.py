@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,10 @@ import click
 
 from llmops.cli.openai_client import ChatClient, embed_texts
 from llmops.cli.options import training_options
-from llmops.errors import ServerError
+from llmops.errors import InputError, LlmopsError, ServerError
 from llmops.input_files import MALFORMED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -49,7 +48,6 @@ def check(examples: Path, config: Path, url: str | None, as_json: bool) -> None:
     character of a match left a stream in `hold`.
     """
     from llmops.cli.progress import make_progress
-    from llmops.errors import InputError, LlmopsError
     from llmops.gateway.safety.evaluation import evaluate, read_examples
     from llmops.gateway.safety.filters import FilterUnavailableError
     from llmops.gateway.safety.policy import create_filter

@@ -15,7 +15,8 @@ from llmops.cli.output import (
     format_timestamp,
     print_fields,
     print_json,
-    print_table,
+    print_result,
+    print_results,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def create(name: str, admin: AdminClient, as_json: bool, **limits: Any) -> None:
     from llmops.control.admin.schemas import TenantCreate, TenantRead
 
     created = admin.request("POST", ("tenants",), TenantRead, body=TenantCreate(id=name, **typed_values(limits)))
-    _print_tenant(created, as_json, f"{created.id}: {format_limits(created)}, {format_budget(created)}.")
+    print_result(created, as_json, f"{created.id}: {format_limits(created)}, {format_budget(created)}.")
 
 
 @command.command("list")
@@ -50,12 +51,8 @@ def list_(everything: bool, admin: AdminClient, as_json: bool) -> None:
     from llmops.control.admin.schemas import TenantListQuery, TenantRead
 
     found = admin.request("GET", ("tenants",), tuple[TenantRead, ...], query=TenantListQuery(all=everything))
-    if as_json:
-        print_json([tenant.data() for tenant in found])
-    elif not found:
-        click.echo("No tenants. Make one: llmops tenant create NAME", err=True)
-    else:
-        print_table(("tenant", "limits", "budget", "created", "deleted"), [_row(tenant) for tenant in found])
+    columns = ("tenant", "limits", "budget", "created", "deleted")
+    print_results(found, as_json, "No tenants. Make one: llmops tenant create NAME", columns, _row)
 
 
 @command.command("show")
@@ -90,7 +87,7 @@ def update(name: str, admin: AdminClient, as_json: bool, **limits: Any) -> None:
     if not typed_values(limits):
         raise click.UsageError("Nothing to change; give an option, e.g. --rpm 120.")
     updated = admin.request("PATCH", ("tenants", name), TenantRead, body=TenantUpdate(**typed_values(limits)))
-    _print_tenant(updated, as_json, f"{updated.id}: {format_limits(updated)}, {format_budget(updated)}.")
+    print_result(updated, as_json, f"{updated.id}: {format_limits(updated)}, {format_budget(updated)}.")
 
 
 @command.command("delete")
@@ -101,7 +98,7 @@ def delete(name: str, admin: AdminClient, as_json: bool) -> None:
     from llmops.control.admin.schemas import TenantRead
 
     deleted = admin.request("DELETE", ("tenants", name), TenantRead)
-    _print_tenant(
+    print_result(
         deleted, as_json, f"{name} is deleted and its keys are refused; `llmops tenant restore {name}` undoes it."
     )
 
@@ -114,14 +111,7 @@ def restore(name: str, admin: AdminClient, as_json: bool) -> None:
     from llmops.control.admin.schemas import TenantRead
 
     restored = admin.request("POST", ("tenants", name, "restore"), TenantRead)
-    _print_tenant(restored, as_json, f"{name} is restored, and its keys work again.")
-
-
-def _print_tenant(tenant: TenantRead, as_json: bool, message: str) -> None:
-    if as_json:
-        print_json(tenant.data())
-    else:
-        click.echo(message)
+    print_result(restored, as_json, f"{name} is restored, and its keys work again.")
 
 
 def _row(tenant: TenantRead) -> list[str]:

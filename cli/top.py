@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.monitor.layout import SORT_ORDERS, ViewOptions
+from llmops.cli.monitor.layout import SORT_ORDERS, ViewOptions, render_screen
 from llmops.cli.options import Duration, gateways_option
-from llmops.cli.output import table_console
+from llmops.cli.output import PIPED_WIDTH, table_console
 from llmops.errors import ServerError
 
 if TYPE_CHECKING:
     from llmops.cli.monitor.poller import GatewayPoller
     from llmops.cli.monitor.snapshot import FleetSnapshot
-
-#: Width of a table in a pipe, which has no width of its own. A truncated line would go unnoticed.
-PIPED_WIDTH = 400
 
 
 @click.command("top")
@@ -104,12 +101,9 @@ def _print(board: FleetSnapshot, as_json: bool, view: ViewOptions) -> None:
     if as_json:
         import json
         from dataclasses import asdict
-        from datetime import datetime
 
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         click.echo(json.dumps({"at": now, **asdict(board)}, ensure_ascii=False))
         return
-    from llmops.cli.monitor.layout import render_screen
-
     console = table_console(PIPED_WIDTH, markup=False)
     console.print(render_screen(board, view, console.width))

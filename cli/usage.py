@@ -14,12 +14,12 @@ import click
 from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient, key_reference
 from llmops.cli.accounts.param_types import DayType, typed_values
-from llmops.cli.output import format_timestamp, print_json, print_table
+from llmops.cli.output import format_timestamp, print_json, print_results, print_table
 from llmops.units import format_usd
 from llmops.untrusted_text import escape_unsafe
 
 if TYPE_CHECKING:
-    from llmops.control.admin.schemas import Reconciliation, UsageReport, UsageTotals
+    from llmops.control.admin.schemas import DeadLetterRead, Reconciliation, UsageReport, UsageTotals
 
 GROUPS = ("day", "tenant", "user", "model", "key")
 #: Columns of the table, and of CSV.
@@ -120,16 +120,12 @@ def dead_letters(limit: int, admin: AdminClient, as_json: bool) -> None:
     letters = admin.request(
         "GET", ("usage", "dead-letters"), tuple[DeadLetterRead, ...], query=DeadLetterListQuery(limit=limit)
     )
-    if as_json:
-        print_json([letter.data() for letter in letters])
-    elif not letters:
-        click.echo("All usage events could be billed.", err=True)
-    else:
-        rows = [
-            [format_timestamp(one.last_at), one.reason, one.source, "yes" if one.signed else "no", f"{one.count:,}"]
-            for one in letters
-        ]
-        print_table(("last", "reason", "source", "signed", "count"), rows, ("count",))
+    columns = ("last", "reason", "source", "signed", "count")
+    print_results(letters, as_json, "All usage events could be billed.", columns, _dead_letter_row, ("count",))
+
+
+def _dead_letter_row(one: DeadLetterRead) -> list[str]:
+    return [format_timestamp(one.last_at), one.reason, one.source, "yes" if one.signed else "no", f"{one.count:,}"]
 
 
 def _print_reconciliation(report: Reconciliation) -> None:

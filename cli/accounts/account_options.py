@@ -1,7 +1,5 @@
 """Options that the commands `key`, `tenant`, `price`, `usage` and `audit` share."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable
@@ -11,6 +9,7 @@ import click
 
 from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.accounts.param_types import BudgetType, LimitType
+from llmops.cli.options import add_options
 from llmops.errors import InputError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -32,21 +31,22 @@ def admin_options(command: Command) -> Command:
         except ValueError as error:
             raise _input_error(error) from error
 
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-        click.option(
-            "--url",
-            help="Use the admin API of `llmops control` or `llmops up` at this URL, with the key in $LLMOPS_API_KEY.",
-        ),
-        click.option(
-            "--store",
-            metavar="URL",
-            envvar="LLMOPS_STORE",
-            help="sqlite:///FILE or postgresql://…; also $LLMOPS_STORE.  [default: store.db in the cache folder]",
-        ),
-    ):
-        run = option(run)
-    return run  # type: ignore[return-value]
+    return _add_admin_options(run)  # type: ignore[no-any-return]
+
+
+_add_admin_options = add_options(
+    click.option(
+        "--store",
+        metavar="URL",
+        envvar="LLMOPS_STORE",
+        help="sqlite:///FILE or postgresql://…; also $LLMOPS_STORE.  [default: store.db in the cache folder]",
+    ),
+    click.option(
+        "--url",
+        help="Use the admin API of `llmops control` or `llmops up` at this URL, with the key in $LLMOPS_API_KEY.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+)
 
 
 def _input_error(error: ValueError) -> Exception:
@@ -61,13 +61,9 @@ def _input_error(error: ValueError) -> Exception:
     return InputError(f"The value of {'.'.join(map(str, first['loc']))} cannot be used: {explain_error(first)}.")
 
 
-def limit_options(command: Command) -> Command:
-    """Add `--rpm`, `--tpm`, `--concurrent` and `--budget`."""
-    for option in (
-        click.option("--budget", type=BudgetType(), help="US dollars per day, week or month, e.g. 50/month, or none."),
-        click.option("--concurrent", type=LimitType(), help="Concurrent requests, or none."),
-        click.option("--tpm", type=LimitType(), help="Tokens per minute, or none."),
-        click.option("--rpm", type=LimitType(), help="Requests per minute, or none."),
-    ):
-        command = option(command)
-    return command
+limit_options = add_options(
+    click.option("--rpm", type=LimitType(), help="Requests per minute, or none."),
+    click.option("--tpm", type=LimitType(), help="Tokens per minute, or none."),
+    click.option("--concurrent", type=LimitType(), help="Concurrent requests, or none."),
+    click.option("--budget", type=BudgetType(), help="US dollars per day, week or month, e.g. 50/month, or none."),
+)
