@@ -4,8 +4,6 @@ A file with a hole takes no disk, and as much memory as it says; JSON can be nes
 its parser gives up.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -14,6 +12,9 @@ from typing import Any
 
 #: Bytes of a configuration file. The largest known, a tokenizer_config.json, has 2 MB.
 MAX_CONFIG_BYTES = 8 * 2**20
+
+#: Bytes of tokenizer.json and of the index of weight files. The largest known have 35 MB.
+MAX_TABLE_BYTES = 64 * 2**20
 
 #: Bytes of a file of examples, prompts or a trace. Mooncake's longest trace has 20 MB.
 MAX_LIST_BYTES = 256 * 2**20

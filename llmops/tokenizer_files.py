@@ -1,16 +1,12 @@
 """A bound on how much longer a tokenizer.json makes a text, whose author may be a stranger."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from llmops.input_files import read_json
+from llmops.input_files import MAX_TABLE_BYTES, read_json
 
-#: Bytes of tokenizer.json. The largest known have 35 MB.
-MAX_BYTES = 64 * 2**20
 #: Characters that all replacements of a text together may write for one. Known tokenizers write 1.
 MAX_GROWTH = 16
 
@@ -25,7 +21,7 @@ def check_growth(path: Path) -> None:
         OSError: The file cannot be read, or is too large.
         ValueError: It is not JSON, or a rule writes too much.
     """
-    spec = read_json(path, MAX_BYTES)
+    spec = read_json(path, MAX_TABLE_BYTES)
     if not isinstance(spec, dict):
         raise ValueError("it is no JSON object")
     for part in ("normalizer", "pre_tokenizer", "decoder"):

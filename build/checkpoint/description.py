@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llmops.build.checkpoint.hashing import sha256_of
 from llmops.build.quant_formats import QuantFormat, format_of_algorithm, format_of_method
@@ -19,10 +19,25 @@ if TYPE_CHECKING:
     from llmops.build.engine_folder.manifest import Source
     from llmops.build.model.architecture import Architecture
 
-#: Device, inode and time of the last change, of a path and of the file that it leads to.
-FileState = tuple[int, ...]
-
 CheckpointFormat = Literal["huggingface", "gguf"]
+
+
+class FileStatus(NamedTuple):
+    """A file's device and inode, and the time of the inode's last change in nanoseconds."""
+
+    device: int
+    inode: int
+    changed: int
+
+
+class FileState(NamedTuple):
+    """The status of a path, and of the file that it leads to.
+
+    It changes when either is written, replaced or renamed.
+    """
+
+    path: FileStatus
+    file: FileStatus
 
 
 @dataclass(frozen=True)
@@ -127,7 +142,7 @@ class ModelCheckpoint:
     config: dict[str, Any]
     tensors: Mapping[str, TensorInfo] = field(repr=False)
     files: tuple[CheckpointFile, ...]
-    states: dict[str, FileState] = field(default_factory=dict, repr=False)
+    states: dict[str, FileState | None] = field(default_factory=dict, repr=False)
 
     @property
     def hf_class(self) -> str:

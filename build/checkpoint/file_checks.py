@@ -3,20 +3,15 @@
 Every fault becomes a CheckpointError that names the file.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from llmops.build.checkpoint.description import FileState, TensorInfo
+from llmops.build.checkpoint.description import FileState, FileStatus, TensorInfo
 from llmops.errors import CheckpointError
 from llmops.input_files import MAX_CONFIG_BYTES, parse_json
-
-#: Bytes of tokenizer.json and of the index of weight files. The largest known have 35 MB.
-MAX_TABLE_BYTES = 64 * 2**20
 
 
 def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
@@ -53,15 +48,15 @@ def check_file_size(path: Path, max_bytes: int) -> None:
         )
 
 
-def file_state(path: Path) -> FileState:
-    """Return numbers that change when a file, or a link to it, is written, replaced or renamed."""
+def file_state(path: Path) -> FileState | None:
+    """Return the state of a file and of a link to it, or None if the path leads nowhere."""
     try:
-        return tuple(n for info in (path.lstat(), path.stat()) for n in (info.st_dev, info.st_ino, info.st_ctime_ns))
+        return FileState(*(FileStatus(one.st_dev, one.st_ino, one.st_ctime_ns) for one in (path.lstat(), path.stat())))
     except OSError:
-        return ()
+        return None
 
 
-def reject_changed_files(folder: Path, states: Mapping[str, FileState], names: Iterable[str]) -> None:
+def reject_changed_files(folder: Path, states: Mapping[str, FileState | None], names: Iterable[str]) -> None:
     """Check that files are as they were when their links were checked.
 
     A file that is replaced by a link after that check, and back before the build ends, has another
@@ -75,7 +70,7 @@ def reject_changed_files(folder: Path, states: Mapping[str, FileState], names: I
             raise CheckpointError(f"{folder / name} was changed while the engine was built; build it again.")
 
 
-def reject_outside_symlinks(folder: Path) -> dict[str, FileState]:
+def reject_outside_symlinks(folder: Path) -> dict[str, FileState | None]:
     """Check that `folder` has only files, and no link out of it except to the hub's blobs.
 
     A build would copy the files that a link leads to into the engine, and wait for ever for a pipe.

@@ -1,7 +1,5 @@
 """Open a Hugging Face folder as a `Checkpoint`, and recognise how its weights are quantised."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,10 @@ from llmops.build.checkpoint.description import (
     SpecialTokens,
     TensorInfo,
 )
-from llmops.build.checkpoint.file_checks import (
-    MAX_TABLE_BYTES,
-    check_file_size,
-    read_json,
-    reject_outside_symlinks,
-)
+from llmops.build.checkpoint.file_checks import check_file_size, read_json, reject_outside_symlinks
 from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError
+from llmops.input_files import MAX_TABLE_BYTES
 
 MODELOPT_FILE = "hf_quant_config.json"
 TOKENIZER_FILES = (

@@ -4,8 +4,6 @@ Format: Hugging Face PEFT (`adapter_config.json`, `adapter_model.safetensors`). 
 engine's side are TensorRT-LLM's, source: NVIDIA/TensorRT-LLM `examples/hf_lora_convert.py`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
@@ -48,7 +46,7 @@ class AdapterCheckpoint:
     rank: int
     scale: float
     modules: tuple[str, ...]
-    states: Mapping[str, FileState] = field(default_factory=dict, repr=False)
+    states: Mapping[str, FileState | None] = field(default_factory=dict, repr=False)
 
     @property
     def weights(self) -> Path:

@@ -3,15 +3,13 @@
 It is tried as a folder, a GGUF file, a bundled name and a hub id, in this order.
 """
 
-from __future__ import annotations
-
 import difflib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.description import Checkpoint, SpecialTokens
-from llmops.build.checkpoint.huggingface_folder import detect_quantisation
+from llmops.build.checkpoint.huggingface_folder import detect_quantisation, open_folder
 from llmops.build.checkpoint.known_models import BUNDLED, BUNDLED_GENERATION, bundled_path, known_model
 from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError
@@ -52,8 +50,6 @@ def _open_path(path: Path, ref: str, weights: bool) -> Checkpoint:
 
         return open_gguf(path, ref)
     if (path / "config.json").is_file():
-        from llmops.build.checkpoint.huggingface_folder import open_folder
-
         return open_folder(path, ref, weights)
     return _open_only_gguf(path, ref, weights)
 

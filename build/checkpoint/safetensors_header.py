@@ -1,15 +1,13 @@
 """Parse safetensors headers: names, shapes, types and byte ranges. Truncated files are detected."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.description import TensorInfo
-from llmops.build.checkpoint.file_checks import MAX_TABLE_BYTES, check_tensor_ranges, read_json
+from llmops.build.checkpoint.file_checks import check_tensor_ranges, read_json
 from llmops.errors import CheckpointError
-from llmops.input_files import parse_json
+from llmops.input_files import MAX_TABLE_BYTES, parse_json
 
 INDEX_NAME = "model.safetensors.index.json"
 #: Longest header in bytes: the format's own limit. A larger number means that the file is something

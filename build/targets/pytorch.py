@@ -111,7 +111,8 @@ def _link_checkpoint(checkpoint: Checkpoint, model_dir: Path) -> None:
         reject_changed_files(checkpoint.path, states, [file.path])
         link_file(file.location, place)
         # another inode is a copy, or a file that was swapped meanwhile: its old state stays
-        if states.get(file.path, ())[3:5] == (place.stat().st_dev, place.stat().st_ino):
+        known, linked = states.get(file.path), place.stat()
+        if known is not None and (known.file.device, known.file.inode) == (linked.st_dev, linked.st_ino):
             states[file.path] = file_state(file.location)
 
 
