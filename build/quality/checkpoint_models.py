@@ -1,7 +1,5 @@
 """Layerwise models of checkpoints on disk: the source, and the export as its own files describe it."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +16,7 @@ from llmops.build.quality.layerwise_model import LayerwiseModel, ModelWeights
 from llmops.build.quantize.embedding_tables import EMBEDDING, HEAD, EmbeddingTable, StoredTable, cache_if_small
 from llmops.build.quantize.exported_weights import ExportedModel
 from llmops.build.quantize.hf_checkpoint_reader import HfCheckpointReader
-from llmops.build.quantize.model_loading import empty_model, has_gpu, silence_libraries, source_config
+from llmops.build.quantize.model_loading import empty_model, has_gpu, read_hf_config, source_config
 from llmops.build.quantize.module_fixes import split_experts
 from llmops.build.quantize.rank_file_reader import RankFileReader
 from llmops.errors import BuildError
@@ -96,7 +94,7 @@ def load_exported(folder: Path, target: str, checkpoint: Checkpoint) -> Layerwis
     else:
         stored = HfCheckpointReader(folder)
         check_hf_config(stored.config, checkpoint.config)
-        config = _hf_architecture(folder)
+        config = read_hf_config(folder)
     head = stored.table(HEAD)
     config.tie_word_embeddings = head is None
     module = empty_model(config)
@@ -122,16 +120,6 @@ def _engine_architecture(checkpoint: Checkpoint, exported: dict[str, Any]) -> An
     if exported.get("rotary_scaling") is None and theta.get("rope_type") not in ("longrope", None):
         theta["rope_type"] = "default"
     config.rope_parameters = parameters
-    return config
-
-
-def _hf_architecture(folder: Path) -> Any:
-    from transformers import AutoConfig
-
-    with silence_libraries():
-        config = AutoConfig.from_pretrained(folder)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
     return config
 
 

@@ -25,7 +25,7 @@ from llmops.build.quality.layerwise_model import LayerwiseModel
 from llmops.build.quality.measures import input_ranges, sketch, sketch_table
 from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
 from llmops.build.quantize.forward_progress import forward_cost, layer_progress
-from llmops.build.quantize.model_loading import silence_libraries
+from llmops.build.quantize.model_loading import load_model, load_tokenizer, release_memory, silence_libraries
 
 
 def greedy_decode(
@@ -55,17 +55,17 @@ def evaluation_ids(tokenizer: Any) -> list[list[int]]:
     return [list(ids) for ids in encoded if len(ids) > 1]
 
 
-def golden_ids(tokenizer: Any) -> list[list[int]]:
-    """Return the bundled prompts as token ids, through the chat template if there is one."""
-    prompts = golden_texts()
-    if getattr(tokenizer, "chat_template", None):
-        chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        return [_ids(tokenizer.apply_chat_template(chat, add_generation_prompt=True, **fixed_date())) for chat in chats]
-    return [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
-
-
-def _ids(encoded: Any) -> list[int]:
-    return list(encoded["input_ids"] if hasattr(encoded, "keys") else encoded)
+def tokenized_prompts(tokenizer: Any) -> list[GoldenPrompt]:
+    """Return the golden prompts with the token ids of a tokenizer of transformers."""
+    prompts = []
+    for text in golden_texts():
+        ids = alone = list(tokenizer(text)["input_ids"])
+        if getattr(tokenizer, "chat_template", None):
+            chat = [{"role": "user", "content": text}]
+            encoded = tokenizer.apply_chat_template(chat, add_generation_prompt=True, **fixed_date())
+            ids = list(encoded["input_ids"] if hasattr(encoded, "keys") else encoded)
+        prompts.append(GoldenPrompt(text, ids, alone))
+    return prompts
 
 
 def reference_work(texts: list[list[int]], prompts: list[list[int]]) -> int:
@@ -130,7 +130,8 @@ class ReferenceAnswers:
     ) -> ReferenceAnswers:
         """Run the source model over all texts and prompts, and store its answers in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
-        texts, prompts = evaluation_ids(tokenizer), golden_ids(tokenizer)
+        texts, golden = evaluation_ids(tokenizer), tokenized_prompts(tokenizer)
+        prompts = [prompt.ids for prompt in golden]
         progress, module = progress or SilentProgress(), source.module
         sketches = SketchCollector(source)
         with (
@@ -144,7 +145,7 @@ class ReferenceAnswers:
                 answers, scores = greedy_decode(module, source.device, prompts, TOKENS, end)
         content = {
             "texts": texts, "prompts": prompts, "answers": answers, "scores": scores, "end": sorted(end),
-            "plain": [list(tokenizer(text)["input_ids"]) for text in golden_texts()], "dtype": "float32",
+            "plain": [prompt.text_ids for prompt in golden], "dtype": "float32",
         }  # fmt: skip
         save_file(sketches.found, folder / "sketches.safetensors")
         save_file(ranges, folder / "ranges.safetensors")
@@ -156,8 +157,7 @@ def _golden(content: dict[str, Any]) -> Golden:
     """Return the golden answers as engine.json keeps them."""
     rows = zip(golden_texts(), content["prompts"], content["plain"], strict=True)
     prompts = [GoldenPrompt(*row) for row in rows]
-    source = f"transformers {installed_version('transformers')}, {content['dtype'].removeprefix('torch.')}"
-    return golden_record(source, prompts, content["answers"], content["scores"])
+    return golden_record(_source(content["dtype"]), prompts, content["answers"], content["scores"])
 
 
 def golden_agreement(candidates: Iterable[Tensor], reference: ReferenceAnswers) -> float:
@@ -178,17 +178,16 @@ def golden_of_checkpoint(checkpoint: Checkpoint, progress: Progress) -> Golden:
 
     Needs torch and transformers, and the memory of the unquantised model.
     """
-    from llmops.build.quality.reference_answers import golden_ids, greedy_decode
-    from llmops.build.quantize.model_loading import load_model, load_tokenizer, release_memory
-
     with progress.stage("Recording golden answers"):
         model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
-        prompts, texts = golden_ids(tokenizer), golden_texts()
-        answers, scores = greedy_decode(model, model.device, prompts, TOKENS, set(checkpoint.special_tokens.end))
-        source = f"transformers {installed_version('transformers')}, {str(model.dtype).removeprefix('torch.')}"
+        prompts = tokenized_prompts(tokenizer)
+        ids = [prompt.ids for prompt in prompts]
+        answers, scores = greedy_decode(model, model.device, ids, TOKENS, set(checkpoint.special_tokens.end))
+        source = _source(model.dtype)
         del model
         release_memory()
-    rows = [
-        GoldenPrompt(text, ids, list(tokenizer(text)["input_ids"])) for text, ids in zip(texts, prompts, strict=True)
-    ]
-    return golden_record(source, rows, answers, scores)
+    return golden_record(source, prompts, answers, scores)
+
+
+def _source(dtype: object) -> str:
+    return f"transformers {installed_version('transformers')}, {str(dtype).removeprefix('torch.')}"

@@ -3,8 +3,6 @@
 It is loaded on GPUs if there are any, else in float32 on the CPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc
@@ -158,13 +156,20 @@ def source_config(checkpoint: Checkpoint) -> Any:
     """Return the checkpoint's transformers config without its quantisation."""
     from transformers import AutoConfig
 
-    if checkpoint.format == "gguf":
-        special = checkpoint.special_tokens
-        ids = {"bos_token_id": special.bos, "eos_token_id": list(special.end) or None, "pad_token_id": special.pad}
-        fields = {key: value for key, value in checkpoint.config.items() if key != "model_type"}
-        return AutoConfig.for_model(checkpoint.config["model_type"], **fields, **ids)
+    if checkpoint.format != "gguf":
+        return read_hf_config(checkpoint.path)
+    special = checkpoint.special_tokens
+    ids = {"bos_token_id": special.bos, "eos_token_id": list(special.end) or None, "pad_token_id": special.pad}
+    fields = {key: value for key, value in checkpoint.config.items() if key != "model_type"}
+    return AutoConfig.for_model(checkpoint.config["model_type"], **fields, **ids)
+
+
+def read_hf_config(folder: Path) -> Any:
+    """Return the transformers config of a Hugging Face folder without its quantisation."""
+    from transformers import AutoConfig
+
     with silence_libraries():
-        config = AutoConfig.from_pretrained(checkpoint.path)
+        config = AutoConfig.from_pretrained(folder)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     return config

@@ -7,8 +7,6 @@ of `up` and the other all of `gate`, while each needs its share of both: `interl
 reorders the rows.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -82,8 +80,6 @@ def interleave_gate_up(model: Any, tp: int) -> None:
 
     For export only: the model computes nonsense afterwards.
     """
-    import torch
-
     if tp == 1:
         return
     for name, module in model.named_modules():
@@ -93,8 +89,6 @@ def interleave_gate_up(model: Any, tp: int) -> None:
 
 
 def _reorder(module: Any, tp: int) -> None:
-    import torch
-
     rows = module.weight.shape[0]
     gate, up = torch.arange(rows).chunk(2)
     shares = [part for pair in zip(up.chunk(tp), gate.chunk(tp), strict=True) for part in pair]

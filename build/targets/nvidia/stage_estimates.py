@@ -6,8 +6,6 @@ one GPU at a time, because each GPU holds some of the layers; 40 GFLOP/s in floa
 disks of 1 GB/s; 4 GB/s from the page cache to a GPU, 1 GB/s of 16-bit numbers to float32 on a CPU.
 """
 
-from __future__ import annotations
-
 import math
 import os
 
