@@ -1,13 +1,11 @@
 """GET /api/models: the models that a caller may use, their capabilities and their prices."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
 import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from llmops.control.admin.schemas import to_dollars
@@ -39,18 +37,25 @@ class ModelPrice(BaseModel):
     currency: str = "usd"
 
 
-class ModelDescription(BaseModel):
+class _ListedModel(BaseModel):
+    """A model as the gateway lists it. The gateway is another process, perhaps of another version."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    id: str
+    context_window: int | None = Field(default=None, validation_alias="max_model_len")
+    ready: bool | None = None
+    parent: str | None = None
+    capabilities: dict[str, Any] | None = None
+
+
+class ModelDescription(_ListedModel):
     """A model and its price.
 
     `context_window`: prompt and answer, in tokens. `price` is null if none is set. Without a
     gateway every other field except `id` is null.
     """
 
-    id: str
-    context_window: int | None = None
-    ready: bool | None = None
-    parent: str | None = None
-    capabilities: dict[str, Any] | None = None
     price: ModelPrice | None
 
 
@@ -59,16 +64,6 @@ class ModelDescriptionList(BaseModel):
 
     object: str = "list"
     data: list[ModelDescription]
-
-
-class _ListedModel(BaseModel):
-    """A model as the gateway lists it. The gateway is another process, perhaps of another version."""
-
-    id: str
-    max_model_len: int | None = None
-    ready: bool | None = None
-    parent: str | None = None
-    capabilities: dict[str, Any] | None = None
 
 
 class _Listing(BaseModel):
@@ -81,10 +76,10 @@ async def describe_models(request: Request, store: StoreOfApp, caller: CurrentCa
     async with store.read() as connection:
         prices = await prices_at(connection, datetime.now(UTC))
     if gateway is None:
-        models = [{"id": name} for name in sorted(prices) if caller.may_use(name)]
+        models = [_ListedModel(id=name) for name in sorted(prices) if caller.may_use(name)]
     else:
         models = await _list_models(gateway, request)
-    return ModelDescriptionList(data=[_describe(model, prices.get(model["id"])) for model in models])
+    return ModelDescriptionList(data=[_describe(model, prices.get(model.id)) for model in models])
 
 
 def gateway_headers(request: Request) -> dict[str, str]:
@@ -92,30 +87,23 @@ def gateway_headers(request: Request) -> dict[str, str]:
     return {name: value for name in _KEY_HEADERS if (value := request.headers.get(name))}
 
 
-async def _list_models(gateway: httpx.AsyncClient, request: Request) -> list[dict[str, Any]]:
+async def _list_models(gateway: httpx.AsyncClient, request: Request) -> list[_ListedModel]:
     """Return the models that the gateway lists for the key of a request."""
     try:
         async with asyncio.timeout(LISTING_TIMEOUT):
             body = await fetch_bounded(gateway, "/v1/models", MAX_LISTING_BYTES, gateway_headers(request))
-        models = [model.model_dump() for model in _Listing.model_validate_json(body).data]
+        return _Listing.model_validate_json(body).data
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, TimeoutError) as error:
         detail = f"{gateway.base_url} did not list its models ({type(error).__name__})."
         raise UnavailableError("The gateway cannot be asked for its models now.", detail=detail) from error
-    return models
 
 
-def _describe(model: dict[str, Any], price: Price | None) -> ModelDescription:
-    return ModelDescription(
-        id=model["id"],
-        context_window=model.get("max_model_len"),
-        ready=model.get("ready"),
-        parent=model.get("parent"),
-        capabilities=model.get("capabilities"),
-        price=None
-        if price is None
-        else ModelPrice(
+def _describe(model: _ListedModel, price: Price | None) -> ModelDescription:
+    dollars = None
+    if price is not None:
+        dollars = ModelPrice(
             input=float(to_dollars(price.input_micros)),
             cached=float(to_dollars(price.cached_micros)),
             output=float(to_dollars(price.output_micros)),
-        ),
-    )
+        )
+    return ModelDescription(**model.model_dump(), price=dollars)

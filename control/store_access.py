@@ -3,10 +3,8 @@
 Each process has one shared store, and store errors become HTTP errors.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated
 
 from fastapi import Depends
@@ -43,7 +41,7 @@ def client_errors() -> Iterator[None]:
         raise InvalidRequestError(error.message) from error
 
 
-class SharedStore:
+class SharedStore(LazyStore):
     """The store that all endpoints of a process share.
 
     It is opened by its first use, so a process starts without it.
@@ -52,30 +50,25 @@ class SharedStore:
     files, so it is logged and not sent to clients.
     """
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self._store = LazyStore(url)
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """Connect for queries."""
+        with _hide_store_errors():
+            async with super().read() as connection:
+                yield connection
 
-    def read(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        """Return a connection for queries."""
-        return _hide_store_errors(self._store.read())
-
-    def write(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        """Return a connection with a transaction."""
-        return _hide_store_errors(self._store.write())
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._store.close()
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """Open a transaction."""
+        with _hide_store_errors():
+            async with super().write() as connection:
+                yield connection
 
 
-@asynccontextmanager
-async def _hide_store_errors(
-    connecting: AbstractAsyncContextManager[AsyncConnection],
-) -> AsyncIterator[AsyncConnection]:
+@contextmanager
+def _hide_store_errors() -> Iterator[None]:
     try:
-        async with connecting as connection:
-            yield connection
+        yield
     except ApiError:
         raise
     except (LlmopsError, exc.TimeoutError) as error:

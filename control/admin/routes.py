@@ -3,13 +3,11 @@
 For a local store, the CLI calls these routes in its own process.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Path, Query
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -57,6 +55,8 @@ from llmops.store.accounts import keys, tenants
 from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.accounts.users import DEFAULT_TIER, ensure_user, require_user
 from llmops.store.audit import AuditContext, AuditLogEntry
+from llmops.store.database import Store
+from llmops.store.factory import LazyStore
 from llmops.store.usage_queries import UsageFilter, UsageSum, spent_micros, sum_usage
 from llmops.store.usage_writes import SUMMED
 from llmops.untrusted_text import escape_unsafe
@@ -69,10 +69,7 @@ _REQUIRED_SETTINGS = ("tier", "scopes")
 _KEY_SETTINGS = ("name", *_REQUIRED_SETTINGS, "models", "expires_at")
 
 
-class _Store(Protocol):
-    def read(self) -> AbstractAsyncContextManager[AsyncConnection]: ...
-
-    def write(self) -> AbstractAsyncContextManager[AsyncConnection]: ...
+_Store = Store | LazyStore
 
 
 @dataclass(frozen=True)
