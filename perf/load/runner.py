@@ -3,14 +3,12 @@
 The load is a closed loop of users, or an open loop with arrivals at set times.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
@@ -35,18 +33,11 @@ def arrival_times(kind: str, rate: float, rng: random.Random) -> Iterator[float]
     if rate <= 0:
         raise InputError(f"The rate must be above 0 requests/s, not {rate}.")
     if kind == "constant":
-        return _constant(rate)
+        return (index / rate for index in count())
     shape = {"poisson": 1.0, "bursty": BURSTY}.get(kind)
     if shape is None:
         raise InputError(f"Arrival process {kind!r} is unknown; it is one of {', '.join(KINDS)}.")
     return _gamma(rate, shape, rng)
-
-
-def _constant(rate: float) -> Iterator[float]:
-    count = 0
-    while True:
-        yield count / rate
-        count += 1
 
 
 def _gamma(rate: float, shape: float, rng: random.Random) -> Iterator[float]:
@@ -235,10 +226,7 @@ class Runner:
                 task.cancel()
 
     async def _place(self, places: asyncio.Semaphore | None, run: LoadRun, start: float, lag: float) -> None:
-        if places is None:
-            await self._session(run, start, lag)
-            return
-        async with places:
+        async with places or nullcontext():
             await self._session(run, start, lag)
 
     async def _session(self, run: LoadRun, start: float | None, lag: float) -> None:

@@ -1,7 +1,5 @@
 """One self-contained HTML page per run: no script, no font, no external address."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from html import escape
 from pathlib import Path
@@ -15,7 +13,7 @@ from llmops.perf.report.document import Document
 from llmops.perf.report.plots import plots
 from llmops.perf.report.run_warnings import list_warnings
 from llmops.perf.report.summary import LATENCIES, PERCENTILES, Summary
-from llmops.perf.report.terminal import milliseconds, rates
+from llmops.perf.report.terminal import milliseconds, rates, sweep_rows
 
 #: Options that readers of a report do not need.
 UNSAID = {"simulated", "url", "model", "timeout", "verify", "usage", "stream", "seed"}
@@ -91,16 +89,8 @@ def _latencies(summary: Summary) -> str:
 def _sweep(document: Document) -> str:
     if not document.sweep:
         return ""
-    rows = []
-    for step in sorted(document.sweep, key=lambda step: step.rate):
-        asked = [f"{step.rate:g}", f"{step.achieved_rate:g}", f"{100 * step.good_share:.1f} %"]
-        rows.append([*asked, _ms(step.ttft_p99), _ms(step.e2e_p99), "yes" if step.holds else "no"])
     head = ["req/s asked", "achieved", "good", "TTFT p99, ms", "e2e p99, ms", "holds"]
-    return f"<h2>Sweep</h2>{data_table(head, rows)}"
-
-
-def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.1f}"
+    return f"<h2>Sweep</h2>{data_table(head, sweep_rows(document))}"
 
 
 def _given(options: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,7 +1,5 @@
 """The report of a run as a table in the terminal."""
 
-from __future__ import annotations
-
 from rich.box import SIMPLE, SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -90,8 +88,16 @@ def _sweep(document: Document) -> Table:
     table = Table(title="Sweep", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for name in ("req/s asked", "achieved", "good", "TTFT p99", "e2e p99", "holds"):
         table.add_column(name, justify="right")
+    for cells in sweep_rows(document):
+        table.add_row(*cells)
+    return table
+
+
+def sweep_rows(document: Document) -> list[list[str]]:
+    """Return the cells of each rate that a sweep tried, the lowest rate first."""
+    rows = []
     for step in sorted(document.sweep, key=lambda step: step.rate):
         latencies = ("–" if value is None else f"{value:,.1f}" for value in (step.ttft_p99, step.e2e_p99))
-        cells = (f"{step.rate:g}", f"{step.achieved_rate:g}", f"{100 * step.good_share:.1f} %", *latencies)
-        table.add_row(*cells, "yes" if step.holds else "no")
-    return table
+        rates = (f"{step.rate:g}", f"{step.achieved_rate:g}", f"{100 * step.good_share:.1f} %")
+        rows.append([*rates, *latencies, "yes" if step.holds else "no"])
+    return rows

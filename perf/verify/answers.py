@@ -1,9 +1,8 @@
 """Checks that a served model answers like its checkpoint: tokenizer, chat template, weights."""
 
-from __future__ import annotations
-
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,10 +53,13 @@ def _same_ids(golden: Golden, tokenizer: TextTokenizer, what: str) -> None:
         expect(found == one.text_ids, _other_ids(what, one.text, found, one.text_ids))
 
 
+def common_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return the number of elements from the beginning that two sequences share."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
 def _other_ids(what: str, text: str, found: list[int], expected: list[int]) -> str:
-    at = next(
-        (i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), min(len(found), len(expected))
-    )
+    at = common_length(found, expected)
     return (
         f"{what} makes other token ids of {text[:40]!r} than the source's (from position {at} on): it belongs to "
         "another model; build the engine again, or point tokenizer_dir to its own tokenizer folder"

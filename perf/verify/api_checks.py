@@ -1,7 +1,5 @@
 """Checks of a deployment through its OpenAI API alone."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +8,7 @@ import httpx
 
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.gateway.text.tokenizer import TextTokenizer
-from llmops.perf.verify.answers import golden_of, limits
+from llmops.perf.verify.answers import common_length, golden_of, limits
 from llmops.perf.verify.findings import Finding, VerifyCheck, WrongError, check, expect, refused, unseen, works, wrong
 
 CHECKS: list[VerifyCheck] = []
@@ -219,9 +217,7 @@ async def greedy(api: ApiContext) -> Finding:
         wanted = api.tokenizer.decode(ids)
         body = {"prompt": one.ids, "max_tokens": len(ids), "temperature": 0}
         text = (await api.post("/completions", **body))["choices"][0]["text"]
-        shared += next(
-            (i for i, (a, b) in enumerate(zip(text, wanted, strict=False)) if a != b), min(len(text), len(wanted))
-        )
+        shared += common_length(text, wanted)
         total += len(wanted)
     least = _least_shared(limits(manifest, sum(len(one.tokens) for one in golden.answers))[0], 24)
     share = shared / max(1, total)

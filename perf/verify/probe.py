@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpc import aio
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import model_config_pb2, service_pb2
 
 from llmops import contract
 from llmops.contract import BYTES, EMPTY_FINAL_PARAMETER, ENGINE_SUFFIX, FINAL_RESPONSE_PARAMETER
@@ -219,8 +219,6 @@ class Probe:
 
 def _datatype(number: int) -> str:
     """Return the name of a datatype in requests: TYPE_INT32 is INT32, TYPE_STRING is BYTES."""
-    from tritonclient.grpc import model_config_pb2
-
     name = str(model_config_pb2.DataType.Name(number)).removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name
 

@@ -1,9 +1,8 @@
 """Checks of output tensors, deltas, final flags, counts and log-probabilities."""
 
-from __future__ import annotations
-
 from llmops import contract
 from llmops.contract import ENGINE_INPUTS, ENGINE_OUTPUTS, PYTHON_ENGINE_INPUTS, PYTHON_ENGINE_OUTPUTS, Tensor
+from llmops.perf.verify.answers import common_length
 from llmops.perf.verify.engine_context import PLAIN, EngineContext
 from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, refused, unseen, works, wrong
 from llmops.perf.verify.probe import ProbeResponse
@@ -39,7 +38,7 @@ async def deltas(engine: EngineContext) -> Finding:
         result.ids[: len(engine.prompt)] != engine.prompt or result.ids == engine.plain[:_NEW], "the prompt is echoed"
     )
     expect(len(result.ids) == _NEW, f"{_NEW} tokens were asked for, {len(result.ids)} came")
-    expect(result.ids == engine.plain[:_NEW], _differs(result.ids, engine.plain, "the same greedy request"))
+    expect(result.ids == engine.plain[:_NEW], differs(result.ids, engine.plain, "the same greedy request"))
     expect(len(result.sizes) > 1, "all tokens came in one response although streaming was asked for")
     expect(None not in result.lengths, "responses have no sequence_length")
     _final(result)
@@ -49,7 +48,7 @@ async def deltas(engine: EngineContext) -> Finding:
 @check(CHECKS, "one response without streaming")
 async def whole(engine: EngineContext) -> Finding:
     result = await engine.same(_NEW, streaming=False)
-    expect(result.ids == engine.plain[:_NEW], _differs(result.ids, engine.plain, "the streamed request"))
+    expect(result.ids == engine.plain[:_NEW], differs(result.ids, engine.plain, "the streamed request"))
     expect(len([size for size in result.sizes if size]) == 1, f"it came in {len(result.sizes)} responses")
     _final(result)
     return works()
@@ -76,7 +75,7 @@ async def counts(engine: EngineContext) -> Finding:
 async def log_probs(engine: EngineContext) -> Finding:
     result = await engine.same(_NEW, return_log_probs=True)
     if not engine.card.capabilities.logprobs:
-        return _refused(result, contract.RETURN_LOG_PROBS)
+        return refused_by_name(result, contract.RETURN_LOG_PROBS)
     tokens, scores = result.ids, result.scores
     expect(len(scores) == len(tokens), f"{len(scores)} log-probabilities came for {len(tokens)} tokens")
     expect(all(score <= 1e-4 for score in scores), f"a log-probability is {max(scores):.3f}, above 0")
@@ -109,16 +108,15 @@ async def _second_request(engine: EngineContext, tokens: list[int], scores: list
 @check(CHECKS, "the same request gives the same tokens")
 async def repeatable(engine: EngineContext) -> Finding:
     result = await engine.same(PLAIN)
-    expect(result.ids == engine.plain, _differs(result.ids, engine.plain, "the same greedy request before"))
+    expect(result.ids == engine.plain, differs(result.ids, engine.plain, "the same greedy request before"))
     return works()
 
 
-def _differs(found: list[int], expected: list[int], other: str) -> str:
-    at = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), len(found))
-    return f"the tokens differ from those of {other} at position {at}"
+def differs(found: list[int], expected: list[int], other: str) -> str:
+    return f"the tokens differ from those of {other} at position {common_length(found, expected)}"
 
 
-def _refused(result: ProbeResponse, tensor: Tensor) -> Finding:
+def refused_by_name(result: ProbeResponse, tensor: Tensor) -> Finding:
     """Check that an output that is not announced is rejected by name, before any token."""
     if result.error is None:
         return wrong(f"{tensor} is not announced, yet the request was answered: what it asked for was dropped")
@@ -126,7 +124,3 @@ def _refused(result: ProbeResponse, tensor: Tensor) -> Finding:
     if not result.error.startswith(f"{tensor}:"):
         return wrong(f"{tensor} is refused without its name: {result.error[:100]!r}")
     return refused()
-
-
-refused_by_name = _refused
-differs = _differs
