@@ -3,8 +3,6 @@
 `LLMOPS_TEST_ENGINE` names an engine folder to use instead of building one.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 python tests/agreement/make_reference.py
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

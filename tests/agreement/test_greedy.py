@@ -4,8 +4,6 @@
 another order of summation, and those that do are listed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,97 +1,12 @@
-"""Anthropic's blocks and events: whatever pieces an answer comes in, its SDK puts the events together as the blocks."""
+"""Anthropic's blocks and pages, as functions; tests/gateway/test_messages_wire.py has them on the wire."""
 
 import json
-from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
-from anthropic._streaming import SSEDecoder
-from anthropic.lib.streaming._messages import accumulate_event
-from hypothesis import given
-from hypothesis import strategies as st
 
-from llmops.gateway.api.anthropic.stream_events import (
-    MessageEvents,
-    content_blocks,
-    message_usage,
-    stop_fields,
-    tool_input,
-)
+from llmops.gateway.api.anthropic.stream_events import tool_input
 from llmops.gateway.api.models import model_page
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.generation.answer import ChoiceDelta
-from llmops.gateway.generation.parsers.output_processor import ContentDelta, ReasoningDelta, ToolCallDelta
-from llmops.gateway.interfaces import Usage
-
-HEAD = {"id": "msg_1", "type": "message", "role": "assistant", "model": "tiny", "content": [], "stop_reason": None}
-WORDS = st.text('a\u00e9"\\\n\U0001f642 ', min_size=1, max_size=6)
-OBJECTS = ({}, {"a": 1}, {"": " "}, {"a": "\u00e9\n", "b": [1, -2.5e3, None]}, {"a": {"b": {"c": [True, [[]]]}}})
-ARGUMENTS = st.sampled_from(OBJECTS).map(json.dumps)
-
-
-@st.composite
-def answers(draw):
-    """Pieces in groups, as tokens bring them; the last call may be cut off anywhere."""
-    pieces, calls = [], 0
-    for kind in draw(st.lists(st.sampled_from("trc"), max_size=6)):
-        text = draw(ARGUMENTS if kind == "c" else WORDS)
-        if kind == "c":
-            pieces.append(ToolCallDelta(calls, f"call_{calls}", "f"))
-        cuts = sorted({0, len(text), *draw(st.lists(st.integers(0, len(text)), max_size=4))})
-        parts = [text[start:end] for start, end in pairwise(cuts)]
-        make = {"t": ContentDelta, "r": ReasoningDelta, "c": lambda part, at=calls: ToolCallDelta(at, arguments=part)}[
-            kind
-        ]
-        pieces += map(make, parts)
-        calls += kind == "c"
-    if pieces and isinstance(pieces[-1], ToolCallDelta) and pieces[-1].id is None:
-        pieces[-1] = pieces[-1]._replace(arguments=pieces[-1].arguments[: draw(st.integers(0, 20))])
-    groups = [[]]
-    for piece in pieces:
-        groups[-1].append(piece)
-        if draw(st.booleans()):
-            groups.append([])
-    return groups
-
-
-class Scripted:
-    """A choice whose processor has sorted its text already."""
-
-    finish_reason, stop_reason = "stop", None
-
-    def __init__(self, groups):
-        self.groups = iter(groups)
-        self.plain = all(isinstance(piece, ContentDelta) for group in groups for piece in group)
-
-    def sort(self, text):
-        if self.plain:
-            return [ContentDelta(text)] if text else []
-        return next(self.groups)
-
-
-def message_of(events):
-    snapshot, buffers = None, {}
-    for event in SSEDecoder().iter_bytes(iter([events])):
-        if event.event != "ping":
-            snapshot = accumulate_event(event=event.json(), current_snapshot=snapshot, json_bufs=buffers)
-    return snapshot.to_dict()
-
-
-@given(answers())
-def test_events_add_up_to_the_blocks(groups):
-    choice = Scripted(groups)
-    usage = Usage(prompt_tokens=3, completion_tokens=5, reasoning_tokens=1)
-    answer = SimpleNamespace(choices=[choice], usage=usage)
-    events = MessageEvents(answer, HEAD, lambda one, called: stop_fields(one, called=called, cut=False), bytes)
-    # what the text of a plain choice is, the shortest way takes from the delta itself
-    texts = ["".join(piece.text for piece in group) if choice.plain else "" for group in groups]
-    sent = b"".join(events.render(ChoiceDelta(choice, text, False)) for text in texts) + events.end()
-    pieces = [piece for group in groups for piece in group]
-    called = any(isinstance(piece, ToolCallDelta) for piece in pieces)
-    message = message_of(sent)
-    assert message["content"] == content_blocks(pieces)
-    assert message["stop_reason"] == ("tool_use" if called else "end_turn")
-    assert message["usage"] == message_usage(answer)
 
 
 @pytest.mark.parametrize(

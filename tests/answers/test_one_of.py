@@ -3,8 +3,6 @@
 The library jsonschema confirms that they do.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 

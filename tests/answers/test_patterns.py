@@ -1,7 +1,5 @@
 """Regular expressions character by character and anchor by anchor; Python's own matcher is the judge."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

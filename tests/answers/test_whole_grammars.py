@@ -4,8 +4,6 @@ A second reader of the grammar notation, which shares no code with the gateway, 
 jsonschema.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Small random checkpoints of the real formats, made once per run."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

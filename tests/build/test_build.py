@@ -1,7 +1,5 @@
 """Engine folders appear whole or not at all, once per content."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

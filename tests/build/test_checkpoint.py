@@ -1,7 +1,5 @@
 """open_checkpoint describes good checkpoints and rejects bad ones with a useful message."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

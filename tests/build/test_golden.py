@@ -1,7 +1,5 @@
 """Golden answers in engine.json, against transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Files of somebody else: whatever stands in them, a build says in one sentence what is wrong, before any work."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

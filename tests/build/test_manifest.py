@@ -1,7 +1,5 @@
 """engine.json: what earlier builds wrote is read and written again unchanged, and what no build wrote is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

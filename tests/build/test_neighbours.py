@@ -1,7 +1,5 @@
 """A build leaves alone whatever lies beside an engine folder or stands in its place."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

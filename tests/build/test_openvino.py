@@ -1,7 +1,5 @@
 """The IR computes what transformers computes, in every supported family and stored precision."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

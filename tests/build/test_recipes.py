@@ -1,7 +1,5 @@
 """Recipes: each is a plan that `build` takes, fits the machine that it names, and gives a source for every number."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokenizers rebuilt from GGUF metadata encode as the original does."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Servers that are away, of another kind, or want a key: a sentence of ours, whatever the library says."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

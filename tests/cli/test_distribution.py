@@ -1,7 +1,5 @@
 """The distribution: its name, the install commands in messages, and a stranger's files in the package."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

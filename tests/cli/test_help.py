@@ -1,7 +1,5 @@
 """Help, suggestions, `llmops clean`, and what a terminal or a platform changes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

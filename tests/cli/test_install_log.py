@@ -1,7 +1,5 @@
 """Tests that `make serve` shows an installation's output only if the installation fails."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

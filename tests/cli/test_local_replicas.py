@@ -1,7 +1,5 @@
 """The replicas of a roll-out on a machine's GPUs: room for them, a twin, and the way back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ Servers that answer wrongly are in test_connections.py, click's errors in test_m
 tests/gateway/test_strict_yaml.py, databases in tests/store/test_failures.py.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

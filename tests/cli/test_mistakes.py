@@ -1,7 +1,5 @@
 """Mistakes of a first day at the command line: one sentence with a way out, and no traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

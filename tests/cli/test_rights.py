@@ -3,8 +3,6 @@
 The message names the owner and says what to do.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """`llmops rollout` on a local store, without replicas."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

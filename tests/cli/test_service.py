@@ -1,7 +1,5 @@
 """llmops.yaml: what may be in it, and that each command does what it says."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`llmops top`: exact numbers from pages that are made up, the terminal as it was, and nobody there."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """`llmops up` as a user runs it: one command, one answer, one Ctrl-C, nothing left."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Every `llmops` command in docs, notes, comments, messages and help is one that our own CLI takes."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

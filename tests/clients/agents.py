@@ -1,7 +1,5 @@
 """Codex and Claude Code as users run them, cut off from all but the gateway: how each is set up and what it is told."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

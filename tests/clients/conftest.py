@@ -1,7 +1,5 @@
 """The whole stack for clients: SmolLM2 and MiniLM on the real Triton, the real gateway in a process of its own."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """The commands of README and docs, and bash scripts that run those of a page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Servers stay in the background, on the ports that the script may use.
 Their process ids are appended to the file `pids` of the current folder.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

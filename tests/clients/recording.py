@@ -1,7 +1,5 @@
 """A gateway that notes every request with its answer's head, and a proxy that notes who wants to leave the machine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socketserver

@@ -1,7 +1,5 @@
 """One question to an agent of the OpenAI Agents SDK or of Pydantic AI, run in an environment that has the SDK."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

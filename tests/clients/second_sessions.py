@@ -7,8 +7,6 @@ is no part of `make test`. Both sessions are processes of their own and ask diff
 SmolLM2's tokenizer notes the prompts; what whole blocks of 32 tokens of earlier prompts cover counts as cached.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shlex

@@ -1,7 +1,5 @@
 """/v1/rerank over the bundled embedder, asked by Cohere's own SDK and in the forms of Jina and vLLM."""
 
-from __future__ import annotations
-
 import httpx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Conditions of a roll-out in PromQL, asked of a real Prometheus."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import httpx

@@ -1,7 +1,5 @@
 """The judge of a canary. `python -m llmops.perf.lab canary_judge` measures it over thousands of roll-outs."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Twelve sets of values of the chart, each named after its special part."""
 
-from __future__ import annotations
-
 DIGEST = "@sha256:" + "0123456789abcdef" * 4
 IMAGES = {name: f"registry.example/llmops/{name}{DIGEST}" for name in ("gateway", "engine", "build")}
 BASE = {"image": IMAGES, "storage": {"claim": "llmops-models"}}

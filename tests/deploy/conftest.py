@@ -1,7 +1,5 @@
 """The real tools that deployments are tested with, fetched once into .cache."""
 
-from __future__ import annotations
-
 import pytest
 
 from llmops.errors import ServerError

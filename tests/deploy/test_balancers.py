@@ -1,21 +1,18 @@
 """HAProxy and Envoy as they are configured in deploy/, with their real binaries: nothing is held back, nothing lost."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from llmops.errors import ServerError
-from tests.support import balancers
-from tests.support.balancers import Balancer, envoy, haproxy
+from tests.support.balancers import Balancer, balancer, envoy, haproxy
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.stack import gateway
 from tests.support.waiting import GENEROUS, eventually
@@ -23,18 +20,19 @@ from tests.support.waiting import GENEROUS, eventually
 STREAMS = 100
 
 
-@contextlib.contextmanager
-def balancer(make: Balancer, folder: Path, addresses: list[str], control: str = "127.0.0.1:9") -> Iterator[str]:
+@contextlib.asynccontextmanager
+async def behind(
+    make: Balancer, folder: Path, addresses: list[str], control: str = "127.0.0.1:9"
+) -> AsyncIterator[httpx.AsyncClient]:
+    """The client of a balancer that has found a gateway."""
     with contextlib.ExitStack() as running:
         try:
-            url = running.enter_context(balancers.balancer(make, folder, addresses, control))
+            url = running.enter_context(balancer(make, folder, addresses, control))
         except ServerError as error:
             pytest.skip(str(error))
-        yield url
-
-
-async def ready(client: httpx.AsyncClient) -> None:
-    await health(client, 200)
+        async with httpx.AsyncClient(base_url=url, timeout=GENEROUS, limits=httpx.Limits()) as client:
+            await health(client, 200)
+            yield client
 
 
 async def health(client: httpx.AsyncClient, status: int) -> None:
@@ -88,10 +86,7 @@ both = pytest.mark.parametrize("make", [haproxy, envoy])
 @both
 async def test_no_event_waits_for_the_next(make, tmp_path):
     upstream = Upstream()
-    async with upstream.running() as address, contextlib.AsyncExitStack() as stack:
-        url = stack.enter_context(balancer(make, tmp_path, [address, "127.0.0.1:9"]))
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=GENEROUS))
-        await ready(client)
+    async with upstream.running() as address, behind(make, tmp_path, [address, "127.0.0.1:9"]) as client:
         received = b""
         async with client.stream("POST", "/v1/chat/completions", json={}) as response:
             async for part in response.aiter_raw():
@@ -105,10 +100,11 @@ async def test_no_event_waits_for_the_next(make, tmp_path):
 async def test_administration_and_costs_are_control_s(make, tmp_path):
     upstream, control = Upstream(), Upstream()
     paths = ("/api/usage?period=day", "/v1/organization/costs", "/v1/models")
-    async with upstream.running() as address, control.running() as own, contextlib.AsyncExitStack() as stack:
-        url = stack.enter_context(balancer(make, tmp_path, [address, "127.0.0.1:9"], own))
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=GENEROUS))
-        await ready(client)
+    async with (
+        upstream.running() as address,
+        control.running() as own,
+        behind(make, tmp_path, [address, "127.0.0.1:9"], own) as client,
+    ):
         for path in paths:
             assert (await client.get(path)).status_code == 200
     asked = [[path for path in one.got if path != "/health/ready"] for one in (control, upstream)]
@@ -118,10 +114,7 @@ async def test_administration_and_costs_are_control_s(make, tmp_path):
 @both
 async def test_the_proxy_is_healthy_as_long_as_a_gateway_is(make, tmp_path):
     upstream = Upstream()
-    async with upstream.running() as address, contextlib.AsyncExitStack() as stack:
-        url = stack.enter_context(balancer(make, tmp_path, [address, "127.0.0.1:9"]))
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=GENEROUS))
-        await ready(client)
+    async with upstream.running() as address, behind(make, tmp_path, [address, "127.0.0.1:9"]) as client:
         upstream.healthy = False
         await health(client, 503)
 
@@ -138,9 +131,7 @@ async def test_a_gateway_that_ends_loses_no_stream(make, tmp_path, card):
         started = [gateway(f"127.0.0.1:{triton.port}", "--config", str(settings), forked=True) for _ in range(2)]
         fronts = [await asyncio.to_thread(running.enter_context, one) for one in started]
         addresses = [front.address.removeprefix("http://").removesuffix("/v1") for front in fronts]
-        url = running.enter_context(balancer(make, tmp_path, addresses))
-        async with httpx.AsyncClient(base_url=url, timeout=GENEROUS, limits=httpx.Limits()) as client:
-            await ready(client)
+        async with behind(make, tmp_path, addresses) as client:
             streams = [asyncio.create_task(stream(client)) for _ in range(STREAMS)]
             await eventually(lambda: triton.active == STREAMS)
             held = await asyncio.to_thread(fronts[0].metric, r"llmops_active_streams\{")

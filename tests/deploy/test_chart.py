@@ -1,7 +1,5 @@
 """The Helm chart, rendered by the real helm: what Kubernetes, KEDA and our own commands say of it."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

@@ -3,8 +3,6 @@
 No API server takes part. Each mutation puts a fault back that the chart once had; helm or the walk must notice it.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 import shlex

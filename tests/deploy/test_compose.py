@@ -3,8 +3,6 @@
 The CLI must take its commands, the gateway its settings, and its files must exist.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

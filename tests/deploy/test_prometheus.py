@@ -4,8 +4,6 @@ That each alert fires under its fault and goes when it is mended is for `python 
 how soon depends on how busy the machine is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

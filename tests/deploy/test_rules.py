@@ -1,7 +1,5 @@
 """The rules as Prometheus' own tool reads them; its cases are in deploy/alerts/tests."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -3,8 +3,6 @@
 Policies are evaluated by https://kubernetes.io/docs/concepts/services-networking/network-policies/.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator

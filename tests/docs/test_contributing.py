@@ -1,7 +1,5 @@
 """The worked examples of CONTRIBUTING.md apply to the tree and do what they promise, each in a copy of it."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

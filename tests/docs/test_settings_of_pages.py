@@ -1,7 +1,5 @@
 """The settings that pages show are accepted by the command that reads them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Cross-encoders: the scores of transformers' own implementation, from the graph and through Triton and /v1/rerank."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 

@@ -4,8 +4,6 @@ Every stream is read on at another gateway, to its end. Its text must be the who
 event of it, with all of its tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import statistics

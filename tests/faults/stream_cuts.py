@@ -4,8 +4,6 @@ The proxy resets each connection after some bytes, in the middle of lines and of
 must be the bytes of the uncut stream, and nobody else may read it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import tempfile

@@ -1,7 +1,5 @@
 """The mock engine's own files are found where Triton's stub would find them: among the engine model's runtimes."""
 
-from __future__ import annotations
-
 from tests.support.mock_engine.repository import MODEL_FILES
 from tests.support.model_code import put_on_path
 

@@ -1,7 +1,5 @@
 """The gate on an event loop, and what settings and headers make of it."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 

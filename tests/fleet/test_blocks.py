@@ -1,7 +1,5 @@
 """The names of KV-cache blocks, which gateway and engine models must make alike."""
 
-from __future__ import annotations
-
 import struct
 
 import xxhash

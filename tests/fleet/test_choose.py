@@ -1,7 +1,5 @@
 """Tests of the replica that a request goes to."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

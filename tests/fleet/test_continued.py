@@ -1,7 +1,5 @@
 """Answers that go on elsewhere: whatever fails and whenever, the reader gets each token once, in its order."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -48,7 +46,7 @@ def answer(request: EngineRequest, sequence: int = 0, own: int = 0) -> list[int]
 class Slot(TokenStream):
     """A stream as a step stream's: batches wait for their reader, or go to its sink while it waits."""
 
-    def __init__(self, engine: Engine, request: EngineRequest) -> None:
+    def __init__(self, engine: "Engine", request: EngineRequest) -> None:
         self.engine, self.request = engine, request
         self.batches: deque[TokenBatch] = deque()
         self.sink = None
@@ -161,7 +159,7 @@ class Fleet(interfaces.Engine):
                 return engine.start(replace(request, without=frozenset(), moved=False))
         raise UnavailableError("No replica is ready.")
 
-    async def run(self, reader: Reader, steps: int = 10**6) -> None:
+    async def run(self, reader: "Reader", steps: int = 10**6) -> None:
         """Until the reader is done."""
         while steps and not reader.task.done():
             steps -= 1

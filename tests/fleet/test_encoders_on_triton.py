@@ -1,7 +1,5 @@
 """One embedding model on three real Tritons: whatever happens to two of them, all texts get their vectors."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import signal

@@ -1,7 +1,5 @@
 """The fleet behind a gate: who waits, who is told of it, and who makes room."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Tests of when a request goes to a replica, and which requests are rejected."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace

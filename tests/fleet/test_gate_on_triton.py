@@ -1,7 +1,5 @@
 """The gate in front of two engines in the real Triton, with more than they can answer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterator

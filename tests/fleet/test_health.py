@@ -1,7 +1,5 @@
 """States of a replica, by what was heard of it: pure, so time is what the test says it is."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace

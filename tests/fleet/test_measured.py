@@ -1,7 +1,5 @@
 """The state of a replica that reports none, from what a gateway sees of it."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

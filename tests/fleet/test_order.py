@@ -1,7 +1,5 @@
 """Tests of the order in which requests leave the queue."""
 
-from __future__ import annotations
-
 import random
 
 from hypothesis import given, settings

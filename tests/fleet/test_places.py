@@ -1,7 +1,5 @@
 """Tests of replica addresses: valid settings, and the results of DNS."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

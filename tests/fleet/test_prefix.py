@@ -1,7 +1,5 @@
 """Tests of the gateway's knowledge of the replicas' prefix caches."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule

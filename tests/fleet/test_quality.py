@@ -1,7 +1,5 @@
 """The quality watch: golden prompts, replicas that should be equal, and the one that is not."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """One gateway in front of real Tritons: whatever happens to one of them, the model is there."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import os

@@ -1,7 +1,5 @@
 """NVIDIA's C++ backend, which says its state on the metrics port only."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy

@@ -1,7 +1,5 @@
 """Prompts whose beginning changes."""
 
-from __future__ import annotations
-
 import random
 import struct
 

@@ -3,8 +3,6 @@
 They are neither forgotten too early nor counted for ever.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import struct
@@ -126,7 +124,7 @@ class Gateway:
         self.asked: list[asyncio.Task[None]] = []
         self.streams: list[TokenStream] = []
 
-    async def __aenter__(self) -> Gateway:
+    async def __aenter__(self) -> "Gateway":
         self.replica.start(0.3)
         await settled()
         return self

@@ -1,7 +1,5 @@
 """Versions of a model: how requests are split among them, and what a gateway in front of a real Triton does."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

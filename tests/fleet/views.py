@@ -1,7 +1,5 @@
 """Replicas and requests for the tests of what decides about them."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Fixtures for tests of the gateway: a gateway over HTTP in front of a scripted Triton."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Keys at the gateway: who is refused and with what, what one tenant sees of another, what a store costs."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re
@@ -23,13 +21,13 @@ from llmops.gateway.auth.authentication import Authentication, required_scopes
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts import keys as key_queries
 from llmops.store.accounts.key_secrets import new_secret
-from llmops.store.accounts.keys import KeySpec, create_key, require_key, revoke_key, rotate_key
+from llmops.store.accounts.keys import require_key, revoke_key, rotate_key
 from llmops.store.accounts.limits import Limits
-from llmops.store.accounts.tenants import create_tenant, delete_tenant, find_tenant
-from llmops.store.accounts.users import ensure_user
+from llmops.store.accounts.tenants import delete_tenant
 from llmops.store.audit import AuditContext, AuditLogEntry, list_audit_entries
 from llmops.store.database import Store
 from llmops.store.factory import open_store
+from tests.support.accounts import add_key
 from tests.support.gateway_stack import running
 from tests.support.scripted_triton import Step
 from tests.support.waiting import GENEROUS
@@ -47,13 +45,7 @@ class Accounts:
     ids: dict[str, str] = field(default_factory=dict)
 
     async def key(self, tenant: str = "acme", at: datetime | None = None, user: str = "", **spec) -> str:
-        by = self.by(at)
-        async with self.store.write() as connection:
-            if await find_tenant(connection, tenant) is None:
-                await create_tenant(connection, tenant, Limits(), by)
-            owner = await ensure_user(connection, tenant, user or f"user@{tenant}", by)
-            key, secret = await create_key(connection, owner, KeySpec(**spec), by)
-        self.ids[secret] = key.id
+        secret, self.ids[secret], _ = await add_key(self.store, tenant, user, self.by(at), **spec)
         return secret
 
     async def revoke(self, secret: str) -> None:

@@ -1,7 +1,5 @@
 """The access log: one line of JSON per answer, whatever clients send."""
 
-from __future__ import annotations
-
 import json
 import os
 from datetime import UTC, datetime

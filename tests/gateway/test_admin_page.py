@@ -1,7 +1,5 @@
 """The administration page in a real Chromium, over a gateway with control and a store."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Aliases: one name for several models, the first that is served and has room answers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

@@ -1,7 +1,5 @@
 """An alias that chooses between a small and a large model: rules, conversations, the trained head."""
 
-from __future__ import annotations
-
 import json
 import random
 from types import SimpleNamespace

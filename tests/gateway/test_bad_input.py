@@ -1,7 +1,5 @@
 """Bad requests: the status, OpenAI's envelope, the field's name."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

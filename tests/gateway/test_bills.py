@@ -1,7 +1,5 @@
 """Budgets and bills of keys in a real store: no restart refills the ones, and no row of the others is missing."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from contextlib import asynccontextmanager
@@ -12,7 +10,6 @@ import pytest
 from sqlalchemy import event, select
 from sqlalchemy.engine import Engine
 
-from llmops.store.accounts.keys import KeySpec, create_key
 from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.accounts.tenants import create_tenant
 from llmops.store.accounts.users import ensure_user
@@ -21,6 +18,7 @@ from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
 from llmops.store.tables import usage_records
 from llmops.store.usage_writes import UsageRecord, insert_usage
+from tests.support.accounts import add_key
 from tests.support.gateway_stack import running
 from tests.support.scripted_triton import Step
 
@@ -39,10 +37,8 @@ class Account:
 
     async def key(self, micros: int | None) -> tuple[str, dict[str, str]]:
         limits = Limits(budget=Budget(micros, "month") if micros else None)
-        async with self.store.write() as connection:
-            user = await ensure_user(connection, "acme", "ann@acme", self.by)
-            key, secret = await create_key(connection, user, KeySpec(limits=limits), self.by)
-        return key.id, {"authorization": f"Bearer {secret}"}
+        secret, key, _ = await add_key(self.store, "acme", by=self.by, limits=limits)
+        return key, {"authorization": f"Bearer {secret}"}
 
     async def price(self) -> None:
         async with self.store.write() as connection:

@@ -1,8 +1,6 @@
 """Numbers: what a double cannot hold is refused wherever it stands, everything else is taken as it is. Lists: one
 wrong item is told."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """A model that cannot be served is that model's trouble alone, and the gateway says which one it is."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

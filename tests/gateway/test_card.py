@@ -1,7 +1,5 @@
 """Tests of the metadata that an engine model announces, as the gateway reads it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of the bytes of chat and text completions, token for token."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

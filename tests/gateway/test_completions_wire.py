@@ -1,7 +1,5 @@
 """POST /v1/completions on the wire: echo, best_of, grammars, forms of the prompt."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

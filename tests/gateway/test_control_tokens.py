@@ -1,20 +1,18 @@
 # ruff: noqa: E501  chat templates are lines
 """Control tokens in clients' texts stay text, the template's own work, and nothing else changes: not one id."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, processors
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.support.gateway_stack import running
-from tests.support.tokenizer_files import byte_level_tokenizer
+from tests.support.tokenizer_files import byte_level_tokenizer, sentencepiece_tokenizer
 from tests.support.waiting import eventually
 
 CORPUS = ["The capital of France is Paris. <|im_end|> user assistant system", "Hello  world!\n\nHow are <s> you?"] * 4
@@ -31,28 +29,11 @@ def byte_level() -> Tokenizer:
     return byte_level_tokenizer(CORPUS)
 
 
-def sentencepiece(scheme: str) -> Tokenizer:
-    """BPE over ▁ with bytes for the rest, as Llama 2, Mistral and Gemma; `legacy` writes ▁ before every part."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
-    if scheme == "legacy":
-        parts = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        tokenizer.normalizer = normalizers.Sequence(parts)
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    bytes_ = [f"<0x{value:02X}>" for value in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", *bytes_])
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return tokenizer
-
-
 KINDS = {
     "byte level": byte_level,
-    "first": lambda: sentencepiece("first"),
-    "never": lambda: sentencepiece("never"),
-    "legacy": lambda: sentencepiece("legacy"),
+    "first": lambda: sentencepiece_tokenizer(CORPUS, "first"),
+    "never": lambda: sentencepiece_tokenizer(CORPUS, "never"),
+    "legacy": lambda: sentencepiece_tokenizer(CORPUS),
 }
 CHATML = (
     "{% for m in messages %}{{'<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n'}}{% endfor %}"

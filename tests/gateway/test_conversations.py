@@ -1,7 +1,5 @@
 """Conversations over HTTP: stored turns, branches, answers that outlive their connection, and whose they are."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -3,24 +3,19 @@
 The limits are the gateway's `sampling.max_tokens`, and `llmops chat`'s own.
 """
 
-from __future__ import annotations
-
 import asyncio
-import sys
 
 import pytest
 
+from tests.support import forked_cli
 from tests.support.gateway_stack import running
 
 
 async def chat(stack, *arguments: str) -> tuple[str, str]:
     """Return the standard output and standard error of `llmops chat --once`."""
-    command = [sys.executable, "-m", "llmops.cli", "chat", "--url", str(stack.client.base_url), "--once", "Hello"]
-    pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(*command, *arguments, stdout=pipe, stderr=pipe)
-    out, err = await child.communicate()
-    assert child.returncode == 0, err
-    return out.decode(), err.decode()
+    done = await asyncio.to_thread(forked_cli.run, "chat", "--url", stack.url, "--once", "Hello", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(

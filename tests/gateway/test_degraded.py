@@ -1,7 +1,5 @@
 """Degraded mode: levels with hysteresis, what each takes away, and the switch by hand."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

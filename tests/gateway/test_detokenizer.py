@@ -1,7 +1,5 @@
 """Streamed text equals one decode, whatever the cut, for the kinds of tokenizers that models have."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Every request passes the same checks, whichever way it takes, and every check hears once how it ended."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re

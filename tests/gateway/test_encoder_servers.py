@@ -1,8 +1,6 @@
 """An encoder on several servers is one model: its batches go where least is to be done, and elsewhere where a
 server is gone or hangs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

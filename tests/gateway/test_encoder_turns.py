@@ -1,7 +1,5 @@
 """An encoder's batches: what Triton has of them, whose turn is next, and how many may wait."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -1,7 +1,5 @@
 """However an answer ends: its outcome, its usage event and its quota have what its client was told, once."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

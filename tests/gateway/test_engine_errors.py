@@ -1,7 +1,5 @@
 """Tests of the errors that clients get for an engine's messages."""
 
-from __future__ import annotations
-
 import pytest
 
 from llmops.gateway.errors import DrainingError, EngineError, UnavailableError, UnsupportedError

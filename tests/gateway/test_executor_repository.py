@@ -4,8 +4,6 @@ In the place of tensorrt_llm.bindings.executor: the stand-in, which answers prom
 program that starts the ranks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 The engine's slots must be free afterwards.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

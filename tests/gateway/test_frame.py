@@ -1,7 +1,5 @@
 """A frame puts the special tokens around texts that were tokenised without them, as the tokenizer itself would."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

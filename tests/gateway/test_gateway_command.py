@@ -1,7 +1,5 @@
 """`llmops gateway` and `llmops chat` as processes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pty

@@ -1,7 +1,5 @@
 """Each answer is counted once, by how it ended and whether it kept the model's objectives."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from time import perf_counter

@@ -3,8 +3,6 @@
 The log has them under the request's id.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 

@@ -1,7 +1,5 @@
 """Tests of the key cache: its contents, their lifetime, and an unavailable store."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """`kill -9` of gateways under streams: each goes on at another gateway, and is billed once."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 

@@ -3,8 +3,6 @@
 These are headers, connections, bodies, queues, and silence.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

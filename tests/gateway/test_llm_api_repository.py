@@ -4,8 +4,6 @@ In the place of the tensorrt_llm library: the stand-in, as strict as 1.2.1 and a
 with an adapter prompt+2, +4, ….
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

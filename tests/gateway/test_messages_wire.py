@@ -86,11 +86,12 @@ def plain(shared_plain):
 
 
 async def test_a_text_with_its_counts(plain):
-    said = plain.say("The capital of France is Paris.")
+    text = 'The capital of "France":\n\\é 🙂 Paris.'
+    said = plain.say(text)
     message = await ask(plain)
     prompt = plain.triton.requests[-1]["input_ids"]
     assert (message.type, message.role, message.model) == ("message", "assistant", "tiny")
-    assert [(block.type, block.text) for block in message.content] == [("text", "The capital of France is Paris.")]
+    assert [(block.type, block.text) for block in message.content] == [("text", text)]
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
     assert (message.usage.input_tokens, message.usage.output_tokens) == (len(prompt), len(said))
     assert (message.usage.cache_read_input_tokens, message.usage.cache_creation_input_tokens) == (0, 0)

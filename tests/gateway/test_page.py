@@ -1,7 +1,5 @@
 """The chat page in a real Chromium, and what protects it; without a browser the tests in it are skipped."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

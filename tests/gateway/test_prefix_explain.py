@@ -1,7 +1,5 @@
 """`llmops prefix explain`: where request bodies part, through a gateway."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

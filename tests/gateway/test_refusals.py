@@ -1,7 +1,5 @@
 """Refusals in the audit log: counted, bounded, and kept while they cannot be written."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime, timedelta
 

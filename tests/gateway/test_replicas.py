@@ -1,7 +1,5 @@
 """Several servers as one model, over HTTP: what a client sees when replicas differ, fail and come and go."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Fields of a body that schedule, place and record its request."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -3,8 +3,6 @@
 `python -m tests.gateway.test_request_path` lists its functions by module.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import tempfile
@@ -33,7 +31,7 @@ class CalledFunctions:
     def __init__(self) -> None:
         self.codes: set[CodeType] = set()
 
-    def __enter__(self) -> CalledFunctions:
+    def __enter__(self) -> "CalledFunctions":
         threading.setprofile(self._note)
         sys.setprofile(self._note)
         return self

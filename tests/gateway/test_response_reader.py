@@ -1,10 +1,7 @@
 """Tokens and log-probs out of Triton's responses, as each kind of engine model sends them."""
 
-from __future__ import annotations
-
 import struct
 
-import pytest
 from tritonclient.grpc import service_pb2
 
 from llmops.gateway.triton.response_reader import ResponseReader
@@ -30,9 +27,3 @@ def test_the_c_backend_sends_new_ids_with_the_log_probs_of_all() -> None:
         ([12], [-1.5]),
         ([13, 14], [-2.5, -3.5]),
     ]
-
-
-def test_ours_sends_those_of_the_new_ids() -> None:
-    reader = ResponseReader(logprobs=True)
-    batches = [reader.read(response([11], [-0.5])), reader.read(response([12], [-1.5]))]
-    assert [batch.logprobs for batch in batches] == [pytest.approx([-0.5]), pytest.approx([-1.5])]

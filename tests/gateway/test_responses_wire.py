@@ -1,7 +1,5 @@
 """Responses that are fetched, followed, cancelled and sent again, on the wire."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,10 +1,9 @@
 """Streams that are read, stopped and continued at another gateway, through a real Valkey."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 from redis import Redis
@@ -48,17 +47,21 @@ async def told(card, tokenizer):
     await answers.triton.stop()
 
 
+def shared(told: ToldAnswers, valkey: Valkey, folder: Path, lease: str) -> GatewaySettings:
+    return GatewaySettings(
+        triton=told.triton.address,
+        store=f"sqlite:///{folder}/store.db",
+        open=True,
+        redis=valkey.url,
+        usage={"outbox": folder / "usage"},
+        resume={"lease": lease},
+    )
+
+
 @pytest.fixture
 async def gateways(told, valkey, tmp_path):
     """Two gateways with one store and one Valkey."""
-    settings = GatewaySettings(
-        triton=f"127.0.0.1:{told.triton.port}",
-        store=f"sqlite:///{tmp_path}/store.db",
-        open=True,
-        redis=valkey.url,
-        usage={"outbox": tmp_path / "usage"},
-        resume={"lease": "60s"},
-    )
+    settings = shared(told, valkey, tmp_path, "60s")
     async with AsyncExitStack() as stack:
         yield [(await stack.enter_async_context(serving(settings)))[0] for _ in range(2)]
 
@@ -173,14 +176,7 @@ async def test_a_valkey_that_goes_away_in_the_middle_ends_nothing(told, tmp_path
 
 async def test_an_answer_of_a_gateway_that_ends_goes_on_at_another(told, valkey, tmp_path):
     told.wait = 0.03
-    settings = GatewaySettings(
-        triton=f"127.0.0.1:{told.triton.port}",
-        store=(url := f"sqlite:///{tmp_path}/store.db"),
-        open=True,
-        redis=valkey.url,
-        usage={"outbox": tmp_path / "usage"},
-        resume={"lease": "0.5s"},
-    )
+    settings = shared(told, valkey, tmp_path, "0.5s")
     async with serving(settings) as (other, _):
         async with serving(settings) as (one, _):
             talk = (await one.post(CHATS, json={})).json()["id"]
@@ -200,7 +196,7 @@ async def test_an_answer_of_a_gateway_that_ends_goes_on_at_another(told, valkey,
         assert [item["role"] for item in items] == ["assistant", "user"]
         message = (await other.get(f"{CHATS}/{talk}")).json()["messages"][-1]
         assert (message["content"], message["status"]) == (told.text("Where is it?"), "completed")
-    async with await open_store(url) as store, store.read() as connection:
+    async with await open_store(settings.store) as store, store.read() as connection:
         rows = (await connection.execute(select(usage_records))).mappings().all()
     assert sorted((row["request_id"], row["output_tokens"], row["finish_reason"]) for row in rows) == sorted(
         (reader.run, 40, "stop") for reader in readers.values()

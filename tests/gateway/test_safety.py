@@ -1,7 +1,5 @@
 """Safety filters over HTTP: refused prompts, answers that are held, cut or observed, and filters that are away."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

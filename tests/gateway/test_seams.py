@@ -1,7 +1,5 @@
 """Answers that lose their replica midway, over HTTP: but for a header or a comment they are as if they had not."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 

@@ -1,7 +1,5 @@
 """Histograms that are told value by value and counted in bulk."""
 
-from __future__ import annotations
-
 import math
 
 from hypothesis import given

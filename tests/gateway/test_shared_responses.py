@@ -1,7 +1,5 @@
 """Two gateways with one store: a response is the same one whichever gateway a request reaches."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3

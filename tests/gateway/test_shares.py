@@ -1,7 +1,5 @@
 """Places that no client can take all of."""
 
-from __future__ import annotations
-
 from llmops.gateway.ratelimit.fairness import FairShares
 
 

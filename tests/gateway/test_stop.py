@@ -1,7 +1,5 @@
 """Stop strings cut where a search in the whole text would, wherever the pieces are cut, and are never sent."""
 
-from __future__ import annotations
-
 import itertools
 
 from hypothesis import given, settings

@@ -3,8 +3,6 @@
 The message has the line and what to write instead.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from llmops.errors import InputError

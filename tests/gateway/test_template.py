@@ -1,7 +1,5 @@
 """Chat templates as Hugging Face writes them, in a sandbox."""
 
-from __future__ import annotations
-
 import pytest
 
 from llmops.errors import InputError

@@ -3,8 +3,6 @@
 Every way to a huge text, list or number ends in one sentence, soon, in little memory.
 """
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

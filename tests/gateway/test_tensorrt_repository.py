@@ -5,8 +5,6 @@ model all tensors, batching, policies and the card, are what `llmops repo` wrote
 loads, it reads its parameters as that backend does, and throws where it would (tests/trtllm/cpp_backend.py).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The threads for text and grammars: whoever brings much waits for it alone."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

@@ -1,7 +1,5 @@
 """The bound on tokens is never above what the tokenizer makes: on the bundled tokenizer and on unusual ones."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

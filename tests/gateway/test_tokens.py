@@ -1,7 +1,5 @@
 """/tokenize and /detokenize, and what the model list tells."""
 
-from __future__ import annotations
-
 
 async def test_a_prompt_there_and_back(stack):
     text = "Hello world! 你好 🙂"

@@ -1,7 +1,5 @@
 """Traces: what a receiver of OpenTelemetry's protocol gets to see of requests, and what it never gets."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

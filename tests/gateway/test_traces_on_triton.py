@@ -1,7 +1,5 @@
 """Traces of requests to the real Triton, with its own spans where it has any."""
 
-from __future__ import annotations
-
 import pytest
 
 from llmops.gateway.settings import GatewaySettings

@@ -3,8 +3,6 @@
 `python -m tests.faults.chaos ENGINE` is the long one, on the mock engine.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from tests.faults.chaos.clients import Asked

@@ -1,7 +1,5 @@
 """Every way in which an answer can end leaves one event, with what its client was told that it used."""
 
-from __future__ import annotations
-
 import sqlite3
 from uuid import UUID
 

@@ -1,7 +1,5 @@
 """The outbox and the slots of open answers, torn, full and killed: each event is delivered once."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import sqlite3

@@ -1,7 +1,5 @@
 """Waiting with an end: what is cancelled is over, on every Python."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -40,15 +38,3 @@ async def test_what_takes_too_long_has_ended_when_that_is_told():
     with pytest.raises(asyncio.TimeoutError):
         await wait_with_timeout(0.01, work())
     assert ended
-
-
-async def test_a_result_and_an_error_are_the_work_s():
-    async def work(good: bool) -> str:
-        await asyncio.sleep(0)
-        if not good:
-            raise ValueError("bad")
-        return "good"
-
-    assert await wait_with_timeout(GENEROUS, work(True)) == "good"
-    with pytest.raises(ValueError, match="bad"):
-        await wait_with_timeout(GENEROUS, work(False))

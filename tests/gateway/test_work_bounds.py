@@ -1,7 +1,5 @@
 """Work that a request asks for: bounded before it begins, and not on the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """`llmops gateway --workers N`: N independent gateways on one port, each with a port of its own for its metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

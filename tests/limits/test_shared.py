@@ -1,7 +1,5 @@
 """Gateways on one Valkey, a Valkey that goes away or comes back empty, and the limits of one process."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import time

@@ -1,7 +1,5 @@
 """`llmops repo`, `serve` and `doctor` as a user runs them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

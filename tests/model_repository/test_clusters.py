@@ -4,8 +4,6 @@ Field names and types are those of the LeaderWorkerSet CRD (kubernetes-sigs/lws 
 validated as a whole by hand.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

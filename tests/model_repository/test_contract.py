@@ -3,8 +3,6 @@
 It is in llmops/contract.py, which travels with the models.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

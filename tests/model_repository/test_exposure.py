@@ -3,8 +3,6 @@
 The real server receives forbidden requests over both protocols.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import urllib.error

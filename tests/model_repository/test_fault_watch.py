@@ -1,7 +1,5 @@
 """Faults of a machine and hangs of an engine: what counts, what does not, and what `serve` does."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

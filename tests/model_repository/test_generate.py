@@ -1,7 +1,5 @@
 """The generated repository: NVIDIA's names and types, all or nothing, one clear sentence for what cannot be served."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

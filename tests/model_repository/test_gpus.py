@@ -1,7 +1,5 @@
 """Engines of one repository on GPUs of their own."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Starting and stopping the real server: faults are made for real, and nothing outlives a stop."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The engine thread with a runtime that fails on purpose: no request hangs, nobody else is harmed."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Iterator

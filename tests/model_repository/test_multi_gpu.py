@@ -3,8 +3,6 @@
 Expected words are those of NVIDIA/TensorRT-LLM `triton_backend/scripts/launch_triton_server.py`.
 """
 
-from __future__ import annotations
-
 import secrets
 import shlex
 import shutil

@@ -1,8 +1,6 @@
 """The engine loop on the real pipeline: grammars are prepared beside the others' steps, and a step that fails takes
 nobody along who comes later. The model has SmolLM2's vocabulary, as grammars see it, and hardly a layer."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json
@@ -79,7 +77,7 @@ class Sink:
     def is_cancelled(self) -> bool:
         return self.cancelled
 
-    def finish(self) -> Sink:
+    def finish(self) -> "Sink":
         assert self.over.wait(PATIENCE), f"{len(self.ids)} tokens came, but no end"
         return self
 

@@ -1,7 +1,5 @@
 """Requests that the engine takes or refuses: each refusal names its tensor."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path

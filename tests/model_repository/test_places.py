@@ -1,7 +1,5 @@
 """Homes that are not there, caches that cannot be written: it works all the same, or says in a sentence what to set."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

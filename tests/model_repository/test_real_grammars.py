@@ -1,7 +1,5 @@
 """Grammars of generated JSON Schemas, followed by the real engine library: every whole answer is valid."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

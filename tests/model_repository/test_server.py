@@ -1,7 +1,5 @@
 """The engine model and the ensemble on the real Triton, with the real small model."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

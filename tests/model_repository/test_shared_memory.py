@@ -1,7 +1,5 @@
 """Shared memory of servers that are gone is removed; what another server, user or PID namespace uses is not."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

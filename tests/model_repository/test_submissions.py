@@ -1,7 +1,5 @@
 """A request means the same to the engine whichever way it travels: alone, or with others in one message."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

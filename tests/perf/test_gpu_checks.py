@@ -1,7 +1,5 @@
 """The one call that makes all checks on a GPU, with a stand-in for the command line."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

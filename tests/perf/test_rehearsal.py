@@ -1,7 +1,5 @@
 """The report of a rehearsal, and the faults that it plants."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from llmops.gateway.interfaces import Engine, EngineRequest, TokenBatch, TokenStream

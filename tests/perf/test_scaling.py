@@ -1,7 +1,5 @@
 """Autoscaling by the chart's rules: Kubernetes' algorithm by hand, and whole fleets in simulated time."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise

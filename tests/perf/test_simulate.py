@@ -1,7 +1,5 @@
 """The fleet simulator: its parts against what can be computed by hand, and what it must show of planted mistakes."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """`llmops bench grpc://…` against the mock engine on the real Triton: what it says must be what that does."""
 
-from __future__ import annotations
-
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 

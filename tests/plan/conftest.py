@@ -1,7 +1,5 @@
 """The fixture `models`: published models' shapes."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import pytest

@@ -1,7 +1,5 @@
 """Published models' shapes, from their config.json."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from llmops.build.model.architecture import Architecture

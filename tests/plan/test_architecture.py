@@ -1,7 +1,5 @@
 """Shapes read from published config.json files."""
 
-from __future__ import annotations
-
 import pytest
 
 from llmops.build.model.architecture import Architecture, SlidingWindow

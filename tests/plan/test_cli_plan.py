@@ -1,7 +1,5 @@
 """`llmops plan` as a user runs it."""
 
-from __future__ import annotations
-
 import json
 import re
 

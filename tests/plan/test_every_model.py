@@ -4,8 +4,6 @@ LLMOPS_EVERY_CELL=1 (`make matrix`) plans all of them.
 A plan or a sentence: a traceback, a number that is none, or a reason that concerns nothing the user gave is a fault.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The plan's bytes of weights against what ModelOpt and OpenVINO really write: within 1 %."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

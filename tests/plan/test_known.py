@@ -1,7 +1,5 @@
 """The table of well-known models: against published parameter counts, against AIConfigurator's files, and as ids."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

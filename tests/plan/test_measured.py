@@ -1,7 +1,5 @@
 """`plan --measured`: a host's own step times in the place of what was predicted for it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

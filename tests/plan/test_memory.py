@@ -1,7 +1,5 @@
 """The bytes of one GPU add up."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

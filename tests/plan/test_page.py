@@ -1,7 +1,5 @@
 """The HTML page of a plan: what a reader finds on it, and that its figures are the plan's."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 

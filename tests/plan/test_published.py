@@ -1,7 +1,5 @@
 """The planner holds its promise against NVIDIA's published throughput, as docs/plan.md states it."""
 
-from __future__ import annotations
-
 from statistics import median
 
 import pytest

@@ -1,7 +1,5 @@
 """Searching layouts: targets are kept, the cheapest comes first, the others have a reason."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The steady state: Little's law, order, and an event-by-event simulation of in-flight batching."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from dataclasses import replace

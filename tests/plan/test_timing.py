@@ -1,7 +1,5 @@
 """Times of operations: bounds of the data sheet, order, and the measured tables."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import pytest

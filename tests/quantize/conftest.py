@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from tests.support.tiny_models import write_checkpoint

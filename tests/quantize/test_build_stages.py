@@ -1,7 +1,5 @@
 """A build reports its progress, the memory it needs, and the quality it lost."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -4,8 +4,6 @@ random model and read back within its rounding bound.
 Every fifth cell by default, because all of them take minutes: LLMOPS_EVERY_CELL=1 runs the whole table.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

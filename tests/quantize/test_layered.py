@@ -1,7 +1,5 @@
 """A model that is read layer by layer computes what the whole model does, and never holds more than it says."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 """Checkpoints as others publish them, quantised: passed on or refused in one sentence, and `llmops eval` of those that
 can be read."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """The gate passes a sound export and stops planted faults; it reads the files, so faults are planted there."""
 
-from __future__ import annotations
-
 import json
 import math
 

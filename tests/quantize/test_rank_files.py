@@ -2,8 +2,6 @@
 bound.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace

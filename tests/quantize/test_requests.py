@@ -1,7 +1,5 @@
 """Builds that cannot work are rejected before any work, with what would work."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Tensor-parallel sizes and group sizes that a model's quantised matrices can be cut for."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

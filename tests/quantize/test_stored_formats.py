@@ -1,7 +1,5 @@
 """Quantised checkpoints of others, read back: each format's arithmetic by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Figures of filters on labelled texts, and a classifier trained on vectors whose classes are known."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Rules on streams: what leaves does not depend on how the text arrives, and nothing of a match leaves in `hold`."""
 
-from __future__ import annotations
-
 import re
 import sys
 from itertools import pairwise

@@ -1,14 +1,15 @@
 """Gateways as processes of their own, to be killed, stopped and cut off."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
 
 from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.mock_engine.repository import make_mock_engine
+from tests.support.model_code import put_on_path
 from tests.support.stack import ready_triton, wait_ready
+
+put_on_path("tensorrt_llm")
 
 
 class Gateway(LiveProcess):

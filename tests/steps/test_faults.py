@@ -1,7 +1,5 @@
 """Step streams on the real Triton, with real faults: killed, stopped and cut-off gateways."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -77,7 +75,7 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self.cuts = 0
 
-    async def __aenter__(self) -> Proxy:
+    async def __aenter__(self) -> "Proxy":
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self

@@ -1,7 +1,5 @@
 """More sequences than an engine's queue holds, through the gateway: refused at once, with when to come back."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Clients that do not read, on the real Triton: the mock engine soon sends more than sockets hold."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

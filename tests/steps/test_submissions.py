@@ -3,8 +3,6 @@
 Each request is sent once, unless its client has left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import struct

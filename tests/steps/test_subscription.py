@@ -1,28 +1,11 @@
 """The engine's side of a step stream: whatever happens to the connection, each token arrives once and in order."""
 
-from __future__ import annotations
-
-import importlib
-import sys
 from collections import defaultdict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from tests.support.model_code import version_folder
-
-ENGINE = version_folder("tensorrt_llm")
-
-
-@pytest.fixture(scope="module")
-def steps():
-    """The module as Triton sees it: beside model.py, not in the llmops package."""
-    sys.path.insert(0, str(ENGINE))
-    try:
-        yield importlib.import_module("llmops_engine.steps.subscription")
-    finally:
-        sys.path.remove(str(ENGINE))
+from llmops_engine.steps import subscription as steps
 
 
 class Gateway:
@@ -58,7 +41,7 @@ class Gateway:
 
 @settings(max_examples=60)
 @given(st.data())
-def test_no_token_is_lost_or_doubled(steps, data) -> None:
+def test_no_token_is_lost_or_doubled(data) -> None:
     """Steps, acknowledgements, breaks and resumptions in any order; a window small enough to close often."""
     subscription = steps.Subscription(window=data.draw(st.integers(1, 4)))
     gateway = Gateway()
@@ -89,7 +72,7 @@ def test_no_token_is_lost_or_doubled(steps, data) -> None:
     assert gateway.tokens == expected
 
 
-def test_a_gateway_that_stalls_gets_at_most_a_window_and_then_everything_merged(steps) -> None:
+def test_a_gateway_that_stalls_gets_at_most_a_window_and_then_everything_merged() -> None:
     subscription, gateway = steps.Subscription(window=4), Gateway()
     subscription.attach(gateway, 0, 0.0)
     for token in range(100):
@@ -103,7 +86,7 @@ def test_a_gateway_that_stalls_gets_at_most_a_window_and_then_everything_merged(
     assert gateway.log_probs[7] == [-0.5] * 100
 
 
-def test_entries_without_log_probs_are_padded_so_that_positions_agree(steps) -> None:
+def test_entries_without_log_probs_are_padded_so_that_positions_agree() -> None:
     subscription, gateway = steps.Subscription(), Gateway()
     subscription.attach(gateway, 0, 0.0)
     subscription.add(1, 0, [10, 11], [])
@@ -112,7 +95,7 @@ def test_entries_without_log_probs_are_padded_so_that_positions_agree(steps) -> 
     assert gateway.log_probs == {1: [0.0, 0.0], 2: [-1.5]}
 
 
-def test_a_broken_stream_is_given_up_after_the_grace_time_and_not_before(steps) -> None:
+def test_a_broken_stream_is_given_up_after_the_grace_time_and_not_before() -> None:
     subscription, gateway = steps.Subscription(grace=5.0), Gateway()
     subscription.attach(gateway, 0, 100.0)
     gateway.connected = False
@@ -132,7 +115,7 @@ def look(subscription, start: float, end: float) -> None:
 
 
 @pytest.mark.parametrize("connected", [True, False])
-def test_an_engine_that_was_held_up_gives_up_nobody_for_it(steps, connected) -> None:
+def test_an_engine_that_was_held_up_gives_up_nobody_for_it(connected) -> None:
     subscription, gateway = steps.Subscription(window=1, grace=5.0), Gateway()
     subscription.attach(gateway, 0, 0.0)
     subscription.add(0, 0, [1], [])
@@ -149,7 +132,7 @@ def test_an_engine_that_was_held_up_gives_up_nobody_for_it(steps, connected) -> 
     assert subscription.lost
 
 
-def test_a_silent_gateway_is_given_up_only_while_steps_wait_for_it(steps) -> None:
+def test_a_silent_gateway_is_given_up_only_while_steps_wait_for_it() -> None:
     subscription, gateway = steps.Subscription(window=1, grace=5.0), Gateway()
     subscription.attach(gateway, 0, 0.0)
     look(subscription, 0.0, 100.0)
@@ -164,7 +147,7 @@ def test_a_silent_gateway_is_given_up_only_while_steps_wait_for_it(steps) -> Non
     assert gateway.finished.startswith("subscription: dropped")
 
 
-def test_what_is_still_to_be_sent_keeps_a_drained_subscription_open(steps) -> None:
+def test_what_is_still_to_be_sent_keeps_a_drained_subscription_open() -> None:
     subscription, gateway = steps.Subscription(window=1), Gateway()
     subscription.attach(gateway, 0, 0.0)
     assert subscription.is_settled
@@ -181,7 +164,7 @@ def test_what_is_still_to_be_sent_keeps_a_drained_subscription_open(steps) -> No
     assert not subscription.is_settled
 
 
-def test_resuming_from_steps_that_are_gone_is_refused(steps) -> None:
+def test_resuming_from_steps_that_are_gone_is_refused() -> None:
     subscription, gateway = steps.Subscription(), Gateway()
     subscription.attach(gateway, 0, 0.0)
     for token in range(3):
@@ -193,6 +176,6 @@ def test_resuming_from_steps_that_are_gone_is_refused(steps) -> None:
     assert subscription.attach(gateway, 3, 0.0)
 
 
-def test_a_submission_that_is_said_twice_is_taken_once(steps) -> None:
+def test_a_submission_that_is_said_twice_is_taken_once() -> None:
     subscription = steps.Subscription()
     assert [subscription.claim(slot) for slot in (0, 1, 1, 0, 2)] == [True, True, False, False, True]

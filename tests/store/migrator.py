@@ -5,8 +5,6 @@ FOLDER, by processes that `kill -9` themselves before another statement each, or
 through; the other gets all at once from several processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

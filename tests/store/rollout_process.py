@@ -1,7 +1,5 @@
 """A process that carries roll-outs out, for a test that kills it."""
 
-from __future__ import annotations
-
 import asyncio
 
 from llmops.control.rollouts.runner import RolloutRunner

@@ -1,7 +1,5 @@
 """Tenants, users and keys, on both databases."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from dataclasses import replace
@@ -37,6 +35,7 @@ from llmops.store.audit import AuditContext, list_audit_entries, record_action
 from llmops.store.dead_letters import DeadLetter, add_dead_letters, count_dead_letters
 from llmops.store.factory import open_store
 from llmops.store.tables import SCHEMA_TABLE, api_keys, users
+from tests.support.accounts import add_key
 
 
 async def account(connection, by, email="user@acme.example", tenant="acme"):
@@ -133,17 +132,10 @@ async def test_old_entries_and_parked_events_are_deleted_and_newer_ones_stay(sto
 # -- A gateway's keys in a real PostgreSQL, which goes away and comes back; stores that a gateway cannot start with
 
 
-async def make_key(url: str, by) -> str:
-    async with await open_store(url) as store, store.write() as connection:
-        await create_tenant(connection, "acme", Limits(), by)
-        user = await ensure_user(connection, "acme", "ann@acme", by)
-        _, secret = await create_key(connection, user, KeySpec(models=("tiny",)), by)
-    return secret
-
-
 async def test_a_postgresql_that_is_killed_leaves_the_keys_in_use(own_postgres, by):
     url, stop, start = own_postgres
-    secret = await make_key(url, by)
+    async with await open_store(url) as opened:
+        secret, _, _ = await add_key(opened, "acme", models=("tiny",))
     now = [0.0]
     cached = CachedDirectory(KeyDirectory(url), clock=lambda: now[0])
     try:

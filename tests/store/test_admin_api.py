@@ -1,7 +1,5 @@
 """The admin API itself: who may use it, what it documents, what it refuses, what the audit log has of it."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -4,8 +4,6 @@ On both databases where a key is made and its usage read; the queries behind the
 of it twice: on a store, and with --url through an admin API in front of the same store.
 """
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import io

@@ -1,7 +1,5 @@
 """Conversations: kept in order, each owner's own, deleted in two steps; on both databases."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Stores that are wrong, away, locked, damaged or full: one sentence each, and never the password."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Two control processes on one store: one leads, and the other when that one is gone."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """Usage by way of a broker, into either database: each event once, whatever is killed in between."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -3,8 +3,6 @@
 A migration runs by itself, once, whole or not at all.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Stored responses are bounded, fair between owners, and found by their owner only, in memory and in a store alike."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """The verdict of a roll-out as Argo Rollouts and Flagger get it: Flagger's documented payloads, Argo's template."""
 
-from __future__ import annotations
-
 import base64
 from datetime import UTC, datetime
 from pathlib import Path

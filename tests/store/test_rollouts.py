@@ -1,7 +1,5 @@
 """Roll-outs in the store: a transition, its weights and its audit entry are one write, and a killed control goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Usage: each event once, sums that agree with the rows, gaps that are found; on both databases."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

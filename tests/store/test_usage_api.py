@@ -1,7 +1,5 @@
 """GET /api/usage, /api/models and OpenAI's organization endpoints, counted against the records themselves."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter
@@ -54,7 +52,7 @@ class Tenant:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    async def fill(self) -> Tenant:
+    async def fill(self) -> "Tenant":
         self.secret, self.key, self.user = await make_key(self.url, "acme", scopes=("inference", "usage"))
         self.plain, self.plain_key, _ = await make_key(self.url, "acme", scopes=("inference",))
         _, other_key, other_user = await make_key(self.url, "zeta")
@@ -143,7 +141,7 @@ async def test_who_comes_without_a_key_sees_its_own_and_nobody_elses(url, monkey
 @ONLY_SQLITE
 async def test_budgets_are_told_with_what_is_left_of_them(url):
     budget = Budget(5_000_000, "day")
-    secret, key, user = await make_key(url, "acme", Limits(budget=budget), scopes=("inference",))
+    secret, key, user = await make_key(url, "acme", limits=Limits(budget=budget), scopes=("inference",))
     now = datetime.now(UTC)
     used = [UsageRecord(str(UUID(int=1)), "g1", 0, now, "r", user, "m", 9, 9, 1_250_000, key_id=key)]
     used.append(used[0]._replace(id=str(UUID(int=2)), seq=1, created_at=now - timedelta(days=1)))

@@ -1,7 +1,5 @@
 """Anthropic's SDK at a gateway of the tests."""
 
-from __future__ import annotations
-
 import json
 
 import anthropic

@@ -1,7 +1,5 @@
 """HAProxy and Envoy as deploy/ configures them, in front of gateways on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Pages in the Chromium of this machine; without one a test is skipped, and in CI it fails."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -4,8 +4,6 @@ Each panel's queries are answered by a real Prometheus that watches a stack with
 our own plotter, as Grafana's look is Grafana's.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Real servers from Debian's packages, unpacked without root: Prometheus, HAProxy, and the libraries they need."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,15 +1,11 @@
 """An OpenAI server that does nothing but wait: known delays to check a load generator against.
 
-`python -m tests.support.delay_server --ttft-ms 200 --itl-ms 20` answers requests with `max_tokens` tokens: the first
-after `ttft`, the next ones at `first + n × itl` by its own clock, so that lateness does not add up. It records
-when it really sent each token (`sent`), against which a client's figures are checked.
+It answers requests with `max_tokens` tokens: the first after `ttft`, the next ones at `first + n × itl` by its own
+clock, so that lateness does not add up. It records when it really sent each token (`sent`), against which a client's
+figures are checked.
 """
 
-from __future__ import annotations
-
-import argparse
 import asyncio
-import contextlib
 import json
 import time
 from dataclasses import dataclass, field
@@ -23,12 +19,10 @@ STREAM_HEAD = (
 
 @dataclass(frozen=True)
 class Delays:
-    """Seconds. `fail_every` n: each n-th request gets a 503; `drop_every` n: each n-th stream is cut in the middle."""
+    """Seconds before the first token and between two; with `usage` the last event counts them."""
 
     ttft: float = 0.1
     itl: float = 0.01
-    fail_every: int = 0
-    drop_every: int = 0
     usage: bool = True
 
 
@@ -45,14 +39,13 @@ class Served:
 class DelayServer:
     """`async with DelayServer(delays) as server` listens on a free port of the loopback; `server.url` ends in /v1."""
 
-    def __init__(self, delays: Delays, port: int = 0) -> None:
+    def __init__(self, delays: Delays) -> None:
         self.delays = delays
-        self.port = port
         self.served: list[Served] = []
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def __aenter__(self) -> DelayServer:
-        self._server = await asyncio.start_server(self._connection, "127.0.0.1", self.port)
+    async def __aenter__(self) -> "DelayServer":
+        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -82,18 +75,13 @@ class DelayServer:
     async def _respond(self, request: tuple[str, bytes], writer: asyncio.StreamWriter) -> None:
         path, raw = request
         if path.endswith("/models"):
-            writer.write(_plain(200, {"object": "list", "data": [{"id": "delay", "object": "model"}]}))
+            writer.write(_plain({"object": "list", "data": [{"id": "delay", "object": "model"}]}))
             return
         served = Served(time.perf_counter(), json.loads(raw))
         self.served.append(served)
-        delays, number = self.delays, len(self.served)
-        if delays.fail_every and number % delays.fail_every == 0:
-            writer.write(_plain(503, {"error": {"message": "busy", "type": "server_error", "code": "overloaded"}}))
-            return
-        drop = bool(delays.drop_every) and number % delays.drop_every == 0
-        await self._answer(served, writer, drop, chat=path.endswith("/chat/completions"))
+        await self._answer(served, writer, chat=path.endswith("/chat/completions"))
 
-    async def _answer(self, served: Served, writer: asyncio.StreamWriter, drop: bool, chat: bool) -> None:
+    async def _answer(self, served: Served, writer: asyncio.StreamWriter, chat: bool) -> None:
         count = int(served.body.get("max_tokens") or served.body.get("max_completion_tokens") or 16)
         stream = bool(served.body.get("stream"))
         if stream:
@@ -105,9 +93,6 @@ class DelayServer:
             if writer.is_closing():
                 served.left = True
                 return
-            if drop and index >= count // 2:
-                writer.close()
-                return
             served.sent.append(time.perf_counter())
             writer.write(chunk)
         if stream:
@@ -115,7 +100,7 @@ class DelayServer:
             return
         await asyncio.sleep(max(0.0, first + (count - 1) * self.delays.itl - time.perf_counter()))
         message = {"message": {"role": "assistant", "content": "ok"}} if chat else {"text": "ok"}
-        writer.write(_plain(200, {"choices": [{**message, "finish_reason": "length"}], "usage": _usage(served, count)}))
+        writer.write(_plain({"choices": [{**message, "finish_reason": "length"}], "usage": _usage(served, count)}))
 
     def _tail(self, served: Served, count: int, chat: bool) -> bytes:
         empty: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
@@ -145,9 +130,9 @@ def _chunk(event: dict[str, Any]) -> bytes:
     return _frame(b"data: " + json.dumps(event).encode() + b"\n\n")
 
 
-def _plain(status: int, body: dict[str, Any]) -> bytes:
+def _plain(body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
-    return b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (status, len(data)) + data
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data) + data
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[str, bytes] | None:
@@ -159,27 +144,3 @@ async def _read(reader: asyncio.StreamReader) -> tuple[str, bytes] | None:
     headers = dict(line.lower().split(": ", 1) for line in lines[1:] if ": " in line)
     body = await reader.readexactly(int(headers.get("content-length", 0)))
     return lines[0].split(" ")[1], body
-
-
-async def _main(delays: Delays, port: int) -> None:
-    async with DelayServer(delays, port) as server:
-        print(f"listening on {server.url}", flush=True)
-        await asyncio.Event().wait()
-
-
-def main() -> None:
-    """Serve until interrupted."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ttft-ms", type=float, default=100)
-    parser.add_argument("--itl-ms", type=float, default=10)
-    parser.add_argument("--port", type=int, default=0)
-    options = parser.parse_args()
-    from llmops.perf.load.runner import run_async
-
-    delays = Delays(ttft=options.ttft_ms / 1000, itl=options.itl_ms / 1000)
-    with contextlib.suppress(KeyboardInterrupt):
-        run_async(_main(delays, options.port))
-
-
-if __name__ == "__main__":
-    main()

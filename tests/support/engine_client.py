@@ -3,8 +3,6 @@
 Tests use it to call NAME-tensorrt_llm directly.
 """
 
-from __future__ import annotations
-
 import queue
 import urllib.request
 from dataclasses import dataclass, field

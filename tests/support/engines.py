@@ -1,7 +1,5 @@
 """The real engines that tests and benchmarks share: SmolLM2 on OpenVINO, built once per checkout."""
 
-from __future__ import annotations
-
 import fcntl
 from pathlib import Path
 

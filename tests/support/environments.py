@@ -1,7 +1,5 @@
 """Virtual environments that have something more than the one that runs the tests."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec

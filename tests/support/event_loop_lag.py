@@ -4,8 +4,6 @@ Every gateway that the tests start appends what held its loop to the file that L
 `LLMOPS_LAG=report` only prints it: on a machine that others use too, their work may be what held a loop.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -5,8 +5,6 @@ A client sends arguments, folder and environment with its own standard streams. 
 end the exit code.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import gc

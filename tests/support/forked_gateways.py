@@ -1,7 +1,5 @@
 """Gateways as processes that can be killed, forked from a process that has imported the gateway already."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 from collections.abc import Mapping
@@ -31,7 +29,7 @@ class ForkedGateway:
         self.process.start()
         self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=GENEROUS)
 
-    async def ready(self) -> ForkedGateway:
+    async def ready(self) -> "ForkedGateway":
         """Wait until it is ready."""
 
         async def is_ready() -> bool:

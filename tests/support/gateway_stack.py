@@ -1,7 +1,5 @@
 """A gateway over HTTP in front of a scripted Triton: for faults and exact token sequences."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """A program that a test starts as users do, whose output goes to a file."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

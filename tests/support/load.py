@@ -1,7 +1,5 @@
 """Loads of the benchmark scripts: `llmops bench` in fewer words."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

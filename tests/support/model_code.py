@@ -1,7 +1,5 @@
 """The code of the models that run inside Triton, as `llmops repo` writes it: beside the modules that it shares."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import shutil

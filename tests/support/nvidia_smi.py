@@ -1,7 +1,5 @@
 """A stand-in for nvidia-smi with the output of version 580.159.04 beside an H200, without its UUID."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

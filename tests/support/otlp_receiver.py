@@ -1,7 +1,5 @@
 """A receiver of traces, as OTLP over HTTP has it: keeps every span that it is sent."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

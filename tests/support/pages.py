@@ -1,7 +1,5 @@
 """A server of HTTP whose answers a test makes."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,7 +19,7 @@ class Page:
 class Request(BaseHTTPRequestHandler):
     """A request: `command`, `path`, `headers` and `body`."""
 
-    server: PageServer
+    server: "PageServer"
     body = b""
 
     def _answer(self) -> None:

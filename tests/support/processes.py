@@ -1,7 +1,5 @@
 """Resource use of processes, from /proc (Linux): CPU, memory, threads and files."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import time

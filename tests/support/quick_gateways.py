@@ -1,7 +1,5 @@
 """A pytest plugin that makes what each of a thousand gateways in tests would make again: most of a start's time."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A client of a stream that comes back after the last event that it saw."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

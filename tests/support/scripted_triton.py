@@ -3,8 +3,6 @@
 `ScriptedTriton.answer` decides, per request, what comes back; it sees the request's tensors and yields steps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import struct

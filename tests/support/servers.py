@@ -3,8 +3,6 @@
 The broker (Tansu) keeps everything in memory: when it is killed it loses what it acknowledged, topics included.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

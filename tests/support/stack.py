@@ -1,7 +1,5 @@
 """The stack under test as separate processes: the real Triton on a repository, and the gateway in front of it."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import sys

@@ -1,7 +1,5 @@
 """Tiny random models of every family, written as Hugging Face folders with a tokenizer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -72,6 +70,21 @@ def compressed(layout: str, bits: int, kind: str, inputs: dict[str, Any] | None 
     """Return a configuration of compressed-tensors with all linear layers alike."""
     group = {"weights": {"num_bits": bits, "type": kind}, "input_activations": inputs, "targets": ["Linear"]}
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
+
+
+def write_config(folder: Path, family: str) -> Path:
+    """Write the config.json of a checkpoint of `family`, of a published one with its quantisation."""
+    import transformers
+
+    name, extra = CLASSES[family]
+    config = getattr(transformers, name)(**{**SIZES, **extra})
+    plain = [name.replace("TextConfig", "ForCausalLM").replace("Config", "ForCausalLM")]
+    config.architectures = extra.get("architectures", plain)
+    config.save_pretrained(folder)
+    if quantised := PUBLISHED.get(family):
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": quantised}))
+    return folder
 
 
 def write_checkpoint(folder: Path, family: str, seed: int = 0, fitted: bool = False, **overrides: Any) -> Path:

@@ -1,12 +1,10 @@
 """Tiny tokenizers, written as the files of a Hugging Face tokenizer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 CORPUS = ["The capital of France is Paris.", "Hello world! How are you?", "<answer>42</answer>", "你好 🙂 é"]
 TEMPLATE = (
@@ -34,6 +32,23 @@ def byte_level_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    tokenizer.train_from_iterator(corpus, trainer)
+    return tokenizer
+
+
+def sentencepiece_tokenizer(corpus: Iterable[str], scheme: str = "legacy") -> Tokenizer:
+    """A BPE over ▁ with bytes for the rest, as Llama 2, Mistral and Gemma; `legacy` writes ▁ before each part."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    if scheme == "legacy":
+        parts = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        tokenizer.normalizer = normalizers.Sequence(parts)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    bytes_ = [f"<0x{value:02X}>" for value in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", *bytes_], show_progress=False)
     tokenizer.train_from_iterator(corpus, trainer)
     return tokenizer
 

@@ -1,7 +1,5 @@
 """A scripted Triton with an answer of its own to each prompt, and the rest of it to a prompt that has a part of it."""
 
-from __future__ import annotations
-
 import random
 
 from tests.support.scripted_triton import ScriptedTriton, Step

@@ -1,7 +1,5 @@
 """Wait for what another thread, task or process is about to do, or for nothing: a clock that a test sets."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import time

@@ -6,8 +6,6 @@ worker would start the servers of every group. It also waits for good after a wo
 threads in the summary, and not the run.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 

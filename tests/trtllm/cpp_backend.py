@@ -6,8 +6,6 @@ Facts, read on 2026-11-22 from NVIDIA/TensorRT-LLM (11 stored versions of the fi
 - `triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt`: INPUTS and OUTPUTS
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

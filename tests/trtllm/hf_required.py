@@ -6,8 +6,6 @@ GPUs, EXPERTS in two (134,887 and 316,437 characters), PHI3 in the newest (after
 rule: a missing name is a KeyError there, another shape an error of `copy_`, another value an assertion.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ system Python that has nothing. Absolute paths of the instructions are taken bel
 pip has no index: it finds the wheels that a build may fetch in a folder.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

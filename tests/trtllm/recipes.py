@@ -4,8 +4,6 @@
 which llmops chooses otherwise on purpose, each with its reason.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

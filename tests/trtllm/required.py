@@ -7,8 +7,6 @@ alone when the checkpoint names none: `*lm_head`, `*router`, `*vocab_embedding`,
 `kv_cache_rcp_scaling_factor`, folds the two factors of W4A8, and lets a missing `lm_head.weight` be the embedding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

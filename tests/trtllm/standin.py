@@ -12,8 +12,6 @@ Facts, read on 2026-11-22 and 2026-11-23. 1.2.1: NVIDIA/TensorRT-LLM branch gh-p
 `executor/rpc_worker_mixin.py`) are alike in the stored versions of both.
 """
 
-from __future__ import annotations
-
 import asyncio
 import enum
 import os
@@ -100,7 +98,7 @@ class CompletionOutput:
 class RequestOutput:
     """Cumulative outputs; iterated on the loop that was running when it was made, as the real one."""
 
-    def __init__(self, llm: LLM, prompt: list[int], params: SamplingParams, lora_request: LoRARequest | None) -> None:
+    def __init__(self, llm: "LLM", prompt: list[int], params: SamplingParams, lora_request: LoRARequest | None) -> None:
         self.llm = llm
         self.step = 2 if lora_request is not None else 1
         self.loop = asyncio.get_running_loop()
@@ -117,10 +115,10 @@ class RequestOutput:
     def aborted(self) -> bool:
         return self.aborted_
 
-    def __aiter__(self) -> RequestOutput:
+    def __aiter__(self) -> "RequestOutput":
         return self
 
-    async def __anext__(self) -> RequestOutput:
+    async def __anext__(self) -> "RequestOutput":
         assert asyncio.get_running_loop() is self.loop
         completion = self.outputs[0]
         if self.finished or self.aborted_:
@@ -272,20 +270,18 @@ class LoraConfig(_Strict):
 
 
 class DecodingBaseConfig(_Strict):
+    """The fields that llmops or a test sets; upstream has more."""
+
     max_draft_len: int | None = None
-    max_total_draft_tokens: int | None = None
     speculative_model: str | None = pydantic.Field(
         None, validation_alias=pydantic.AliasChoices("speculative_model", "speculative_model_dir")
     )
-    max_concurrency: int | None = None
-    draft_len_schedule: dict[int, int] | None = None
-    load_format: str | None = None
     acceptance_window: int | None = None
     acceptance_length_threshold: float | None = None
     allow_advanced_sampling: bool = False
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> DecodingBaseConfig:
+    def from_dict(cls, data: dict[str, Any]) -> "DecodingBaseConfig":
         """1.2.1: the only way from a dict, and exact to the letter."""
         kind = data.get("decoding_type")
         if kind not in _DECODING:
@@ -296,31 +292,20 @@ class DecodingBaseConfig(_Strict):
 class NGramDecodingConfig(DecodingBaseConfig):
     decoding_type: ClassVar[str] = "NGram"
     max_matching_ngram_size: int = 0
-    is_keep_all: bool = True
-    is_use_oldest: bool = True
-    is_public_pool: bool = True
 
 
 class MTPDecodingConfig(DecodingBaseConfig):
     decoding_type: ClassVar[str] = "MTP"
     num_nextn_predict_layers: int = 1
-    use_relaxed_acceptance_for_thinking: bool = False
-    relaxed_topk: int = 1
-    relaxed_delta: float = 0.0
-    use_mtp_vanilla: bool = False
     mtp_eagle_one_model: bool = True
 
 
 class EagleDecodingConfig(DecodingBaseConfig):
     decoding_type: ClassVar[str] = "Eagle"
     eagle3_one_model: bool | None = True
-    eagle3_layers_to_capture: set[int] | None = None
-    eagle3_model_arch: str = "llama3"
-    use_dynamic_tree: bool | None = False
-    dynamic_tree_max_topK: int | None = None
 
     @pydantic.model_validator(mode="after")
-    def _needs(self) -> EagleDecodingConfig:
+    def _needs(self) -> "EagleDecodingConfig":
         if self.max_draft_len is None:
             raise ValueError("max_draft_len is required for Eagle")
         return self
@@ -349,12 +334,10 @@ class Speculation13(_Strict):
     ]  # fmt: skip
     max_draft_len: int | None = None
     speculative_model: str | None = None
-    max_concurrency: int | None = None
     acceptance_rate_window_size: int | None = None
     acceptance_rate_threshold: float | None = None
     enable_penalty: bool = False
     max_matching_ngram_size: int = 2
-    is_keep_all: bool = True
     num_nextn_predict_layers: int | None = None
     eagle3_one_model: bool | None = True
 
@@ -402,7 +385,7 @@ class LLM:
     others hold of each step's statistics.
     """
 
-    made: ClassVar[list[LLM]] = []
+    made: ClassVar[list["LLM"]] = []
     version: ClassVar[str] = __version__
 
     def __init__(
@@ -487,14 +470,6 @@ class LLM:
         events, self.events = self.events, []
         return events
 
-    def get_kv_cache_events_async(self, timeout: float | None = 2) -> Any:
-        """One round trip, then an iteration over what it brought (executor/result.py,
-        IterationResult).
-        """
-        assert self.arguments.kv_cache_config.event_buffer_max_size > 0
-        events, self.events = self.events, []
-        return _iteration(events, timeout)
-
     def _refuse_what_would_be_ignored(self, params: SamplingParams) -> None:
         """The real ones ignore these without a word, or refuse them."""
         asked = [
@@ -531,10 +506,6 @@ class LLM:
         _off_the_loop()
         return self._fetched()
 
-    def get_stats_async(self, timeout: float | None = 2) -> Any:
-        """One round trip, then an iteration over what it brought (proxy.py, `aget_stats`)."""
-        return _iteration(self._fetched(), timeout)
-
     def _fetched(self) -> list[dict[str, Any]]:
         running = sum(len(one.outputs[0].token_ids) for one in self.results if not (one.finished or one.aborted_))
         iterations = self.kept[0][:]
@@ -568,17 +539,6 @@ def _off_the_loop() -> None:
     except RuntimeError:
         return
     raise AssertionError("a blocking call on the thread of an event loop")
-
-
-async def _iteration(entries: list[dict[str, Any]], timeout: float | None) -> Any:
-    """IterationResult.__anext__ ends on TimeoutError only. AsyncQueue.get (llmapi/utils.py) raises
-    QueueEmpty for a timeout of 0 and waits forever without one.
-    """
-    for entry in entries:
-        yield entry
-    if timeout is not None and timeout <= 0:
-        raise asyncio.QueueEmpty
-    await asyncio.sleep(timeout if timeout is not None else 1e9)
 
 
 def api(version: str = __version__) -> SimpleNamespace:

@@ -5,8 +5,6 @@ prompt[-1]+1, +2, …; with an adapter +2, +4, …; a token of 666 fails the req
 `await_responses` brings the answers of two iterations, because the executor runs on while nobody waits for it.
 """
 
-from __future__ import annotations
-
 import datetime
 import enum
 import json
@@ -80,19 +78,19 @@ class DecodingMode:
         self.name = name
 
     @staticmethod
-    def Lookahead() -> DecodingMode:
+    def Lookahead() -> "DecodingMode":
         return DecodingMode("Lookahead")
 
     @staticmethod
-    def TopKTopP() -> DecodingMode:
+    def TopKTopP() -> "DecodingMode":
         return DecodingMode("TopKTopP")
 
     @staticmethod
-    def TopK() -> DecodingMode:
+    def TopK() -> "DecodingMode":
         return DecodingMode("TopK")
 
     @staticmethod
-    def TopP() -> DecodingMode:
+    def TopP() -> "DecodingMode":
         return DecodingMode("TopP")
 
 
@@ -226,7 +224,7 @@ class Request(_Bound):
 
 class Response:
     def __init__(self, request_id: int, error: str = "", result: Any = None) -> None:
-        self.request_id, self.client_id, self._error, self._result = request_id, None, error, result
+        self.request_id, self._error, self._result = request_id, error, result
 
     def has_error(self) -> bool:
         return bool(self._error)
@@ -279,7 +277,7 @@ class KVCacheEventManager:
 class Executor:
     """`ranks` is what the engine's config.json says; every rank makes one, and the first answers (leader mode)."""
 
-    made: ClassVar[list[Executor]] = []
+    made: ClassVar[list["Executor"]] = []
 
     def __init__(self, model_path: Any, model_type: ModelType, executor_config: ExecutorConfig) -> None:
         if not isinstance(model_path, (str, Path)) or model_type is not ModelType.DECODER_ONLY:
@@ -296,7 +294,7 @@ class Executor:
                                "participantIds are not specified")  # fmt: skip
         self._meet(world)
         self.size = config.get("build_config", {}).get("plugin_config", {}).get("tokens_per_block", 32)
-        self.max_input_len, self.vocabulary = 100, 1000
+        self.max_input_len = 100
         self.manager = KVCacheEventManager(executor_config.kv_cache_config.event_buffer_max_size)
         self.manager.add("Created", num_blocks_per_cache_level=[100, 0])
         self.requests: list[Request] = []

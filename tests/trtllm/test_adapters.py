@@ -1,7 +1,5 @@
 """LoRA from the adapter's folder to the engine's: what is refused, and the C++ backend's files."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """trtllm-build: published recipes come out, and what 1.2.1 would refuse is refused before anything starts."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ speculative decoding: the engine keeps every option that it is asked for, and co
 Where `tensorrt_llm` is installed its own parser and builder take the same arguments (test_the_real_builder).
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path
@@ -21,6 +19,7 @@ from llmops.build.targets import tensorrt
 from llmops.build.targets.nvidia.build_request import allowed_formats
 from llmops.build.trtllm.trtllm_build_flags import effective_flags, from_argv
 from llmops.errors import InputError
+from tests.trtllm.test_adapters import write_adapter
 
 # What tensorrt_llm/builder.py (build) leaves of the prompt's attention at 1.2.1, read on 2026-11-22: by KV cache, the
 # formats for which use_paged_context_fmha survives, and for which use_fp8_context_fmha does.
@@ -67,16 +66,8 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory):
     """One that every family takes."""
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    folder = tmp_path_factory.mktemp("adapter")
-    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "bias": "none", "target_modules": ["q_proj"]}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    root = "base_model.model.model.layers.0.self_attn.q_proj"
-    weights = {f"{root}.lora_A.weight": np.zeros((8, 1024), "f4"), f"{root}.lora_B.weight": np.zeros((1024, 8), "f4")}
-    save_file(weights, folder / "adapter_model.safetensors")
-    return {"sql": str(folder)}
+    folder = tmp_path_factory.mktemp("adapter") / "a"
+    return {"sql": str(write_adapter(folder, {"q_proj": (1024, 1024)}, target_modules=["q_proj"]))}
 
 
 def specs(family, quant, adapters):

@@ -2,8 +2,6 @@
 cpp_backend.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Dockerfile.trtllm, whose instructions run in a folder laid out like upstream's image."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """The trtllm-build step with a program in its place that behaves like it, and its faults."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,9 +1,5 @@
 """The engine runtime over TensorRT-LLM's executor, against a stand-in as strict as its bindings of 1.2.1."""
 
-from __future__ import annotations
-
-import importlib
-import importlib.util
 import json
 import os
 import shutil
@@ -13,11 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from llmops_engine.request import RequestRejectedError
+from llmops_engine.runtimes import executor as engine
+from llmops_engine.runtimes import remote
 
+from llmops.contract import KV_CLEARED, KV_STORED
+from llmops.kv_blocks import adapter_salt, block_hashes
 from tests.support.model_code import version_folder
-from tests.trtllm import standin_executor
+from tests.trtllm import standin_executor as standin
+from tests.trtllm.runtime_requests import ask
 
-ENGINE = version_folder("tensorrt_llm")
 HERE = Path(__file__).parent
 PARAMETERS = {
     "batch_scheduler_policy": "guaranteed_no_evict",
@@ -31,21 +32,6 @@ PARAMETERS = {
 CARD = {"max_batch_size": 4, "end_ids": [99, 98]}
 
 
-@pytest.fixture(scope="module")
-def engine():
-    """The package as Triton imports it: from the model's version folder."""
-    sys.path.insert(0, str(ENGINE))
-    try:
-        yield importlib.import_module("llmops_engine.runtimes.executor")
-    finally:
-        sys.path.remove(str(ENGINE))
-
-
-@pytest.fixture(scope="module")
-def standin():
-    return standin_executor
-
-
 @pytest.fixture
 def folder(tmp_path):
     """An engine of one GPU whose KV-cache blocks have four tokens."""
@@ -54,25 +40,17 @@ def folder(tmp_path):
     return tmp_path
 
 
-def request_module():
-    return importlib.import_module("llmops_engine.request")
-
-
-def make(engine, standin, folder, **parameters):
+def make(folder, **parameters):
     options = engine.ExecutorOptions(str(folder), 1, 4, {**PARAMETERS, **parameters}, (99, 98))
     return engine.ExecutorRuntime(options, standin)
 
 
 @pytest.fixture
-def runtime(engine, standin, folder):
-    made = make(engine, standin, folder)
+def runtime(folder):
+    made = make(folder)
     yield made
     made.close()
     assert standin.Executor.made[-1].down
-
-
-def ask(engine, prompt, count, **fields):
-    return engine.RuntimeRequest(np.array(prompt, dtype=np.int64), count, **fields)
 
 
 def collect(runtime, seconds=60.0):
@@ -89,10 +67,10 @@ def collect(runtime, seconds=60.0):
     return found
 
 
-def test_tokens_log_probabilities_and_reasons(engine, runtime):
-    runtime.submit(1, ask(engine, [5, 10], 4, end_ids=frozenset({99}), log_probs=True), 0)
-    runtime.submit(2, ask(engine, [90], 50, end_ids=frozenset({99, 98})), 0)
-    runtime.submit(3, ask(engine, [20], 50, stop_words=[[23, 24]]), 0)
+def test_tokens_log_probabilities_and_reasons(runtime):
+    runtime.submit(1, ask([5, 10], 4, end_ids=frozenset({99}), log_probs=True), 0)
+    runtime.submit(2, ask([90], 50, end_ids=frozenset({99, 98})), 0)
+    runtime.submit(3, ask([20], 50, stop_words=[[23, 24]]), 0)
     found = collect(runtime)
     assert found[1][:3] == [[11, 12, 13, 14], pytest.approx([-0.11, -0.12, -0.13, -0.14]), "length"]
     # the further end of text is a stop word
@@ -100,31 +78,26 @@ def test_tokens_log_probabilities_and_reasons(engine, runtime):
     assert found[3][:3] == [[21, 22, 23, 24], [], "stop"]
 
 
-def test_an_error_of_one_step_ends_what_runs_and_a_lost_gpu_ends_the_engine(engine, runtime):
-    runtime.submit(1, ask(engine, [663], 10), 0)
+def test_an_error_of_one_step_ends_what_runs_and_a_lost_gpu_ends_the_engine(runtime):
+    runtime.submit(1, ask([663], 10), 0)
     assert collect(runtime)[1][3].startswith("input_ids: Encountered an error in forwardAsync function")
-    runtime.submit(2, ask(engine, [10], 2), 0)
+    runtime.submit(2, ask([10], 2), 0)
     assert collect(runtime)[2][0] == [11, 12]
-    runtime.submit(3, ask(engine, [508], 10), 0)
+    runtime.submit(3, ask([508], 10), 0)
     with pytest.raises(engine.DeadEngineError, match="an illegal memory access was encountered"):
         collect(runtime)
 
 
-def kv(kind):
-    return getattr(importlib.import_module("llmops_contract"), f"KV_{kind}")
-
-
-def test_kv_events_have_the_names_that_gateways_know(engine, runtime):
-    blocks = importlib.import_module("llmops_kv_blocks")
+def test_kv_events_have_the_names_that_gateways_know(runtime):
     prompt = np.arange(10, 20)
     for key, salt in ((1, 0), (2, 7)):
-        runtime.submit(key, ask(engine, prompt, 2, cache_salt=salt), 0)
+        runtime.submit(key, ask(prompt, 2, cache_salt=salt), 0)
     collect(runtime)
     changes = list(runtime.take_kv_events())
-    assert changes[0].kind == kv("CLEARED")
-    told = [name for change in changes if change.kind == kv("STORED") for name in change.names]
+    assert changes[0].kind == KV_CLEARED
+    told = [name for change in changes if change.kind == KV_STORED for name in change.names]
     ids = prompt.astype(np.int32).tobytes()
-    wanted = [name for salt in (0, 7) for name in blocks.block_hashes(ids, 4, blocks.adapter_salt(salt, 0))]
+    wanted = [name for salt in (0, 7) for name in block_hashes(ids, 4, adapter_salt(salt, 0))]
     assert sorted(told) == sorted(wanted)
     assert len(wanted) == 4
 
@@ -140,17 +113,17 @@ def test_kv_events_have_the_names_that_gateways_know(engine, runtime):
         ([1, 2, 3], 0),
     ],
 )
-def test_cached_tokens_are_exact(engine, runtime, prompt, cached):
-    runtime.submit(1, ask(engine, list(range(10, 22)), 2), 0)
+def test_cached_tokens_are_exact(runtime, prompt, cached):
+    runtime.submit(1, ask(list(range(10, 22)), 2), 0)
     assert collect(runtime)[1][4] == 0
-    runtime.submit(2, ask(engine, prompt, 2), 0)
+    runtime.submit(2, ask(prompt, 2), 0)
     assert collect(runtime)[2][4] == cached
 
 
-def test_the_state_is_the_executors(engine, runtime):
+def test_the_state_is_the_executors(runtime):
     before = runtime.stats()
     assert (before.kv_blocks_max, before.kv_blocks_reused, before.memory) == (0, None, ())
-    runtime.submit(1, ask(engine, [10, 11, 12], 10_000), 0)
+    runtime.submit(1, ask([10, 11, 12], 10_000), 0)
     waiting = runtime.stats()
     assert (waiting.active, waiting.context, waiting.context_tokens) == (1, 1, 3)
     list(runtime.step())
@@ -161,8 +134,8 @@ def test_the_state_is_the_executors(engine, runtime):
     runtime.cancel(1)
 
 
-def test_sampling_is_handed_over(engine, standin):
-    request = ask(engine, [1], 7, end_ids=frozenset({2, 9}), stop_words=[[4]])
+def test_sampling_is_handed_over():
+    request = ask([1], 7, end_ids=frozenset({2, 9}), stop_words=[[4]])
     request.sampling.temperature, request.sampling.top_p, request.sampling.seed = 0.7, 0.9, 41
     request.sampling.repetition_penalty = 1.2
     made = engine.make_request(standin, request, 1)
@@ -171,7 +144,7 @@ def test_sampling_is_handed_over(engine, standin):
     assert (sampled.temperature, sampled.top_p, sampled.top_k, sampled.seed) == (0.7, 0.9, 0, 42)
     assert (sampled.repetition_penalty, sampled.min_tokens) == (1.2, None)
     assert (made.streaming, made.output_config.exclude_input_from_output) == (True, True)
-    plain = engine.make_request(standin, ask(engine, [1], 7), 0).sampling_config
+    plain = engine.make_request(standin, ask([1], 7), 0).sampling_config
     # None for both would be greedy
     assert (plain.temperature, plain.top_p, plain.top_k) == (1.0, 1.0, 0)
     request.sampling.temperature = 0
@@ -179,18 +152,18 @@ def test_sampling_is_handed_over(engine, standin):
 
 
 @pytest.mark.parametrize("end", [99, 12])
-def test_min_tokens_holds_for_every_end_token(engine, runtime, end):
-    request = ask(engine, [10], 50, end_ids=frozenset({end, 13}), stop_words=[[12], [17]], min_tokens=5)
+def test_min_tokens_holds_for_every_end_token(runtime, end):
+    request = ask([10], 50, end_ids=frozenset({end, 13}), stop_words=[[12], [17]], min_tokens=5)
     runtime.submit(1, request, 0)
     assert collect(runtime)[1][:3] == [[11, 12, 13, 14, 15, 16, 17], [], "stop"]
 
 
-def test_a_schema_that_is_not_json_is_refused(engine, standin):
-    with pytest.raises(request_module().RequestRejectedError, match="guided_decoding_guide: is not JSON"):
-        engine.make_request(standin, ask(engine, [1], 7, guide=("json_schema", "{")), 0)
+def test_a_schema_that_is_not_json_is_refused():
+    with pytest.raises(RequestRejectedError, match="guided_decoding_guide: is not JSON"):
+        engine.make_request(standin, ask([1], 7, guide=("json_schema", "{")), 0)
 
 
-def test_the_backends_parameters_become_the_executors(engine, standin, folder):
+def test_the_backends_parameters_become_the_executors(folder):
     info = folder / "info.json"
     info.write_text(json.dumps({"encoded_vocab": ["a"], "tokenizer_str": "{}", "stop_token_ids": [2]}))
     given = {
@@ -200,7 +173,7 @@ def test_the_backends_parameters_become_the_executors(engine, standin, folder):
         "xgrammar_tokenizer_info_path": str(info), "lora_prefetch_dir": "/adapters",
         "lora_cache_host_memory_bytes": "2000", "cuda_graph_mode": "true", "gpu_weights_percent": "0.5",
     }  # fmt: skip
-    config = make(engine, standin, folder, **given)._executor.config
+    config = make(folder, **given)._executor.config
     cache, lookahead = config.kv_cache_config, config.decoding_config.lookahead_decoding_config
     assert config.scheduler_config.capacity_scheduler_policy.name == "MAX_UTILIZATION"
     assert (cache.host_cache_size, cache.max_attention_window, cache.max_tokens) == (1000, [512, 1024], 4096)
@@ -243,22 +216,19 @@ def several(tmp_path, monkeypatch):
     (programs / "mpirun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     # the worker sees the engine model's folder alone
-    shutil.copytree(ENGINE, library, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(version_folder("tensorrt_llm"), library, ignore=shutil.ignore_patterns("__pycache__"))
     (library / "tensorrt_llm" / "bindings").mkdir(parents=True)
     for package in ("tensorrt_llm", "tensorrt_llm/bindings"):
         (library / package / "__init__.py").touch()
     shutil.copyfile(HERE / "standin_executor.py", library / "tensorrt_llm" / "bindings" / "executor.py")
-    monkeypatch.setattr(
-        importlib.import_module("llmops_engine.runtimes.remote"), "__file__",
-        str(library / "llmops_engine" / "runtimes" / "remote.py"),
-    )  # fmt: skip
+    monkeypatch.setattr(remote, "__file__", str(library / "llmops_engine" / "runtimes" / "remote.py"))
     return {**PARAMETERS, "gpt_model_path": str(engine), "world_size": "2"}
 
 
-def test_an_engine_of_two_gpus_has_a_rank_for_each_and_leaves_none(engine, several):
+def test_an_engine_of_two_gpus_has_a_rank_for_each_and_leaves_none(several):
     runtime = engine.create(several, CARD)
     try:
-        runtime.submit(1, ask(engine, list(range(10, 50)), 4, log_probs=True), 0)
+        runtime.submit(1, ask(list(range(10, 50)), 4, log_probs=True), 0)
         found = collect(runtime)[1]
         assert found[:3] == [[50, 51, 52, 53], pytest.approx([-0.5, -0.51, -0.52, -0.53]), "length"]
         assert found[4] == 0
@@ -269,9 +239,9 @@ def test_an_engine_of_two_gpus_has_a_rank_for_each_and_leaves_none(engine, sever
     assert runtime._process.returncode == 0
 
 
-def test_a_rank_that_dies_ends_the_engine(engine, several):
+def test_a_rank_that_dies_ends_the_engine(several):
     runtime = engine.create(several, CARD)
-    runtime.submit(1, ask(engine, [508], 10), 0)
+    runtime.submit(1, ask([508], 10), 0)
     with pytest.raises(engine.DeadEngineError, match="illegal memory access"):
         collect(runtime)
     runtime.close()

@@ -1,32 +1,24 @@
 """TensorRT-LLM's KV-cache events, as its serializer writes them, in the names that gateways know."""
 
-from __future__ import annotations
-
-import importlib
 import struct
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
+from llmops_engine.kv_events import KvEventTranslator
 
 from llmops.contract import KV_CLEARED, KV_REMOVED, KV_STORED
 from llmops.kv_blocks import adapter_salt, block_hashes
-from tests.support.model_code import version_folder
 
 SIZE = 4
 
 
 @pytest.fixture
 def names():
-    sys.path.insert(0, str(version_folder("tensorrt_llm")))
-    try:
-        yield importlib.import_module("llmops_engine.kv_events").KvEventTranslator(SIZE)
-    finally:
-        sys.path.pop(0)
+    return KvEventTranslator(SIZE)
 
 
-def stored(parent: int | None, *blocks: tuple[int, list[int]], window: int = 4096) -> dict[str, Any]:
+def stored(parent: int | None, *blocks: tuple[int | str, list[int]], window: int = 4096) -> dict[str, Any]:
     tokens = [
         [{"type": "unique_token", "token_id": one, "token_extra_id": 0} for one in tokens] for _, tokens in blocks
     ]
@@ -37,7 +29,7 @@ def stored(parent: int | None, *blocks: tuple[int, list[int]], window: int = 409
     return {"event_id": 0, "window_size": window, "data": {"type": "stored", "parent_hash": parent, "blocks": listed}}
 
 
-def removed(*hashes: int, window: int = 4096) -> dict[str, Any]:
+def removed(*hashes: int | str, window: int = 4096) -> dict[str, Any]:
     return {"event_id": 1, "window_size": window, "data": {"type": "removed", "block_hashes": list(hashes)}}
 
 
@@ -78,3 +70,25 @@ def test_first_blocks_are_those_of_the_requests_that_sent_them(names) -> None:
     names.translate([removed(1)])
     names.expect_request(ids, 11, 0)
     assert names.translate([stored(None, (6, [1, 2, 3, 4]))]) == [(KV_STORED, ours([1, 2, 3, 4], 11))]
+
+
+def test_groups_of_layers_report_each_block_and_give_it_up_alone(names) -> None:
+    """KV cache manager V2, which 1.4 makes the default, as its `_event_manager.py` at 1c39d359 writes events.
+
+    Every event comes once per group of layers, hashes are texts, the parent of a first block is None,
+    and consecutive blocks are one event, also the partly filled last. A tenant's salt must be used once.
+    """
+    groups = {0: 128, 1: 4096, 2: 4096}
+    prompt = list(range(1, 11))
+    blocks = [prompt[at : at + SIZE] for at in range(0, len(prompt), SIZE)]
+
+    def said(*events):
+        return [{**one, "window_size": groups[at], "layer_group_id": at} for one in events for at in groups]
+
+    assert names.translate(said(created())) == [(KV_CLEARED, ())] * 2
+    for salt in (11, 22):
+        names.expect_request(np.array(prompt), salt, 0)
+    events = [stored(None, *((f"{salt}-{at}", block) for at, block in enumerate(blocks))) for salt in (11, 22)]
+    assert names.translate(said(*events)) == [(KV_STORED, ours(prompt[:8], salt)) for salt in (11, 22)]
+    of_groups = [{**removed("22-0", window=128), "layer_group_id": 0}, {**removed("22-1"), "layer_group_id": 1}]
+    assert names.translate(of_groups) == [(KV_REMOVED, ours(prompt[:8], 22)[1:])]

@@ -1,44 +1,27 @@
 """The engine runtime over the LLM API, against a stand-in as strict as 1.2.1 and as 1.3."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
-import importlib
-import importlib.util
 import os
-import struct
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
+from llmops_engine.runtimes import trtllm as engine
 
 from llmops.build.trtllm.release_profiles import profiles_per_release
-from llmops.kv_blocks import block_hashes
-from tests.support.model_code import version_folder
+from llmops.contract import KV_CLEARED, KV_STORED
 from tests.support.waiting import wait_until
-from tests.trtllm import standin, standin_v2
-
-ENGINE = version_folder("tensorrt_llm")
-
-
-@pytest.fixture(scope="module")
-def engine():
-    """The package as Triton imports it: from the model's version folder."""
-    sys.path.insert(0, str(ENGINE))
-    try:
-        yield importlib.import_module("llmops_engine.runtimes.trtllm")
-    finally:
-        sys.path.remove(str(ENGINE))
-
+from tests.trtllm import standin
+from tests.trtllm.runtime_requests import ask
 
 ARGUMENTS = {"backend": "pytorch", "max_batch_size": 4}
 VERSIONS = ["1.2.1", "1.3.0rc29", "1.3.0"]
 
 
-def make(engine, version: str = "1.2.1", arguments=None, **options):
+def make(version: str = "1.2.1", arguments=None, **options):
     """A runtime on the stand-in of one version, as `llmops repo` would have it made."""
     profiles_ = [one.as_json() for one in profiles_per_release(arguments or ARGUMENTS)]
     made = engine.TrtllmOptions("model", "tokenizer", profiles_, 4, end_ids=(99,), **options)
@@ -46,15 +29,11 @@ def make(engine, version: str = "1.2.1", arguments=None, **options):
 
 
 @pytest.fixture(params=VERSIONS)
-def runtime(engine, request):
-    made = make(engine, request.param)
+def runtime(request):
+    made = make(request.param)
     yield made
     made.close()
     assert standin.LLM.made[-1].down
-
-
-def ask(engine, prompt, count, **fields):
-    return engine.RuntimeRequest(np.array(prompt, dtype=np.int64), count, **fields)
 
 
 def collect(runtime, seconds=90.0):
@@ -69,17 +48,14 @@ def collect(runtime, seconds=90.0):
 
 
 @pytest.mark.parametrize("version", ["1.2.1", "1.3.0"])
-def test_alternatives_are_the_most_likely_tokens_without_the_sampled_one(engine, version):
+def test_alternatives_are_the_most_likely_tokens_without_the_sampled_one(version):
     """1.2 has them in TorchSampler alone, which may leave the sampled token out; 1.3 adds that one."""
     sampler = {"sampler_type": "TorchSampler"} if version == "1.2.1" else {}
-    runtime = make(engine, version, {**ARGUMENTS, **sampler}, capabilities={"top_logprobs": 20})
-    try:
-        runtime.submit(1, ask(engine, [10], 2, log_probs=True, top_log_probs=3), 0)
+    with closing(make(version, {**ARGUMENTS, **sampler}, capabilities={"top_logprobs": 20})) as runtime:
+        runtime.submit(1, ask([10], 2, log_probs=True, top_log_probs=3), 0)
         outputs = []
         while runtime.has_work():
             outputs += runtime.step()
-    finally:
-        runtime.close()
     tops = [place for output in outputs for place in output.tops]
     assert [[token for token, _ in place] for place in tops] == [[12, 13, 14], [13, 14, 15]]
     assert [value for _, value in tops[0]] == pytest.approx([-0.12, -0.13, -0.14])
@@ -88,31 +64,28 @@ def test_alternatives_are_the_most_likely_tokens_without_the_sampled_one(engine,
 
 
 @pytest.mark.parametrize("version", ["1.2.1", "1.3.0"])
-def test_a_prompt_has_log_probabilities_for_each_token_though_it_is_cached(engine, version):
+def test_a_prompt_has_log_probabilities_for_each_token_though_it_is_cached(version):
     """1.2 leaves an unlikely token of the prompt out. Both give nothing for cached blocks."""
-    runtime = make(engine, version, capabilities={"prompt_logprobs": True})
     prompt = [*range(10, 49), 70]
     places = []
-    try:
+    with closing(make(version, capabilities={"prompt_logprobs": True})) as runtime:
         for key, count in enumerate((2, 2, 0)):
-            runtime.submit(key, ask(engine, prompt, 1, prompt_log_probs=count), 0)
+            runtime.submit(key, ask(prompt, 1, prompt_log_probs=count), 0)
             (output,) = [output for _ in iter(runtime.has_work, False) for output in runtime.step()]
             places.append([[token for token, _ in place] for place in output.prompt])
-    finally:
-        runtime.close()
     own = version == "1.3.0"
     assert places[0] == places[1] == [[t + 1, t + 2] for t in range(10, 48)] + [[49, 50, *([70] * own)]]
     assert [len(place) for place in places[2]] == [1] * 39
     assert places[2][-1] == ([70] if own else [49])
 
 
-def test_alternatives_that_the_sampler_lacks_are_not_announced(engine):
+def test_alternatives_that_the_sampler_lacks_are_not_announced():
     with pytest.raises(ValueError, match=r"announces top_logprobs, which TensorRT-LLM 1.2.1 would ignore"):
-        make(engine, "1.2.1", capabilities={"top_logprobs": 20})
+        make("1.2.1", capabilities={"top_logprobs": 20})
 
 
-def test_cancel_reaches_the_library(engine, runtime):
-    runtime.submit(1, ask(engine, [10], 10_000), 0)
+def test_cancel_reaches_the_library(runtime):
+    runtime.submit(1, ask([10], 10_000), 0)
     while not list(runtime.step()):
         pass
     runtime.cancel(1)
@@ -121,18 +94,18 @@ def test_cancel_reaches_the_library(engine, runtime):
     assert collect(runtime, 0.2) == {}
 
 
-def test_a_failing_request_fails_alone(engine, runtime):
-    runtime.submit(1, ask(engine, [663], 10), 0)
-    runtime.submit(2, ask(engine, [10], 3), 0)
-    runtime.submit(3, ask(engine, list(range(200)), 3), 0)
+def test_a_failing_request_fails_alone(runtime):
+    runtime.submit(1, ask([663], 10), 0)
+    runtime.submit(2, ask([10], 3), 0)
+    runtime.submit(3, ask(list(range(200)), 3), 0)
     found = collect(runtime)
     assert (found[1][2], found[1][3]) == ("failed", "input_ids: cuda error")
     assert found[2][0] == [11, 12, 13]
     assert found[3][3] == "input_ids: the prompt is longer than max_input_len"
 
 
-def test_sampling_is_handed_over(engine):
-    request = ask(engine, [1], 7, end_ids=frozenset({2, 9}), stop_words=[[4]])
+def test_sampling_is_handed_over():
+    request = ask([1], 7, end_ids=frozenset({2, 9}), stop_words=[[4]])
     request.sampling.temperature, request.sampling.top_p, request.sampling.seed = 0.7, 0.9, 41
     request.sampling.repetition_penalty = 1.2
     made = engine.sampling_params(standin, request, 1, 1)
@@ -146,8 +119,8 @@ def test_sampling_is_handed_over(engine):
     assert (made.detokenize, made.add_special_tokens, made.ignore_eos, made.logprobs) == (False, False, False, None)
 
 
-def test_greedy_and_ignored_end(engine):
-    request = ask(engine, [1], 7)
+def test_greedy_and_ignored_end():
+    request = ask([1], 7)
     request.sampling.temperature = 0
     made = engine.sampling_params(standin, request, 0, 1, (98, 99))
     assert (made.top_k, made.temperature, made.ignore_eos) == (1, None, True)
@@ -164,27 +137,27 @@ def test_greedy_and_ignored_end(engine):
         (("ebnf_grammar", 'root ::= "a"'), "grammar", 'root ::= "a"'),
     ],
 )
-def test_guides(engine, guide, field, value):
-    made = engine.sampling_params(standin, ask(engine, [1], 7, guide=guide), 0, 1)
+def test_guides(guide, field, value):
+    made = engine.sampling_params(standin, ask([1], 7, guide=guide), 0, 1)
     assert getattr(made.guided_decoding, field) == value
 
 
 @pytest.fixture
-def quick(engine, monkeypatch):
+def quick(monkeypatch):
     """Reads of statistics and events that follow each other at once."""
     monkeypatch.setattr(engine, "_STATS_PERIOD", 0.001)
     monkeypatch.setattr(engine, "_EVENTS_PERIOD", 0.001)
     monkeypatch.setattr(engine, "_RETRY_PERIOD", 0.001)
 
 
-def test_statistics_are_read_as_long_as_the_runtime_lives(engine, quick, runtime):
+def test_statistics_are_read_as_long_as_the_runtime_lives(quick, runtime):
     """1.2.1's proxy asks its worker once per call (executor/proxy.py, aget_stats): the gauges froze
     after the first.
     """
     library = standin.LLM.made[-1]
     first = runtime.stats()
     assert (first.kv_blocks_max, first.kv_blocks_reused, first.memory) == (0, None, ())
-    runtime.submit(1, ask(engine, [10, 11, 12], 10_000), 0)
+    runtime.submit(1, ask([10, 11, 12], 10_000), 0)
     stats = runtime.stats()
     assert (stats.active, stats.context_tokens, stats.max_requests) == (1, 3, 4)
     wait_until(lambda: runtime.stats().kv_blocks_max)
@@ -202,71 +175,32 @@ def test_statistics_are_read_as_long_as_the_runtime_lives(engine, quick, runtime
 REUSE = {**ARGUMENTS, "kv_cache_config": {"enable_block_reuse": True, "tokens_per_block": 4}}
 
 
-def kv(kind):
-    return getattr(importlib.import_module("llmops_contract"), f"KV_{kind}")
-
-
 def stored(number, tokens):
     block = {"block_hash": number, "tokens": [{"token_id": token} for token in tokens]}
     return {"event_id": number, "data": {"type": "stored", "parent_hash": None, "blocks": [block]}}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_events_are_read_as_long_as_the_runtime_lives(engine, quick, version):
+def test_events_are_read_as_long_as_the_runtime_lives(quick, version):
     """An empty read raises asyncio.QueueEmpty (1.2.1 llmapi/utils.py, AsyncQueue.get): the reader
     ended with the first.
     """
-    runtime = make(engine, version, REUSE)
-    try:
+    with closing(make(version, REUSE)) as runtime:
         library = standin.LLM.made[-1]
-        runtime.submit(1, ask(engine, [1, 2, 3], 2), 0)
+        runtime.submit(1, ask([1, 2, 3], 2), 0)
         collect(runtime)
         names = set()
         for number in (1, 2, 3):
             library.events.append(stored(number, range(number, number + 4)))
             found = []
             wait_until(lambda: found.extend(runtime.take_kv_events()) or found)  # noqa: B023 - called within the turn
-            assert [change.kind for change in found] == [kv("STORED")]
+            assert [change.kind for change in found] == [KV_STORED]
             names.update(found[0].names)
         assert len(names) == 3
-    finally:
-        runtime.close()
 
 
-def test_events_of_kv_cache_manager_v2_have_the_names_that_gateways_know(engine, quick):
-    """Three groups of layers report each block. A tenant's salt must be used once, and a window that
-    gives up a block leaves it in the cache.
-    """
-    profiles_ = [one.as_json() for one in profiles_per_release(REUSE)]
-    runtime = engine.TrtllmRuntime(
-        engine.TrtllmOptions("model", "tokenizer", profiles_, 4, end_ids=(99,)), library=standin_v2.api()
-    )
-    try:
-        library, prompt, found = standin.LLM.made[-1], list(range(1, 11)), []
-
-        def names(ids, salt):
-            return block_hashes(struct.pack(f"<{len(ids)}i", *ids), 4, salt)
-
-        for key, salt in enumerate((11, 22)):
-            runtime.submit(key, ask(engine, prompt, 2, cache_salt=salt), 0)
-        collect(runtime)
-        wait_until(lambda: found.extend(runtime.take_kv_events()) or len(found) >= 4)
-        assert [one.kind for one in found] == [kv("CLEARED"), kv("CLEARED"), kv("STORED"), kv("STORED")]
-        # the last two tokens fill no block
-        assert [one.names for one in found[2:]] == [names(prompt[:8], salt) for salt in (11, 22)]
-        keys = [block for block, _ in library.chain(prompt, "22")]
-        library.remove(0, keys[0])
-        library.remove(1, keys[1])
-        found.clear()
-        wait_until(lambda: found.extend(runtime.take_kv_events()) or found)
-        assert found == [(kv("REMOVED"), names(prompt[:8], 22)[1:])]
-    finally:
-        runtime.close()
-
-
-def test_events_that_fail_clear_what_is_known_and_go_on(engine, quick, monkeypatch, capfd):
-    runtime = make(engine, "1.2.1", REUSE)
-    try:
+def test_events_that_fail_clear_what_is_known_and_go_on(quick, monkeypatch, capfd):
+    with closing(make("1.2.1", REUSE)) as runtime:
         library, real = standin.LLM.made[-1], standin.LLM.made[-1].get_kv_cache_events
         answers = [RuntimeError("the beta broke")]
 
@@ -277,13 +211,11 @@ def test_events_that_fail_clear_what_is_known_and_go_on(engine, quick, monkeypat
 
         monkeypatch.setattr(library, "get_kv_cache_events", failing)
         library.events.append(stored(1, range(4)))
-        runtime.submit(1, ask(engine, [1, 2, 3], 2), 0)
+        runtime.submit(1, ask([1, 2, 3], 2), 0)
         found = []
         wait_until(lambda: found.extend(runtime.take_kv_events()) or len(found) == 2)
-        assert [change.kind for change in found] == [kv("CLEARED"), kv("STORED")]
+        assert [change.kind for change in found] == [KV_CLEARED, KV_STORED]
         assert capfd.readouterr().err.startswith("TensorRT-LLM's KV-cache events cannot be read (RuntimeError: the")
-    finally:
-        runtime.close()
 
 
 def resident() -> int:
@@ -296,12 +228,11 @@ def resident() -> int:
 @pytest.mark.parametrize(
     ("version", "tp", "count"), [("1.2.1", 1, 100_000), ("1.2.1", 8, 100_000), ("1.3.0", 8, 100_000)]
 )
-def test_many_steps_cost_no_memory(engine, quick, version, tp, count):
+def test_many_steps_cost_no_memory(quick, version, tp, count):
     """Issue #10447: on 1.2 every rank but the first keeps the statistics of all steps."""
-    runtime = make(engine, version, {**ARGUMENTS, "tensor_parallel_size": tp})
-    try:
+    with closing(make(version, {**ARGUMENTS, "tensor_parallel_size": tp})) as runtime:
         library = standin.LLM.made[-1]
-        runtime.submit(1, ask(engine, [10], 2), 0)
+        runtime.submit(1, ask([10], 2), 0)
         collect(runtime)
 
         def steps(count):
@@ -317,28 +248,23 @@ def test_many_steps_cost_no_memory(engine, quick, version, tp, count):
         assert resident() <= before * 1.01
         assert library.kept[1] == []
         assert bool(runtime.stats().kv_blocks_max) is (version != "1.2.1" or tp == 1)
-    finally:
-        runtime.close()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("sampler", ["", "TorchSampler"])
-def test_openais_default_sampling_draws(engine, version, sampler):
+def test_openais_default_sampling_draws(version, sampler):
     """Temperature 1, top_p 1 and no top_k: with None for both 1.2's TRTLLMSampler takes the most
     likely token (tensorrtllm_backend issues #221 and #528: the default is greedy).
     """
     if sampler and not version.startswith("1.2"):
         pytest.skip("1.3 has no choice of samplers")
-    runtime = make(engine, version, {**ARGUMENTS, **({"sampler_type": sampler} if sampler else {})})
-    try:
-        runtime.submit(1, ask(engine, [10], 2), 0)
-        cold = ask(engine, [10], 2)
+    with closing(make(version, {**ARGUMENTS, **({"sampler_type": sampler} if sampler else {})})) as runtime:
+        runtime.submit(1, ask([10], 2), 0)
+        cold = ask([10], 2)
         cold.sampling.temperature = 0
         runtime.submit(2, cold, 0)
         collect(runtime)
         assert [one.greedy for one in standin.LLM.made[-1].results] == [False, True]
-    finally:
-        runtime.close()
 
 
 SPECULATING = [
@@ -349,40 +275,34 @@ SPECULATING = [
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("speculative", SPECULATING)
-def test_speculation_inside_the_model_respects_the_temperature(engine, version, speculative):
+def test_speculation_inside_the_model_respects_the_temperature(version, speculative):
     """1.2.1 _torch/speculative/interface.py: `if spec_metadata.allow_advanced_sampling: … else
     torch.argmax`.
     """
-    runtime = make(engine, version, {**ARGUMENTS, "speculative_config": speculative})
-    try:
-        runtime.submit(1, ask(engine, [10], 2), 0)
+    with closing(make(version, {**ARGUMENTS, "speculative_config": speculative})) as runtime:
+        runtime.submit(1, ask([10], 2), 0)
         collect(runtime)
         assert not standin.LLM.made[-1].results[0].greedy
-    finally:
-        runtime.close()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("end", [99, 12])
-def test_min_tokens_holds_for_every_end_token(engine, version, end):
+def test_min_tokens_holds_for_every_end_token(version, end):
     """The minimum-length penalty masks end_id alone, and stop words end a sequence at any length."""
-    runtime = make(engine, version)
-    try:
+    with closing(make(version)) as runtime:
         # as the gateway sends them: the first end token, and the others as stop words of one token
-        request = ask(engine, [10], 50, end_ids=frozenset({end}), stop_words=[[12], [13], [17]], min_tokens=5)
+        request = ask([10], 50, end_ids=frozenset({end}), stop_words=[[12], [13], [17]], min_tokens=5)
         runtime.submit(1, request, 0)
         ids, _, finish, _ = collect(runtime)[1]
         assert (ids, finish) == ([11, 12, 13, 14, 15, 16, 17], "stop")
-    finally:
-        runtime.close()
 
 
-def test_an_engine_that_died_says_so_once(engine, runtime):
-    runtime.submit(1, ask(engine, [507], 10), 0)
+def test_an_engine_that_died_says_so_once(runtime):
+    runtime.submit(1, ask([507], 10), 0)
     said = "worker 0 exited" if standin.LLM.made[-1].later else "LLM is shutting down"
     with pytest.raises(engine.DeadEngineError, match=f"TensorRT-LLM: {said}"):
         collect(runtime)
-    runtime.submit(2, ask(engine, [10], 10), 0)
+    runtime.submit(2, ask([10], 10), 0)
     with pytest.raises(engine.DeadEngineError, match=said):
         collect(runtime)
 
@@ -397,8 +317,8 @@ def test_an_engine_that_died_says_so_once(engine, runtime):
         {"decoding_type": "MTP", "num_nextn_predict_layers": 1},
     ],
 )
-def test_the_documented_speculation_starts(engine, version, speculative):
-    make(engine, version, {**ARGUMENTS, "speculative_config": speculative}).close()
+def test_the_documented_speculation_starts(version, speculative):
+    make(version, {**ARGUMENTS, "speculative_config": speculative}).close()
     config = standin.LLM.made[-1].arguments.speculative_config
     names = {"NGram": "NGram", "Eagle3": "Eagle", "draft_target": "Draft_Target", "MTP": "MTP"}
     wanted = names[speculative["decoding_type"]]
@@ -407,7 +327,7 @@ def test_the_documented_speculation_starts(engine, version, speculative):
         assert config.max_matching_ngram_size == 2
 
 
-def test_a_model_sees_its_own_gpus(engine, monkeypatch):
+def test_a_model_sees_its_own_gpus(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     engine.restrict_visible_gpus("")
     assert "CUDA_VISIBLE_DEVICES" not in os.environ

@@ -6,8 +6,6 @@ default cells that cover every pair of family, weights and cache; `make matrix` 
 docs/tensorrt-llm.md. Where `tensorrt_llm` is installed its own classes load the same files (test_the_real_loader).
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -51,27 +49,13 @@ def sources(tmp_path_factory):
         if family not in made:
             folder = tmp_path_factory.mktemp(family)
             if family in PUBLISHED:
-                made[family] = _published(folder, family)
+                made[family] = open_checkpoint(str(models.write_config(folder, family)), weights=False)
             else:
                 experts = {"moe_intermediate_size": 256} if family == "qwen3_moe" else {}
                 made[family] = open_checkpoint(str(models.write_checkpoint(folder, family, **SMALL, **experts)))
         return made[family]
 
     return get
-
-
-def _published(folder, family):
-    import transformers
-
-    name, extra = models.CLASSES[family]
-    config = getattr(transformers, name)(**{**models.SIZES, **extra})
-    plain = [name.replace("TextConfig", "ForCausalLM").replace("Config", "ForCausalLM")]
-    config.architectures = extra.get("architectures", plain)
-    config.save_pretrained(folder)
-    path = folder / "config.json"
-    quantised = {"quantization_config": PUBLISHED[family]} if PUBLISHED[family] else {}
-    path.write_text(json.dumps({**json.loads(path.read_text()), **quantised}))
-    return open_checkpoint(str(folder), weights=False)
 
 
 def refusal(source, target, quant, kv, **options):

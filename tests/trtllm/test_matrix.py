@@ -7,19 +7,17 @@ grammars, adapters and speculation. What comes out is put through what the other
 Which weights and caches a family can have is test_loader_matrix.py's; here each is combined with everything else.
 """
 
-from __future__ import annotations
-
-import importlib
 import itertools
 import json
 import os
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llmops_engine.runtimes import executor as runtime
+from llmops_engine.runtimes import trtllm_library as engine
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.engine_folder.manifest import EngineManifest
@@ -34,12 +32,10 @@ from llmops.model_repository.repository.pbtxt import parse_config
 from llmops.model_repository.targets import find_target
 from tests.support import tiny_models as models
 from tests.support.manifests import engine_manifest
-from tests.support.model_code import version_folder
 from tests.trtllm import cpp_backend, standin
 from tests.trtllm import standin_executor as executor
 from tests.trtllm.test_adapters import write_adapter
 
-TESTS = Path(__file__).parents[1]
 KV_CACHES = ("auto", "fp8", "int8")
 # what 1.3 does not load, and so has no profile for
 NOT_ON_1_3 = {"int8_wo"}
@@ -60,17 +56,10 @@ GUIDED = {
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """family -> a checkpoint with a config.json alone, and one adapter for all."""
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     root = tmp_path_factory.mktemp("configs")
-    for family, (name, extra) in models.CLASSES.items():
-        config = getattr(transformers, name)(**{**models.SIZES, **extra})
-        plain = [name.replace("TextConfig", "ForCausalLM").replace("Config", "ForCausalLM")]
-        config.architectures = extra.get("architectures", plain)
-        quantised = models.PUBLISHED.get(family)
-        config.save_pretrained(root / family)
-        if quantised:
-            path = root / family / "config.json"
-            path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": quantised}))
+    for family in models.CLASSES:
+        models.write_config(root / family, family)
     write_adapter(root / "adapter")
     return root
 
@@ -119,7 +108,7 @@ def check_cpp(config: Any, announced: dict[str, Any], manifest: EngineManifest) 
         assert [read["decoding_mode"], *(read[name] for name in names)] == ["lookahead", 7, 7, 7]
 
 
-def check_executor(config: Any, announced: dict[str, Any], manifest: EngineManifest, runtime: Any) -> None:
+def check_executor(config: Any, announced: dict[str, Any], manifest: EngineManifest) -> None:
     """The same engine with `--serving llmops`: the parameters become the executor's, and promise no less."""
     parameters = {name: one.string_value for name, one in config.parameters.items()}
     # the tokenizer's vocabulary is written by the build
@@ -132,7 +121,7 @@ def check_executor(config: Any, announced: dict[str, Any], manifest: EngineManif
     assert parameters["world_size"] == str(manifest.parallelism.world_size)
 
 
-def check_llm_api(config: Any, announced: dict[str, Any], manifest: EngineManifest, engine: Any) -> None:
+def check_llm_api(config: Any, announced: dict[str, Any], manifest: EngineManifest) -> None:
     quant = manifest.quantisation.weights
     profiles = json.loads(config.parameters["llm_profiles"].string_value)
     assert [(one["since"], bool(one["refused"])) for one in profiles] == [
@@ -163,18 +152,6 @@ def check_llm_api(config: Any, announced: dict[str, Any], manifest: EngineManife
 
 
 @pytest.fixture(scope="module")
-def engine() -> Any:
-    """The part of the engine model that chooses and checks arguments."""
-    folder = str(version_folder("tensorrt_llm"))
-    sys.path.insert(0, folder)
-    try:
-        importlib.import_module("llmops_engine.runtimes.executor")
-        yield importlib.import_module("llmops_engine.runtimes.trtllm_library")
-    finally:
-        sys.path.remove(folder)
-
-
-@pytest.fixture(scope="module")
 def seen() -> set[str]:
     """engine.json files that went through the other side; a repository does not look at the architecture."""
     return set()
@@ -183,7 +160,7 @@ def seen() -> set[str]:
 @pytest.mark.parametrize("target", ["tensorrt", "pytorch"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_all_that_build_accepts_is_what_the_other_side_takes(
-    checkpoints: Path, engine: Any, seen: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str,
+    checkpoints: Path, seen: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str,
     target: str,
 ) -> None:  # fmt: skip
     # the stand-in is 1.2.1; what is made of a family does not depend on the release that brought it
@@ -215,8 +192,7 @@ def test_all_that_build_accepts_is_what_the_other_side_takes(
             check_cpp(config, announced, manifest)
             ours = EngineEntry("tiny", tmp_path / "e", manifest, find_target(target, "llmops"))
             text = next(one.config for one in model_folders(ours) if one.name == "tiny-tensorrt_llm")
-            runtime = importlib.import_module("llmops_engine.runtimes.executor")
-            check_executor(parse_config(text, "tiny"), model_metadata(ours)["capabilities"], manifest, runtime)
+            check_executor(parse_config(text, "tiny"), model_metadata(ours)["capabilities"], manifest)
         else:
-            check_llm_api(config, announced, manifest, engine)
+            check_llm_api(config, announced, manifest)
     assert bool(accepted) == (target in FAMILIES[family].targets)

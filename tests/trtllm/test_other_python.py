@@ -5,8 +5,6 @@ library. In the library's place: the stand-in, as 1.3.
 LLMOPS_LIBRARY_PYTHON has numpy >= 2 and none of them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`llmops upgrade`: what it says, what it writes, and what it leaves alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

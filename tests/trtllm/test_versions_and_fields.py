@@ -1,7 +1,5 @@
 """Image matrix and LLM-API fields: a mismatch is refused and names what to use instead."""
 
-from __future__ import annotations
-
 import pytest
 
 from llmops.build.engine_folder.manifest import EngineLimits

@@ -1,7 +1,5 @@
 """`llmops verify` as a user runs it, against a real Triton."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -4,8 +4,6 @@ The engines are scripted, as no real one has these faults any longer. tests/trtl
 each check blind again, and a test here must notice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from typing import Any

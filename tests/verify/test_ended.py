@@ -1,7 +1,5 @@
 """An engine that ends while it is looked at: what was found until then is still reported."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

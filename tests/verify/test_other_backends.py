@@ -3,8 +3,6 @@
 The command `verify` must not report them as faults.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import struct

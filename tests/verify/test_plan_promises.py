@@ -1,7 +1,5 @@
 """Capacity, speed and step times against a plan, and what cannot be looked at; on the mock engine on a real Triton."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults planted into deployments, each on a real Triton: `verify` must name them, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

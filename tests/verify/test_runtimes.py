@@ -1,7 +1,5 @@
 """OpenVINO's runtime and our LLM-API model keep the contract on the real Triton; the mock engine: test_planted.py."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

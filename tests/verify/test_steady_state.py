@@ -3,8 +3,6 @@
 It consists of means, as the planner predicts them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`python -m tests.faults.alerts ENGINE`: every alert fires under its fault, and is gone when that is mended."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Clients of a gateway until they are told to stop: some stay, some leave, some begin all prompts alike."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

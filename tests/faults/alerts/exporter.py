@@ -1,8 +1,6 @@
 """Metrics that no process of the stack has: those of evaluations, which the node exporter reads from a file, and of a
 ledger. One HTTP server serves whatever it is given."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

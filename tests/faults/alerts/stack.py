@@ -1,7 +1,5 @@
 """Plant the faults behind eight alerts and watch these fire: `python -m tests.faults.alerts ENGINE`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

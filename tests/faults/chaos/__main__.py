@@ -1,8 +1,6 @@
 """`python -m tests.faults.chaos ENGINE`: 10,000 requests while everything behind them is killed; exits with 1 if
 the books are wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """The clients: what each was promised, and what it got."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

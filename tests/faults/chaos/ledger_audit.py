@@ -1,7 +1,5 @@
 """The books against what the clients know: yields what is wrong, in words; nothing if all is right."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

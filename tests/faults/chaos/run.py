@@ -1,7 +1,5 @@
 """One run: load in one thread, kills in the other, then the books."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -3,8 +3,6 @@
 They are gateways, broker, ledger and PostgreSQL, and Valkey for the limits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os
@@ -16,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -160,21 +157,13 @@ class Stage:
 
 
 async def _accounts(url: str, model: str) -> list[str]:
-    from llmops.store.accounts.keys import KeySpec, create_key
     from llmops.store.accounts.limits import Limits
-    from llmops.store.accounts.tenants import create_tenant
-    from llmops.store.accounts.users import ensure_user
-    from llmops.store.audit import AuditContext
     from llmops.store.factory import open_store
     from llmops.store.prices import Price, set_price
+    from tests.support.accounts import BY, add_key
 
-    by, secrets = AuditContext("chaos", datetime.now(UTC)), []
-    async with await open_store(url) as store, store.write() as connection:
-        for tenant in ("acme", "umbrella"):
-            await create_tenant(connection, tenant, Limits(), by)
-            user = await ensure_user(connection, tenant, f"ann@{tenant}.example", by)
-            spec = KeySpec(limits=Limits(rpm=10_000_000, tpm=1_000_000_000), scopes=("inference", "metrics"))
-            _, secret = await create_key(connection, user, spec, by)
-            secrets.append(secret)
-        await set_price(connection, Price(model, by.at, INPUT, CACHED, OUTPUT), by)
-    return secrets
+    spec = {"limits": Limits(rpm=10_000_000, tpm=1_000_000_000), "scopes": ("inference", "metrics")}
+    async with await open_store(url) as store:
+        async with store.write() as connection:
+            await set_price(connection, Price(model, BY.at, INPUT, CACHED, OUTPUT), BY)
+        return [(await add_key(store, tenant, **spec))[0] for tenant in ("acme", "umbrella")]

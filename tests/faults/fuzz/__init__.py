@@ -1,4 +1,4 @@
-"""Hostile and mutated requests against a running gateway: `python -m tests.faults.fuzz URL --model NAME`.
+"""Hostile and mutated requests against a gateway; LLMOPS_FUZZ_COUNT=20000 makes tests/gateway/test_fuzz.py send more.
 
 A family of requests is a module of `families/` with a function `cases(target, chance)`. New modules are discovered.
 """

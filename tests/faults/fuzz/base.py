@@ -1,7 +1,5 @@
 """The interface of a family of requests."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

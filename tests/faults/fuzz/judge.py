@@ -1,7 +1,5 @@
 """The judge of answers: a 4xx in its API's envelope or a valid 200."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from typing import Any

@@ -1,7 +1,5 @@
 """Sending cases and judging the answers."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """The mock engine's step times and cache as `llmops plan` has them for a model on GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 

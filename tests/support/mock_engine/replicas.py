@@ -1,7 +1,5 @@
 """Several mock engines in one Triton, each of them a replica, and gateways in front."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -11,7 +9,6 @@ import tempfile
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +24,6 @@ class Engines:
 
     server: Service
     replicas: list[str]
-
-    def counts(self) -> list[int]:
-        """Requests that each replica has finished, in the order of `replicas`."""
-        # each answer has one length
-        return self._values("nv_llm_output_token_len_count", "total_output_tokens")
 
     def reused(self) -> int:
         """Blocks of prompts that all replicas have found in their caches so far."""
@@ -82,17 +74,8 @@ def keys_of(store: str, tiers: Iterable[str]) -> dict[str, str]:
 
 
 async def _keys(url: str, tiers: Iterable[str]) -> dict[str, str]:
-    from llmops.store.accounts.keys import KeySpec, create_key
-    from llmops.store.accounts.limits import Limits
-    from llmops.store.accounts.tenants import create_tenant
-    from llmops.store.accounts.users import ensure_user
-    from llmops.store.audit import AuditContext
     from llmops.store.factory import open_store
+    from tests.support.accounts import add_key
 
-    by, keys = AuditContext("lab", datetime.now(UTC)), {}
-    async with await open_store(url, pool_size=1) as store, store.write() as connection:
-        for tier in tiers:
-            await create_tenant(connection, tier, Limits(), by)
-            user = await ensure_user(connection, tier, f"{tier}@localhost", by)
-            _, keys[tier] = await create_key(connection, user, KeySpec(tier=tier), by)
-    return keys
+    async with await open_store(url, pool_size=1) as store:
+        return {tier: (await add_key(store, tier, tier=tier))[0] for tier in tiers}

@@ -1,6 +1,4 @@
-"""Makes the mock engine's Triton repository: `python -m tests.support.mock_engine.repository ENGINE_SUFFIX -o DIR`."""
-
-from __future__ import annotations
+"""Makes the mock engine's Triton repository."""
 
 import json
 import shutil
@@ -9,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
-
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.contract import CACHE_SALT, ENGINE_SUFFIX, RUNTIME_PARAMETER
 from llmops.model_repository.generate import EngineEntry, generate_repository
 from llmops.model_repository.targets import EngineModelConfig, find_target
 from llmops.model_repository.targets.openvino import OpenVINORepositoryTarget
-from tests.support.mock_engine.planned import Paged, planned
+from tests.support.mock_engine.planned import Paged
 
 NAME = "mock"
 TEXT = (
@@ -115,21 +111,3 @@ def _token_ids(tokenizer: Path, text: str) -> list[int]:
 
     ids: list[int] = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(text, add_special_tokens=False).ids
     return ids
-
-
-@click.command()
-@click.argument("engine", type=click.Path(path_type=Path, exists=True))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
-@click.option("--period-ms", default=20.0, show_default=True, help="Between two tokens of a stream.")
-@click.option("--first-ms", default=0.0, show_default=True, help="Grid of first tokens; 0: they wait for the tick.")
-@click.option("--planned", "plan", metavar="MODEL:GPU", help="With a KV cache, as `llmops plan` has that model.")
-@click.option("--faults", type=click.Path(path_type=Path), help="JSON file that says what is wrong with the engine.")
-def main(engine: Path, output: Path, period_ms: float, first_ms: float, plan: str | None, faults: Path | None) -> None:
-    """Repository of the model `mock`, with the tokenizer of ENGINE_SUFFIX; serve it with `llmops serve`."""
-    model, _, gpu = (plan or "").rpartition(":")
-    paged = planned(model, gpu) if plan else None
-    make_mock_engine(engine, output, period_ms / 1000, first_ms / 1000, paged=paged, faults=faults)
-
-
-if __name__ == "__main__":
-    main()

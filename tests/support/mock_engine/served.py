@@ -1,7 +1,5 @@
 """The mock engine on the real Triton with the gateway in front: what most benchmarks measure on."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Iterator

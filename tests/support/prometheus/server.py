@@ -1,7 +1,5 @@
 """Debian's Prometheus on a free port, with rules that do not take minutes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -3,8 +3,6 @@
 Sending them and judging the answers belongs to `fuzz/` itself.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

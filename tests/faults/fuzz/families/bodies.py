@@ -1,7 +1,5 @@
 """Mutations of valid request bodies, for every endpoint."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -3,8 +3,6 @@
 They are broken, endless, doubled, cut off, or contradict themselves.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

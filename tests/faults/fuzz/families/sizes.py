@@ -1,7 +1,5 @@
 """Much of one thing: each place of a body where a client can put more than anybody needs."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Takes the place of the engine model's own `choose.py`: there is one runtime, the mock engine, of two kinds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Faults on command: a JSON file says what is wrong with this engine at the moment."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

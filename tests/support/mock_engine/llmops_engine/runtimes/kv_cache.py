@@ -1,7 +1,5 @@
 """A paged KV cache, counted: which blocks are held, which are only kept for another prompt, which go first."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple

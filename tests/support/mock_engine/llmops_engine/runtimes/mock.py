@@ -1,7 +1,5 @@
 """An EngineRuntime without an engine: every sequence gets one token at each tick of a clock. Runs inside Triton."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 

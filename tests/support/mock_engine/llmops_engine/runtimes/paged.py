@@ -1,7 +1,5 @@
 """The mock engine with a KV cache: in-flight batching, chunked prefill, prefix reuse, preemption, and no model."""
 
-from __future__ import annotations
-
 import random
 import time
 from array import array

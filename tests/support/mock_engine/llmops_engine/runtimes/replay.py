@@ -3,8 +3,6 @@
 So a client that acts on answers, such as a coding agent, can be led through a whole conversation.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ Each next token is a function of the prompt and the tokens so far, and of nothin
 So another replica, given the prompt and the tokens so far, continues an answer exactly as this one would have.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The duration of a step, interpolated from a table that `llmops plan` made."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
