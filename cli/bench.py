@@ -54,7 +54,6 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
     "--arrival",
     type=click.Choice(["constant", "poisson", "bursty"]),
     default="poisson",
-    show_default=True,
     help="With --rate: spacing of requests.",
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
@@ -66,26 +65,14 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
     help="How long sessions start, such as 60s.  [default: no limit; 30s per step of a sweep]",
 )
 @click.option("--warmup", type=click.IntRange(0), help="Warm-up sessions, not counted.  [default: one per user]")
-@click.option("-i", "--input", "input_", default="64", show_default=True, help="Prompt tokens, a distribution.")
-@click.option("-o", "--output", default="64", show_default=True, help="Answer tokens, a distribution.")
+@click.option("-i", "--input", "input_", default="64", help="Prompt tokens, a distribution.")
+@click.option("-o", "--output", default="64", help="Answer tokens, a distribution.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Your own prompts: JSONL, or lines of text.")
-@click.option(
-    "--prefix-tokens", type=click.IntRange(0), default=0, show_default=True, help="Tokens of a shared system prompt."
-)
+@click.option("--prefix-tokens", type=click.IntRange(0), default=0, help="Tokens of a shared system prompt.")
 @click.option("--turns", help="Turns per conversation, a distribution.  [default: 1]")
-@click.option(
-    "--think-time",
-    type=Duration(zero=True),
-    default="0s",
-    show_default=True,
-    help="Pause between an answer and the next turn.",
-)
-@click.option(
-    "--tools", type=click.IntRange(0), default=0, show_default=True, help="Offer this many tools and check the calls."
-)
-@click.option(
-    "--cancel", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Share of requests cancelled midway."
-)
+@click.option("--think-time", type=Duration(zero=True), default="0s", help="Pause between an answer and the next turn.")
+@click.option("--tools", type=click.IntRange(0), default=0, help="Offer this many tools and check the calls.")
+@click.option("--cancel", type=click.FloatRange(0, 1), default=0.0, help="Share of requests cancelled midway.")
 @click.option(
     "--slo",
     multiple=True,
@@ -99,14 +86,13 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
     metavar="SHARE",
     type=click.FloatRange(0, 1),
     default=0.99,
-    show_default=True,
     help="Share of requests that must meet objectives without a percentile; below it the exit code is 1.",
 )
-@click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Ask for exactly --output tokens.")
+@click.option("--ignore-eos/--no-ignore-eos", default=True, help="Ask for exactly --output tokens.")
 @click.option("--extra", help="JSON object merged into every request body.")
 @click.option("-H", "--header", multiple=True, help="'Name: value', sent with every request.")
-@click.option("--timeout", type=Duration(), default="10m", show_default=True, help="Time for one request.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all that is drawn at random.")
+@click.option("--timeout", type=Duration(), default="10m", help="Time for one request.")
+@click.option("--seed", type=int, default=0, help="Seed of all that is drawn at random.")
 @click.option("--json", "json_path", type=OutputFile(), help="Write the whole run here; - for stdout.")
 @click.option("--html", "html_path", type=OutputFile(), help="Write a page with plots here.")
 @click.option("--compare", nargs=2, type=click.Path(path_type=Path), help="Compare two --json files; sends no load.")

@@ -32,20 +32,17 @@ if TYPE_CHECKING:
 @file_options
 @model_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The engine folder to make.")
-@click.option(
-    "--target", type=click.Choice(NAMES), default="openvino", show_default=True, help="Kind of engine to build."
-)
+@click.option("--target", type=click.Choice(NAMES), default="openvino", help="Kind of engine to build.")
 @click.option(
     "--quant",
     default="none",
-    show_default=True,
     help="Weights: none, int8 or int4 on openvino; fp8, int4_awq and others elsewhere.",
 )
-@click.option("--kv-cache", default="auto", show_default=True, help="KV cache precision.")
+@click.option("--kv-cache", default="auto", help="KV cache precision.")
 @click.option("--group-size", type=int, help="Weights that share a scale, for 4-bit formats.")
-@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor-parallel GPUs.")
-@click.option("--pp", type=click.IntRange(1), default=1, show_default=True, help="Pipeline-parallel GPUs.")
-@click.option("--ep", type=click.IntRange(1), default=1, show_default=True, help="Expert-parallel GPUs; divides --tp.")
+@click.option("--tp", type=click.IntRange(1), default=1, help="Tensor-parallel GPUs.")
+@click.option("--pp", type=click.IntRange(1), default=1, help="Pipeline-parallel GPUs.")
+@click.option("--ep", type=click.IntRange(1), default=1, help="Expert-parallel GPUs; divides --tp.")
 @click.option("--gpu", help="GPU the engine is for, e.g. h100-sxm.")
 @click.option("--max-batch-size", type=int, help="Requests in one batch.")
 @click.option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import yaml
 
+from llmops.cli.options import described_options
 from llmops.output_files import write_text
 
 if TYPE_CHECKING:
@@ -17,20 +18,12 @@ if TYPE_CHECKING:
 
 
 @click.command("chart")
-@click.option(
-    "-f",
-    "--file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default="llmops.yaml",
-    show_default=True,
-    help="The description of the service.",
-)
-@click.option("--profile", help="Name of the profile of the file to use.")
+@described_options
 @click.option("--gateway-image", metavar="REF", help="The pushed image of Dockerfile.gateway, with its digest.")
 @click.option("--engine-image", metavar="REF", help="The pushed image of Dockerfile.trtllm, with its digest.")
 @click.option("--build-image", metavar="REF", help="The pushed image of Dockerfile.build, with its digest.")
-@click.option("--claim", default="llmops-models", show_default=True, help="The PersistentVolumeClaim of engines.")
-@click.option("--mounted", default="/models", show_default=True, help="The path at which pods mount the claim.")
+@click.option("--claim", default="llmops-models", help="The PersistentVolumeClaim of engines.")
+@click.option("--mounted", default="/models", help="The path at which pods mount the claim.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.  [default: stdout]"
 )

@@ -23,9 +23,7 @@ HELP = "/reset forgets the conversation, /system TEXT changes the system prompt,
 
 
 @click.command("chat")
-@click.option(
-    "--url", envvar=["LLMOPS_URL", "OPENAI_BASE_URL"], default=DEFAULT_URL, show_default=True, help="OpenAI endpoint."
-)
+@click.option("--url", envvar=["LLMOPS_URL", "OPENAI_BASE_URL"], default=DEFAULT_URL, help="OpenAI endpoint.")
 @click.option("--model", help="Model to talk to.  [default: the first one served]")
 @click.option("--system", help="A system prompt.")
 @click.option("--once", metavar="TEXT", help="Answer TEXT (- reads it from standard input) and exit.")

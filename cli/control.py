@@ -20,10 +20,8 @@ PORT = 9100
 )
 @click.option("--kafka", metavar="HOST:PORT,…", help="Kafka brokers to read usage from; also $LLMOPS_KAFKA__SERVERS.")
 @click.option("--gateway", metavar="URL", help="Gateway to ask which models there are.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port to listen on; 0 takes any."
-)
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, help="Port to listen on; 0 takes any.")
 def command(
     config: Path | None, store: str | None, kafka: str | None, gateway: str | None, host: str, port: int
 ) -> None:

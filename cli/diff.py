@@ -5,20 +5,13 @@ from pathlib import Path
 
 import click
 
+from llmops.cli.options import described_options
 from llmops.cli.output import print_line
 from llmops.errors import ServerError
 
 
 @click.command("diff")
-@click.option(
-    "-f",
-    "--file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default="llmops.yaml",
-    show_default=True,
-    help="The description of the service.",
-)
-@click.option("--profile", help="Name of the profile of the file to use.")
+@described_options
 @click.option("--url", help="The gateway that runs.  [default: where the file says]")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 when something would change.")
 @click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")

@@ -17,7 +17,6 @@ from llmops.output_files import write_text
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     default="llmops.yaml",
-    show_default=True,
     help="The file to write.",
 )
 @click.option("--name", help="Served model name. Default: from the checkpoint.")

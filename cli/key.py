@@ -115,9 +115,7 @@ def update(key: str, admin: AdminClient, as_json: bool, **settings: Any) -> None
 
 @command.command("rotate")
 @click.argument("key")
-@click.option(
-    "--overlap", type=DurationType(), default="24h", show_default=True, help="How long the old secret keeps working."
-)
+@click.option("--overlap", type=DurationType(), default="24h", help="How long the old secret keeps working.")
 @admin_options
 def rotate(key: str, overlap: timedelta, admin: AdminClient, as_json: bool) -> None:
     """Give a key a new secret and print it; id, limits and spending stay.

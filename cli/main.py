@@ -97,7 +97,10 @@ class LazyGroup(click.Group):
                 formatter.write_dl(list(commands.items()), col_max=10)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
+)
 @click.version_option(__version__, prog_name="llmops")
 def cli() -> None:
     """Take a checkpoint to an OpenAI endpoint on NVIDIA Triton + TensorRT-LLM.

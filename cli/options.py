@@ -92,9 +92,7 @@ def option_groups(groups: Mapping[str, Sequence[str]]) -> Callable[[Command], Co
 
 def gateways_option(help_: str) -> Any:
     """Add --url, which may be repeated, as the parameter `urls`."""
-    return click.option(
-        "--url", "urls", multiple=True, default=("http://127.0.0.1:9000",), show_default=True, help=help_
-    )
+    return click.option("--url", "urls", multiple=True, default=("http://127.0.0.1:9000",), help=help_)
 
 
 def reject_other_options(sentence: str, *names: str) -> None:
@@ -128,6 +126,17 @@ def add_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
+#: For commands about a described service as a whole.
+described_options = add_options(
+    click.option(
+        "-f",
+        "--file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        default="llmops.yaml",
+        help="The description of the service.",
+    ),
+    click.option("--profile", help="Name of the profile of the file to use."),
+)
 #: For commands that train a head on vectors of labelled texts.
 training_options = add_options(
     click.argument("examples", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False)),

@@ -74,19 +74,12 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
 @model_option
 @click.option("--gpu", help="GPU model.  [default: h100-sxm]")
 @click.option("--compare", metavar="GPU,GPU…", help="Compare several GPU models by cost.")
-@click.option("--gpus", "max_gpus", type=click.IntRange(1), default=64, show_default=True, help="GPUs available.")
-@click.option(
-    "--quant",
-    default="auto",
-    show_default=True,
-    help=f"Weights: {QUANT}.",
-)
-@click.option(
-    "--kv-dtype", default="auto", show_default=True, help="KV cache: bf16, fp8, int8; auto follows the weights."
-)
+@click.option("--gpus", "max_gpus", type=click.IntRange(1), default=64, help="GPUs available.")
+@click.option("--quant", default="auto", help=f"Weights: {QUANT}.")
+@click.option("--kv-dtype", default="auto", help="KV cache: bf16, fp8, int8; auto follows the weights.")
 @click.option("--target", type=click.Choice(GPU_TARGETS), help="Engine.  [default: tensorrt where it can]")
-@click.option("--isl", type=click.IntRange(1), default=1000, show_default=True, help="Mean prompt length in tokens.")
-@click.option("--osl", type=click.IntRange(1), default=200, show_default=True, help="Mean answer length in tokens.")
+@click.option("--isl", type=click.IntRange(1), default=1000, help="Mean prompt length in tokens.")
+@click.option("--osl", type=click.IntRange(1), default=200, help="Mean answer length in tokens.")
 @click.option(
     "--qps", type=click.FloatRange(0, min_open=True), help="Requests/s to serve.  [default: what one replica can take]"
 )
@@ -109,7 +102,6 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
     "--kv-fraction",
     type=click.FloatRange(0, 1, min_open=True),
     default=0.9,
-    show_default=True,
     help="Share of the free memory for the KV cache.",
 )
 @click.option(
@@ -125,18 +117,10 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
     "--acceptance",
     type=click.FloatRange(0, 1),
     default=0.7,
-    show_default=True,
     help="Speculative decoding: probability that a proposed token is accepted.",
 )
-@click.option(
-    "--chunked-prefill/--no-chunked-prefill", default=True, show_default=True, help="Split long prompts over steps."
-)
-@click.option(
-    "--disaggregated/--no-disaggregated",
-    default=True,
-    show_default=True,
-    help="Also show prefill and decode on separate GPUs.",
-)
+@click.option("--chunked-prefill/--no-chunked-prefill", default=True, help="Split long prompts over steps.")
+@click.option("--disaggregated/--no-disaggregated", default=True, help="Also show prefill and decode on separate GPUs.")
 @click.option("--price", multiple=True, metavar="GPU=$/H", help="Price of a GPU-hour; repeat or separate by commas.")
 @click.option(
     "--api-price", metavar="IN,OUT", help="An API's $ per million input and output tokens, for the break-even."
@@ -146,9 +130,9 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Correct the times by what `llmops verify --calibrate FILE` measured on your host.",
 )
-@click.option("--timing", default="auto", show_default=True, help="auto, silicon (measured tables) or roofline.")
+@click.option("--timing", default="auto", help="auto, silicon (measured tables) or roofline.")
 @click.option("--online", is_flag=True, help="Ask the Hugging Face hub for the config, also of a well-known model.")
-@click.option("--top", type=click.IntRange(1), default=8, show_default=True, help="Layouts to list.")
+@click.option("--top", type=click.IntRange(1), default=8, help="Layouts to list.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--html", type=OutputFile(), help="Write a report to this file.")
 @click.option("--save", type=OutputFile(), help="Write the build plan for `llmops build --plan`.")

@@ -52,13 +52,12 @@ def command() -> None:
     required=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
 )
-@click.option("--url", metavar="URL", default="http://127.0.0.1:9000", show_default=True, help="A gateway.")
+@click.option("--url", metavar="URL", default="http://127.0.0.1:9000", help="A gateway.")
 @click.option("--model", metavar="NAME", help="The model whose tokens count.  [default: the body's, or the first one]")
 @click.option(
     "--tokens-per-block",
     type=click.IntRange(1),
     default=32,
-    show_default=True,
     help="Tokens in a block of the engine's KV cache. Only whole blocks are found.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")

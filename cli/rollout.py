@@ -137,7 +137,7 @@ def status(model: str | None, admin: AdminClient, as_json: bool) -> None:
 def _action(name: str, event: str, text: str) -> click.Command:
     @command.command(name, help=text)
     @click.argument("model")
-    @click.option("--reason", default="", help="Why, for the history.")
+    @click.option("--reason", default="", show_default=False, help="Why, for the history.")
     @admin_options
     def run(model: str, reason: str, admin: AdminClient, as_json: bool, full: bool = False) -> None:
         from llmops.control.rollouts.schemas import RolloutChange, RolloutRead

@@ -20,14 +20,12 @@ def command() -> None:
     "--max-missed",
     type=click.FloatRange(0, 0.5),
     default=0.05,
-    show_default=True,
     help="Share of hard texts that may go to the small model; the threshold follows from it.",
 )
 @click.option(
     "--price",
     type=click.FloatRange(0, 1),
     default=0.1,
-    show_default=True,
     help="Price of the small model as a share of the large one's, for the saved cost.",
 )
 def train(examples: Path, url: str, model: str, output: Path, max_missed: float, price: float) -> None:

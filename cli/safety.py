@@ -95,7 +95,6 @@ def check(examples: Path, config: Path, url: str | None, as_json: bool) -> None:
     "--max-false-positives",
     type=click.FloatRange(0, 0.5),
     default=0.02,
-    show_default=True,
     help="Share of clean texts that may be found; the thresholds follow from it.",
 )
 def train(examples: Path, url: str, model: str, output: Path, max_false_positives: float) -> None:
@@ -121,7 +120,7 @@ def train(examples: Path, url: str, model: str, output: Path, max_false_positive
 
 
 @command.command("redteam")
-@click.option("--url", metavar="URL", default="http://127.0.0.1:9000", show_default=True, help="The gateway.")
+@click.option("--url", metavar="URL", default="http://127.0.0.1:9000", help="The gateway.")
 @click.option("--model", metavar="NAME", required=True, help="The model to ask.")
 @click.option(
     "--list",

@@ -25,34 +25,31 @@ PORT = click.IntRange(0, 65535)
 
 @click.command()
 @click.argument("repository", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
     "--http", is_flag=True, help="Also start Triton's HTTP server; of the embedded Triton, on 127.0.0.1 only."
 )
-@click.option("--http-port", type=PORT, default=8000, show_default=True, help="With --http. 0 takes any free port.")
-@click.option("--grpc-port", type=PORT, default=8001, show_default=True, help="0 takes any free port.")
-@click.option("--metrics-port", type=PORT, default=8002, show_default=True, help="0 takes any free port.")
-@click.option("--metrics/--no-metrics", default=True, show_default=True, help="Prometheus metrics.")
+@click.option("--http-port", type=PORT, default=8000, help="With --http. 0 takes any free port.")
+@click.option("--grpc-port", type=PORT, default=8001, help="0 takes any free port.")
+@click.option("--metrics-port", type=PORT, default=8002, help="0 takes any free port.")
+@click.option("--metrics/--no-metrics", default=True, help="Prometheus metrics.")
 @click.option("--traces", metavar="URL", help="OTLP receiver for Triton's own spans, http://HOST:4318/v1/traces.")
 @click.option(
     "--exit-timeout",
     type=Duration(zero=True, whole=True),
     default="30s",
-    show_default=True,
     help="Time that running requests get at shutdown.",
 )
 @click.option(
     "--ready-timeout",
     type=Duration(whole=True),
     default="30m",
-    show_default=True,
     help="Time that all models may take to load.",
 )
 @click.option(
     "--hang-timeout",
     type=Duration(zero=True, whole=True),
     default="2m",
-    show_default=True,
     help="Kill a server whose engine has requests and makes no step for this long; 0 for never.",
 )
 @click.option(
@@ -66,14 +63,12 @@ PORT = click.IntRange(0, 65535)
     "--restarts",
     type=click.IntRange(0),
     default=0,
-    show_default=True,
     help="Start a server that ended or hangs again, at most this often in 10 minutes.",
 )
 @click.option(
     "--launch",
     type=click.Choice(["auto", "single", "leader", "orchestrator"]),
     default="auto",
-    show_default=True,
     help="TensorRT engines of several GPUs: one tritonserver per GPU (leader), or one that starts workers.",
 )
 @serving_option
@@ -83,16 +78,14 @@ PORT = click.IntRange(0, 65535)
     type=click.Choice(["lws", "slurm"]),
     help="Print what starts it on several machines: Kubernetes manifests (LeaderWorkerSet) or a Slurm script.",
 )
-@click.option("--gpus-per-node", type=click.IntRange(1), default=8, show_default=True, help="With --export.")
+@click.option("--gpus-per-node", type=click.IntRange(1), default=8, help="With --export.")
 @click.option(
     "--image",
     help="With --export: the container image. lws needs the pushed image of Dockerfile.trtllm; slurm has NVIDIA's.",
 )
-@click.option(
-    "--claim", default="models", show_default=True, help="With --export lws: the volume claim of the engines."
-)
+@click.option("--claim", default="models", help="With --export lws: the volume claim of the engines.")
 @click.option("--strict", is_flag=True, help="Refuse a repository that was edited since `llmops repo` made it.")
-@click.option("-v", "--verbose", count=True, help="Triton's verbose log; twice for more.")
+@click.option("-v", "--verbose", count=True, show_default=False, help="Triton's verbose log; twice for more.")
 def command(
     repository: Path,
     host: str,

@@ -27,22 +27,10 @@ if TYPE_CHECKING:
     metavar="HOST:PORT",
     help="Triton's metrics, for gateways with one Triton.  [default: port 8002 of its host]",
 )
-@click.option("-i", "--interval", type=Duration(), default="2s", show_default=True, help="Time between two updates.")
-@click.option(
-    "--window",
-    type=Duration(),
-    default="15s",
-    show_default=True,
-    help="Time over which rates and percentiles are taken.",
-)
-@click.option(
-    "--sort",
-    type=click.Choice(list(SORT_ORDERS)),
-    default="requests",
-    show_default=True,
-    help="Column to sort models by.",
-)
-@click.option("--replicas/--no-replicas", default=True, show_default=True, help="Show a line per replica.")
+@click.option("-i", "--interval", type=Duration(), default="2s", help="Time between two updates.")
+@click.option("--window", type=Duration(), default="15s", help="Time over which rates and percentiles are taken.")
+@click.option("--sort", type=click.Choice(list(SORT_ORDERS)), default="requests", help="Column to sort models by.")
+@click.option("--replicas/--no-replicas", default=True, help="Show a line per replica.")
 @click.option("--once", is_flag=True, help="Print once, after two looks --interval apart, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per look.")
 def command(urls: tuple[str, ...], engines: tuple[str, ...], window: float, **parameters: Any) -> None:

@@ -27,14 +27,12 @@ FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
 @click.command(cls=for_all_models(up_defaults))
 @click.argument("checkpoint", default="smollm2")
 @file_options
-@click.option(
-    "--target", type=click.Choice(NAMES), default="openvino", show_default=True, help="Kind of engine to build."
-)
+@click.option("--target", type=click.Choice(NAMES), default="openvino", help="Kind of engine to build.")
 @click.option(
     "--quant",
     help="Weights of the engine: see `llmops build`.  [default: int8 on openvino, fp8 elsewhere; encoders: none]",
 )
-@click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel GPUs.")
+@click.option("--tp", type=click.IntRange(min=1), default=1, help="Tensor-parallel GPUs.")
 @serving_option
 @click.option("--name", help="Served model name. Default: from the checkpoint.")
 @click.option("--host", help="Address that the gateway listens on; also $LLMOPS_HOST.  [default: 127.0.0.1]")
@@ -53,7 +51,6 @@ FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
     "--replicas",
     type=click.IntRange(1, 64),
     default=1,
-    show_default=True,
     help="Number of Tritons, each on GPUs of its own; when one ends, its answers go on in another.",
 )
 @click.option(

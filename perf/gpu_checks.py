@@ -158,14 +158,18 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
             server.wait()
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.argument("engine", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--recipe", "name", help="Recipe whose published throughput the engine is compared with.")
-@click.option("--against", "source", default="", help="The unquantised checkpoint: compare the export with its layers.")
 @click.option(
-    "-c", "--users", default=256, show_default=True, type=click.IntRange(1), help="Concurrent users of the benchmark."
+    "--against",
+    "source",
+    default="",
+    show_default=False,
+    help="The unquantised checkpoint: compare the export with its layers.",
 )
-@click.option("-o", "--output", default=Path("gpu-report"), show_default=True, type=click.Path(path_type=Path))
+@click.option("-c", "--users", default=256, type=click.IntRange(1), help="Concurrent users of the benchmark.")
+@click.option("-o", "--output", default=Path("gpu-report"), type=click.Path(path_type=Path))
 def main(engine: Path, name: str | None, source: str, users: int, output: Path) -> None:
     """Run every check that needs a GPU on ENGINE, and write a report folder.
 
