@@ -5,8 +5,6 @@ it. Nothing outlives `stop()`: no process (Triton runs each Python model in a st
 shared-memory segment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -22,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
 from llmops.model_repository.gpu_assignment import check_gpu_count, share_gpus
@@ -275,7 +273,7 @@ class TritonServer:
             if not self._is_stopped:
                 self._start()
 
-    def __enter__(self) -> TritonServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -1,12 +1,10 @@
 """An open database: connections for reading and for writing."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import asyncpg
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -86,7 +84,7 @@ class Store:
             await asyncio.to_thread(self._alone.dispose)
         await self._reading.dispose()
 
-    async def __aenter__(self) -> Store:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -3,10 +3,8 @@
 It is the only file of a build that later stages read.
 """
 
-from __future__ import annotations
-
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -276,7 +274,7 @@ class EngineManifest(_ManifestModel):
         return self.model_dump_json(indent=2) + "\n"
 
     @classmethod
-    def load(cls, directory: Path) -> EngineManifest:
+    def load(cls, directory: Path) -> Self:
         """Read the manifest of an engine folder.
 
         Raises:

@@ -1,10 +1,8 @@
 """BuildPlan: a planned engine, in the form that `llmops build --plan` obeys and engine.json keeps."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -90,7 +88,7 @@ class BuildPlan(BaseModel):
         return self.model_dump()
 
     @classmethod
-    def from_dict(cls, data: Any, source: str = "the plan") -> BuildPlan:
+    def from_dict(cls, data: Any, source: str = "the plan") -> Self:
         """Parse a plan. `source` names it in errors.
 
         Raises:
@@ -115,7 +113,7 @@ class BuildPlan(BaseModel):
         write_text(path, json.dumps(self.to_dict(), indent=2) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> BuildPlan:
+    def load(cls, path: Path) -> Self:
         """Read a file that `llmops plan --save` or `--json` wrote.
 
         Raises:

@@ -3,12 +3,10 @@
 The model then need not stay in memory.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -127,7 +125,7 @@ class ReferenceAnswers:
     @classmethod
     def record(
         cls, source: LayerwiseModel, tokenizer: Any, end: set[int], folder: Path, progress: Progress | None = None
-    ) -> ReferenceAnswers:
+    ) -> Self:
         """Run the source model over all texts and prompts, and store its answers in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         texts, golden = evaluation_ids(tokenizer), tokenized_prompts(tokenizer)

@@ -6,12 +6,10 @@ An engine keeps them under the newest release's names; `arguments_for_release` t
 each release.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 from llmops.build.engine_folder.manifest import EngineLimits
 from llmops.build.trtllm.image_selection import release_of
@@ -58,7 +56,7 @@ class ServingOptions:
     tokens_per_block: int = 32
 
     @classmethod
-    def of_plan(cls, plan: Mapping[str, Any] | None) -> ServingOptions:
+    def of_plan(cls, plan: Mapping[str, Any] | None) -> Self:
         """Return the options of a BuildPlan as a dict.
 
         Fields that it leaves out keep their defaults.

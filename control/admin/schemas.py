@@ -4,12 +4,10 @@ In an update, a field that is absent is left unchanged, and null removes a limit
 imports a database library, so that the CLI can use a remote admin API without them.
 """
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
 
@@ -113,7 +111,7 @@ class BudgetFields(AdminSchema):
         return data
 
     @model_validator(mode="after")
-    def _complete(self) -> BudgetFields:
+    def _complete(self) -> Self:
         usd, micros = self.usd, self.micros
         if usd is None and micros is None:
             raise ValueError("a budget is in US dollars: give usd, or micros")
@@ -278,7 +276,7 @@ class DateRange(AdminSchema):
     last: date = Field(validation_alias="to", serialization_alias="to")
 
     @classmethod
-    def resolve(cls, first: date | None, last: date | None, now: datetime) -> DateRange:
+    def resolve(cls, first: date | None, last: date | None, now: datetime) -> Self:
         """Return the requested range, which defaults to the first of the month until today.
 
         Raises:

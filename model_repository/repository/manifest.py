@@ -1,7 +1,5 @@
 """`.llmops-repository.json`: the engines of a model repository, and what running them needs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -9,7 +7,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -102,7 +100,7 @@ class RepositoryManifest:
         return sorted(path for path in self.files.keys() | found.keys() if self.files.get(path) != found.get(path))
 
     @classmethod
-    def load(cls, repository: Path) -> RepositoryManifest:
+    def load(cls, repository: Path) -> Self:
         """Read the manifest. Raise InputError if it was edited or written by another version."""
         path = repository / REPOSITORY_FILE
         if not path.is_file():

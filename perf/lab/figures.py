@@ -1,12 +1,10 @@
 """Measured figures with their goals, and the table of docs/performance.md that shows them."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from tests.support.processes import Others
 
@@ -67,7 +65,7 @@ class Section:
     seconds: float = 0.0
     others: float = 0.0
 
-    def __enter__(self) -> Section:
+    def __enter__(self) -> Self:
         print(f"{self.title}. {self.text}", flush=True)
         self._begun, self._others = time.monotonic(), Others()
         return self
@@ -106,7 +104,7 @@ class Section:
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
-    def read_json(cls, path: Path) -> Section:
+    def read_json(cls, path: Path) -> Self:
         """Return the section that `write_json` wrote to `path`."""
         data = json.loads(path.read_text())
         return cls(**{**data, "figures": [Figure(**figure) for figure in data["figures"]]})

@@ -1,11 +1,9 @@
 """Figures of a run, computed from its records."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from llmops.objectives import Objective
 from llmops.perf.load.objectives import attained_shares, meets_objectives
@@ -57,7 +55,7 @@ class Distribution:
     interval: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, seconds: list[float], independent: bool = True) -> Distribution | None:
+    def of(cls, seconds: list[float], independent: bool = True) -> Self | None:
         """Return the distribution of values, or None without values.
 
         Values that are not `independent`, such as the gaps within one answer, get no intervals.

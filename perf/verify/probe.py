@@ -3,15 +3,13 @@
 It keeps every response.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import struct
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from grpc import aio
 from tritonclient.grpc import model_config_pb2, service_pb2
@@ -82,7 +80,7 @@ class Probe:
         self._count = itertools.count()
 
     @classmethod
-    async def open(cls, client: TritonClient, name: str) -> Probe:
+    async def open(cls, client: TritonClient, name: str) -> Self:
         """Connect to the model served as `name`. Raises UnavailableError."""
         model = name + ENGINE_SUFFIX
         return cls(client, model, await client.model_config(model))

@@ -1,13 +1,11 @@
 """Reports of a verification: JSON, terminal, HTML page, and metrics for a node exporter."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
@@ -89,7 +87,7 @@ class TerminalProgress:
         self._status = Status("", console=console)
         self._part = ""
 
-    def __enter__(self) -> TerminalProgress:
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._status.start()
         return self

@@ -3,10 +3,8 @@
 `llmops verify --calibrate FILE` writes them and `llmops plan --measured FILE` reads them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -69,7 +67,7 @@ class MeasuredSteps(_MeasuredModel):
         write_text(path, self.model_dump_json(indent=2) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> MeasuredSteps:
+    def load(cls, path: Path) -> Self:
         """Read a file.
 
         Raises:

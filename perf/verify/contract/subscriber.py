@@ -1,13 +1,11 @@
 """A gateway's end of a step stream for tests, which sends and shows each message as it is."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 import uuid
 from array import array
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from grpc import aio
 
@@ -64,7 +62,7 @@ class Subscriber:
         self._call: Any = None
         self._reader: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Subscriber:
+    async def __aenter__(self) -> Self:
         await self.connect()
         return self
 
