@@ -5,6 +5,7 @@ deployment.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from llmops.contract import (
     CANCELLED_FLAG,
@@ -24,6 +25,21 @@ from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, ref
 CHECKS: list[VerifyCheck] = []
 #: Checks that run last, and only on a Triton that was started for them.
 DRAIN: list[VerifyCheck] = []
+Check = Callable[[EngineContext], Awaitable[Finding]]
+
+
+def _step_check(name: str, checks: list[VerifyCheck] = CHECKS) -> Callable[[Check], Check]:
+    """Return a decorator that adds a check for engines that announce step streams."""
+
+    def add(function: Check) -> Check:
+        async def run(engine: EngineContext) -> Finding:
+            if STEP_TRANSPORT not in engine.card.transports:
+                return refused("only per-request streams are announced")
+            return await function(engine)
+
+        return check(checks, name)(run)
+
+    return add
 
 
 def _tokens(steps: list[ReceivedStep], slot: int) -> list[int]:
@@ -36,10 +52,8 @@ def _in_order(steps: list[ReceivedStep]) -> None:
     expect(found == expected, f"step indices are {found[:6]}…, from 1 on one by one is right")
 
 
-@check(CHECKS, "step stream: order")
+@_step_check("step stream: order")
 async def order(engine: EngineContext) -> Finding:
-    if STEP_TRANSPORT not in engine.card.transports:
-        return refused("only per-request streams are announced")
     async with Subscriber(engine) as stream:
         await stream.submit((1, PLAIN), (2, engine.card.max_seq_len), (3, PLAIN))
         steps = await stream.until_done({1, 2, 3})
@@ -56,19 +70,14 @@ async def order(engine: EngineContext) -> Finding:
     return works(f"{len(steps)} steps for 2 × {PLAIN} tokens, and a refusal in its slot")
 
 
-@check(CHECKS, "step stream: cancel")
+@_step_check("step stream: cancel")
 async def cancel(engine: EngineContext) -> Finding:
-    if STEP_TRANSPORT not in engine.card.transports:
-        return refused("only per-request streams are announced")
     new = engine.room(512)
     async with Subscriber(engine) as stream:
         await stream.submit((1, new))
         before: list[ReceivedStep] = []
         while len(_tokens(before, 1)) < 3:
-            step = await stream.next()
-            expect(step is not None and step.index, "the step stream ended before a token came")
-            assert step is not None
-            before.append(step)
+            before.append(await stream.step())
         await stream.cancel(1)
         await stream.submit((2, 4))
         after = await stream.until_done({1, 2})
@@ -85,18 +94,13 @@ async def cancel(engine: EngineContext) -> Finding:
     return works(f"{late} tokens more came after the engine had heard it")
 
 
-@check(CHECKS, "step stream: resume")
+@_step_check("step stream: resume")
 async def resume(engine: EngineContext) -> Finding:
-    if STEP_TRANSPORT not in engine.card.transports:
-        return refused("only per-request streams are announced")
     async with Subscriber(engine) as stream:
         await stream.submit((1, PLAIN))
         result: list[ReceivedStep] = []
         while len(result) < 5 and len(_tokens(result, 1)) < PLAIN:
-            step = await stream.next()
-            expect(step is not None and step.index, "the step stream ended before a token came")
-            assert step is not None
-            result.append(step)
+            result.append(await stream.step())
         await stream.leave()
         await stream.connect(resume_from=result[-1].index)
         open_slots = set() if any(e.flags & LAST_OF_SLOT for s in result for e in s.entries) else {1}
@@ -107,10 +111,8 @@ async def resume(engine: EngineContext) -> Finding:
     return works("nothing lost, nothing twice")
 
 
-@check(CHECKS, "step stream: unknown subscription")
+@_step_check("step stream: unknown subscription")
 async def unknown(engine: EngineContext) -> Finding:
-    if STEP_TRANSPORT not in engine.card.transports:
-        return refused("only per-request streams are announced")
     stream = Subscriber(engine)
     await stream.connect(resume_from=5)
     step = await stream.next(10)
@@ -120,10 +122,8 @@ async def unknown(engine: EngineContext) -> Finding:
     return works()
 
 
-@check(CHECKS, "step stream: window")
+@_step_check("step stream: window")
 async def window(engine: EngineContext) -> Finding:
-    if STEP_TRANSPORT not in engine.card.transports:
-        return refused("only per-request streams are announced")
     new = engine.room(MAX_UNACKNOWLEDGED_STEPS + 12)
     if new < MAX_UNACKNOWLEDGED_STEPS + 8:
         return unseen(
@@ -157,11 +157,8 @@ async def window(engine: EngineContext) -> Finding:
 async def _first(stream: Subscriber, count: int) -> list[ReceivedStep]:
     steps: list[ReceivedStep] = []
     while len(steps) < count:
-        step = await stream.next()
-        expect(step is not None and step.index, f"the step stream ended after {len(steps)} steps")
-        assert step is not None
-        steps.append(step)
-        if any(entry.flags & LAST_OF_SLOT for entry in step.entries):
+        steps.append(await stream.step())
+        if any(entry.flags & LAST_OF_SLOT for entry in steps[-1].entries):
             break
     return steps
 
@@ -173,15 +170,11 @@ async def _keep_alive(stream: Subscriber) -> None:
         await stream.acknowledge(0)
 
 
-@check(DRAIN, "step stream: drain")
+@_step_check("step stream: drain", DRAIN)
 async def drain(engine: EngineContext) -> Finding:
-    if STEP_TRANSPORT not in engine.card.transports:
-        return refused("only per-request streams are announced")
     async with Subscriber(engine) as stream:
         await stream.submit((1, engine.room(32)))
-        first = await stream.next()
-        expect(first is not None and first.index, "the step stream ended before a token came")
-        assert first is not None
+        first = await stream.step()
         await engine.probe.ask([0], 1, drain=True)
         late = await engine.same(2)
         expect(

@@ -105,6 +105,13 @@ class Subscriber:
         except TimeoutError:
             return None
 
+    async def step(self) -> ReceivedStep:
+        """Return the next step. Raises WrongError if the stream ended before one came."""
+        step = await self.next()
+        if step is None or not step.index:
+            raise WrongError("the step stream ended before a token came")
+        return step
+
     async def stored(self, patience: float) -> int:
         """Return the number of KV cache blocks in the first message that reports stored blocks.
 
