@@ -2,16 +2,7 @@
 
 from pathlib import Path
 
-from llmops.model_repository.multi_gpu.launch_plan import (
-    LAUNCH_MODES,
-    LaunchMode,
-    LaunchPlan,
-    launch_command,
-    plan_launch,
-)
 from llmops.model_repository.server.command import LaunchOptions
-
-__all__ = ["LAUNCH_MODES", "LaunchMode", "LaunchPlan", "export_launch", "launch_command", "plan_launch"]
 
 
 def export_launch(

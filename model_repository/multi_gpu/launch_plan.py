@@ -14,7 +14,6 @@ from llmops.model_repository.repository.manifest import RepositoryManifest
 from llmops.model_repository.server.command import ServerOptions, follower_command, server_command
 
 LaunchMode = Literal["single", "leader", "orchestrator"]
-LAUNCH_MODES: tuple[str, ...] = ("auto", "single", "leader", "orchestrator")
 #: Variables of the orchestrator. With SPAWN_PROCESSES the backend starts its workers itself
 #: (MPI_Comm_spawn).
 _ORCHESTRATOR_VARIABLES = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}

@@ -40,7 +40,7 @@ class LaunchOptions:
         traces: The OTLP URL that receives Triton's own spans, or an empty text.
         exit_timeout: Seconds that running requests have when the server stops.
         verbose: The level of Triton's verbose log.
-        launch: One of `multi_gpu.LAUNCH_MODES`.
+        launch: `auto`, or the mode of a `LaunchPlan`.
         visible_gpus: The server's CUDA_VISIBLE_DEVICES, or an empty text for that of the caller.
     """
 

@@ -18,7 +18,7 @@ import pytest
 from llmops.errors import InputError, MissingDependencyError, VersionMismatchError
 from llmops.model_repository.dry_run import describe_launch
 from llmops.model_repository.launch import TritonServer, start_triton
-from llmops.model_repository.multi_gpu import launch_command, plan_launch
+from llmops.model_repository.multi_gpu.launch_plan import launch_command, plan_launch
 from llmops.model_repository.repository import compatibility
 from llmops.model_repository.repository.manifest import RepositoryManifest, ServedEngine
 from llmops.model_repository.repository.validation import check_repository
