@@ -15,7 +15,6 @@ from llmops.store.usage_writes import SUMMED
 GROUPS = ("day", "tenant", "user", "model", "key")
 _COARSE = frozenset({"day", "tenant", "model"})
 _members = users.alias("members")
-_MARK = select(gateways.c.next_seq).where(gateways.c.id == bindparam("gateway"))
 
 #: Sequence gaps that one query returns. A lost outbox must not fill a report.
 MAX_SEQUENCE_GAPS = 1000
@@ -81,11 +80,6 @@ async def spent_micros(
     day = since.astimezone(UTC).date()
     usage_filter = UsageFilter(key_id=key_id, tenant_id=tenant_id, first=day)
     return (await sum_usage(connection, usage_filter))[0].cost_micros
-
-
-async def high_water_mark(connection: AsyncConnection, gateway_id: str) -> int:
-    """Return the number before which the store has all events of the gateway."""
-    return await connection.scalar(_MARK, {"gateway": gateway_id}) or 0
 
 
 async def known_events(connection: AsyncConnection, ids: Sequence[str]) -> frozenset[str]:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from pydantic_core import to_json
 from sqlalchemy import Connection, CursorResult, Dialect, String, Table
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.columns import canonical_uuid, sqlite_timestamp
 from llmops.store.tables import tenant_totals, usage_records, usage_totals
@@ -121,11 +120,6 @@ def write_usage(
         fresh = [offered[one] for one in new]
         _add(connection, tenant_totals, _sum_by_tenant(owners or find_record_owners(connection, fresh), fresh))
     return WriteResult(len(new), marks)
-
-
-async def insert_usage(connection: AsyncConnection, records: Iterable[UsageRecord]) -> int:
-    """Do `write_usage` in an open transaction. Return the number of new events."""
-    return (await connection.run_sync(write_usage, records)).new
 
 
 # -- rows

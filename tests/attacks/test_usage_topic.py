@@ -43,11 +43,12 @@ from llmops.store.database import Store
 from llmops.store.dead_letters import MAX_ROWS, MAX_UNSIGNED_BYTES, DeadLetter, add_dead_letters, count_dead_letters
 from llmops.store.factory import open_store
 from llmops.store.tables import dead_letters, usage_records
-from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, high_water_mark, sum_usage
+from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, sum_usage
 from llmops.store.usage_writes import MAX_SUM
 from tests.attacks.harness import MIB, scaled
 from tests.store.conftest import by, databases, folder, kind, newest_database, newest_file, postgres, store, url
 from tests.support.servers import Broker
+from tests.support.usage_rows import high_water_mark
 
 __all__ = ["by", "databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
 

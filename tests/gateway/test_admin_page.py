@@ -13,12 +13,13 @@ import pytest_asyncio
 from llmops.control.app import control_plugin, create_app
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.factory import open_store
-from llmops.store.usage_writes import UsageRecord, insert_usage
+from llmops.store.usage_writes import UsageRecord
 from tests.store.control_client import bearer, make_key
 from tests.support.browser import accessibility_faults, browser_page, for_the_docs, started_browser, take_picture
 from tests.support.gateway_stack import app_client, serving
 from tests.support.pages import Page, PageServer
 from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.usage_rows import insert_usage
 from tests.support.waiting import GENEROUS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -17,10 +17,11 @@ from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
 from llmops.store.tables import usage_records
-from llmops.store.usage_writes import UsageRecord, insert_usage
+from llmops.store.usage_writes import UsageRecord
 from tests.support.accounts import add_key
 from tests.support.gateway_stack import running
 from tests.support.scripted_triton import Step
+from tests.support.usage_rows import insert_usage
 
 CHAT = "/v1/chat/completions"
 # micro-dollars a token: $1,000 per million, and $2,000 per million

@@ -34,7 +34,8 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts.key_secrets import hash_secret, is_secret
 from llmops.store.accounts.keys import find_key
 from llmops.store.factory import open_store
-from llmops.store.usage_writes import UsageRecord, insert_usage
+from llmops.store.usage_writes import UsageRecord
+from tests.support.usage_rows import insert_usage
 
 
 @dataclass

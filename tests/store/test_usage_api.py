@@ -15,8 +15,9 @@ from llmops.gateway.interfaces import Caller
 from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
-from llmops.store.usage_writes import UsageRecord, insert_usage
+from llmops.store.usage_writes import UsageRecord
 from tests.store.control_client import BY, bearer, control, make_key
+from tests.support.usage_rows import insert_usage
 
 ONLY_SQLITE = pytest.mark.parametrize("kind", ["sqlite"])
 MIDNIGHT = datetime(2026, 9, 10, tzinfo=UTC)

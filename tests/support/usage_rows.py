@@ -1,0 +1,19 @@
+"""Usage in a store, written and read as tests need it."""
+
+from collections.abc import Iterable
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.store.tables import gateways
+from llmops.store.usage_writes import UsageRecord, write_usage
+
+
+async def insert_usage(connection: AsyncConnection, records: Iterable[UsageRecord]) -> int:
+    """Do `write_usage` in an open transaction. Return the number of new events."""
+    return (await connection.run_sync(write_usage, records)).new
+
+
+async def high_water_mark(connection: AsyncConnection, gateway_id: str) -> int:
+    """Return the number before which the store has all events of the gateway."""
+    return await connection.scalar(select(gateways.c.next_seq).where(gateways.c.id == gateway_id)) or 0
