@@ -3,23 +3,19 @@
 Nothing is held after `get`.
 """
 
-from __future__ import annotations
-
 import mmap
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmops.build.checkpoint import Checkpoint, TensorInfo
 from llmops.build.checkpoint.gguf_checkpoint import block_bits
 from llmops.build.checkpoint.safetensors_header import read_header
 from llmops.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _FLOATS = {"F32": ("f32", np.float32), "F16": ("f16", np.float16), "BF16": ("bf16", np.uint16)}
 

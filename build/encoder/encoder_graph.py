@@ -3,23 +3,19 @@
 BERT's layers come first, then pooling and normalisation, or a score.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 from openvino import op
 from openvino import opset13 as ops
 
 from llmops.build.encoder.encoder_checkpoint import EncoderCheckpoint
 from llmops.build.targets.openvino.decoder_graph import float_constant, input_node, int_constant
 from llmops.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Node = Any
 _NUMPY = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}

@@ -1,13 +1,10 @@
 """Progress of a model's forward passes, layer by layer."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from llmops.build.progress import Progress
+from llmops.build.progress import Progress
 
 #: Tokens whose computation takes about as long as reading all weights once, on a CPU.
 PASS = 16

@@ -5,17 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmops.cli.monitor.columns import BAD, GATEWAYS, MODELS, REPLICAS, table
-from llmops.cli.monitor.snapshot import FleetSnapshot, ReplicaRow
+from llmops.cli.monitor.snapshot import FleetSnapshot, ModelRow, ReplicaRow
 from llmops.untrusted_text import escape_unsafe
-
-if TYPE_CHECKING:
-    from llmops.cli.monitor.snapshot import ModelRow
 
 #: Lines that are not rows: the title, blank lines and the headings of three tables.
 FRAME = 7

@@ -4,23 +4,19 @@ The subgraphs have the shape that OpenVINO's fusions (RMS, RoPE, SDPA) and its c
 paged attention look for. `WeightStorage` decides how a weight is stored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 from openvino import op
 from openvino import opset13 as ops
 
 from llmops.build.checkpoint.weight_sources import WeightSource
 from llmops.build.model.architecture import Architecture
 from llmops.build.targets.openvino.weight_compression import WeightStorage
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Node = Any  # ov.Node and ov.Output are accepted alike by the opset functions
 

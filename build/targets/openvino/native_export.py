@@ -3,18 +3,16 @@
 Weights are read one by one and written by OpenVINO.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.weight_sources import WeightSource, open_weights
@@ -28,9 +26,6 @@ from llmops.build.targets.openvino.weight_compression import (
     WeightStorage,
 )
 from llmops.errors import BuildError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def write_model(

@@ -8,17 +8,15 @@ like nncf's without data.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 from openvino import op
 from openvino import opset13 as ops
 
 from llmops.build.checkpoint.weight_sources import Weight
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Node = Any
 
