@@ -65,7 +65,7 @@ class Chat:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def system(self, text: str | None) -> None:
-        """Set or remove the system prompt, which survives /clear."""
+        """Set or remove the system prompt, which survives /reset."""
         rest = [message for message in self.messages if message["role"] != "system"]
         self.messages = ([{"role": "system", "content": text}] if text else []) + rest
 

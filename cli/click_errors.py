@@ -55,15 +55,15 @@ def _value(error: BadParameter) -> str:
     """Return why a value is invalid, and which value would be valid."""
     kind = error.param.type if error.param is not None else None
     if isinstance(kind, click.Choice):
-        parameters = re.match(r"'(.*)' is not one of", error.message)
-        return f"{parameters[1] if parameters else error.message} is none of its values; choose {_or(kind.choices)}"
+        given = re.match(r"'(.*)' is not one of", error.message)
+        return f"{given[1] if given else error.message} is none of its values; choose {_or(kind.choices)}"
     if isinstance(kind, click.IntRange | click.FloatRange):
-        parameters = re.match(r"(.+) is not (?:in the range|a valid)", error.message)
-        return f"{parameters[1] if parameters else error.message} does not fit; give {_range(kind)}"
+        given = re.match(r"(.+) is not (?:in the range|a valid)", error.message)
+        return f"{given[1] if given else error.message} does not fit; give {_range(kind)}"
     if kind in (click.INT, click.FLOAT):
-        parameters = re.match(r"(.+) is not a valid", error.message)
+        given = re.match(r"(.+) is not a valid", error.message)
         number = "a whole number" if kind is click.INT else "a number"
-        return f"{parameters[1] if parameters else error.message} does not fit; give {number}"
+        return f"{given[1] if given else error.message} does not fit; give {number}"
     return _reworded(error.message)
 
 

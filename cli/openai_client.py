@@ -24,7 +24,7 @@ KEY_VARIABLES = ("LLMOPS_API_KEY", "OPENAI_API_KEY")
 
 
 def api_key() -> str | None:
-    """Return the API key from the environment, or an empty string."""
+    """Return the API key from the environment, or None."""
     return next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
 
 

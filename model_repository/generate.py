@@ -136,9 +136,11 @@ def change_serving(repository: Path, serving: str) -> bool:
             f"{repository} was edited since `llmops repo` made it ({edits[0]}), and --serving {serving} would make it "
             "again: make it with `llmops repo --serving`."
         )
-    gpus = {name: tuple(int(gpu) for gpu in engine.gpu_device_ids.split(",")) for name,
-    engine in manifest.engines.items()
-            if engine.gpu_device_ids and ";" not in engine.gpu_device_ids}  # fmt: skip
+    gpus = {
+        name: tuple(map(int, engine.gpu_device_ids.split(",")))
+        for name, engine in manifest.engines.items()
+        if engine.gpu_device_ids and ";" not in engine.gpu_device_ids
+    }
     arguments = [f"{name}={engine.directory}" for name, engine in manifest.engines.items()]
     generate_repository(read_engines(arguments, None, gpus, dict.fromkeys(found, serving)), repository)
     return True

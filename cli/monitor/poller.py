@@ -112,11 +112,11 @@ class GatewayPoller:
 
     async def _gateway(self, url: str) -> PolledGateway:
         recent = self._recent.setdefault(url, MetricsWindow(self._window))
-        page, beliefs = await asyncio.gather(self._page(f"{url}/metrics", self._key), self._beliefs(url))
+        page, states = await asyncio.gather(self._page(f"{url}/metrics", self._key), self._replica_states(url))
         if isinstance(page, str):
             recent.clear()
             return PolledGateway(url, recent, page)
-        workers = frozenset(str(worker.get("gateway")) for worker in beliefs)
+        workers = frozenset(str(worker.get("gateway")) for worker in states)
         problem = ""
         if workers and not workers & self._workers.setdefault(url, workers):
             # differences between two processes behind one address mean nothing
@@ -124,9 +124,9 @@ class GatewayPoller:
             problem = "another process than before answers: it was started again, or this is a balancer"
         self._workers[url] = workers or self._workers.get(url, workers)
         recent.add(page)
-        return PolledGateway(url, recent, problem, beliefs)
+        return PolledGateway(url, recent, problem, states)
 
-    async def _beliefs(self, url: str) -> Sequence[Mapping[str, Any]]:
+    async def _replica_states(self, url: str) -> Sequence[Mapping[str, Any]]:
         """Return the replica states that a gateway reports.
 
         The result is empty if the gateway has one Triton or the key lacks permission.

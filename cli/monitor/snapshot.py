@@ -17,13 +17,13 @@ UNHEALTHY_STATES = ("failed", "shed", "aborted")
 class PolledGateway:
     """A polled gateway: its recent counts, or the `problem` why there are none.
 
-    `beliefs`: the replica states of each of its workers, from GET /replicas.
+    `states`: the replica states of each of its workers, from GET /replicas.
     """
 
     url: str
     recent: MetricsWindow
     problem: str = ""
-    beliefs: Sequence[Mapping[str, Any]] = ()
+    states: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def rows_from_gateways(gateways: Sequence[PolledGateway]) -> list[ReplicaRow]:
     """Return a row per replica, from the worker with the most recent update."""
     lines: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for gateway in gateways:
-        for worker in gateway.beliefs:
+        for worker in gateway.states:
             for model, some in worker["models"].items():
                 for line in some:
                     lines[model, line["replica"]].append(line)
@@ -281,7 +281,7 @@ def _gateway(asked: PolledGateway) -> GatewayRow:
     recent = asked.recent
     if asked.problem or recent.last is None:
         return GatewayRow(asked.url, asked.problem)
-    unreached = {server: why for worker in asked.beliefs for server, why in worker.get("unreached", {}).items()}
+    unreached = {server: why for worker in asked.states for server, why in worker.get("unreached", {}).items()}
     gauges = {
         name: sum(value for _, value in recent.last.series(name.name))
         for name in (metric_definitions.ACTIVE_STREAMS, metric_definitions.MEMORY)

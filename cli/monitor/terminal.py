@@ -65,10 +65,7 @@ def _handle_key(view: ViewOptions, key: str) -> ViewOptions:
 
 @contextlib.contextmanager
 def _quit_on_signals(tell: Callable[[str], None]) -> Iterator[None]:
-    """Return an event that SIGINT and SIGTERM set.
-
-    It lets the cursor be restored before the process ends.
-    """
+    """Report QUIT on a signal that ends processes, so that the terminal is restored before the end."""
     loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for one in signals:
         loop.add_signal_handler(one, tell, QUIT)

@@ -73,12 +73,12 @@ def rates(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("Tool calls", f"{summary.tool_calls}, {summary.tool_calls_valid} of them valid"))
     rows += [(f"Error {kind}", str(count)) for kind, count in sorted(summary.errors.items())]
     if summary.own_cpu_share:
-        rows.append(("Load generator", generator_cost_rows(summary)))
+        rows.append(("Load generator", generator_cost(summary)))
     return rows
 
 
-def generator_cost_rows(summary: Summary) -> str:
-    """Return (label, value) of the load generator's own cost."""
+def generator_cost(summary: Summary) -> str:
+    """Return the load generator's own cost as text."""
     per_token = f", {summary.own_cpu_us_per_token:.1f} µs/token" if summary.own_cpu_us_per_token is not None else ""
     lag = f", late p99 {summary.own_lag_p99_ms:.1f} ms" if summary.own_lag_p99_ms is not None else ""
     return f"{100 * summary.own_cpu_share:.1f} % of a core{per_token}{lag}"

@@ -42,7 +42,7 @@ async def tokenizer(engine: EngineContext) -> Finding:
     if golden is None:
         return unseen(_NO_GOLDEN)
     if engine.tokenizer is not None:
-        _same_ids(golden, engine.tokenizer, f"the tokenizer in {engine.card.tokenizer_dir}")
+        _same_ids(golden, engine.tokenizer, f"the tokenizer in {engine.metadata.tokenizer_dir}")
     options = await _preprocessing(engine, golden)
     return works(f"{len(golden.answers)} prompts have the source's token ids" + options)
 
@@ -67,8 +67,11 @@ def _other_ids(what: str, text: str, found: list[int], expected: list[int]) -> s
 
 
 async def _preprocessing(engine: EngineContext, golden: Golden) -> str:
-    """Return the ensemble's tokenizer, which may have been loaded from other files."""
-    model = f"{engine.card.name}{PREPROCESSING_SUFFIX}"
+    """Check the ensemble's tokenizer, which may have been loaded from other files.
+
+    Return a clause for the finding, empty without an ensemble.
+    """
+    model = f"{engine.metadata.name}{PREPROCESSING_SUFFIX}"
     if not await engine.probe.client.model_ready(model):
         return ""
     for one in golden.answers:
@@ -85,14 +88,14 @@ async def _preprocessing(engine: EngineContext, golden: Golden) -> str:
 
 @check(CHECKS, "text of an answer")
 async def text(engine: EngineContext) -> Finding:
-    golden, model = golden_of(engine.manifest), f"{engine.card.name}{POSTPROCESSING_SUFFIX}"
+    golden, model = golden_of(engine.manifest), f"{engine.metadata.name}{POSTPROCESSING_SUFFIX}"
     if golden is None:
         return unseen(_NO_GOLDEN)
     if engine.tokenizer is None or not await engine.probe.client.model_ready(model):
         return unseen("there is no ensemble, or the tokenizer cannot be read here")
     for one in golden.answers:
         message = service_pb2.ModelInferRequest(model_name=model)
-        ids = [token for token in one.tokens if token not in engine.card.end_ids]
+        ids = [token for token in one.tokens if token not in engine.metadata.end_ids]
         tensors = MessageTensorWriter(message)
         tensors.add(contract.POST_TOKENS, (1, 1, len(ids)), b"".join(i.to_bytes(4, "little") for i in ids))
         tensors.add(contract.POST_LENGTH, (1, 1), len(ids).to_bytes(4, "little"))
@@ -108,26 +111,26 @@ async def chat_template(engine: EngineContext) -> Finding:
     if golden is None:
         return unseen(_NO_GOLDEN)
     if engine.tokenizer is None:
-        return unseen(f"the tokenizer folder {engine.card.tokenizer_dir} cannot be read from here")
+        return unseen(f"the tokenizer folder {engine.metadata.tokenizer_dir} cannot be read from here")
     source = engine.tokenizer.chat_template
     templated = any(one.ids != one.text_ids for one in golden.answers)
     if source is None:
-        expect(not templated, f"{engine.card.tokenizer_dir} has no chat template, the source checkpoint has one")
+        expect(not templated, f"{engine.metadata.tokenizer_dir} has no chat template, the source checkpoint has one")
         return works("the model has none, as its source")
     try:
         template = ChatTemplate(source, engine.tokenizer.special_tokens)
     except LlmopsError as error:
-        return wrong(f"{error.message} ({engine.card.tokenizer_dir})")
+        return wrong(f"{error.message} ({engine.metadata.tokenizer_dir})")
     for one in golden.answers:
         try:
             rendered = template.render([{"role": "user", "content": one.text}], variables=fixed_date())
         except LlmopsError as error:
-            return wrong(f"{error.message} The template in {engine.card.tokenizer_dir} is not the source's")
+            return wrong(f"{error.message} The template in {engine.metadata.tokenizer_dir} is not the source's")
         found = engine.tokenizer.encode_prompt(rendered)
         expect(
             found == one.ids,
             f"the chat template makes another prompt of {one.text[:40]!r} than the source's "
-            f"({len(found)} tokens instead of {len(one.ids)}): {engine.card.tokenizer_dir} holds another model's "
+            f"({len(found)} tokens instead of {len(one.ids)}): {engine.metadata.tokenizer_dir} holds another model's "
             "template; build the engine again",
         )
     return works(f"{len(golden.answers)} chats are rendered as the source's template does")
@@ -257,7 +260,7 @@ async def agreement(engine: EngineContext, golden: Golden) -> Agreement:
 
 async def _follow(engine: EngineContext, answer: GoldenAnswer, found: Agreement) -> None:
     """Compare one answer. After a different token, the engine continues with the source's."""
-    at, scored = 0, engine.card.capabilities.logprobs
+    at, scored = 0, engine.metadata.capabilities.logprobs
     options: dict[str, Any] = {contract.RETURN_LOG_PROBS.name: True} if scored else {}
     while at < len(answer.tokens):
         result = await engine.probe.ask([*answer.ids, *answer.tokens[:at]], len(answer.tokens) - at, **options)

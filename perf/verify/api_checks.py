@@ -40,7 +40,7 @@ class ApiContext:
         return answer
 
     async def stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
-        """Yield the events before [DONE]."""
+        """Return the events before [DONE]."""
         events: list[str] = []
         request = {"model": self.model, "stream": True, **body}
         async with self.http.stream("POST", path, json=request) as response:

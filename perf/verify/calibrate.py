@@ -54,7 +54,7 @@ async def _prefills(engine: EngineContext, on_point: Callable[[str], None]) -> l
     """
     found = []
     for tokens in _PROMPTS:
-        if tokens + 2 > engine.card.max_seq_len:
+        if tokens + 2 > engine.metadata.max_seq_len:
             break
         on_point(f"prefill of {tokens} tokens")
         times = [await _first_token(engine, tokens) for _ in range(4)][1:]
@@ -75,7 +75,7 @@ async def _decodes(engine: EngineContext, manifest: EngineManifest, on_point: Ca
     found: list[StepTime] = []
     for context in _CONTEXTS:
         for batch in _BATCHES:
-            if batch > engine.card.max_batch_size or context + _STEPS + 2 > engine.card.max_seq_len:
+            if batch > engine.metadata.max_batch_size or context + _STEPS + 2 > engine.metadata.max_seq_len:
                 break
             on_point(f"decode of {batch} sequences after {context} tokens")
             begun = time.monotonic()
@@ -104,7 +104,7 @@ async def _decode(engine: EngineContext, batch: int, context: int, new: int) -> 
 
         return saw
 
-    new = min(new, engine.card.max_seq_len - context - 1)
+    new = min(new, engine.metadata.max_seq_len - context - 1)
     requests = (engine.probe.ask(_fresh(engine, context), new, watch(number)) for number in range(batch))
     for result in await asyncio.gather(*requests):
         _checked(result)
@@ -127,5 +127,5 @@ def _checked(result: ProbeResponse) -> None:
 
 
 def _fresh(engine: EngineContext, tokens: int) -> list[int]:
-    highest = min(engine.card.vocab_size, 10_000) - 1
+    highest = min(engine.metadata.vocab_size, 10_000) - 1
     return [random.randint(min(10, highest), highest) for _ in range(tokens)]

@@ -27,7 +27,7 @@ async def batch(engine: EngineContext) -> Finding:
     plan, who = promised(engine)
     now = await engine.gauges.read() if engine.gauges else {}
     reported = now.get((REQUESTS, "max"))
-    found = int(reported) if reported else engine.card.max_batch_size
+    found = int(reported) if reported else engine.metadata.max_batch_size
     if not plan:
         return unseen(
             f"{found} requests at once; without the engine folder (--engine) nothing says how many it should be"
@@ -41,13 +41,14 @@ async def context(engine: EngineContext) -> Finding:
     plan, who = promised(engine)
     if not plan:
         return unseen(
-            f"{engine.card.max_seq_len:,} tokens; without the engine folder nothing says how many it should be"
+            f"{engine.metadata.max_seq_len:,} tokens; without the engine folder nothing says how many it should be"
         )
     expected = plan["max_seq_len"]
-    room = engine.card.max_seq_len - len(engine.prompt) + 1
+    limit = engine.metadata.max_seq_len
+    room = limit - len(engine.prompt) + 1
     result = await engine.same(4, request_output_len=room)
-    expect(result.error is not None, f"a request beyond the context of {engine.card.max_seq_len} tokens was accepted")
-    return _at_least("tokens of context", engine.card.max_seq_len, expected, who, "max_seq_len")
+    expect(result.error is not None, f"a request beyond the context of {limit} tokens was accepted")
+    return _at_least("tokens of context", limit, expected, who, "max_seq_len")
 
 
 @check(CHECKS, "KV cache")

@@ -30,7 +30,7 @@ class EngineContext:
     """
 
     probe: Probe
-    card: ModelMetadata
+    metadata: ModelMetadata
     manifest: EngineManifest | None = None
     gauges: TritonGauges | None = None
     owned: bool = False
@@ -48,7 +48,7 @@ class EngineContext:
 
         It is the second answer, which like all later ones finds its prompt in the prefix cache.
         """
-        self.tokenizer = _tokenizer(self.card)
+        self.tokenizer = _tokenizer(self.metadata)
         self.prompt = self._ids(_TEXT, list(range(10, 22)))
         self.loop = self._ids(_LOOP, [10, 11] * 6)
         await self.probe.ask(self.prompt, PLAIN)
@@ -59,7 +59,7 @@ class EngineContext:
 
     def _ids(self, text: str, otherwise: list[int]) -> list[int]:
         ids = self.tokenizer.encode(text) if self.tokenizer else otherwise
-        return [token for token in ids if token < self.card.vocab_size] or otherwise
+        return [token for token in ids if token < self.metadata.vocab_size] or otherwise
 
     async def same(self, new: int = 12, prompt: list[int] | None = None, **tensors: object) -> ProbeResponse:
         """Return a greedy answer to the common prompt."""
@@ -74,11 +74,11 @@ class EngineContext:
 
     def room(self, expected: int) -> int:
         """Return this number of new tokens, or fewer if the context has no room."""
-        return max(1, min(expected, self.card.max_seq_len - len(self.prompt) - 1))
+        return max(1, min(expected, self.metadata.max_seq_len - len(self.prompt) - 1))
 
 
-def _tokenizer(card: ModelMetadata) -> TextTokenizer | None:
+def _tokenizer(metadata: ModelMetadata) -> TextTokenizer | None:
     try:
-        return TextTokenizer(Path(card.tokenizer_dir))
+        return TextTokenizer(Path(metadata.tokenizer_dir))
     except InputError:
         return None

@@ -86,9 +86,7 @@ class VerifyOptions:
         if self.triton and self.url:
             raise InputError("--triton and --url exclude each other; give the one to check.")
         if not (self.engine or self.triton or self.url):
-            raise InputError(
-                "Nothing is named to check; give --engine ENGINE_SUFFIX, --triton HOST:PORT or --url GATEWAY."
-            )
+            raise InputError("Nothing is named to check; give --engine ENGINE, --triton HOST:PORT or --url GATEWAY.")
         if self.serving and (self.triton or self.url):
             raise InputError("--serving is for a Triton that verify starts: leave it out, or --triton and --url.")
         if self.calibrate and self.url:
@@ -166,17 +164,17 @@ async def _triton(
     async with _client(address) as client:
         try:
             name = await _served_name(client, options.model)
-            card = await _card(client, name)
+            metadata = await _read_metadata(client, name)
         except UnavailableError as error:
             cause = error.__cause__
             raise grpc_call_error(address, cause if isinstance(cause, aio.AioRpcError) else error) from error
-        manifest = manifest or _beside(card)
+        manifest = manifest or _beside(metadata)
         if options.calibrate and manifest is None:
             raise InputError("--calibrate needs the engine folder: add --engine ENGINE_SUFFIX.")
         page = metrics or f"http://{address.rpartition(':')[0]}:8002/metrics"
         probe = await Probe.open(client, name)
-        context = EngineContext(probe, card, manifest, TritonGauges(page, probe.model), owned)
-        report = VerifyReport(name, address, card.target, device_name(card.target), manifest is not None)
+        context = EngineContext(probe, metadata, manifest, TritonGauges(page, probe.model), owned)
+        report = VerifyReport(name, address, metadata.target, device_name(metadata.target), manifest is not None)
         await _prepare(context)
         measured: list[MeasuredSteps] = []
         with contextlib.suppress(_EndedError):
@@ -233,7 +231,7 @@ async def _served_name(client: TritonClient, wanted: str | None) -> str:
     return wanted or ready[0]
 
 
-async def _card(client: TritonClient, name: str) -> ModelMetadata:
+async def _read_metadata(client: TritonClient, name: str) -> ModelMetadata:
     text = await client.metadata_text(name + ENGINE_SUFFIX)
     if not text:
         raise InputError(
@@ -244,12 +242,12 @@ async def _card(client: TritonClient, name: str) -> ModelMetadata:
     return parse_model_metadata(text)
 
 
-def _beside(card: ModelMetadata) -> EngineManifest | None:
+def _beside(metadata: ModelMetadata) -> EngineManifest | None:
     """Return engine.json beside the tokenizer that the model names.
 
     The result is None if that folder is not on this machine.
     """
-    folder = Path(card.tokenizer_dir).parent
+    folder = Path(metadata.tokenizer_dir).parent
     try:
         return EngineManifest.load(folder) if (folder / FILE_NAME).is_file() else None
     except LlmopsError:

@@ -57,7 +57,7 @@ async def single(engine: EngineContext) -> Finding:
 @check(CHECKS, "operating point")
 async def operating_point(engine: EngineContext) -> Finding:
     point = _predicted(engine).get("point")
-    streams = max(1, round(point["concurrency"])) if point else min(_STREAMS, engine.card.max_batch_size)
+    streams = max(1, round(point["concurrency"])) if point else min(_STREAMS, engine.metadata.max_batch_size)
     return await _compare(engine, streams, point, arrivals=bool(point))
 
 
@@ -115,10 +115,10 @@ async def measure(engine: EngineContext, streams: int, planned: bool, rate: floa
     predicted = _predicted(engine)
     isl = int(predicted.get("isl", _INPUT)) if planned else _INPUT
     osl = int(predicted.get("osl", _OUTPUT)) if planned else _OUTPUT
-    room = engine.card.max_seq_len
+    room = engine.metadata.max_seq_len
     isl, osl = min(isl, max(1, room - osl - 1)), min(osl, room // 2)
     options = BenchOptions(
-        f"grpc://{engine.probe.client.address}", engine.card.name, "engine", parse_lengths(str(isl)),
+        f"grpc://{engine.probe.client.address}", engine.metadata.name, "engine", parse_lengths(str(isl)),
         parse_lengths(str(osl)), concurrency=None if rate else streams, rate=rate,
         warmup=min(streams, 8) if rate else streams,
         requests=2 * streams + _counted(streams) if rate else max(3, 2 * streams),
@@ -192,8 +192,8 @@ async def suspects(engine: EngineContext, streams: int, found: MeasuredSpeed) ->
 
 
 def _batch(engine: EngineContext, streams: int, found: MeasuredSpeed) -> str | None:
-    if engine.card.max_batch_size < streams:
-        return f"the batch limit is {engine.card.max_batch_size}, the plan has {streams} requests in flight"
+    if engine.metadata.max_batch_size < streams:
+        return f"the batch limit is {engine.metadata.max_batch_size}, the plan has {streams} requests in flight"
     return f"up to {found.waiting:.0f} requests waited outside the batch" if found.waiting >= 1 else None
 
 

@@ -125,8 +125,8 @@ def test_a_replica_is_as_the_gateway_believes_that_heard_of_it_last():
     other = {"gateway": "b/2", "models": {"m": [belief("gpu-1:8001", 0.2, running=9, waiting=2, own=4, step_ms=31.5)]}}
     third = {"gateway": "c/3", "models": {"m": [belief("gpu-1:8001", None, "starting"), belief("gpu-2:8001", None)]}}
     asked = [
-        PolledGateway("x", recent((0.0, metrics())), beliefs=[worker, other]),
-        PolledGateway("y", recent(), beliefs=[third]),
+        PolledGateway("x", recent((0.0, metrics())), states=[worker, other]),
+        PolledGateway("y", recent(), states=[third]),
     ]
     found = make_snapshot(asked, {"gpu-9:8002": recent((0.0, ENGINE))})
     first, second = found.replicas
@@ -160,7 +160,7 @@ def several():
     after = metrics(good=101).replace('"m"', '"a"') + metrics(good=10, late=10, waiting=9).replace('"m"', '"b"')
     lines = [belief(f"gpu-{at:02}:8001", 0.1, "gone" if at == 7 else "ready") for at in range(40)]
     worker = {"gateway": "a/1", "models": {"a": lines}}
-    return make_snapshot([PolledGateway("http://x", recent((0.0, before), (10.0, after)), beliefs=[worker])], {})
+    return make_snapshot([PolledGateway("http://x", recent((0.0, before), (10.0, after)), states=[worker])], {})
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
@@ -187,10 +187,10 @@ class Gateway:
 
     def answer(self, request: Request) -> Page:
         self.keys.append(request.headers.get("authorization"))
-        text = self.page if request.path == "/metrics" else self.beliefs()
+        text = self.page if request.path == "/metrics" else self.states()
         return Page(text or "", 404 if text is None else 200)
 
-    def beliefs(self) -> str | None:
+    def states(self) -> str | None:
         return None if self.workers is None else json.dumps({"gateways": self.workers()})
 
 

@@ -41,8 +41,8 @@ def _run(checks: list[VerifyCheck], name: str, engine: EngineContext) -> Finding
 
 def _scored(answer: Any) -> EngineContext:
     engine = desk(answer)
-    engine.card.capabilities = Capabilities(n=1, seed=True, logprobs=True)
-    engine.card.vocab_size = 512
+    engine.metadata.capabilities = Capabilities(n=1, seed=True, logprobs=True)
+    engine.metadata.vocab_size = 512
     return engine
 
 
@@ -70,7 +70,7 @@ class FrozenGauges:
 def test_gauges_that_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache_reports, "_PATIENCE", 0.2)
     engine = _scored(_greedy)
-    engine.card.max_seq_len = 4096
+    engine.metadata.max_seq_len = 4096
     engine.gauges = FrozenGauges()  # type: ignore[assignment]
     with pytest.raises(WrongError, match="its reader has stopped"):
         _run(kv_cache_reports.CHECKS, "KV gauges", engine)

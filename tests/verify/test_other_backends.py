@@ -77,10 +77,10 @@ def desk(answer: Callable[[Any], list[Any]], **parameters: str) -> EngineContext
     for name, value in parameters.items():
         config.parameters[name].string_value = value
     client: Any = SimpleNamespace(start_call=lambda: Call(answer))
-    card: Any = SimpleNamespace(capabilities=Capabilities(n=1, seed=True), max_batch_size=8)
+    metadata: Any = SimpleNamespace(capabilities=Capabilities(n=1, seed=True), max_batch_size=8)
     plain = [100 + at for at in range(16)]
     manifest: Any = SimpleNamespace(plan={"chunked_prefill": True})
-    return EngineContext(Probe(client, "m-tensorrt_llm", config), card, manifest, prompt=[1, 2, 3], plain=plain)
+    return EngineContext(Probe(client, "m-tensorrt_llm", config), metadata, manifest, prompt=[1, 2, 3], plain=plain)
 
 
 def test_log_probabilities_that_accumulate_over_a_stream() -> None:

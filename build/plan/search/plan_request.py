@@ -101,7 +101,7 @@ class PlanRequest:
             others = sorted(self.model.targets.intersection(GPU_TARGETS))
             raise InputError(
                 f"{self.model.hf_class} cannot be built for --target {self.target}; "
-                f"take one of {', '.join(others) or 'none (sole_target openvino)'}."
+                f"take one of {', '.join(others) or 'none (only openvino)'}."
             )
         for flag, name, sole_target in (
             ("quant", self.precision.name, _only(self.precision.targets)),

@@ -60,9 +60,9 @@ def _guided(kind: str) -> Callable[[EngineContext], object]:
             GUIDE_TYPE.name: kind,
             **({GUIDE.name: _GUIDES[kind]} if kind != "json" else {}),
         }
-        end = engine.card.end_ids[0] if engine.card.end_ids else -1
+        end = engine.metadata.end_ids[0] if engine.metadata.end_ids else -1
         result = await engine.same(_NEW, end_id=end, **tensors)
-        if kind not in engine.card.capabilities.guided:
+        if kind not in engine.metadata.capabilities.guided:
             return _refused(result, engine)
         if engine.tokenizer is None:
             result.ids  # noqa: B018 - raises what the engine refused with
@@ -89,7 +89,7 @@ for _kind in GUIDE_KINDS:
 
 @check(CHECKS, "guided: a guide that is not a grammar")
 async def broken(engine: EngineContext) -> Finding:
-    if "regex" not in engine.card.capabilities.guided:
+    if "regex" not in engine.metadata.capabilities.guided:
         return refused("regex is not announced")
     result = await engine.same(4, guided_decoding_guide_type="regex", guided_decoding_guide="([0-9]")
     expect(result.error is not None, "a regular expression with an open bracket was accepted")

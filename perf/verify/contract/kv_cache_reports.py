@@ -48,20 +48,20 @@ async def gauges(engine: EngineContext) -> Finding:
 
 @check(CHECKS, "KV events")
 async def events(engine: EngineContext) -> Finding:
-    if not engine.card.kv_events:
+    if not engine.metadata.kv_events:
         return refused("not announced")
-    size = min(_PROMPT, engine.card.max_seq_len // 2)
+    size = min(_PROMPT, engine.metadata.max_seq_len // 2)
     if size < _PROMPT:
-        return unseen(f"the context of {engine.card.max_seq_len} tokens may not hold a whole block")
+        return unseen(f"the context of {engine.metadata.max_seq_len} tokens may not hold a whole block")
     stored: list[int] = []
     async with Subscriber(engine, watch=True) as stream:
         # what is stored already is reported first
         await stream.stored(1.0)
         for number in range(1, _ROUNDS + 1):
-            prompt = [random.randrange(3, engine.card.vocab_size) for _ in range(size)]
+            prompt = [random.randrange(3, engine.metadata.vocab_size) for _ in range(size)]
             await engine.same(1, prompt)
             found = await stream.stored(_PATIENCE)
-            if not found and not stored and engine.card.target == "openvino":
+            if not found and not stored and engine.metadata.target == "openvino":
                 # the prefix cache is off from a tenant's first request on, and events with it
                 return unseen("the engine has no prefix cache, or reports nothing of it: tenants may not share one")
             expect(

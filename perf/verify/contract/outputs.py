@@ -74,7 +74,7 @@ async def counts(engine: EngineContext) -> Finding:
 @check(CHECKS, "log-probabilities")
 async def log_probs(engine: EngineContext) -> Finding:
     result = await engine.same(_NEW, return_log_probs=True)
-    if not engine.card.capabilities.logprobs:
+    if not engine.metadata.capabilities.logprobs:
         return refused_by_name(result, contract.RETURN_LOG_PROBS)
     tokens, scores = result.ids, result.scores
     expect(len(scores) == len(tokens), f"{len(scores)} log-probabilities came for {len(tokens)} tokens")

@@ -15,19 +15,19 @@ def _cases(engine: EngineContext) -> list[tuple[Tensor, Any]]:
 
     Only this project's model promises to reject the second half by name.
     """
-    too_long = engine.card.max_seq_len - len(engine.prompt) + 1
+    too_long = engine.metadata.max_seq_len - len(engine.prompt) + 1
     common: list[tuple[Tensor, Any]] = [
         (contract.REQUEST_OUTPUT_LEN, too_long),
         (contract.REQUEST_OUTPUT_LEN, 0),
     ]
     ours: list[tuple[Tensor, Any]] = [
-        (contract.INPUT_IDS, [*engine.prompt[:-1], engine.card.vocab_size]),
+        (contract.INPUT_IDS, [*engine.prompt[:-1], engine.metadata.vocab_size]),
         (contract.BEAM_WIDTH, 2),
         (contract.TEMPERATURE, -1.0),
         (contract.RUNTIME_TOP_P, 1.5),
         (contract.REPETITION_PENALTY, 0.0),
         (contract.NUM_RETURN_SEQUENCES, 10_000),
-        (contract.END_ID, engine.card.vocab_size),
+        (contract.END_ID, engine.metadata.vocab_size),
         (contract.MIN_TOKENS, 5),
         (contract.RETURN_CONTEXT_LOGITS, True),
         (contract.DRAFT_ACCEPTANCE_THRESHOLD, 0.5),

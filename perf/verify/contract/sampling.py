@@ -29,9 +29,9 @@ async def drawing(engine: EngineContext) -> Finding:
 
     An engine that is greedy at every temperature passes all greedy checks.
     """
-    scored = engine.card.capabilities.logprobs
+    scored = engine.metadata.capabilities.logprobs
     options: dict[str, Any] = {contract.RETURN_LOG_PROBS.name: True} if scored else {}
-    if engine.card.capabilities.seed:
+    if engine.metadata.capabilities.seed:
         result = [await engine.same(PLAIN, seed=seed, **options, **_HOT) for seed in (7, 8, 9)]
     else:
         result = [await engine.same(PLAIN, **options, **_HOT) for _ in range(3)]
@@ -55,7 +55,7 @@ async def drawing(engine: EngineContext) -> Finding:
 
 @check(CHECKS, "seeds")
 async def seeds(engine: EngineContext) -> Finding:
-    if not engine.card.capabilities.seed:
+    if not engine.metadata.capabilities.seed:
         return refused_by_name(await engine.same(_NEW, seed=7, **_HOT), contract.SEED)
     first = (await engine.same(_NEW, seed=7, **_HOT)).ids
     again = (await engine.same(_NEW, seed=7, **_HOT)).ids
@@ -72,7 +72,7 @@ async def cut_offs(engine: EngineContext) -> Finding:
     ways: dict[str, dict[str, Any]] = {"top_p near 0": {temperature: 1.0, top_p: 1e-6}}
     if engine.ours:
         ways["temperature 0"] = {temperature: 0.0}
-    if engine.card.capabilities.min_p:
+    if engine.metadata.capabilities.min_p:
         ways["min_p near 1"] = {temperature: 1.0, min_p: 0.9999}
     for name, tensors in ways.items():
         found = (await engine.same(_NEW, greedy=False, **tensors)).ids
@@ -82,7 +82,7 @@ async def cut_offs(engine: EngineContext) -> Finding:
 
 @check(CHECKS, "n sequences")
 async def sequences(engine: EngineContext) -> Finding:
-    announced = engine.card.capabilities.n > 1
+    announced = engine.metadata.capabilities.n > 1
     result = await engine.same(_NEW, num_return_sequences=2)
     if not announced and engine.ours:
         return refused_by_name(result, contract.NUM_RETURN_SEQUENCES)
@@ -95,7 +95,7 @@ async def sequences(engine: EngineContext) -> Finding:
     if not announced:
         # NVIDIA's C++ backend supports them, but the gateway requests one at a time from it
         return works("not announced, yet each of two greedy sequences is what a request of its own gets")
-    if not engine.card.capabilities.seed:
+    if not engine.metadata.capabilities.seed:
         return works("greedy; seeds are not announced")
     drawn = await engine.same(_NEW, num_return_sequences=2, seed=20, **_HOT)
     whole = True
@@ -114,7 +114,7 @@ async def sequences(engine: EngineContext) -> Finding:
 
 @check(CHECKS, "penalties")
 async def penalties(engine: EngineContext) -> Finding:
-    if not getattr(engine.card.capabilities, "penalties", True):
+    if not getattr(engine.metadata.capabilities, "penalties", True):
         return refused_by_name(await engine.same(2, frequency_penalty=1.0), contract.FREQUENCY_PENALTY)
     plain = (await engine.same(3 * _NEW, engine.loop)).ids
     if len(set(plain)) > len(plain) // 2:
@@ -133,11 +133,11 @@ async def penalties(engine: EngineContext) -> Finding:
 
 @check(CHECKS, "logit bias")
 async def bias(engine: EngineContext) -> Finding:
-    token = next(i for i in range(3, engine.card.vocab_size) if i not in engine.plain)
-    values = [0.0] * engine.card.vocab_size
+    token = next(i for i in range(3, engine.metadata.vocab_size) if i not in engine.plain)
+    values = [0.0] * engine.metadata.vocab_size
     values[token] = 1000.0
     result = await engine.same(3, embedding_bias=values)
-    if not engine.card.capabilities.logit_bias:
+    if not engine.metadata.capabilities.logit_bias:
         return refused_by_name(result, contract.EMBEDDING_BIAS)
     expect(result.ids == [token] * 3, "a bias of 1000 on one token does not make it the answer")
     return works()
@@ -145,7 +145,7 @@ async def bias(engine: EngineContext) -> Finding:
 
 @check(CHECKS, "adapters")
 async def adapters(engine: EngineContext) -> Finding:
-    taken = {adapter.id for adapter in engine.card.adapters}
+    taken = {adapter.id for adapter in engine.metadata.adapters}
     unknown = next(i for i in range(900_001, 900_100) if i not in taken)
     result = await engine.same(3, lora_task_id=unknown)
     expect(result.error is not None, f"adapter {unknown} does not exist, yet the request was answered")
@@ -154,14 +154,14 @@ async def adapters(engine: EngineContext) -> Finding:
             str(result.error).startswith(f"{contract.LORA_TASK_ID}:"),
             f"an unknown adapter is refused without a name: {result.error}",
         )
-    if not engine.card.adapters:
+    if not engine.metadata.adapters:
         return refused("none announced; one that does not exist is refused")
     same = []
-    for adapter in engine.card.adapters:
+    for adapter in engine.metadata.adapters:
         found = (await engine.same(_NEW, lora_task_id=adapter.id)).ids
         expect(found, f"adapter {adapter.name} answers nothing")
         if found == engine.plain[:_NEW]:
             same.append(adapter.name)
     if same:
         return unseen(f"{', '.join(same)} answered this prompt as the base model does")
-    return works(f"{len(engine.card.adapters)}, each answers differently from the base model")
+    return works(f"{len(engine.metadata.adapters)}, each answers differently from the base model")

@@ -33,7 +33,7 @@ def _step_check(name: str, checks: list[VerifyCheck] = CHECKS) -> Callable[[Chec
 
     def add(function: Check) -> Check:
         async def run(engine: EngineContext) -> Finding:
-            if STEP_TRANSPORT not in engine.card.transports:
+            if STEP_TRANSPORT not in engine.metadata.transports:
                 return refused("only per-request streams are announced")
             return await function(engine)
 
@@ -55,7 +55,7 @@ def _in_order(steps: list[ReceivedStep]) -> None:
 @_step_check("step stream: order")
 async def order(engine: EngineContext) -> Finding:
     async with Subscriber(engine) as stream:
-        await stream.submit((1, PLAIN), (2, engine.card.max_seq_len), (3, PLAIN))
+        await stream.submit((1, PLAIN), (2, engine.metadata.max_seq_len), (3, PLAIN))
         steps = await stream.until_done({1, 2, 3})
     _in_order(steps)
     for slot in (1, 3):
@@ -127,7 +127,7 @@ async def window(engine: EngineContext) -> Finding:
     new = engine.room(MAX_UNACKNOWLEDGED_STEPS + 12)
     if new < MAX_UNACKNOWLEDGED_STEPS + 8:
         return unseen(
-            f"the context of {engine.card.max_seq_len} tokens is too short to fill a window of "
+            f"the context of {engine.metadata.max_seq_len} tokens is too short to fill a window of "
             f"{MAX_UNACKNOWLEDGED_STEPS} steps"
         )
     async with Subscriber(engine) as stream:
@@ -164,7 +164,7 @@ async def _first(stream: Subscriber, count: int) -> list[ReceivedStep]:
 
 
 async def _keep_alive(stream: Subscriber) -> None:
-    """Return the keep-alive of a gateway that lives but lags: it acknowledges nothing new."""
+    """Acknowledge nothing new, like a gateway that lives but lags."""
     while True:
         await asyncio.sleep(1.0)
         await stream.acknowledge(0)

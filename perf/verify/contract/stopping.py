@@ -28,7 +28,7 @@ async def stop_words(engine: EngineContext) -> Finding:
     if at is None:
         return unseen(NO_PLACE)
     for word in (engine.plain[at : at + 1], engine.plain[at : at + 2]):
-        result = await engine.same(PLAIN, stop_words_list=[[engine.card.vocab_size - 1], word])
+        result = await engine.same(PLAIN, stop_words_list=[[engine.metadata.vocab_size - 1], word])
         first = _first(engine.plain, word)
         _ended(result.ids, engine.plain, first, len(word), f"a stop word of {len(word)} tokens")
         expect(result.finals == 1, "an answer that a stop word ended has no final flag")
@@ -60,7 +60,7 @@ async def min_tokens(engine: EngineContext) -> Finding:
     )
     # a second end token is sent as the gateway does: as a stop word, or to NVIDIA's backend as a
     # bad word
-    never = next(token for token in range(engine.card.vocab_size - 1, 0, -1) if token not in engine.plain)
+    never = next(token for token in range(engine.metadata.vocab_size - 1, 0, -1) if token not in engine.plain)
     second: dict[str, Any] = {STOP_WORDS_LIST.name if engine.ours else BAD_WORDS_LIST.name: [[engine.plain[at]]]}
     result = await engine.same(PLAIN, end_id=never, min_tokens=least, **second)
     expect(
@@ -74,7 +74,7 @@ async def min_tokens(engine: EngineContext) -> Finding:
 async def bad_words(engine: EngineContext) -> Finding:
     word = engine.plain[1:2]
     result = await engine.same(PLAIN, bad_words_list=[word])
-    if not engine.card.capabilities.bad_words:
+    if not engine.metadata.capabilities.bad_words:
         return refused_by_name(result, BAD_WORDS_LIST)
     expect(word[0] not in result.ids, "a bad word is in the answer")
     return works()

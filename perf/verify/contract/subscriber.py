@@ -54,9 +54,11 @@ class Subscriber:
             engine: The engine model to subscribe to.
             watch: Also subscribe to the engine's state and cache events.
         """
-        self._desk, self._watch = engine, watch
+        self._engine, self._watch = engine, watch
         self._name = f"verify-{uuid.uuid4().hex}"
-        requests = RequestWriter(engine.probe.model, vocab_size=engine.card.vocab_size, pad_id=engine.card.pad_id)
+        requests = RequestWriter(
+            engine.probe.model, vocab_size=engine.metadata.vocab_size, pad_id=engine.metadata.pad_id
+        )
         self._writer = StepWriter(requests, self._name)
         self._steps: asyncio.Queue[ReceivedStep] = asyncio.Queue()
         self._call: Any = None
@@ -70,7 +72,7 @@ class Subscriber:
         await self.leave()
 
     async def connect(self, resume_from: int = 0) -> None:
-        self._call = self._desk.probe.client.start_call()
+        self._call = self._engine.probe.client.start_call()
         self._reader = asyncio.create_task(self._read(self._call))
         await self._call.write(self._writer.subscribe(resume_from, self._watch))
 
@@ -86,7 +88,7 @@ class Subscriber:
         """Submit greedy requests with the common prompt, (slot, new tokens) each, in one message."""
         submissions = [
             self._writer.submission(
-                EngineRequest("", self._desk.prompt, new, SamplingParams(temperature=0.0)), slot
+                EngineRequest("", self._engine.prompt, new, SamplingParams(temperature=0.0)), slot
             )
             for slot, new in requests
         ]  # fmt: skip
