@@ -18,8 +18,10 @@ from llmops.cli.output import format_timestamp, print_fields, print_json, print_
 if TYPE_CHECKING:
     from llmops.control.rollouts.schemas import RolloutRead, VersionRead
 
-#: States in which nothing happens without a person, with what the person can do.
+#: What comes next in a state, and what a person can do.
 _NEXT = {
+    "starting": "wait; `llmops up` or `llmops control` with this store starts and checks the replicas",
+    "shifting": "give {candidate} more, or go back: llmops rollout promote | rollback {model}",
     "waiting": "approve the next step: llmops rollout promote {model}",
     "paused": "continue: llmops rollout resume {model}",
     "keeping": "go back while {stable} is kept: llmops rollout rollback {model}",
@@ -53,7 +55,7 @@ def command() -> None:
     type=click.FloatRange(0, 100, min_open=True),
     default=5,
     show_default=True,
-    help="Requests of the first step; then 25, 50 and 100.",
+    help="Percent of the requests in the first step; then 25, 50 and 100.",
 )
 @click.option("--auto", is_flag=True, help="Let the judge move the weights, in both directions.")
 @click.option("--approve", is_flag=True, help="Wait for `promote` after each step that the judge has passed.")
@@ -149,16 +151,15 @@ def _action(name: str, event: str, text: str) -> click.Command:
             return
         print_line(f"{model}: {rollout.state}, {rollout.percent:g} % of the requests go to {rollout.candidate}.")
         if event == "rollback" and rollout.settings.get("allow_capacity_loss"):
-            print_line(
-                f"Replicas of {rollout.stable} that had to make room start again. Those of {rollout.candidate} took "
-                f"{_start_seconds(admin, rollout):.0f} s to start."
-            )
+            took = _start_seconds(admin, rollout)
+            known = f" Those of {rollout.candidate} took {took:.0f} s to start." if took else ""
+            print_line(f"Replicas of {rollout.stable} that had to make room start again.{known}")
 
     return run
 
 
 def _start_seconds(admin: AdminClient, rollout: RolloutRead) -> float:
-    """Return the seconds from the start of a roll-out to its first requests."""
+    """Return the seconds from the start of a roll-out to its first requests, 0 if it got none."""
     from llmops.control.rollouts.schemas import RolloutHistory, RolloutQuery
 
     found = admin.request("GET", ("rollouts", "history"), RolloutHistory, query=RolloutQuery(model=rollout.model))
@@ -297,8 +298,8 @@ def _print_status(rollout: RolloutRead) -> None:
             ("compared", _comparison(rollout)),
         ]
     )
-    if rollout.state in _NEXT:
-        print_fields([("next", _NEXT[rollout.state].format(model=rollout.model, stable=rollout.stable))])
+    if following := _next(rollout):
+        print_fields([("next", following.format(**vars(rollout)))])
     click.echo()
     rows = [
         [one.name, f"{one.weight:g} %", "█" * round(one.weight / 5), one.state, _places(rollout, one)]
@@ -323,6 +324,13 @@ def _print_status(rollout: RolloutRead) -> None:
         ]
         columns = ("metric", rollout.stable, rollout.candidate, SCALE, "judged", "note")
         print_table(columns, rows, right=columns[1:3])
+
+
+def _next(rollout: RolloutRead) -> str:
+    """Return what can be done in the state of a roll-out, empty if the judge does it."""
+    if rollout.state == "shifting" and (rollout.settings.get("auto") or rollout.settings.get("approve")):
+        return ""
+    return _NEXT.get(rollout.state, "")
 
 
 def _places(rollout: RolloutRead, version: VersionRead) -> str:

@@ -42,8 +42,11 @@ async def start_rollout(session: Session, body: RolloutCreate) -> RolloutRead:
         settings = RolloutSettings(**options)
         if bool(body.engine) == bool(body.replicas):
             raise InputError("A roll-out needs the candidate's engine folder, or the addresses of its replicas.")
-        if body.twin and not body.engine:
-            raise InputError("A twin is started by `llmops up`, which needs the candidate's engine folder.")
+        if body.replicas and (body.twin or body.allow_capacity_loss):
+            raise InputError(
+                "The candidate's replicas run already, so that no twin is started and no replica makes room; leave out "
+                "--twin and --allow-capacity-loss."
+            )
         candidate = ModelVersion(body.model, body.name, body.engine, body.replicas)
         rollout = await rollouts.create_rollout(
             connection, candidate, RolloutState.STARTING, settings.data(), session.by

@@ -113,8 +113,11 @@ class RolloutSettings:
 
         for text in self.analysis:
             Condition.parse(text)
-        if self.analysis and not self.prometheus:
-            raise InputError("An analysis needs the URL of Prometheus; add `--prometheus http://HOST:9090`.")
+        if bool(self.analysis) != bool(self.prometheus):
+            raise InputError(
+                "Conditions and the Prometheus that knows their values belong together; give both --analysis 'QUERY < "
+                "0.1' and --prometheus http://HOST:9090."
+            )
 
     @classmethod
     def of(cls, rollout: Rollout) -> RolloutSettings:

@@ -74,7 +74,7 @@ class SimulatedGateway:
         for out in controller.push(queued_request, self.views, now):
             self._refuse(out.payload, controller.queue_wait(out, self.views))
         if not queued_request.moved:
-            self.clock.at(now + controller.max_wait(queued_request, now), self._late, job)
+            self.clock.at(now + max(controller.max_wait(queued_request, now), 0.0), self._late, job)
         if queued_request.home_until > now:
             # an engine reports each step; simulated replicas report changes, which may be seconds away
             self.clock.at(queued_request.home_until, self.pump)

@@ -42,9 +42,6 @@ MAX_SAMPLE_AGE = 1.0
 #: Seconds of a step that count at most. Steps with much prefill are long and would admit even more
 #: prefill.
 MAX_COUNTED_STEP = 0.05
-#: Seconds that a request waits for its cached prefix, per second that computing the prefix takes.
-#: More costs the waiting requests more than it saves the engines (docs/decisions/0017).
-HOME_WAIT_FACTOR = 0.25
 #: Share of a replica's slots that is reserved for tenants below their equal share.
 RESERVED_SLOT_SHARE = 1 / 16
 #: Longest wait, in seconds, of tiers whose clients wait for the answer.
@@ -206,10 +203,11 @@ class AdmissionController:
         """
         home = self._home(request, views)
         if home is not None:
-            cached = self.policy.cached(request.routing, home)
-            request.home_until = now + HOME_WAIT_FACTOR * cached / (home.prefill_rate or DEFAULT_PREFILL_RATE)
-            # it must be dispatched early enough for its prefill
-            prefill = time_to_first_token(home, max(request.routing.tokens - cached, 1), 0)
+            cached, rate = self.policy.cached(request.routing, home), home.prefill_rate or DEFAULT_PREFILL_RATE
+            # as long as another replica would compute the cached prefix (docs/decisions/0017)
+            request.home_until = now + cached / rate
+            # it must be dispatched early enough for its prefill; the prompts before it are read meanwhile
+            prefill = max(request.routing.tokens - cached, 1) / rate + (home.step_seconds or DEFAULT_STEP_SECONDS)
             request.deadline = min(request.deadline, request.arrived + self.queue.tier(request).max_wait) - prefill
         evicted: list[QueuedRequest] = []
         while self._is_full(request):
