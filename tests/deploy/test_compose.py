@@ -16,6 +16,7 @@ import yaml
 
 from llmops.cli.main import cli
 from llmops.gateway.settings import load_settings
+from tests.support.programs import write_program
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -190,9 +191,7 @@ def started(folder: Path) -> Path:
         deploy.mkdir(parents=True)
         for name in ("start.sh", "compose.yaml"):
             shutil.copy(DEPLOY / name, deploy)
-        (folder / "bin").mkdir()
-        (folder / "bin" / "docker").write_text(DOCKER.replace("FOLDER", str(folder)))
-        (folder / "bin" / "docker").chmod(0o755)
+        write_program(folder / "bin" / "docker", DOCKER.replace("FOLDER", str(folder)))
     environment = {
         **os.environ,
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
@@ -268,10 +267,7 @@ def test_passwords_reach_the_settings(service, user, tmp_path):
         shutil.copy(secrets / Path(COMPOSE["secrets"][source]["file"]).name, there / target)
     config = tmp_path / "gateway.yaml"
     config.write_text(COMPOSE["configs"]["gateway"]["content"] if service == "gateway" else "{}")
-    binaries = tmp_path / "python"
-    binaries.mkdir()
-    (binaries / "llmops").write_text(f'#!/bin/sh\nexec {sys.executable} -c "$1"\n')
-    (binaries / "llmops").chmod(0o755)
+    binaries = write_program(tmp_path / "python" / "llmops", f'#!/bin/sh\nexec {sys.executable} -c "$1"\n').parent
     code = (
         "import json; from pathlib import Path; from llmops.gateway.settings import load_settings;"
         f"found = load_settings(Path('{config}')); print(json.dumps([found.store, found.redis, found.kafka.user,"

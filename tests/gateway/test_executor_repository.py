@@ -6,9 +6,7 @@ program that starts the ranks.
 
 import json
 import os
-import shutil
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,12 +17,12 @@ from llmops.model_repository.repository import compatibility
 from tests.support.gateway_stack import serving
 from tests.support.manifests import engine_manifest
 from tests.support.processes import commands, descendants
+from tests.support.programs import install_program
 from tests.support.stack import ready_triton
+from tests.trtllm.installed import install_executor
 from tests.trtllm.test_executor_runtime import MPIRUN
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
-
-TESTS = Path(__file__).parents[1]
 
 
 def write_repository(root: Path) -> Path:
@@ -44,31 +42,18 @@ def write_repository(root: Path) -> Path:
     extra = {"tensorrt_llm": "1.2.1"}
     engine_manifest("tensorrt", parallelism={"tp_size": 2}, tokenizer=tokenizer, extra=extra).save(engine)
     generate_repository(read_engines([str(engine)], serving="llmops"), root / "repository")
-    library = root / "repository" / "tiny-tensorrt_llm" / "1" / "tensorrt_llm"
-    (library / "bindings").mkdir(parents=True)
-    for package in (library, library / "bindings"):
-        (package / "__init__.py").touch()
-    shutil.copyfile(TESTS / "trtllm" / "standin_executor.py", library / "bindings" / "executor.py")
+    install_executor(root / "repository" / "tiny-tensorrt_llm" / "1")
     return root / "repository"
-
-
-@contextmanager
-def running(root: Path):
-    repository = write_repository(root)
-    (root / "bin").mkdir()
-    (root / "bin" / "mpirun").write_text(MPIRUN.format(python=sys.executable))
-    (root / "bin" / "mpirun").chmod(0o755)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compatibility, "installed_version", lambda name: "1.2.1")
-        patch.setenv("PATH", f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}")
-        with ready_triton(repository) as server:
-            yield server
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory):
-    with running(tmp_path_factory.mktemp("executor")) as started:
-        yield started
+    root = tmp_path_factory.mktemp("executor")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compatibility, "installed_version", lambda name: "1.2.1")
+        install_program(patch, root / "bin" / "mpirun", MPIRUN.format(python=sys.executable))
+        with ready_triton(write_repository(root)) as started:
+            yield started
 
 
 async def test_both_ranks_serve_one_model_with_its_cache_and_log_probabilities(server):

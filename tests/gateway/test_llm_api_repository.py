@@ -18,50 +18,27 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.job.build_engine import build
-from llmops.build.spec import BuildSpec
 from llmops.build.trtllm.release_profiles import profiles_per_release as release_profiles
 from llmops.errors import ServerError
 from llmops.gateway.api.openai_chunks import chat_logprob_entry
 from llmops.gateway.generation.choice import TokenLogprob
 from llmops.gateway.settings import GatewaySettings
-from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository import compatibility
 from tests.support.gateway_stack import serving
 from tests.support.processes import commands, descendants
 from tests.support.stack import ready_triton
-from tests.support.tiny_models import write_checkpoint
 from tests.support.tokenizer_files import TEMPLATE
 from tests.support.waiting import eventually
-from tests.trtllm.test_adapters import write_adapter
+from tests.trtllm.installed import adapter_repository, install_library
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
-
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`llmops build --target pytorch --adapter …` and `llmops repo`."""
     pytest.importorskip("torch")
-    root = tmp_path_factory.mktemp("llm-api")
-    checkpoint = write_checkpoint(root / "checkpoint", "llama")
-    (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
-    adapter = write_adapter(root / "adapter")
-    options = {"adapters": {"tiny-sql": str(adapter)}}
-    build(BuildSpec(str(checkpoint), root / "engine", "pytorch", "tiny", tp=2, max_batch_size=8, options=options))
-    generate_repository(read_engines([str(root / "engine")]), root / "repository")
-    return root / "repository"
-
-
-def install(repository: Path, version: str) -> None:
-    """The library, where Triton looks first."""
-    library = repository / "tiny-tensorrt_llm" / "1" / "tensorrt_llm"
-    (library / "llmapi").mkdir(parents=True)
-    shutil.copyfile(TESTS / "trtllm" / "standin.py", library / "__init__.py")
-    (library / "VERSION").write_text(version)
-    for name in ("executor", "llmapi/__init__", "llmapi/llm_args"):
-        (library / f"{name}.py").write_text("from tensorrt_llm import *\n")
+    return adapter_repository(tmp_path_factory.mktemp("llm-api"), TEMPLATE, tp=2)
 
 
 # version, and the Python that runs the library in a process of its own (empty: Triton's stub does)
@@ -70,8 +47,7 @@ PLACES = [("1.2.1", ""), ("1.3.0rc29", sys.executable)]
 
 @contextmanager
 def running(made: Path, folder: Path, version: str, python: str = ""):
-    repository = shutil.copytree(made, folder)
-    install(repository, version)
+    repository = install_library(shutil.copytree(made, folder), version)
     if not version.startswith("1.2"):
         # as `llmops repo` announces where 1.3 is installed
         config = repository / "tiny-tensorrt_llm" / "config.pbtxt"

@@ -6,7 +6,6 @@ loads, it reads its parameters as that backend does, and throws where it would (
 """
 
 import json
-import os
 import shutil
 import urllib.request
 from pathlib import Path
@@ -19,6 +18,7 @@ from llmops.errors import ServerError
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import copy_model_code, generate_repository, read_engines
 from tests.support.gateway_stack import serving
+from tests.support.programs import install_program
 from tests.support.stack import ready_triton
 from tests.support.tiny_models import write_checkpoint
 
@@ -69,13 +69,9 @@ def expected(checkpoint: Path) -> str:
 def generated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`llmops build --target tensorrt`, with a program in the place of trtllm-build, and `llmops repo`."""
     root = tmp_path_factory.mktemp("tensorrt")
-    program = root / "bin" / "trtllm-build"
-    program.parent.mkdir()
-    program.write_text(TRTLLM_BUILD)
-    program.chmod(0o755)
     engine = root / "engine"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+        install_program(patch, root / "bin" / "trtllm-build", TRTLLM_BUILD)
         options = {"quality": "false"}
         spec = BuildSpec(str(checkpoint), engine, "tensorrt", "tiny", max_batch_size=8, options=options)
         manifest, _ = build(spec)

@@ -28,6 +28,7 @@ from llmops.model_repository.server.command import SHM_PREFIX, LaunchOptions, Po
 from llmops.model_repository.server.installation import find_installation
 from llmops.model_repository.server.shared_memory import remove_segments
 from tests.model_repository.test_multi_gpu import SERVER, engine, marker, mpirun_or_skip, parking_repository
+from tests.support.programs import write_program
 from tests.support.waiting import GENEROUS, wait_until
 
 
@@ -58,15 +59,12 @@ def test_slurm_starts_one_task_per_gpu_and_tells_them_apart(repository: Path, tm
     script = export("slurm", repository)
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n" in script
     assert "--container-image='nvcr.io#nvidia/tritonserver:26.07-trtllm-python-py3'" in script
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "srun").write_text(
+    write_program(
+        tmp_path / "bin" / "srun",
         '#!/bin/bash\nwhile [[ $1 == --* ]]; do echo "srun $1"; shift; done\n'
-        'for id in 0 1 15; do SLURM_PROCID=$id "$@"; done\n'
+        'for id in 0 1 15; do SLURM_PROCID=$id "$@"; done\n',
     )
-    server = tmp_path / "bin" / "server"
-    server.write_text('#!/bin/bash\necho "$SLURM_PROCID: $*"\n')
-    for path in (tmp_path / "bin").iterdir():
-        path.chmod(0o755)
+    server = write_program(tmp_path / "bin" / "server", '#!/bin/bash\necho "$SLURM_PROCID: $*"\n')
     (tmp_path / "job.sh").write_text(script.replace(SERVER, str(server)))
     environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", tmp_path / "job.sh"], env=environment, capture_output=True, text=True, check=True)
@@ -159,11 +157,8 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
     )
     assert (cluster.nodes, cluster.world_size) == (2, 2)
     binaries = tmp_path / "bin"
-    binaries.mkdir()
-    (binaries / "kubectl").write_text(KUBECTL.replace("FOLDER", str(tmp_path)))
-    (binaries / "kubessh").write_text('#!/bin/sh\npod=$1\nshift\nexec kubectl exec "$pod" -- /bin/sh -c "$*"\n')
-    for path in binaries.iterdir():
-        path.chmod(0o755)
+    write_program(binaries / "kubectl", KUBECTL.replace("FOLDER", str(tmp_path)))
+    write_program(binaries / "kubessh", '#!/bin/sh\npod=$1\nshift\nexec kubectl exec "$pod" -- /bin/sh -c "$*"\n')
     here = find_installation()
     script = leader_script(cluster).replace(MPI_RSH_AGENT, str(binaries / "kubessh")).replace(SERVER, str(here.binary))
     script = script.replace("/opt/tritonserver/backends", str(here.backends))

@@ -1,9 +1,10 @@
 """A stand-in for nvidia-smi with the output of version 580.159.04 beside an H200, without its UUID."""
 
-import os
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import install_program
 
 #: PCI address of the GPU, as nvidia-smi prints it.
 PCI_ADDRESS = "00000000:00:06.0"
@@ -36,8 +37,6 @@ def install_nvidia_smi(
         gpus: GPUs that `nvidia-smi -L` lists; one was recorded.
         driver: The driver's version; 580.159.04 was recorded.
     """
-    program = folder / "nvidia-smi"
     numbers = " ".join(map(str, range(gpus)))
-    program.write_text(_SCRIPT.format(driver=driver, address=PCI_ADDRESS, numbers=numbers))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    script = _SCRIPT.format(driver=driver, address=PCI_ADDRESS, numbers=numbers)
+    install_program(monkeypatch, folder / "nvidia-smi", script)

@@ -17,6 +17,7 @@ import zipfile
 from pathlib import Path
 
 from llmops.build.trtllm.container_images import TrtllmImage
+from tests.support.programs import write_program
 
 ROOT = Path(__file__).parents[2]
 #: Absolute paths of the image, where they begin: what follows a letter, a closing brace or a dot is
@@ -59,8 +60,8 @@ class ImageFolder:
         for folder in (tools, wheels, root / "src", root / "home" / "llmops"):
             folder.mkdir(parents=True)
         for name in _HARMLESS:
-            _program(tools / name, "exit 0")
-        _program(self.at("/usr/bin/python3"), f'exec {sys._base_executable} -I -S "$@"')
+            write_program(tools / name, "#!/bin/sh\nexit 0\n")
+        write_program(self.at("/usr/bin/python3"), f'#!/bin/sh\nexec {sys._base_executable} -I -S "$@"\n')
         self.site = self._virtual_environment()
         new = dict.fromkeys(_OPENAI, "") | {_OPENAI[-1]: "class PartReasoningText: ...\n"}
         _wheel(wheels, "openai", image.openai_needed, new)
@@ -149,12 +150,6 @@ def _linked_library() -> str:
     """A shared library whose own libraries and symbols the loader finds: the C library's mathematics."""
     maps = Path("/proc/self/maps").read_text()
     return next(line.split()[-1] for line in maps.splitlines() if "/libm.so" in line)
-
-
-def _program(path: Path, body: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
 
 
 def _distribution(site: Path, name: str, version: str) -> None:

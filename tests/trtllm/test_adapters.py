@@ -1,7 +1,6 @@
 """LoRA from the adapter's folder to the engine's: what is refused, and the C++ backend's files."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.trtllm.backend_files import convert_adapter, tokenizer_info
 from llmops.cli.main import cli
 from llmops.errors import CheckpointError
+from tests.support.programs import install_program
 from tests.support.tiny_models import write_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -103,11 +103,8 @@ def llmops(*words: object) -> None:
 
 @pytest.mark.parametrize("target", ["pytorch", "tensorrt"])
 def test_build_and_repo_carry_adapters(tmp_path, checkpoint, monkeypatch, target):
-    program = tmp_path / "bin" / "trtllm-build"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho '{}' > model/config.json && echo e > model/rank0.engine\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    script = "#!/bin/sh\necho '{}' > model/config.json && echo e > model/rank0.engine\n"
+    install_program(monkeypatch, tmp_path / "bin" / "trtllm-build", script)
     sql, chat = write_adapter(tmp_path / "a"), write_adapter(tmp_path / "b", {"o_proj": (HIDDEN, HIDDEN)}, r=8)
     engine, repository = tmp_path / "engine", tmp_path / "repository"
     adapters = ["--adapter", f"sql={sql}", "--adapter", f"chat={chat}", "--set", "quality=false"]

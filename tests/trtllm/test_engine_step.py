@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from llmops.build.trtllm.image_selection import image_of
 from llmops.errors import BuildError, MissingDependencyError, VersionMismatchError
 from tests.support.manifests import engine_manifest
 from tests.support.processes import commands
+from tests.support.programs import install_program
 from tests.support.waiting import wait_until
 
 PROGRAM = """#!{python}
@@ -47,14 +47,9 @@ for rank in range(2):
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    path = folder / trtllm_build.PROGRAM
-    path.write_text(PROGRAM.format(python=sys.executable))
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(trtllm_build, "installed_version", lambda: "1.2.1")
-    return path
+    path = tmp_path / "bin" / trtllm_build.PROGRAM
+    return install_program(monkeypatch, path, PROGRAM.format(python=sys.executable))
 
 
 @pytest.fixture
@@ -178,16 +173,13 @@ def test_a_build_hears_of_another_version_before_it_quantises(program, tmp_path,
 
 
 def test_in_container_runs_build_sh_as_the_owner(folder, tmp_path, monkeypatch):
-    docker = tmp_path / "bin" / "docker"
-    docker.parent.mkdir()
     files = f"cd {folder}/model && echo e > rank0.engine && echo e > rank1.engine && echo '{{}}' > config.json"
     # flashinfer/jit/core.py makes folders below HOME when it is imported; the owner is no user of
     # the image (triton-inference-server/server r26.07 build.py:1317 makes one, without a home)
     home = 'home=/; for word in "$@"; do case $word in HOME=*) home=${word#HOME=};; esac; done'
     imported = 'test "$home" = /tmp || { echo "PermissionError: $home/.cache" >&2; exit 1; }'
-    docker.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/args\n{home}\n{imported}\n{files}\n')
-    docker.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{docker.parent}{os.pathsep}{os.environ['PATH']}")
+    script = f'#!/bin/sh\necho "$@" > {tmp_path}/args\n{home}\n{imported}\n{files}\n'
+    install_program(monkeypatch, tmp_path / "bin" / "docker", script)
     assert resume(folder, in_container=True)[0].complete
     words = (tmp_path / "args").read_text()
     assert f"--user {os.getuid()}:{os.getgid()}" in words

@@ -1,11 +1,9 @@
 """The engine runtime over TensorRT-LLM's executor, against a stand-in as strict as its bindings of 1.2.1."""
 
 import json
-import os
 import shutil
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +14,11 @@ from llmops_engine.runtimes import remote
 from llmops.contract import KV_CLEARED, KV_STORED
 from llmops.kv_blocks import adapter_salt, block_hashes
 from tests.support.model_code import version_folder
+from tests.support.programs import install_program
 from tests.trtllm import standin_executor as standin
+from tests.trtllm.installed import install_executor
 from tests.trtllm.runtime_requests import ask
 
-HERE = Path(__file__).parent
 PARAMETERS = {
     "batch_scheduler_policy": "guaranteed_no_evict",
     "kv_cache_free_gpu_mem_fraction": "0.9",
@@ -207,20 +206,14 @@ sys.exit(max(map(abs, codes)))
 @pytest.fixture
 def several(tmp_path, monkeypatch):
     """An engine of two GPUs, an mpirun that starts its ranks and ends all with one, and the library's package."""
-    engine, programs, library = tmp_path / "engine", tmp_path / "bin", tmp_path / "code"
+    engine, library = tmp_path / "engine", tmp_path / "code"
     engine.mkdir()
-    programs.mkdir()
     config = {"pretrained_config": {"mapping": {"tp_size": 2, "pp_size": 1}}}
     (engine / "config.json").write_text(json.dumps(config))
-    (programs / "mpirun").write_text(MPIRUN.format(python=sys.executable))
-    (programs / "mpirun").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    install_program(monkeypatch, tmp_path / "bin" / "mpirun", MPIRUN.format(python=sys.executable))
     # the worker sees the engine model's folder alone
     shutil.copytree(version_folder("tensorrt_llm"), library, ignore=shutil.ignore_patterns("__pycache__"))
-    (library / "tensorrt_llm" / "bindings").mkdir(parents=True)
-    for package in ("tensorrt_llm", "tensorrt_llm/bindings"):
-        (library / package / "__init__.py").touch()
-    shutil.copyfile(HERE / "standin_executor.py", library / "tensorrt_llm" / "bindings" / "executor.py")
+    install_executor(library)
     monkeypatch.setattr(remote, "__file__", str(library / "llmops_engine" / "runtimes" / "remote.py"))
     return {**PARAMETERS, "gpt_model_path": str(engine), "world_size": "2"}
 

@@ -8,7 +8,6 @@ LLMOPS_LIBRARY_PYTHON has numpy >= 2 and none of them.
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import urllib.request
@@ -18,6 +17,7 @@ import pytest
 
 from tests.support import tiny_models
 from tests.support.manifests import engine_manifest
+from tests.trtllm.installed import install_library
 
 PYTHON, LIBRARY = (os.environ.get(f"LLMOPS_{name}_PYTHON", "") for name in ("OTHER", "LIBRARY"))
 pytestmark = [
@@ -25,7 +25,6 @@ pytestmark = [
     pytest.mark.stack,
     pytest.mark.xdist_group("stack"),
 ]
-TESTS = Path(__file__).parents[1]
 VERSION = "1.3.0rc29"
 
 
@@ -66,13 +65,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, 
     engine_manifest("pytorch", tokenizer=tokenizer, extra=extra).save(engine)
     words = [PYTHON, "-m", "llmops.cli", "repo", str(engine), "-o", str(root / "repository")]
     subprocess.run(words, env=environment, check=True, capture_output=True)
-    library = root / "repository" / "tiny-tensorrt_llm" / "1" / "tensorrt_llm"
-    (library / "llmapi").mkdir(parents=True)
-    shutil.copyfile(TESTS / "trtllm" / "standin.py", library / "__init__.py")
-    (library / "VERSION").write_text(VERSION)
-    for name in ("executor", "llmapi/__init__", "llmapi/llm_args"):
-        (library / f"{name}.py").write_text("from tensorrt_llm import *\n")
-    return root / "repository"
+    return install_library(root / "repository", VERSION)
 
 
 def test_doctor_knows_the_image(environment: dict[str, str]) -> None:

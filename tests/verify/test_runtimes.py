@@ -1,20 +1,14 @@
 """OpenVINO's runtime and our LLM-API model keep the contract on the real Triton; the mock engine: test_planted.py."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from llmops.build.job.build_engine import build
-from llmops.build.spec import BuildSpec
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository import compatibility
-from tests.support.tiny_models import write_checkpoint
-from tests.trtllm.test_adapters import write_adapter
+from tests.trtllm.installed import adapter_repository, install_library
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton"), pytest.mark.timeout(600)]
-
-TESTS = Path(__file__).parents[1]
 
 
 def test_the_embedded_engine(verify, tiny_engine: Path, tmp_path: Path) -> None:
@@ -46,19 +40,8 @@ def test_the_embedded_engine(verify, tiny_engine: Path, tmp_path: Path) -> None:
 def llm_api(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A `pytorch` engine's repository with two adapters, the stand-in in the place of the tensorrt_llm library."""
     pytest.importorskip("torch")
-    root = tmp_path_factory.mktemp("llm-api")
-    checkpoint = write_checkpoint(root / "checkpoint", "llama")
-    adapter = write_adapter(root / "adapter")
-    options = {"adapters": {"tiny-sql": str(adapter)}, "llm.guided_decoding_backend": "null"}
-    build(BuildSpec(str(checkpoint), root / "engine", "pytorch", "tiny", max_batch_size=8, options=options))
-    generate_repository(read_engines([str(root / "engine")]), root / "repository")
-    library = root / "repository" / "tiny-tensorrt_llm" / "1" / "tensorrt_llm"
-    (library / "llmapi").mkdir(parents=True)
-    shutil.copyfile(TESTS / "trtllm" / "standin.py", library / "__init__.py")
-    (library / "VERSION").write_text("1.2.1")
-    for name in ("executor", "llmapi/__init__", "llmapi/llm_args"):
-        (library / f"{name}.py").write_text("from tensorrt_llm import *\n")
-    return root / "repository"
+    options = {"llm.guided_decoding_backend": "null"}
+    return install_library(adapter_repository(tmp_path_factory.mktemp("llm-api"), options=options), "1.2.1")
 
 
 def test_our_model_over_the_llm_api(verify, serve, llm_api: Path) -> None:
