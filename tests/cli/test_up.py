@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from tests.model_repository.test_multi_gpu import engine, marker
 from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.nvidia_smi import install_nvidia_smi
 from tests.support.processes import descendants, runs
+from tests.support.servers import refuses
 from tests.support.waiting import GENEROUS, wait_until
 
 pytestmark = pytest.mark.xdist_group("own-triton")
@@ -107,21 +107,12 @@ def test_a_second_signal_waits_for_nothing(start, tiny_engine: Path, monkeypatch
     up.process.send_signal(signal.SIGTERM)
     # the gateway is done with its first signal when it takes no connection any more
     port = int(url.rsplit(":", 1)[1])
-    while accepts(port):
-        time.sleep(0.01)
+    wait_until(lambda: refuses(port))
     up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(GENEROUS) is not None
     # killed ones are there until the system has reaped them
     wait_until(lambda: not any(runs(pid) for pid in children))
     assert list(Path("/dev/shm").glob(f"*llmops_{up.process.pid}_*")) == []
-
-
-def accepts(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=GENEROUS).close()
-    except OSError:
-        return False
-    return True
 
 
 def test_a_models_process_that_ends_is_started_again_and_ctrl_c_ends_all(start, tiny_engine: Path) -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -21,6 +20,7 @@ from tests.clients.documented import MARKS, PAGES, ROOT, TYPED, blocks_of, scrip
 from tests.support import forked_cli
 from tests.support.engines import UP_CACHE, UP_ENGINE
 from tests.support.processes import runs
+from tests.support.servers import free_port
 from tests.support.tiny_models import AWQ, write_checkpoint
 from tests.support.waiting import wait_until
 
@@ -153,17 +153,11 @@ def scratch(tmp_path, engines):
     return tmp_path
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
-
-
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_run(page, scratch, full_triton, base_url):
     changes = {**EVERYWHERE, **CHANGES.get(page.name, {})}
     script = BEFORE.get(page.name, "") + script_of(page, changes)
-    ports = {port: free_port() for port in ("8000", "8001", "8002", "9000", "9100")}
+    ports = {port: str(free_port()) for port in ("8000", "8001", "8002", "9000", "9100")}
     starts = set(re.findall(r"^llmops (\w+)", script, re.M))
     if not starts & {"serve", "up"}:
         ports["8001"] = full_triton.grpc_address.rpartition(":")[2]

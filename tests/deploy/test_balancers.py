@@ -14,6 +14,7 @@ import pytest
 from llmops.errors import ServerError
 from tests.support.balancers import Balancer, balancer, envoy, haproxy
 from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.servers import refuses
 from tests.support.stack import gateway
 from tests.support.waiting import GENEROUS, eventually
 
@@ -137,7 +138,7 @@ async def test_a_gateway_that_ends_loses_no_stream(make, tmp_path, card):
             held = await asyncio.to_thread(fronts[0].metric, r"llmops_active_streams\{")
             assert 0 < held < STREAMS
             os.kill(fronts[0].pid, signal.SIGTERM)
-            await until_refused(addresses[0])
+            await eventually(lambda: refuses(int(addresses[0].rpartition(":")[2])))
             later = [asyncio.create_task(stream(client)) for _ in range(20)]
             # one that has ended by now says why below
             await eventually(
@@ -166,20 +167,3 @@ async def stream(client: httpx.AsyncClient) -> str:
     except httpx.HTTPError as error:
         return f"{type(error).__name__} {error} after {lines}"
     return lines[-1].removeprefix("data: ")
-
-
-async def until_refused(address: str) -> None:
-    """Wait until nothing listens there any more."""
-    host, _, port = address.rpartition(":")
-
-    async def refuses() -> bool:
-        try:
-            _, writer = await asyncio.open_connection(host, int(port))
-            writer.close()
-        except ConnectionResetError:
-            pass  # it was in the queue of what closes now
-        except ConnectionRefusedError:
-            return True
-        return False
-
-    await eventually(refuses, f"{address} takes no connections any more")

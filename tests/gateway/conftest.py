@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from llmops.gateway.text.tokenizer import TextTokenizer
+from tests.support.browser import started_browser
 from tests.support.gateway_stack import card_of, running
 from tests.support.tokenizer_files import write_tokenizer
 from tests.support.waiting import GENEROUS
@@ -48,3 +50,9 @@ def card(tokenizer_dir, tokenizer):
 async def stack(card, tokenizer):
     async with running(card, tokenizer) as one:
         yield one
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser():
+    async with started_browser() as made:
+        yield made

@@ -15,7 +15,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.store.factory import open_store
 from llmops.store.usage_writes import UsageRecord
 from tests.store.control_client import bearer, make_key
-from tests.support.browser import accessibility_faults, browser_page, for_the_docs, started_browser, take_picture
+from tests.support.browser import accessibility_faults, browser_page, for_the_docs, take_picture
 from tests.support.gateway_stack import app_client, serving
 from tests.support.pages import Page, PageServer
 from tests.support.scripted_triton import ScriptedTriton, Step
@@ -65,12 +65,6 @@ class Deployment:
         ]  # fmt: skip
         async with await open_store(self.store) as opened, opened.write() as connection:
             await insert_usage(connection, records)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser():
-    async with started_browser() as made:
-        yield made
 
 
 @pytest_asyncio.fixture(loop_scope="module")

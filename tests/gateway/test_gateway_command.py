@@ -14,6 +14,7 @@ import pytest
 from tests.support import forked_cli
 from tests.support.gateway_stack import Stack, running
 from tests.support.scripted_triton import Step
+from tests.support.servers import refuses
 from tests.support.waiting import GENEROUS, eventually
 
 LLMOPS = [sys.executable, "-c", "from llmops.cli.main import main; main()"]
@@ -71,15 +72,6 @@ async def test_a_second_signal_waits_for_no_answer_and_says_nothing_but_that(sta
                 [line async for line in lines]
     _, err = await asyncio.wait_for(process.communicate(), GENEROUS)
     assert (process.returncode, err.decode()) == (130, "Interrupted.\n")
-
-
-async def refuses(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except ConnectionRefusedError:
-        return True
-    writer.close()
-    return False
 
 
 def multiplied(levels: int) -> dict:

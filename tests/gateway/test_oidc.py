@@ -5,14 +5,12 @@ import time
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-import httpx
 import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from llmops.gateway.app import create_app
-from llmops.gateway.auth.authentication import Authentication, keys_required
+from llmops.gateway.auth.authentication import keys_required
 from llmops.gateway.auth.jwks import MIN_REFRESH_INTERVAL, JwksCache
 from llmops.gateway.auth.oidc import OidcDirectory
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
@@ -22,6 +20,7 @@ from llmops.store.accounts.tenants import create_tenant, delete_tenant
 from llmops.store.accounts.users import find_user
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
+from tests.gateway.test_access import asking, bearer
 from tests.support.accounts import add_key
 from tests.support.pages import Page, PageServer
 from tests.support.waiting import Clock
@@ -263,21 +262,6 @@ async def test_keys_that_are_not_for_signatures_are_none(issuer, monkeypatch):
 
 
 # -- at the gateway --------------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def asking(settings: GatewaySettings):
-    app = create_app(settings)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-        try:
-            yield client
-        finally:
-            (access,) = (check for check in app._checks if isinstance(check, Authentication))
-            await access.close()
-
-
-def bearer(token: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {token}"}
 
 
 async def test_tokens_beside_keys_with_tenants_of_the_store(issuer, tmp_path, caplog):

@@ -38,12 +38,6 @@ PAYLOADS = [
 ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser():
-    async with started_browser() as made:
-        yield made
-
-
 @pytest_asyncio.fixture(loop_scope="module")
 async def chat(card, tokenizer):
     async with running({**card, "max_seq_len": 16384}, tokenizer) as stack:

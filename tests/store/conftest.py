@@ -9,7 +9,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
@@ -21,7 +20,7 @@ from llmops.store.audit import AuditContext
 from llmops.store.database import Store
 from llmops.store.factory import open_store
 from llmops.store.tables import metadata
-from tests.support.servers import Postgres
+from tests.support.servers import Postgres, memory_folder
 
 NOW = datetime(2026, 11, 22, 13, 30, tzinfo=UTC)
 
@@ -33,20 +32,9 @@ def patient_with_stores(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"llmops.gateway.{place}", 90.0)
 
 
-def _memory() -> str | None:
-    """Return a folder in which files cost no disk, or None.
-
-    Durability is tested with `kill -9`, not with power cuts.
-    """
-    with suppress(OSError):
-        if shutil.disk_usage("/dev/shm").free > 2**29:
-            return "/dev/shm"
-    return None
-
-
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="llmops-store-", dir=_memory()) as made:
+    with tempfile.TemporaryDirectory(prefix="llmops-store-", dir=memory_folder()) as made:
         yield Path(made)
 
 

@@ -3,6 +3,7 @@
 The broker (Tansu) keeps everything in memory: when it is killed it loses what it acknowledged, topics included.
 """
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -43,7 +44,7 @@ class Server:
 
     def __init__(self) -> None:
         self.port = free_port()
-        self.folder = Path(tempfile.mkdtemp(prefix=f"llmops-{self.name}-", dir=_memory()))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"llmops-{self.name}-", dir=memory_folder()))
         self._process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> list[str]:
@@ -177,6 +178,17 @@ def _as_nobody(command: list[str]) -> list[str]:
     return [sys.executable, "-ISc", _NOBODY, *command] if os.getuid() == 0 else command
 
 
+def refuses(port: int) -> bool:
+    """Return True if nothing listens on this port any longer."""
+    try:
+        # one that is reset was in the queue of what closes now
+        with contextlib.suppress(ConnectionResetError):
+            socket.create_connection(("127.0.0.1", port), 10).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -190,7 +202,8 @@ def _package(name: str) -> Path:
     return Path(found.origin).parent
 
 
-def _memory() -> str | None:
+def memory_folder() -> str | None:
+    """Return a folder in which files cost no disk, or None."""
     try:
         return "/dev/shm" if shutil.disk_usage("/dev/shm").free > 2**29 else None
     except OSError:

@@ -15,9 +15,6 @@ from llmops.model_repository.targets.openvino import OpenVINORepositoryTarget
 from tests.support.mock_engine.planned import Paged
 
 NAME = "mock"
-TEXT = (
-    " The quick brown fox jumps over the lazy dog; der schnelle braune Fuchs springt über den faulen Hund. 快速的狐狸"
-)
 # one token, one message: for latencies, which tokens that share a character would blur
 PLAIN = " the of and to in is that for it as was with be by on not he his but at are this have from or had an they"
 # these replace files of the engine model
@@ -61,7 +58,7 @@ def make_mock_engine(
     first: float = 0.0,
     max_batch_size: int = 2048,
     transports: list[str] | None = None,
-    text: str = TEXT,
+    text: str = PLAIN,
     paged: Paged | None = None,
     faults: Path | None = None,
     names: Sequence[str] = (NAME,),

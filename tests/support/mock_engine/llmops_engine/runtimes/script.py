@@ -24,31 +24,15 @@ class Script(ABC):
 
 
 class Cycle(Script):
-    """A text over and over: it goes on after the longest end of `ids` that is a beginning of it, however long."""
-
-    def __init__(self, token_ids: Sequence[int]) -> None:
-        super().__init__(_root(list(token_ids)))
-        self._said = frozenset(self.token_ids)
-        self._borders = _borders(self.token_ids * 2)
+    """A text over and over, of tokens that are all different: it goes on after the last token of `ids`."""
 
     def after(self, ids: Sequence[int]) -> Iterator[int]:
-        at, size = self._matched(ids), len(self.token_ids)
+        at, size = 0, len(self.token_ids)
+        if ids and ids[-1] in self.token_ids:
+            at = self.token_ids.index(ids[-1]) + 1
         while True:
             yield self.token_ids[at % size]
             at += 1
-
-    def _matched(self, ids: Sequence[int]) -> int:
-        """The length of that end. Only what comes after the last token of another text can belong to it."""
-        start = len(ids)
-        while start and ids[start - 1] in self._said:
-            start -= 1
-        tokens, size, at = self.token_ids, len(self.token_ids), 0
-        for token in ids[start:]:
-            while at and tokens[at % size] != token:
-                # beginnings of more than two rounds have the same end as those of one round less
-                at = at % size + size if at > 2 * size else self._borders[at - 1]
-            at += tokens[at % size] == token
-        return at
 
 
 class Mixed(Script):
@@ -60,23 +44,3 @@ class Mixed(Script):
             token = self.token_ids[seen.intdigest() % size]
             seen.update(token.to_bytes(4, "little"))
             yield token
-
-
-def _root(tokens: list[int]) -> list[int]:
-    """The shortest text whose repetition `tokens` is."""
-    period = len(tokens) - _borders(tokens)[-1]
-    return tokens[:period] if len(tokens) % period == 0 else tokens
-
-
-def _borders(tokens: Sequence[int]) -> list[int]:
-    """Return for each prefix of `tokens` its longest proper border (Knuth, Morris and Pratt).
-
-    A border is a shorter prefix with which the prefix ends.
-    """
-    found, at = [0], 0
-    for token in tokens[1:]:
-        while at and tokens[at] != token:
-            at = found[at - 1]
-        at += tokens[at] == token
-        found.append(at)
-    return found
