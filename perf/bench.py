@@ -70,11 +70,11 @@ async def _triton(options: BenchOptions) -> tuple[Client, str, PromptForm, Fille
     if ensemble:
         return client, model, "prompt", WordFiller()
     try:
-        card = await client.card()
+        metadata = await client.read_metadata()
     except ServerError:
         await client.close()
         raise
-    size = card.get("vocab_size")
+    size = metadata.get("vocab_size")
     return client, model, "prompt", TokenIdFiller(min(size, 10_000) if isinstance(size, int) and size > 0 else 1000)
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from llmops.input_files import MALFORMED
 from llmops.perf.clients.event_template import EventTemplate
 from llmops.perf.records import Record, Request
 from llmops.perf.workloads.base import is_valid_call
@@ -15,7 +16,6 @@ from llmops.untrusted_text import escape_unsafe
 MAX_REST_BYTES = 4 * 2**20
 #: A number of tokens that no request reaches.
 MAX_TOKENS = 2**31
-_MALFORMED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
 TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal")
 
 
@@ -72,7 +72,7 @@ class ResponseRecorder:
                 self._finish(f"stream_error {_code(event['error'])}")
                 return
             carried = self._choices(event.get("choices") or [])
-        except _MALFORMED:
+        except MALFORMED:
             self._finish("protocol")
             return
         if event.get("usage") and not self._usage(event["usage"]):
@@ -150,7 +150,7 @@ class ResponseRecorder:
                 self._delta(choice.get("message") or choice)
             if not self._usage(body.get("usage") or {}):
                 raise ValueError("its usage is no count of tokens")
-        except _MALFORMED:
+        except MALFORMED:
             self._finish("protocol")
             return
         self._finish(None)
@@ -191,5 +191,5 @@ def _code(error: Any) -> str:
 def _body_code(body: bytes) -> str:
     try:
         return _code(json.loads(body)["error"])
-    except _MALFORMED:
+    except MALFORMED:
         return ""

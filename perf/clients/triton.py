@@ -3,7 +3,7 @@
 It calls the engine model (token ids) or the ensemble (text).
 
 It is the baseline for the gateway, so it does as little as a Python client can: grpc.aio with
-Triton's protobuf messages, without tritonclient.
+Triton's protobuf messages, without tritonclient's own client.
 """
 
 import struct
@@ -11,11 +11,14 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from grpc import aio
+from tritonclient.grpc import service_pb2
+
 from llmops import contract
 from llmops.connection_errors import grpc_call_error
-from llmops.contract import EMPTY_FINAL_PARAMETER, ENGINE_SUFFIX, FINAL_RESPONSE_PARAMETER, METADATA_PARAMETER, Tensor
-from llmops.distribution import missing_extra
+from llmops.contract import EMPTY_FINAL_PARAMETER, ENGINE_SUFFIX, FINAL_RESPONSE_PARAMETER, METADATA_PARAMETER
 from llmops.errors import ServerError
+from llmops.gateway.triton.request_writer import MessageTensorWriter
 from llmops.input_files import parse_json
 from llmops.perf.records import Record, Request
 from llmops.untrusted_text import escape_unsafe
@@ -58,37 +61,35 @@ class TritonBenchClient:
     """A `Client` of Triton. Create it inside the event loop that uses it."""
 
     def __init__(self, target: TritonTarget) -> None:
-        grpc, self._pb = _grpc(), _messages()
         self._target = target
-        self._grpc = grpc
-        self._channel = grpc.aio.insecure_channel(target.address, options=CHANNEL_OPTIONS)
+        self._channel = aio.insecure_channel(target.address, options=CHANNEL_OPTIONS)
         self._stream = self._channel.stream_stream(
             f"{SERVICE}/ModelStreamInfer",
-            request_serializer=self._pb.ModelInferRequest.SerializeToString,
-            response_deserializer=self._pb.ModelStreamInferResponse.FromString,
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
         )
         self._count = 0
 
-    async def card(self) -> dict[str, Any]:
+    async def read_metadata(self) -> dict[str, Any]:
         """Return the metadata of the engine model (docs/contract.md). Raises ServerError."""
         call = self._channel.unary_unary(
             f"{SERVICE}/ModelConfig",
-            request_serializer=self._pb.ModelConfigRequest.SerializeToString,
-            response_deserializer=self._pb.ModelConfigResponse.FromString,
+            request_serializer=service_pb2.ModelConfigRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelConfigResponse.FromString,
         )
         name = f"{self._target.model}{ENGINE_SUFFIX}"
         try:
-            response = await call(self._pb.ModelConfigRequest(name=name), timeout=10)
-        except self._grpc.aio.AioRpcError as error:
+            response = await call(service_pb2.ModelConfigRequest(name=name), timeout=10)
+        except aio.AioRpcError as error:
             raise ServerError(f"Triton at {self._target.address} does not serve {name}: {error.details()}.") from error
         text = response.config.parameters[METADATA_PARAMETER].string_value
         try:
-            card = parse_json(text) if text else {}
+            metadata = parse_json(text) if text else {}
         except ValueError:
-            card = None
-        if not isinstance(card, dict):
+            metadata = None
+        if not isinstance(metadata, dict):
             raise ServerError(f"Triton at {self._target.address} does not describe {name} as `llmops repo` does.")
-        return card
+        return metadata
 
     async def send(self, request: Request, start: float | None = None) -> Record:
         message = self._message(request)
@@ -98,7 +99,7 @@ class TritonBenchClient:
             await call.write(message)
             await call.done_writing()
             await self._read(call, request, record)
-        except self._grpc.aio.AioRpcError as error:
+        except aio.AioRpcError as error:
             record.error = f"grpc_{error.code().name.lower()}"
         finally:
             call.cancel()
@@ -148,30 +149,29 @@ class TritonBenchClient:
 
     def _message(self, request: Request) -> Any:
         self._count += 1
-        message = self._pb.ModelInferRequest(model_name=self._target.triton_model, id=f"bench-{self._count}")
+        message = service_pb2.ModelInferRequest(model_name=self._target.triton_model, id=f"bench-{self._count}")
         message.parameters[EMPTY_FINAL_PARAMETER].bool_param = True
-        (self._ensemble_inputs if self._target.ensemble else self._engine_inputs)(message, request)
+        (self._ensemble_inputs if self._target.ensemble else self._engine_inputs)(MessageTensorWriter(message), request)
         return message
 
-    def _engine_inputs(self, message: Any, request: Request) -> None:
+    def _engine_inputs(self, tensors: MessageTensorWriter, request: Request) -> None:
         ids = request.prompt
         assert isinstance(ids, list)
-        _add(message, contract.INPUT_IDS, [1, len(ids)], struct.pack(f"<{len(ids)}i", *ids))
-        _add(message, contract.INPUT_LENGTHS, [1, 1], struct.pack("<i", len(ids)))
-        _add(message, contract.REQUEST_OUTPUT_LEN, [1, 1], struct.pack("<i", request.max_tokens))
-        _add(message, contract.STREAMING, [1, 1], struct.pack("?", self._target.stream))
-        _add(message, contract.RUNTIME_TOP_K, [1, 1], struct.pack("<i", 1))
+        tensors.ids(contract.INPUT_IDS, ids)
+        tensors.scalar(contract.INPUT_LENGTHS, len(ids))
+        tensors.scalar(contract.REQUEST_OUTPUT_LEN, request.max_tokens)
+        tensors.scalar(contract.STREAMING, self._target.stream)
+        tensors.scalar(contract.RUNTIME_TOP_K, 1)
         if self._target.ignore_eos:
-            _add(message, contract.END_ID, [1, 1], struct.pack("<i", -1))
+            tensors.scalar(contract.END_ID, -1)
 
-    def _ensemble_inputs(self, message: Any, request: Request) -> None:
-        text = str(request.prompt).encode()
-        _add(message, _PUBLIC[contract.TEXT_INPUT], [1, 1], struct.pack("<I", len(text)) + text)
-        _add(message, _PUBLIC[contract.MAX_TOKENS], [1, 1], struct.pack("<i", request.max_tokens))
-        _add(message, _PUBLIC[contract.STREAM], [1, 1], struct.pack("?", self._target.stream))
-        _add(message, _PUBLIC[contract.TOP_K], [1, 1], struct.pack("<i", 1))
+    def _ensemble_inputs(self, tensors: MessageTensorWriter, request: Request) -> None:
+        tensors.text(_PUBLIC[contract.TEXT_INPUT], str(request.prompt))
+        tensors.scalar(_PUBLIC[contract.MAX_TOKENS], request.max_tokens)
+        tensors.scalar(_PUBLIC[contract.STREAM], self._target.stream)
+        tensors.scalar(_PUBLIC[contract.TOP_K], 1)
         if self._target.ignore_eos:
-            _add(message, _PUBLIC[contract.END_ID.name], [1, 1], struct.pack("<i", -1))
+            tensors.scalar(_PUBLIC[contract.END_ID.name], -1)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -182,37 +182,17 @@ async def first_model(address: str) -> str:
 
     Raises ServerError.
     """
-    grpc, pb = _grpc(), _messages()
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with aio.insecure_channel(address) as channel:
         call = channel.unary_unary(
             f"{SERVICE}/RepositoryIndex",
-            request_serializer=pb.RepositoryIndexRequest.SerializeToString,
-            response_deserializer=pb.RepositoryIndexResponse.FromString,
+            request_serializer=service_pb2.RepositoryIndexRequest.SerializeToString,
+            response_deserializer=service_pb2.RepositoryIndexResponse.FromString,
         )
         try:
-            index = await call(pb.RepositoryIndexRequest(ready=True), timeout=10)
-        except grpc.aio.AioRpcError as error:
+            index = await call(service_pb2.RepositoryIndexRequest(ready=True), timeout=10)
+        except aio.AioRpcError as error:
             raise grpc_call_error(address, error) from error
     names = sorted(m.name.removesuffix(ENGINE_SUFFIX) for m in index.models if m.name.endswith(ENGINE_SUFFIX))
     if not names:
         raise ServerError(f"Triton at {address} has no model NAME{ENGINE_SUFFIX} ready; see `llmops repo`.")
     return str(names[0])
-
-
-def _add(message: Any, tensor: Tensor, shape: list[int], raw: bytes) -> None:
-    message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
-    message.raw_input_contents.append(raw)
-
-
-def _grpc() -> Any:
-    import grpc.aio
-
-    return grpc
-
-
-def _messages() -> Any:
-    try:
-        from tritonclient.grpc import service_pb2
-    except ImportError as error:
-        raise missing_extra(f"grpc:// addresses need {error.name}, which is not installed", "embedded") from error
-    return service_pb2

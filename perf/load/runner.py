@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
 
+import uvloop
+
 from llmops.errors import InputError
 from llmops.perf.clients.base import Client
 from llmops.perf.records import Record
@@ -95,14 +97,14 @@ _local = threading.local()
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` on uvloop if it is installed, which halves the load generator's CPU.
+    """Run `main` on uvloop, which halves the load generator's CPU.
 
     Each thread has one loop for all its calls: grpc's poller stays with the loop it saw first, and
     fails on a second one.
     """
     loop: asyncio.AbstractEventLoop | None = getattr(_local, "loop", None)
     if loop is None:
-        loop = _local.loop = _new_loop()
+        loop = _local.loop = uvloop.new_event_loop()
     task = loop.create_task(main)
     try:
         return loop.run_until_complete(task)
@@ -112,15 +114,6 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         raise
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
 
 
 @dataclass(frozen=True)

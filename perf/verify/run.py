@@ -21,6 +21,7 @@ from llmops.gateway.interfaces import ModelMetadata
 from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.gateway.triton.grpc_client import WRITE_ERRORS, TritonClient
 from llmops.gateway.triton.model_metadata import parse_model_metadata
+from llmops.input_files import MALFORMED
 from llmops.perf.verify import answers, api_checks, capacity, contract, speed
 from llmops.perf.verify.api_checks import ApiContext
 from llmops.perf.verify.calibrate import calibrate
@@ -337,5 +338,5 @@ async def _finding(check: VerifyCheck, subject: Any) -> Finding:
         return wrong(f"Triton broke off: {error.details() or error.code().name}")
     except (*WRITE_ERRORS, httpx.HTTPError, httpx.InvalidURL) as error:
         return wrong(f"the connection broke: {error or type(error).__name__}")
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+    except MALFORMED as error:
         return wrong(f"the answer is not of the form that the contract says ({type(error).__name__}: {error})")

@@ -218,7 +218,7 @@ async def test_a_triton_that_describes_its_model_with_anything_is_one_sentence(c
     """Before the fix, `llmops bench grpc://…` ended with a traceback."""
     async with bench_client(card) as client:
         with pytest.raises(ServerError, match="does not describe m-tensorrt_llm"):
-            await client.card()
+            await client.read_metadata()
 
 
 async def test_bench_leaves_an_answer_that_never_ends() -> None:
