@@ -215,8 +215,6 @@ class UsageEvent(NamedTuple):
 class UsageRecorder(ABC):
     """A recorder of one request's usage that outlives the process. No method raises or waits."""
 
-    __slots__ = ()
-
     @property
     @abstractmethod
     def event_id(self) -> str:
@@ -292,8 +290,6 @@ class QuotaReservation(ABC):
 
     It is reserved before the work and settled when the request ends.
     """
-
-    __slots__ = ()
 
     @property
     @abstractmethod

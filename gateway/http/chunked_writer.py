@@ -58,8 +58,6 @@ class ChunkedWriter:
             have been woken before a write of the same loop iteration and would overtake it.
     """
 
-    __slots__ = ("_batch", "_cycle", "_flow", "_write", "flush", "wrote")
-
     def __init__(self, cycle: RequestResponseCycle, batch: WriteBatch) -> None:
         self._cycle = cycle
         self._flow = cycle.flow

@@ -92,8 +92,6 @@ class ExportingCheck(Check):
 class PerSecondLimit:
     """A limit that allows at most `limit` events in each second."""
 
-    __slots__ = ("_left", "_limit", "_second")
-
     def __init__(self, limit: int) -> None:
         self._limit, self._left, self._second = limit, 0, -1
 

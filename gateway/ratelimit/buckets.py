@@ -46,8 +46,6 @@ class Limit:
         holds: True if open requests hold something that is given back: slots or money.
     """
 
-    __slots__ = ("holds", "money", "name", "period", "places", "requests", "tokens")
-
     def __init__(
         self,
         name: str,

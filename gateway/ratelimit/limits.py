@@ -87,8 +87,6 @@ class ReservedAmounts:
     `tokens` is None if no tokens were requested.
     """
 
-    __slots__ = ("bounds", "by", "money", "places", "tokens")
-
     def __init__(self, reserved: ReserveResult, bounds: Sequence[Limit], ask: LimitRequest, tokens: int | None) -> None:
         self.by, self.bounds, self.tokens = reserved.by, bounds, tokens
         self.places, self.money = ask.places, reserved.decision.money
@@ -100,11 +98,6 @@ class Reservation(QuotaReservation):
     Call `enter`, then `tokens` as soon as the prompt is counted, then `close`, however the request
     ended.
     """
-
-    __slots__ = (
-        "_answers", "_bounded", "_closed", "_handed_over", "_latest", "_limits", "_model", "_owes_entry", "_plan",
-        "_reserved", "_scope", "_tariff", "_usage",
-    )  # fmt: skip
 
     def __init__(self, limits: RateLimits, plan: CallerLimits, scope: Scope) -> None:
         self._limits, self._plan, self._scope = limits, plan, scope

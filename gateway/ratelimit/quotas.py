@@ -25,8 +25,6 @@ class ModelLimits:
         more: True if something has to be reserved once the model is known.
     """
 
-    __slots__ = ("all", "more", "own", "plain", "quotas", "smallest", "tokens")
-
     def __init__(self, plain: Sequence[tuple[Quota, Limit]], own: Sequence[tuple[Quota, Limit]]) -> None:
         self.quotas = [quota for quota, _ in (*plain, *own)]
         self.plain, self.own = [bound for _, bound in plain], [bound for _, bound in own]
@@ -60,8 +58,6 @@ class CallerLimits:
         fresh: The time of the clock until which the periods of `budgets` are known.
         generation: The limiter's generation when the periods were read.
     """
-
-    __slots__ = ("_halves", "_models", "before", "budgets", "fresh", "generation", "holds", "owner", "room")
 
     def __init__(self, quotas: Sequence[Quota]) -> None:
         known = [(quota, _limit_of_quota(quota)) for quota in quotas]

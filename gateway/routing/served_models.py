@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 class Model(ABC):
     """A model of GET /v1/models. For an adapter `parent` is the name of its base model."""
 
-    __slots__ = ()
     # words for a model that did not answer a readiness check in time, or failed on it
     silent: ClassVar[str] = "did not answer"
     failed: ClassVar[str] = "does not answer"

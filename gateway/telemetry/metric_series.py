@@ -23,8 +23,6 @@ from llmops.gateway.telemetry.metric_definitions import MetricDefinition
 class ValueSeries:
     """One counter or gauge. If `read` is set, it returns the value at each scrape."""
 
-    __slots__ = ("read", "value")
-
     def __init__(self) -> None:
         self.value = 0.0
         self.read: Callable[[], float] | None = None
@@ -39,8 +37,6 @@ class HistogramSeries:
     `observe` only appends the value to a list, so that no token waits for a bucket search. `settle`
     sorts the values into buckets and must be called regularly.
     """
-
-    __slots__ = ("_bounds", "_counts", "_fresh", "_total", "observe")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds

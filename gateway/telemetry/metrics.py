@@ -238,21 +238,6 @@ class AnswerMeter:
         outcome: How the answer ended; None before, and for invalid requests.
     """
 
-    __slots__ = (
-        "_ended",
-        "_left",
-        "_metrics",
-        "_prompt",
-        "_sequences",
-        "_started",
-        "_tier",
-        "_wait",
-        "first",
-        "last",
-        "outcome",
-        "total",
-    )
-
     def __init__(self, metrics: ModelMetrics, started: float, tier: str = "") -> None:
         """Count the request as waiting. `started` is perf_counter() at its arrival."""
         self._metrics = metrics

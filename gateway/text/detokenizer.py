@@ -38,8 +38,6 @@ class ByteLevelDetokenizer(Detokenizer):
     A table has the bytes of each token.
     """
 
-    __slots__ = ("_decoder", "_table")
-
     def __init__(self, table: ByteTable) -> None:
         self._table = table
         self._decoder = _Utf8Decoder("replace")
@@ -67,8 +65,6 @@ class WindowDetokenizer(Detokenizer):
     over tokens) or the last token is a raw byte (`<0x0A>`): ByteFallback turns a run of raw bytes
     into replacement characters if the run as a whole is not valid UTF-8.
     """
-
-    __slots__ = ("_byte_ids", "_ids", "_prefix", "_prefix_text", "_read", "_skipped", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, byte_ids: frozenset[int], skipped: frozenset[int]) -> None:
         """Create the detokenizer.

@@ -15,8 +15,6 @@ class StopStringMatcher:
     `matched` is the stop string that ended the text, or None.
     """
 
-    __slots__ = ("_firsts", "_held", "_longest", "_stops", "matched")
-
     def __init__(self, stops: Sequence[str]) -> None:
         """Look for `stops`, none of which may be empty: an empty string would match at once."""
         self._stops = tuple(dict.fromkeys(stops))

@@ -49,8 +49,6 @@ class RequestStreamTransport(Engine):
 class RequestStream(TokenStream):
     """The tokens of one call. `cancel` ends the call at once and wakes a waiting reader."""
 
-    __slots__ = ("_call", "_cancelled", "_done", "_final", "_reader")
-
     def __init__(self, call: Any, reader: ResponseReader) -> None:
         self._call = call
         self._reader = reader

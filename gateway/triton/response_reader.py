@@ -53,8 +53,6 @@ class ResponseReader:
     The positions of the outputs do not change within a stream.
     """
 
-    __slots__ = ("_logprobs", "_names", "_positions")
-
     def __init__(self, *, logprobs: bool) -> None:
         self._logprobs = logprobs
         self._names = 0

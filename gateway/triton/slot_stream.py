@@ -22,19 +22,6 @@ class SlotStream(TokenStream):
     Batches wait here for their reader, so that a slow client delays no other.
     """
 
-    __slots__ = (
-        "_batches",
-        "_cancelled",
-        "_ended",
-        "_error",
-        "_leave",
-        "_sink",
-        "_taken",
-        "_waiter",
-        "number",
-        "unconfirmed",
-    )
-
     def __init__(self, slot: int, submission: Submission, leave: Callable[[int], None]) -> None:
         """Create a stream. `leave` removes the slot from the engine's batch."""
         self._leave = leave

@@ -213,8 +213,6 @@ def _lost_event(answer: UnfinishedAnswer, gateway_id: str, seq: int, prices: Pri
 class _RequestUsage(UsageRecorder):
     """The usage of one request."""
 
-    __slots__ = ("_answer_id", "_context", "_held", "_id", "_known", "_model", "_numbers", "_open", "_slot", "_writer")
-
     def __init__(self, writer: OutboxWriter, context: RequestContext) -> None:
         self._writer, self._context = writer, context
         self._open, self._known = False, 0

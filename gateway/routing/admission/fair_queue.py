@@ -40,8 +40,6 @@ def expected_service_cost(request: QueuedRequest) -> float:
 class TenantBacklog:
     """The waiting requests of one tenant, first come, first served."""
 
-    __slots__ = ("cost", "requests", "weight")
-
     def __init__(self) -> None:
         self.requests: OrderedDict[QueuedRequest, None] = OrderedDict()
         self.cost = 0.0

@@ -36,8 +36,6 @@ class PriorityTier:
 
 
 class _TierQueue:
-    __slots__ = ("credit", "queue", "tier")
-
     def __init__(self, tier: PriorityTier) -> None:
         self.tier, self.queue = tier, FairQueue()
         # cost that the tier's minimum share has earned beyond what it was served

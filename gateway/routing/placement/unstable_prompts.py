@@ -37,8 +37,6 @@ class PromptDivergence(NamedTuple):
 
 
 class _TenantPrompts:
-    __slots__ = ("count", "is_reported", "last", "share")
-
     def __init__(self) -> None:
         self.last, self.count, self.share, self.is_reported = b"", 0, 0.0, False
 

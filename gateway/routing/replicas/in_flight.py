@@ -25,8 +25,6 @@ class InFlightRequest:
         output: Output tokens so far.
     """
 
-    __slots__ = ("output", "prompt", "sent_at", "slot", "step", "tokens")
-
     def __init__(self, tokens: int, prompt: int = 0) -> None:
         self.slot, self.tokens, self.prompt = inf, tokens, prompt
         self.sent_at, self.step, self.output = 0.0, -1, 0

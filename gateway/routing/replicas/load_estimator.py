@@ -70,8 +70,6 @@ class _StepTotals:
     The seconds of steps with prefill are also summed separately.
     """
 
-    __slots__ = ("batches", "contexts", "count", "prompt_tokens", "reading", "seconds")
-
     def __init__(self) -> None:
         self.count = 0
         self.batches = self.contexts = self.prompt_tokens = self.seconds = self.reading = 0.0
