@@ -82,9 +82,8 @@ class GatewayMetrics:
     def __init__(self, objectives: ObjectivesOf = lambda model, tier: ()) -> None:
         """Create the metrics. `objectives` returns the objectives of a model for a tier."""
         self.registry = CollectorRegistry()
-        self._families: dict[MetricDefinition, MetricFamily[ValueSeries]] = {}
-        self._histograms: list[MetricFamily[HistogramSeries]] = []
-        self._objectives = objectives
+        self._numbers: dict[MetricDefinition, MetricFamily[ValueSeries]] = {}
+        self._histograms: dict[MetricDefinition, MetricFamily[HistogramSeries]] = {}
         self.requests = self.numbers(metric_definitions.REQUESTS)
         self.ignored = self.numbers(metric_definitions.IGNORED_FIELDS)
         self.refused = self.numbers(metric_definitions.REFUSED_CONNECTIONS)
@@ -94,25 +93,29 @@ class GatewayMetrics:
         self.held = self.numbers(metric_definitions.EVENT_LOOP_BLOCKED).labels()
         self.numbers(metric_definitions.MEMORY).labels().read = _resident_bytes
         self._servers = self.numbers(metric_definitions.SERVER_REACHABLE)
-        self.of_models = ModelMetricFamilies(self)
+        # /metrics names the metrics of models before there is a model
+        for name in metric_definitions.MODEL_METRICS:
+            (self.histogram if name.kind == "histogram" else self.numbers)(name)
         #: Returns the metrics of a served model. Each name that is passed becomes a label value.
-        self.model: Callable[[str], ModelMetrics] = cache(self._make_model)
+        self.model: Callable[[str], ModelMetrics] = cache(
+            lambda model: ModelMetrics(self, model, partial(objectives, model))
+        )
 
     def numbers(self, name: MetricDefinition) -> MetricFamily[ValueSeries]:
         """Return the counters or gauges of a definition. The first call registers them."""
-        found = self._families.get(name)
-        if found is None:
-            found = self._families[name] = MetricFamily(self.registry, name, ValueSeries)
-        return found
+        if name not in self._numbers:
+            self._numbers[name] = MetricFamily(self.registry, name, ValueSeries)
+        return self._numbers[name]
 
     def histogram(self, name: MetricDefinition) -> MetricFamily[HistogramSeries]:
-        made = MetricFamily(self.registry, name, partial(HistogramSeries, name.buckets))
-        self._histograms.append(made)
-        return made
+        """Return the histograms of a definition. The first call registers them."""
+        if name not in self._histograms:
+            self._histograms[name] = MetricFamily(self.registry, name, partial(HistogramSeries, name.buckets))
+        return self._histograms[name]
 
     def settle(self) -> None:
         """Sort the observed values of all histograms into buckets."""
-        for family in self._histograms:
+        for family in self._histograms.values():
             for one in family.series():
                 one.settle()
 
@@ -126,37 +129,6 @@ class GatewayMetrics:
         else:
             self._servers.labels(server).read = lambda: float(reached())
 
-    def _make_model(self, model: str) -> ModelMetrics:
-        return ModelMetrics(self.of_models, model, partial(self._objectives, model))
-
-
-class ModelMetricFamilies:
-    """The metrics with the label `model`."""
-
-    def __init__(self, metrics: GatewayMetrics) -> None:
-        numbers, histogram = metrics.numbers, metrics.histogram
-        self.ttft, self.tpot, self.waiting = (
-            histogram(metric_definitions.TTFT),
-            histogram(metric_definitions.TPOT),
-            numbers(metric_definitions.QUEUE_DEPTH),
-        )
-        self.answers = numbers(metric_definitions.ANSWERS)
-        self.slo_requests = numbers(metric_definitions.SLO_REQUESTS)
-        self.slo_targets = numbers(metric_definitions.SLO_TARGET)
-        self.prompt_tokens, self.looked_up = (
-            numbers(metric_definitions.PROMPT_TOKENS),
-            numbers(metric_definitions.PREFIX_LOOKUP_TOKENS),
-        )
-        self.cached, self.completion_tokens = (
-            numbers(metric_definitions.PREFIX_CACHED_TOKENS),
-            numbers(metric_definitions.COMPLETION_TOKENS),
-        )
-        self.cancelled, self.active = (
-            numbers(metric_definitions.CANCELLED_REQUESTS),
-            numbers(metric_definitions.ACTIVE_STREAMS),
-        )
-        self.itl, self.duration = histogram(metric_definitions.ITL), histogram(metric_definitions.DURATION)
-
 
 class ModelMetrics:
     """The series of one model.
@@ -164,20 +136,24 @@ class ModelMetrics:
     Looking up labels for each request would cost several microseconds.
     """
 
-    def __init__(
-        self, families: ModelMetricFamilies, model: str, objectives: Callable[[str], Sequence[Objective]]
-    ) -> None:
-        self.ttft, self.tpot = families.ttft.labels(model), families.tpot.labels(model)
+    def __init__(self, metrics: GatewayMetrics, model: str, objectives: Callable[[str], Sequence[Objective]]) -> None:
+        def number(name: MetricDefinition, *labels: str) -> ValueSeries:
+            return metrics.numbers(name).labels(model, *labels)
+
+        def histogram(name: MetricDefinition) -> HistogramSeries:
+            return metrics.histogram(name).labels(model)
+
+        self.ttft, self.tpot = histogram(metric_definitions.TTFT), histogram(metric_definitions.TPOT)
+        self.itl, self.duration = histogram(metric_definitions.ITL), histogram(metric_definitions.DURATION)
         # all outcomes from the start: a ratio of missing series is no data and not 0
-        self.answers: Mapping[GoodputOutcome, ValueSeries] = {
-            one: families.answers.labels(model, one) for one in GOODPUT_OUTCOMES
-        }
-        self.prompt_tokens = families.prompt_tokens.labels(model)
-        self.looked_up, self.cached = families.looked_up.labels(model), families.cached.labels(model)
-        self.completion_tokens = families.completion_tokens.labels(model)
-        self.cancelled, self.active = families.cancelled.labels(model), families.active.labels(model)
-        self.itl, self.duration = families.itl.labels(model), families.duration.labels(model)
-        self._families, self._model, self._objectives = families, model, objectives
+        self.answers = {one: number(metric_definitions.ANSWERS, one) for one in GOODPUT_OUTCOMES}
+        self.prompt_tokens = number(metric_definitions.PROMPT_TOKENS)
+        self.looked_up = number(metric_definitions.PREFIX_LOOKUP_TOKENS)
+        self.cached = number(metric_definitions.PREFIX_CACHED_TOKENS)
+        self.completion_tokens = number(metric_definitions.COMPLETION_TOKENS)
+        self.cancelled = number(metric_definitions.CANCELLED_REQUESTS)
+        self.active = number(metric_definitions.ACTIVE_STREAMS)
+        self._number, self._objectives = number, objectives
         self._tiers: dict[str, TierMetrics] = {}
         self.tier("")
 
@@ -187,7 +163,7 @@ class ModelMetrics:
         if found is None:
             if len(self._tiers) >= MAX_TIERS and tier != OTHER_TIERS:
                 return self.tier(OTHER_TIERS)
-            found = TierMetrics(self._families, self._model, tier or DEFAULT_TIER, self._objectives(tier))
+            found = TierMetrics(self._number, tier or DEFAULT_TIER, self._objectives(tier))
             self._tiers[tier] = found
         return found
 
@@ -195,14 +171,15 @@ class ModelMetrics:
 class TierMetrics:
     """The gauge of a tier's waiting requests, its objectives, and how many requests met each."""
 
-    def __init__(self, families: ModelMetricFamilies, model: str, tier: str, objectives: Sequence[Objective]) -> None:
-        self.waiting = families.waiting.labels(model, tier)
+    def __init__(self, number: Callable[..., ValueSeries], tier: str, objectives: Sequence[Objective]) -> None:
+        """Create the metrics. `number` returns a series of the model by definition and further labels."""
+        self.waiting = number(metric_definitions.QUEUE_DEPTH, tier)
         self.objectives = LatencyObjectives(**{one.metric: one.seconds for one in goodput_limits(objectives)})
         self._counters: list[tuple[Objective, list[ValueSeries]]] = []
         self.counts = bool(objectives)
         for one in objectives:
-            families.slo_targets.labels(model, tier, one.name).value = one.share or 0.0
-            counters = [families.slo_requests.labels(model, tier, one.name, result) for result in ("missed", "met")]
+            number(metric_definitions.SLO_TARGET, tier, one.name).value = one.share or 0.0
+            counters = [number(metric_definitions.SLO_REQUESTS, tier, one.name, met) for met in ("missed", "met")]
             self._counters.append((one, counters))
 
     def count(self, latencies: Mapping[str, float | None], outcome: GoodputOutcome) -> None:

@@ -33,7 +33,7 @@ def test_they_say_what_prometheus_own_say_whenever_they_are_counted(told) -> Non
 async def test_a_gateway_that_nobody_scrapes_counts_them_all_the_same(stack) -> None:
     stack.say("Paris")
     metrics = stack.server.config.app.state.metrics
-    histograms = [metrics.stages.labels("parse"), metrics.of_models.itl.labels("tiny")]
+    histograms = [metrics.stages.labels("parse"), metrics.model("tiny").itl]
     for _ in range(3):
         await stack.chat()
     await eventually(lambda: [sum(one._counts) > 2 and not one._fresh for one in histograms] == [True, True])
