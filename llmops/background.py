@@ -3,12 +3,42 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Hashable
-from typing import NoReturn
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from typing import Any, NoReturn, TypeVar
 
 from llmops.errors import LlmopsError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+async def cancel_tasks(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancel tasks, and wait until they have ended. None is a task that was not started."""
+    started = [task for task in tasks if task is not None]
+    for task in started:
+        task.cancel()
+    await asyncio.gather(*started, return_exceptions=True)
+
+
+class TaskSet:
+    """Tasks that run until they end or are cancelled. The set keeps them from being collected."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def wait(self) -> None:
+        """Wait until all tasks have ended, whichever way."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def cancel(self) -> None:
+        """Cancel all tasks, and wait until they have ended."""
+        await cancel_tasks(*self._tasks)
 
 
 class PeriodicTask:
@@ -32,9 +62,7 @@ class PeriodicTask:
         self._is_due.set()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_tasks(self._task)
 
     async def _run(self) -> None:
         while True:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from llmops.background import TaskSet
 from llmops.gateway.api.generation_response import json_response, respond_with_generation, translated_errors
 from llmops.gateway.api.ignored_fields import report_dropped_tools, report_ignored_fields
 from llmops.gateway.api.resumable_chats import ResumableChats
@@ -95,7 +96,7 @@ class ResponsesEndpoints:
         """
         self._service, self._store, self._chats = service, store, chats
         self._conversations, self._may_store = conversations, may_store
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks = TaskSet()
 
     def add_routes(self, app: GatewayApp) -> None:
         """Add the routes to `app`."""
@@ -153,7 +154,7 @@ class ResponsesEndpoints:
                 return await start_chat(self._service, chat, model, builder.id, context, whole=whole)
 
         def run(answer: Answer) -> ResponseRun:
-            return ResponseRun(answer, builder, own, owner, saver, self._soon)
+            return ResponseRun(answer, builder, own, owner, saver, self._tasks)
 
         async def run_in_background() -> AnswerRun:
             form = BackgroundFormat(response=builder.response, items=own, origins=tools.origins)
@@ -226,13 +227,8 @@ class ResponsesEndpoints:
 
     async def close(self) -> None:
         """Wait until what ended is stored, and close the store."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.wait()
         await self._store.close()
-
-    def _soon(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.create_task(work, name="response")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _hold(self, request: Request, row: ResponseRecord) -> None:
         """Count what a reader holds in memory until the last byte is sent.

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmops.background import TaskSet
 from llmops.gateway.api.generation_response import json_response
 from llmops.gateway.api.openai_chunks import DONE_EVENT, ChatChunks, message_of, usage_counts
 from llmops.gateway.conversations.answer_run import (
@@ -165,7 +166,7 @@ class ResumableChats:
         self._service, self.runs, self._conversations, self.price = service, runs, conversations, price
         self._checkpoints, self._may_store, self._checks, self._responses = checkpoints, may_store, checks, responses
         self._followed: dict[str, FollowedRun] = {}
-        self._adoptions: set[asyncio.Task[None]] = set()
+        self._adoptions = TaskSet()
         self._lock = asyncio.Lock()
 
     # -- new answers
@@ -413,15 +414,11 @@ class ResumableChats:
 
     def adopt(self, claimed: ClaimedAnswer) -> None:
         """Continue an answer that this gateway has taken over, and bill all of it."""
-        task = asyncio.create_task(self._adopt(claimed), name=f"adopt-{claimed.id}")
-        self._adoptions.add(task)
-        task.add_done_callback(self._adoptions.discard)
+        self._adoptions.start(self._adopt(claimed), f"adopt-{claimed.id}")
 
     async def close(self) -> None:
         """Leave the answers in progress to other gateways, or store what there is of them."""
-        for task in self._adoptions:
-            task.cancel()
-        await asyncio.gather(*self._adoptions, return_exceptions=True)
+        await self._adoptions.cancel()
         await self.runs.close()
 
     async def _adopt(self, claimed: ClaimedAnswer) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from llmops.background import cancel_tasks
 from llmops.clocks import utc_now
 from llmops.errors import LlmopsError
 from llmops.gateway.http.request_context import RequestContext
@@ -108,9 +109,7 @@ class CountingAudit:
 
     async def close(self) -> None:
         """Write what is counted, and end."""
-        if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
+        await cancel_tasks(self._writing)
         await self._write()
         await self._audit.close()
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from llmops.background import cancel_tasks
 from llmops.gateway.auth.directory import CredentialUnavailableError, Directory
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.interfaces import Caller
@@ -117,9 +118,7 @@ class CachedDirectory(Directory):
         return await self._directory.ended(keys)
 
     async def close(self) -> None:
-        for task in list(self._looking.values()):
-            task.cancel()
-        await asyncio.gather(*self._looking.values(), return_exceptions=True)
+        await cancel_tasks(*self._looking.values())
         await self._directory.close()
 
     def _fresh_one(self, digest: bytes, credential: str, now: float) -> Caller | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from llmops.background import cancel_tasks
 from llmops.clocks import wait_with_timeout
 from llmops.fair_client import fair_client
 from llmops.gateway.auth.directory import CredentialUnavailableError
@@ -99,9 +100,7 @@ class JwksCache:
             raise CredentialUnavailableError
 
     async def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        await cancel_tasks(self._reading)
         if self._client is not None:
             await self._client.aclose()
 

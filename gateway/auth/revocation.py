@@ -7,6 +7,7 @@ import logging
 
 from starlette.types import Scope
 
+from llmops.background import cancel_tasks
 from llmops.gateway.auth.directory import Directory
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.http.chunked_writer import SERVER_SEND_KEY
@@ -36,9 +37,7 @@ class RevocationWatch:
         self._requests.pop(id(context), None)
 
     async def close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        await cancel_tasks(self._watch)
 
     async def _watched(self) -> None:
         while True:

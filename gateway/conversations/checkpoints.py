@@ -32,6 +32,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from llmops.background import TaskSet
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.interfaces import ForwardingStream, TokenBatch, TokenStream, UsageOwner
 from llmops.gateway.ratelimit.fairness import FairShares
@@ -250,24 +251,20 @@ class CheckpointStore:
         self._changed: dict[str, AnswerCheckpoint] = {}
         self._followed: set[FollowedTokens] = set()
         self._wake, self._follow = asyncio.Event(), asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = TaskSet()
         self._trouble = False
         self._up_since = 0.0
 
     async def start(self, adopt: Callable[[ClaimedAnswer], None]) -> None:
         """Connect, and hand the answers of lost gateways to `adopt` from now on."""
         await self._try(self._write, [])
-        self._tasks = [
-            asyncio.create_task(self._write_forever(), name="checkpoints"),
-            asyncio.create_task(self._poll_forever(), name="followed-answers"),
-            asyncio.create_task(self._claim_forever(adopt), name="claim-answers"),
-        ]
+        self._tasks.start(self._write_forever(), "checkpoints")
+        self._tasks.start(self._poll_forever(), "followed-answers")
+        self._tasks.start(self._claim_forever(adopt), "claim-answers")
 
     async def close(self) -> None:
         """Write what is left, and offer the answers that still run to other gateways."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         with suppress(*_FAILURES):
             await self._write(list(self._answers.values()), lease=-1.0)
         with suppress(*_FAILURES):

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from llmops.background import cancel_tasks
 from llmops.clocks import utc_now
 from llmops.gateway.errors import ApiError
 
@@ -38,9 +39,7 @@ class PurgeTask:
         self._task = asyncio.create_task(self._run(), name="purge-conversations")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_tasks(self._task)
 
     async def _run(self) -> None:
         await asyncio.sleep(START_DELAY)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
+from llmops.background import TaskSet
 from llmops.gateway.conversations.event_replay import encode_events
 from llmops.gateway.conversations.items import Item
 from llmops.gateway.conversations.response_builder import Event, ResponseBuilder
@@ -76,7 +76,7 @@ class ResponseRun(AnswerEvents):
         items: list[Item],
         owner: str,
         saver: ResponseSaver,
-        soon: Callable[[Coroutine[Any, Any, object]], None],
+        tasks: TaskSet,
     ) -> None:
         """Prepare the run of an answer.
 
@@ -86,11 +86,11 @@ class ResponseRun(AnswerEvents):
             items: The input items.
             owner: The owner of the response.
             saver: Stores the response.
-            soon: Runs work in a task that the gateway waits for before it ends.
+            tasks: Tasks that the gateway waits for before it ends.
         """
         super().__init__(answer)
         self._builder, self._items, self._owner = builder, items, owner
-        self._saver, self._soon = saver, soon
+        self._saver, self._tasks = saver, tasks
         self._begun = self._closed = self._shown = False
         self._unsaved: StoredResponse | None = None
         self._last: list[Event] = []
@@ -185,7 +185,7 @@ class ResponseRun(AnswerEvents):
         if not self._closed:
             self._builder.cancel()
             self._settle([])
-            self._soon(self._save())
+            self._tasks.start(self._save(), "response")
 
     async def _save(self) -> bool:
         """Store the last state if there is one to store. Returns False if it could not be stored."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
 
+from llmops.background import TaskSet
 from llmops.gateway.conversations.conversation_store import ConversationStore
 from llmops.gateway.errors import ApiError
 from llmops.gateway.generation.app_state import AppState
@@ -31,22 +31,18 @@ class TitleWriter:
     def __init__(self, service: AppState, model: str, checks: Sequence[Check]) -> None:
         """Create the writer. `checks` bill its requests, and do not refuse them."""
         self._service, self._model, self._checks = service, model, checks
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     def schedule(
         self, store: ConversationStore, caller: Caller, conversation_id: str, question: str, text: str
     ) -> None:
         """Write a title soon. A conversation that has another one than its first words keeps it."""
         work = self._retitle(store, caller, conversation_id, question, text)
-        task = asyncio.create_task(work, name="title")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(work, "title")
 
     async def close(self) -> None:
         """Give up titles that are not written yet."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     async def _retitle(
         self, store: ConversationStore, caller: Caller, conversation_id: str, question: str, text: str

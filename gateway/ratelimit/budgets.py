@@ -6,7 +6,6 @@ settled in this process is added.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from datetime import datetime
 from math import inf
 from typing import Protocol
 
+from llmops.background import TaskSet
 from llmops.gateway.interfaces import Quota
 from llmops.gateway.ratelimit.backend import Limiter
 from llmops.gateway.ratelimit.buckets import Limit
@@ -68,7 +68,7 @@ class Budgets:
         # running queries, and the costs settled meanwhile, which the queries may not include
         self._looking = 0
         self._settled: Counter[str] = Counter()
-        self._looks: set[asyncio.Task[None]] = set()
+        self._looks = TaskSet()
 
     async def known(self, budgets: Sequence[tuple[Quota, Limit]]) -> float:
         """Set the bounds of `budgets` to the current period, and ask the ledger about new periods.
@@ -101,15 +101,11 @@ class Budgets:
             self._settled.update({bound.name: micros for _, bound in budgets})
 
     async def close(self) -> None:
-        for look in self._looks:
-            look.cancel()
-        await asyncio.gather(*self._looks, return_exceptions=True)
+        await self._looks.cancel()
 
     def _look_soon(self, quota: Quota, bound: Limit, since: datetime) -> None:
         self._looked[bound.name] = bound.period, self._clock()
-        look = asyncio.create_task(self._look(quota, bound, since), name="budget")
-        self._looks.add(look)
-        look.add_done_callback(self._looks.discard)
+        self._looks.start(self._look(quota, bound, since), "budget")
 
     async def _look(self, quota: Quota, bound: Limit, since: datetime) -> None:
         """Ask the ledger for the spending of one budget.

@@ -18,7 +18,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +30,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from llmops.background import TaskSet, cancel_tasks
 from llmops.gateway.ratelimit.backend import LEASE_TIMEOUT, Limiter, ReserveResult, make_reserve_result
 from llmops.gateway.ratelimit.buckets import (
     MAX_CLOCK_STEP,
@@ -137,7 +138,7 @@ class RedisLimiter(Limiter):
         self._timer: asyncio.TimerHandle | None = None
         self._flush_at = 0.0
         self._connecting: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
         self._trouble = ""
         self._now = time.monotonic
         self._up_since = self._loss_logged_at = self._failure_logged_at = float("-inf")
@@ -155,7 +156,7 @@ class RedisLimiter(Limiter):
         decided: asyncio.Future[ReserveResult | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((bounds, asks, decided))
         if self._sending is None:
-            self._sending = asyncio.create_task(self._send(), name="reserve")
+            self._sending = self._tasks.start(self._send(), "reserve")
         return await decided or self._reserve_alone(bounds, asks)
 
     def settle(self, bounds: Sequence[Limit], change: Settlement) -> None:
@@ -178,12 +179,10 @@ class RedisLimiter(Limiter):
             self._flush_in(0)
 
     async def close(self) -> None:
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
+        await cancel_tasks(self._connecting)
         if self.up.is_set() and self._settled:
             await self._call([])
-        await asyncio.gather(*self._tasks, *([self._sending] if self._sending else []), return_exceptions=True)
+        await self._tasks.wait()
         if self._timer is not None:
             self._timer.cancel()
         with suppress(*_FAILURES):
@@ -263,7 +262,7 @@ class RedisLimiter(Limiter):
             self._report_loss()
             self.generation += 1
             if not restore:
-                self._later(self._call([], restore=True))
+                self._tasks.start(self._call([], restore=True))
         self._flush_in(SIGN_OF_LIFE_INTERVAL)
         return replies
 
@@ -365,12 +364,7 @@ class RedisLimiter(Limiter):
     def _flush(self) -> None:
         self._timer = None
         if self.up.is_set():
-            self._later(self._call([]))
-
-    def _later(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._call([]))
 
     def _note_held(self, bound: Limit, change: Settlement) -> None:
         add_settlement(self._held, bound, change)

@@ -16,12 +16,13 @@ import struct
 import time
 import uuid
 from array import array
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpc import aio
 
 from llmops import contract
+from llmops.background import TaskSet, cancel_tasks
 from llmops.contract import (
     CANCELLED_FLAG,
     ERROR_FLAG,
@@ -95,9 +96,7 @@ class StepStreamTransport(Engine):
         return subscription.submit(request)
 
     async def close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        await cancel_tasks(self._watching)
         if self._subscription is not None:
             await self._subscription.close()
 
@@ -190,7 +189,7 @@ class StepSubscription:
         self._submitting = False
         # cancelled slots whose last entry has not arrived
         self._leaving: set[int] = set()
-        self._sends: set[asyncio.Task] = set()
+        self._sends = TaskSet()
 
     @property
     def has_streams(self) -> bool:
@@ -217,7 +216,7 @@ class StepSubscription:
         self._outbox[slot] = submission
         if not self._submitting:
             self._submitting = True
-            self._send(self._submit())
+            self._sends.start(self._submit())
         return stream
 
     def cancel(self, slot: int) -> None:
@@ -225,7 +224,7 @@ class StepSubscription:
             return
         if self._outbox.pop(slot, None) is None:
             self._leaving.add(slot)
-            self._send(self._write(self._writer.cancel(slot)))
+            self._sends.start(self._write(self._writer.cancel(slot)))
 
     async def close(self) -> None:
         self._fail_open(UnavailableError("The gateway is shutting down."))
@@ -233,27 +232,20 @@ class StepSubscription:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._leave(), UNSUBSCRIBE_TIMEOUT)
         self.end(UnavailableError("The gateway is shutting down."))
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_tasks(self._task)
 
     def declare_demand(self, demand: tuple[int, int]) -> None:
         self._acknowledged = self._last
-        self._send(self._write(self._writer.acknowledge(self._last, demand)))
+        self._sends.start(self._write(self._writer.acknowledge(self._last, demand)))
 
     def drain(self) -> None:
-        self._send(self._write(self._writer.drain()))
+        self._sends.start(self._write(self._writer.drain()))
 
     async def _leave(self) -> None:
         """Unsubscribe: otherwise the engine would continue these answers for the grace time."""
         await self._write(self._writer.leave())
         if self._task is not None:
             await asyncio.wait({self._task})
-
-    def _send(self, work: Coroutine[Any, Any, None]) -> None:
-        send = asyncio.create_task(work)
-        self._sends.add(send)
-        send.add_done_callback(self._sends.discard)
 
     async def _submit(self) -> None:
         try:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from llmops.background import cancel_tasks
 from llmops.clocks import utc_now, wait_with_timeout
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ModelNotPricedError, UnavailableError
@@ -63,9 +64,7 @@ class Billing:
         self._task = asyncio.create_task(self._refresh_forever(), name="prices")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_tasks(self._task)
         await self._store.close()
 
     def bill(self, model: str, usage: Usage, at: datetime | None = None) -> Bill:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
+from llmops.background import TaskSet, cancel_tasks
 from llmops.cache import cache_dir
 from llmops.distribution import missing_extra
 from llmops.errors import InputError, ResourceError
@@ -68,10 +69,11 @@ class OutboxWorker:
     ) -> None:
         self.lock, self.outbox, self.writer = lock, outbox, writer
         self.delivery = UsageDelivery(outbox, sink)
-        self._tasks = [asyncio.create_task(self.delivery.run(), name="usage-delivery")]
+        self._tasks = TaskSet()
+        self._tasks.start(self.delivery.run(), "usage-delivery")
         if writer is not None:
-            self._tasks.append(asyncio.create_task(self._flush(writer), name="usage-flush"))
-            self._tasks.append(asyncio.create_task(self._checkpoint(), name="usage-checkpoint"))
+            self._tasks.start(self._flush(writer), "usage-flush")
+            self._tasks.start(self._checkpoint(), "usage-checkpoint")
 
     async def settle(self, seconds: float) -> None:
         """Deliver as much as the ledger takes within `seconds`. The rest is for the next process."""
@@ -88,9 +90,7 @@ class OutboxWorker:
 
         Delete the folder if the ledger has all of it, and set it aside if a part is damaged.
         """
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         waiting = self.delivery.behind
         if self.writer is not None:
             self.writer.close()
@@ -158,9 +158,7 @@ class UsageCheck(Check):
 
     async def close(self) -> None:
         """Deliver what can be delivered now, and end."""
-        if self._adoption is not None:
-            self._adoption.cancel()
-            await asyncio.gather(self._adoption, return_exceptions=True)
+        await cancel_tasks(self._adoption)
         if self.worker is not None:
             await self.worker.settle(DRAIN_TIMEOUT)
             await self.worker.close()
