@@ -535,50 +535,6 @@ class TokenStream(ABC):
         """
 
 
-class ForwardingStream(TokenStream):
-    """A stream that reads another one and passes on what that one reports. The reader gets all batches."""
-
-    def __init__(self, stream: TokenStream) -> None:
-        self._stream = stream
-
-    @property
-    def cached_tokens(self) -> int | None:  # type: ignore[override]
-        return self._stream.cached_tokens
-
-    @property
-    def ended(self) -> Collection[int]:  # type: ignore[override]
-        return self._stream.ended
-
-    @property
-    def moves(self) -> Sequence[Failover]:  # type: ignore[override]
-        return self._stream.moves
-
-    @property
-    def replica(self) -> str:  # type: ignore[override]
-        return self._stream.replica
-
-    @property
-    def version(self) -> str:  # type: ignore[override]
-        return self._stream.version
-
-    def beginning(self) -> Sequence[int]:
-        return self._stream.beginning()
-
-    @property
-    def splices(self) -> Mapping[str, int]:  # type: ignore[override]
-        return self._stream.splices
-
-    @property
-    def is_failing_over(self) -> bool:  # type: ignore[override]
-        return self._stream.is_failing_over
-
-    async def __anext__(self) -> TokenBatch:
-        return await self._stream.__anext__()
-
-    def cancel(self) -> None:
-        self._stream.cancel()
-
-
 class Engine(ABC):
     """A model that turns EngineRequests into TokenStreams.
 

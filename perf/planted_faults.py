@@ -3,14 +3,14 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from llmops.gateway.errors import ApiError, EngineError
 from llmops.gateway.interfaces import (
     Engine,
     EngineRequest,
-    ForwardingStream,
+    Failover,
     SchedulingParams,
     TokenBatch,
     TokenStream,
@@ -60,17 +60,51 @@ def _misread(ids: Sequence[int], vocabulary: int) -> Iterator[int]:
         yield FIRST_TEXT_TOKEN + (token + 1) % (vocabulary - FIRST_TEXT_TOKEN) if is_changed else token
 
 
-class FaultyStream(ForwardingStream):
-    """The tokens of a request, with a fault."""
+class FaultyStream(TokenStream):
+    """The tokens of a request, with a fault. The reader gets all batches."""
 
     def __init__(self, stream: TokenStream, fault: str, end_ids: Collection[int], pool: ReplicaPool) -> None:
-        super().__init__(stream)
+        self._stream = stream
         self._fault, self._end_ids = fault, end_ids
         model = next(iter(pool.replicas.values())).model
         self._vocabulary = model.card.vocab_size
         thai: Sequence[int] = model.tokenizer.encode(_THAI, add_special_tokens=False)
         self._thai = itertools.cycle(thai)
         self._last = time.perf_counter()
+
+    @property
+    def cached_tokens(self) -> int | None:  # type: ignore[override]
+        return self._stream.cached_tokens
+
+    @property
+    def ended(self) -> Collection[int]:  # type: ignore[override]
+        return self._stream.ended
+
+    @property
+    def moves(self) -> Sequence[Failover]:  # type: ignore[override]
+        return self._stream.moves
+
+    @property
+    def replica(self) -> str:  # type: ignore[override]
+        return self._stream.replica
+
+    @property
+    def version(self) -> str:  # type: ignore[override]
+        return self._stream.version
+
+    def beginning(self) -> Sequence[int]:
+        return self._stream.beginning()
+
+    @property
+    def splices(self) -> Mapping[str, int]:  # type: ignore[override]
+        return self._stream.splices
+
+    @property
+    def is_failing_over(self) -> bool:  # type: ignore[override]
+        return self._stream.is_failing_over
+
+    def cancel(self) -> None:
+        self._stream.cancel()
 
     async def __anext__(self) -> TokenBatch:
         batch = await self._stream.__anext__()

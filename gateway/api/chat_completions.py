@@ -25,7 +25,7 @@ from llmops.gateway.api.resumable_chats import ResumableChats, check_resumable
 from llmops.gateway.generation.answer import Answer, ChoiceDelta
 from llmops.gateway.generation.answer_events import AnswerEvents
 from llmops.gateway.generation.app_state import AppState
-from llmops.gateway.generation.chat_generation import start_chat, validate_chat
+from llmops.gateway.generation.chat_generation import ChatGeneration, validate_chat
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.parsers.output_processor import OutputDelta
 from llmops.gateway.http.middleware import GatewayApp
@@ -77,11 +77,11 @@ class ChatCompletionsEndpoint:
         validate_chat(body, model, self._service.limits)
         report_ignored_fields(context, self._service, body, CHAT_IGNORED_FIELDS)
         answer_id, created = "chatcmpl-" + secrets.token_hex(12), int(time.time())
+        generation = ChatGeneration(self._service, body, model, answer_id, context)
         if body.stream and context.headers.get(RESUME_HEADER) == b"true":
             check_resumable(body)
             watcher = DisconnectWatcher(request.receive)
-            start = partial(self._chats.start, answer_id, body, model, context, watcher, openai=True)
-            return self._chats.respond(start, watcher)
+            return self._chats.respond(partial(self._chats.start, generation, watcher, openai=True), watcher)
 
         async def collect(answer: Answer) -> dict[str, Any]:
             choices, prompt = await collect_choices(answer), {}
@@ -102,7 +102,7 @@ class ChatCompletionsEndpoint:
 
         return await respond_with_generation(
             request,
-            lambda: start_chat(self._service, body, model, answer_id, context, whole=not body.stream),
+            partial(generation.start, whole=not body.stream),
             self._service.timeouts,
             events=partial(ChatEvents, answer_id, body, created) if body.stream else None,
             collect=collect,

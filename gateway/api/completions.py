@@ -21,9 +21,9 @@ from llmops.gateway.generation.answer_events import AnswerEvents
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.choice import Choice, TokenLogprob
 from llmops.gateway.generation.completion_generation import (
+    CompletionGeneration,
     echoed_prompts,
     sequences_per_prompt,
-    start_completion,
     validate_completion,
 )
 from llmops.gateway.http.middleware import GatewayApp
@@ -59,7 +59,7 @@ class CompletionsEndpoint:
         async def start() -> Answer:
             echoes.extend(await echoed_prompts(body, model, self._service, context))
             with self._service.explain_no_overflow(body.model, context):
-                return await start_completion(self._service, body, model, answer_id, context)
+                return await CompletionGeneration(self._service, body, model, answer_id, context).start()
 
         async def collect(answer: Answer) -> dict[str, Any]:
             texts = await collect_texts(answer, echoes)

@@ -17,7 +17,7 @@ from llmops.gateway.conversations.chat_run import ChatRun
 from llmops.gateway.conversations.truncation import reserved_output_tokens, truncate_history
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.app_state import AppState
-from llmops.gateway.generation.chat_generation import validate_chat
+from llmops.gateway.generation.chat_generation import ChatGeneration, validate_chat
 from llmops.gateway.generation.prompt_limits import max_rendered_characters
 from llmops.gateway.http.request_body import validate_body
 from llmops.gateway.http.request_context import RequestContext, context_of
@@ -67,10 +67,11 @@ class ConversationChatEndpoints:
         chat = await self._as_chat(body, turn, model, context)
         report_ignored_fields(context, self._service, body, CHAT_IGNORED_FIELDS)
         run_id = turn.run_id if turn is not None else f"chatcmpl-{secrets.token_hex(12)}"
+        generation = ChatGeneration(self._service, chat, model, run_id, context)
         watcher = DisconnectWatcher(request.receive)
 
         async def run() -> ChatRun:
-            started = await self._chats.start(run_id, chat, model, context, watcher, turn=turn, after=body.after)
+            started = await self._chats.start(generation, watcher, turn=turn, after=body.after)
             if self._titles is not None and turn is not None and (question := turn.first_question):
                 started.task.add_done_callback(lambda _: self._write_title(started, turn, question, context))
             return started

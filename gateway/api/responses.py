@@ -38,7 +38,7 @@ from llmops.gateway.conversations.stored_context import StoredContext
 from llmops.gateway.errors import ApiError, InvalidRequestError, NotFoundError, UnsupportedError
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.app_state import AppState
-from llmops.gateway.generation.chat_generation import start_chat, validate_chat
+from llmops.gateway.generation.chat_generation import ChatGeneration, validate_chat
 from llmops.gateway.generation.prompt_limits import max_rendered_characters
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_body import validate_body
@@ -148,10 +148,11 @@ class ResponsesEndpoints:
         store = self._store if self._is_to_be_stored(body, own, builder, context) else None
         saver = ResponseSaver(store, turn.add if turn is not None else None)
         whole = not (body.stream or body.background)
+        generation = ChatGeneration(self._service, chat, model, builder.id, context)
 
         async def start() -> Answer:
             with translated_errors(translate_error_fields):
-                return await start_chat(self._service, chat, model, builder.id, context, whole=whole)
+                return await generation.start(whole=whole)
 
         def run(answer: Answer) -> ResponseRun:
             return ResponseRun(answer, builder, own, owner, saver, self._tasks)
@@ -159,7 +160,7 @@ class ResponsesEndpoints:
         async def run_in_background() -> AnswerRun:
             form = BackgroundFormat(response=builder.response, items=own, origins=tools.origins)
             with translated_errors(translate_error_fields):
-                return await self._chats.start_response(form, saver, chat, model, context)
+                return await self._chats.start_response(generation, form, saver)
 
         def error_event(error: ApiError) -> bytes:
             return encode_events([*builder.start(), *builder.fail(error.body()["error"])])

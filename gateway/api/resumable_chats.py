@@ -50,7 +50,7 @@ from llmops.gateway.errors import (
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.answer_events import record_timings
 from llmops.gateway.generation.app_state import AppState, BegunAnswer
-from llmops.gateway.generation.chat_generation import continue_chat, replayed_choice, start_chat
+from llmops.gateway.generation.chat_generation import ChatGeneration
 from llmops.gateway.generation.parsers.output_processor import ContentDelta
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext, context_of
@@ -173,10 +173,7 @@ class ResumableChats:
 
     async def start(
         self,
-        run_id: str,
-        chat: ChatRequest,
-        model: GenerativeModel,
-        context: RequestContext,
+        generation: ChatGeneration,
         watcher: DisconnectWatcher,
         *,
         openai: bool = False,
@@ -186,111 +183,91 @@ class ResumableChats:
         """Start a chat's answer.
 
         Args:
-            run_id: The id of the answer.
-            chat: The request, which was validated.
-            model: Its model.
-            context: Its context.
+            generation: The request, which was validated.
             watcher: Notices that the client leaves before the first token.
             openai: True if the events are those of OpenAI's API.
             turn: The turn of a conversation that the answer belongs to.
             after: The message that the turn follows.
         """
-        answer, checkpoint = await self._submit(run_id, chat, model, context)
+        context = generation.context
+        answer, checkpoint = await self._submit(generation)
         watcher.notify(answer.cancel)
         with record_timings(answer, context):
             await answer.start()
-        try:
-            conversation = await turn.begin(run_id, model.name, after) if turn is not None else None
-        except BaseException:
-            answer.close()
-            raise
-        stored = turn.stored_answer() if turn is not None else None
-        record = self._record(chat, model, context, answer, checkpoint)
-        record.openai, record.conversation, record.dropped = openai, conversation, context.dropped_messages
-        record.stored = stored.reference.model_dump() if stored is not None else None
-        save = stored.save if stored is not None else None
-        return self._run(run_id, answer, chat, record, context, save, checkpoint)
+        conversation = stored = None
+        if turn is not None:
+            try:
+                conversation = await turn.begin(generation.answer_id, generation.model.name, after)
+            except BaseException:
+                answer.close()
+                raise
+            stored = turn.stored_answer()
+        return self._run(
+            generation,
+            answer,
+            checkpoint,
+            stored.save if stored is not None else None,
+            openai=openai,
+            conversation=conversation,
+            dropped=context.dropped_messages,
+            stored=stored.reference.model_dump() if stored is not None else None,
+        )
 
-    async def start_response(
-        self,
-        form: BackgroundFormat,
-        saver: ResponseSaver,
-        chat: ChatRequest,
-        model: GenerativeModel,
-        context: RequestContext,
-    ) -> ChatRun:
+    async def start_response(self, generation: ChatGeneration, form: BackgroundFormat, saver: ResponseSaver) -> ChatRun:
         """Start a response in the background.
 
         Args:
+            generation: The request that means the same, which was validated.
             form: The response without output.
             saver: Stores its end.
-            chat: The request that means the same, which was validated.
-            model: Its model.
-            context: Its context.
 
         Raises:
             UnavailableError: The response cannot be stored.
         """
-        run_id = str(form.response["id"])
-        answer, checkpoint = await self._submit(run_id, chat, model, context)
-        background = BackgroundSaver(context.caller.owner, form, saver)
+        answer, checkpoint = await self._submit(generation)
+        background = BackgroundSaver(generation.context.caller.owner, form, saver)
         try:
             await background.announce()
         except BaseException:
             answer.close()
             raise
-        record = self._record(chat, model, context, answer, checkpoint)
-        record.response = form
-        return self._run(run_id, answer, chat, record, context, background.save, checkpoint)
+        return self._run(generation, answer, checkpoint, background.save, response=form)
 
-    async def _submit(
-        self, run_id: str, chat: ChatRequest, model: GenerativeModel, context: RequestContext
-    ) -> tuple[Answer, AnswerCheckpoint | None]:
+    async def _submit(self, generation: ChatGeneration) -> tuple[Answer, AnswerCheckpoint | None]:
         """Return an answer that is submitted to its engine, and what notes its tokens."""
         # the answer of another provider has no tokens
-        has_tokens = not isinstance(model, ProviderModel)
-        checkpoint = self._checkpoint(run_id, context.caller) if has_tokens else None
-        note = checkpoint.stream if checkpoint is not None else None
-        return await start_chat(self._service, chat, model, run_id, context, whole=False, record=note), checkpoint
+        has_tokens = not isinstance(generation.model, ProviderModel)
+        checkpoint = self._checkpoint(generation.answer_id, generation.context.caller) if has_tokens else None
+        note = checkpoint.add if checkpoint is not None else None
+        return await generation.start(whole=False, on_tokens=note), checkpoint
 
-    @staticmethod
-    def _record(
-        chat: ChatRequest,
-        model: GenerativeModel,
-        context: RequestContext,
+    def _run(
+        self,
+        generation: ChatGeneration,
         answer: Answer,
         checkpoint: AnswerCheckpoint | None,
-    ) -> AnswerRecord:
-        """Return what all records have in common."""
-        return AnswerRecord(
+        save: Callable[[ChatRun], Awaitable[bool]] | None,
+        **own: Any,
+    ) -> ChatRun:
+        """Let an answer run, and other gateways know of it by a record with the fields `own`."""
+        chat, context, choice = generation.body, generation.context, answer.choices[0]
+        record = AnswerRecord(
             caller=context.caller,
-            model=model.name,
+            model=generation.model.name,
             version=context.version,
             body=chat.model_dump(mode="json", exclude_unset=True, by_alias=True) if checkpoint is not None else {},
             created=int(time.time()),
             prompt_tokens=answer.prompt_tokens,
-            max_tokens=checkpoint.max_tokens if checkpoint is not None else 0,
+            max_tokens=choice.max_tokens,
             reserved_tokens=context.reservation.reserved_tokens if context.reservation is not None else 0,
             event_id=context.usage_recorder.event_id if context.usage_recorder is not None else "",
+            **own,
         )
-
-    def _run(
-        self,
-        run_id: str,
-        answer: Answer,
-        chat: ChatRequest,
-        record: AnswerRecord,
-        context: RequestContext,
-        save: Callable[[ChatRun], Awaitable[bool]] | None,
-        checkpoint: AnswerCheckpoint | None,
-    ) -> ChatRun:
-        """Let an answer run, and other gateways know of it."""
-        guard = answer.choices[0].guard
         # a filter that is asked again may decide otherwise
-        if checkpoint is not None and not (guard is not None and guard.waits):
+        if checkpoint is not None and not (choice.guard is not None and choice.guard.waits):
             checkpoint.register(record.model_dump_json().encode())
-        form, background = record.form(run_id, chat, self.price), record.response is not None
-        run = ChatRun(run_id, answer, form, context, save, checkpoint, background=background)
+        form, background = record.form(generation.answer_id, chat, self.price), record.response is not None
+        run = ChatRun(generation.answer_id, answer, form, context, save, checkpoint, background=background)
         self.runs.add(run)
         context.background_task = run.task
         return run
@@ -397,14 +374,13 @@ class ResumableChats:
         if data is None:
             return None
         record = AnswerRecord.model_validate_json(data)
-        model = self._model(record)
-        chat = record.request
-        choice = await replayed_choice(self._service, chat, model, record.context(), record.max_tokens, run_id)
+        chat, model = record.request, self._model(record)
+        generation = ChatGeneration(self._service, chat, model, run_id, record.context())
         run = self._followed[shared_id] = FollowedRun(
             run_id,
             owner,
             record.form(run_id, chat, self.price),
-            choice,
+            await generation.replayed_choice(record.max_tokens),
             self._checkpoints,
             on_idle=partial(self._followed.__delitem__, shared_id),
         )
@@ -471,16 +447,9 @@ class ResumableChats:
         while True:
             deltas = AnswerLog()
             try:
-                answer = await continue_chat(
-                    self._service,
-                    body,
-                    self._model(record),
-                    run_id,
-                    context,
-                    begun,
-                    replay=lambda choice, log=deltas: replay_batches(choice, begun.batches, log),  # type: ignore[misc]
-                    record=checkpoint.stream,
-                )
+                generation = ChatGeneration(self._service, body, self._model(record), run_id, context)
+                replay = partial(replay_batches, batches=begun.batches, log=deltas)
+                answer = await generation.continue_answer(begun, replay, checkpoint.add)
             except (UnavailableError, ModelNotFoundError) as error:
                 if asyncio.get_running_loop().time() > deadline:
                     raise

@@ -34,7 +34,7 @@ from redis.exceptions import RedisError
 
 from llmops.background import TaskSet
 from llmops.gateway.errors import UnavailableError
-from llmops.gateway.interfaces import ForwardingStream, TokenBatch, TokenStream, UsageOwner
+from llmops.gateway.interfaces import UsageOwner
 from llmops.gateway.ratelimit.fairness import FairShares
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,6 @@ class AnswerCheckpoint:
         self.size = self.known = size
         self.on_change: Callable[[], None] = lambda: None
         self.lost = self.stop = self.is_read_elsewhere = False
-        self.max_tokens = 0
         self._store = store
         self._unsent = bytearray()
         self._record, self._record_bytes = b"", 0
@@ -128,11 +127,6 @@ class AnswerCheckpoint:
     def holds(self) -> bool:
         """Return True if readers wait until Redis has the tokens."""
         return self._registered and self._store.up
-
-    def stream(self, stream: TokenStream, max_tokens: int = 0) -> TokenStream:
-        """Return a stream whose tokens are noted here."""
-        self.max_tokens = max_tokens or self.max_tokens
-        return _RecordedStream(stream, self)
 
     def add(self, tokens: Sequence[int], cached: int | None) -> None:
         """Add tokens that arrived together."""
@@ -199,19 +193,6 @@ class AnswerCheckpoint:
 def _owner(answer_id: str) -> str:
     """Return the owner in the id of a shared answer."""
     return answer_id.rpartition(":")[0]
-
-
-class _RecordedStream(ForwardingStream):
-    """A stream whose tokens are noted in a checkpoint."""
-
-    def __init__(self, stream: TokenStream, checkpoint: AnswerCheckpoint) -> None:
-        super().__init__(stream)
-        self._checkpoint = checkpoint
-
-    async def __anext__(self) -> TokenBatch:
-        batch = await self._stream.__anext__()
-        self._checkpoint.add(batch.tokens, self._stream.cached_tokens)
-        return batch
 
 
 class FollowedTokens:

@@ -10,7 +10,7 @@ of the first are no part of the answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
@@ -28,6 +28,9 @@ from llmops.gateway.interfaces import Outcome, TokenBatch, TokenSink, TokenStrea
 from llmops.gateway.settings import Timeouts
 from llmops.gateway.telemetry.event_loop_lag import PROCESS_STALL_THRESHOLD
 from llmops.gateway.telemetry.metrics import AnswerMeter
+
+#: Called with tokens that were read, and with the tokens of the prompt that were in the cache.
+TokenCallback = Callable[[Sequence[int], int | None], None]
 
 
 class ChoiceDelta(NamedTuple):
@@ -58,6 +61,7 @@ class Answer:
         release_slots: Callable[[], None],
         context: RequestContext,
         make_choice: Callable[[int], Choice] | None = None,
+        on_tokens: TokenCallback | None = None,
     ) -> None:
         """Start the timeouts of a stream.
 
@@ -71,8 +75,9 @@ class Answer:
             context: Receives usage and outcome at the end.
             make_choice: Makes an empty choice for an answer that is sent as a whole, if failover
                 replays it.
+            on_tokens: Called with each batch of tokens. All of them then come from `next`.
         """
-        self._stream, self._make_choice = stream, make_choice
+        self._stream, self._make_choice, self._on_tokens = stream, make_choice, on_tokens
         self.choices = choices
         self.meter = meter
         self.timeouts = timeouts
@@ -156,9 +161,11 @@ class Answer:
     def attach(self, sink: TokenSink) -> None:
         """Offer tokens to `sink` first. Tokens that it takes, with `take`, do not come from `next`.
 
-        An answer whose filters must be awaited offers none.
+        An answer whose filters must be awaited, or whose tokens are recorded, offers none.
         """
-        if not any(choice.guard is not None and choice.guard.waits for choice in self.choices):
+        if self._on_tokens is None and not any(
+            choice.guard is not None and choice.guard.waits for choice in self.choices
+        ):
             self._stream.attach(sink)
 
     def cancel(self) -> None:
@@ -217,6 +224,8 @@ class Answer:
         try:
             if not self._over:
                 batch = await self._stream.__anext__()
+                if self._on_tokens is not None:
+                    self._on_tokens(batch.tokens, self._stream.cached_tokens)
         except StopAsyncIteration:
             self._over = True
             self._unfinished = [choice for choice in self.choices if not choice.done]

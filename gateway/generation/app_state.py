@@ -10,9 +10,10 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Generic, TypeVar
 
 from llmops.gateway.errors import OVERLOADED, ApiError, ModelNotFoundError, OverloadedError, UnavailableError
-from llmops.gateway.generation.answer import Answer
+from llmops.gateway.generation.answer import Answer, TokenCallback
 from llmops.gateway.generation.choice import MAX_LOGPROBS, Choice, LogprobBuffer
 from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import RequestContext
@@ -31,6 +32,8 @@ from llmops.gateway.routing.providers import ProviderModel, Providers
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.routing.versions.version_router import VersionRouter
 from llmops.gateway.safety.policy import Safety
+from llmops.gateway.safety.stream_guard import StreamGuard
+from llmops.gateway.schemas.request_fields import SamplingFields
 from llmops.gateway.settings import RequestLimits, Timeouts
 from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.metrics import AnswerMeter, GatewayMetrics, GoodputOutcome
@@ -248,62 +251,192 @@ class BegunAnswer:
         return [token for batch in self.batches for token in batch]
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """An admitted request: its metrics, and the function that releases the slots of its sequences."""
-
-    meter: AnswerMeter
-    release_slots: Callable[[], None]
+B = TypeVar("B", bound=SamplingFields)
 
 
-async def admit(
-    state: AppState,
-    model: GenerativeModel,
-    sequences: int,
-    context: RequestContext,
-    start: Callable[[Admission], Awaitable[Answer]],
-) -> Answer:
-    """Reserve slots and call `start`, which returns the answer.
+@dataclass
+class Generation(Generic[B]):
+    """A request for generated text, until its engine has it.
 
-    If `start` raises an error, the slots are released and the error is counted.
-
-    Args:
+    Attributes:
         state: The gateway's state.
-        model: The model of the request.
-        sequences: The slots that it needs.
-        context: The request.
-        start: Submits the request to the engine.
-
-    Raises:
-        UnavailableError: Too many requests are waiting.
+        body: The request, which the API's own checks have passed.
+        model: The model that answers.
+        answer_id: The id of the answer.
+        context: The context of the request.
     """
-    meter = context.meter = AnswerMeter(state.metrics.model(model.name), context.started, context.caller.tier)
-    context.model = model.name
-    release_slots = None
-    try:
-        if state.degradation is not None:
-            _degrade(state, state.degradation, model, context)
-        if model.engine.gated:
-            model.engine.check(context.scheduling)
-        release_slots = state.engine_slots.enter(model, sequences, context.caller.share)
-        return await start(Admission(meter, release_slots))
-    except BaseException as error:
-        if release_slots is not None:
-            release_slots()
-        meter.refused(_failure_outcome(error))
-        raise
 
+    state: AppState
+    body: B
+    model: GenerativeModel
+    answer_id: str
+    context: RequestContext
+    _meter: AnswerMeter = field(init=False)
+    _release_slots: Callable[[], None] | None = field(init=False, default=None)
 
-def _degrade(state: AppState, degradation: Degradation, model: GenerativeModel, context: RequestContext) -> None:
-    """Set the restrictions of degraded mode. Raises OverloadedError for a request that is shed."""
-    context.degraded = limits = _degraded_limits(degradation, model, context)
-    if limits is not None and limits.is_shed:
-        state.count_degraded(model.name, "shed")
-        raise OverloadedError(
-            f"The model {model.name} is overloaded and serves only requests of the tier {degradation.rules.first_tier} "
-            "now. Retry later.",
-            retry_after=degraded_retry_after(),
+    async def admit(self, sequences: int, start: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Reserve slots and call `start`, which returns the answer.
+
+        If `start` raises an error, the slots are released and the error is counted.
+
+        Args:
+            sequences: The slots that the request needs.
+            start: Submits the request to the engine.
+
+        Raises:
+            UnavailableError: Too many requests are waiting.
+        """
+        state, model, context = self.state, self.model, self.context
+        self._meter = context.meter = AnswerMeter(state.metrics.model(model.name), context.started, context.caller.tier)
+        context.model = model.name
+        try:
+            if state.degradation is not None:
+                self._degrade(state.degradation)
+            if model.engine.gated:
+                model.engine.check(context.scheduling)
+            self._release_slots = state.engine_slots.enter(model, sequences, context.caller.share)
+            return await start()
+        except BaseException as error:
+            if self._release_slots is not None:
+                self._release_slots()
+            self._meter.refused(_failure_outcome(error))
+            raise
+
+    async def submit(
+        self,
+        requests: Sequence[EngineRequest],
+        make_choice: Callable[[int], Choice],
+        on_tokens: TokenCallback | None = None,
+    ) -> Answer:
+        """Submit engine requests and return their answer.
+
+        Args:
+            requests: The requests, one for each prompt.
+            make_choice: Called for each sequence of each request.
+            on_tokens: Called with the tokens of each batch that is read from the stream.
+        """
+        state, model, context = self.state, self.model, self.context
+        prompt_tokens = sum(len(request.input_ids) for request in requests)
+        choices = [make_choice(index) for index in range(len(requests) * requests[0].n)]
+        if len(requests) == 1:
+            stream = await model.engine.open(requests[0])
+        else:
+            stream = await _open_merged(model.engine, requests)
+        context.version = stream.version
+        if state.version_router is not None and state.version_router.is_judged(model.parent or model.name):
+            context.describe_answer = partial(_describe_answer, model.tokenizer, requests[0].input_ids, stream)
+        context.mark("submit")
+        self.begin(prompt_tokens, len(choices))
+        return self.answer(
+            Answer, stream, choices, prompt_tokens, make_choice if requests[0].whole else None, on_tokens
         )
+
+    def resume(self, request: EngineRequest, choice: Choice, begun: BegunAnswer, on_tokens: TokenCallback) -> Answer:
+        """Return the rest of an answer that a gateway which is gone began.
+
+        `choice` has the tokens that are known.
+        """
+        engine = self.model.engine
+        if not isinstance(engine, FailoverEngine):
+            count = self.state.metrics.numbers(metric_definitions.FAILOVERS)
+            # a single server has no streams that leave their replica, so the silence bounds nothing
+            exact = self.model.card.batch_invariant
+            engine = FailoverEngine(engine, lambda reason: count.labels(reason).inc(), exact=exact, silence=math.inf)
+        prompt_tokens, context = len(request.input_ids), self.context
+        stream = engine.continue_stream(request, array("i", begun.tokens), begun.cached_tokens)
+        context.version = stream.version
+        self._meter.submitted(0, 1)
+        if context.usage_recorder is not None:
+            context.usage_recorder.begin(
+                self.model.name,
+                self.answer_id,
+                prompt_tokens,
+                event_id=begun.event_id,
+                known_tokens=choice.completion_tokens,
+            )
+        return self.answer(Answer, stream, [choice], prompt_tokens, None, on_tokens)
+
+    def begin(self, prompt_tokens: int, choices: int) -> None:
+        """Count a request whose work begins, and record its usage from now on."""
+        self._meter.submitted(prompt_tokens, choices)
+        if self.context.usage_recorder is not None:
+            self.context.usage_recorder.begin(self.model.name, self.answer_id, prompt_tokens)
+
+    def answer(
+        self,
+        kind: type[Answer],
+        stream: TokenStream,
+        choices: list[Choice],
+        prompt_tokens: int,
+        make_choice: Callable[[int], Choice] | None = None,
+        on_tokens: TokenCallback | None = None,
+    ) -> Answer:
+        """Return the running answer, which releases the request's slots at its end."""
+        assert self._release_slots is not None
+        return kind(
+            stream,
+            choices,
+            meter=self._meter,
+            timeouts=self.state.timeouts,
+            prompt_tokens=prompt_tokens,
+            release_slots=self._release_slots,
+            context=self.context,
+            make_choice=make_choice,
+            on_tokens=on_tokens,
+        )
+
+    def guard(self, before: str = "") -> StreamGuard | None:
+        """Return the filters of a choice's text that follows `before`; None without filters."""
+        safety, context = self.state.safety, self.context
+        return None if safety is None else safety.guard(context.caller, before, end_user=context.end_user)
+
+    def logprob_buffer(self, choices: int) -> LogprobBuffer:
+        """Return a buffer for the log-probabilities of one of so many choices, whose memory is counted."""
+
+        def hold(size: int) -> bool:
+            try:
+                self.state.intake.hold(size, self.context)
+            except UnavailableError:
+                return False
+            return True
+
+        most = None if self.body.stream else MAX_LOGPROBS // choices
+        return LogprobBuffer(self.model.tokenizer.detokenizers.token_bytes, most, hold)
+
+    def limit_degraded(self, limits: DegradedLimits, prompt_tokens: int, max_tokens: int) -> int:
+        """Return the maximum tokens of an answer in degraded mode.
+
+        Args:
+            limits: The restrictions of degraded mode.
+            prompt_tokens: Tokens of its prompt.
+            max_tokens: The tokens that the answer may have otherwise.
+
+        Raises:
+            OverloadedError: The prompt is too long for degraded mode.
+        """
+        name = self.model.name
+        if limits.prompt_tokens is not None and prompt_tokens > limits.prompt_tokens:
+            self.state.count_degraded(name, "prompt_tokens")
+            raise OverloadedError(
+                f"The model {name} is overloaded and takes prompts of at most {limits.prompt_tokens} tokens now; "
+                f"this one has {prompt_tokens}. Shorten it, or retry later.",
+                retry_after=degraded_retry_after(),
+            )
+        most = max(limits.max_tokens, self.body.min_tokens or 0)
+        if max_tokens > most:
+            self.state.count_degraded(name, "max_tokens")
+        return min(max_tokens, most)
+
+    def _degrade(self, degradation: Degradation) -> None:
+        """Set the restrictions of degraded mode. Raises OverloadedError for a request that is shed."""
+        self.context.degraded = limits = _degraded_limits(degradation, self.model, self.context)
+        if limits is not None and limits.is_shed:
+            self.state.count_degraded(self.model.name, "shed")
+            raise OverloadedError(
+                f"The model {self.model.name} is overloaded and serves only requests of the tier "
+                f"{degradation.rules.first_tier} now. Retry later.",
+                retry_after=degraded_retry_after(),
+            )
 
 
 def _degraded_limits(
@@ -318,112 +451,11 @@ def degraded_retry_after() -> float:
     return FALL_SECONDS * random.uniform(*RETRY_AFTER_JITTER)
 
 
-def limit_degraded(
-    state: AppState,
-    model: GenerativeModel,
-    limits: DegradedLimits,
-    prompt_tokens: int,
-    max_tokens: int,
-    *,
-    least: int,
-) -> int:
-    """Return the maximum tokens of an answer in degraded mode.
-
-    Args:
-        state: The gateway's state.
-        model: The model of the request.
-        limits: The restrictions of degraded mode.
-        prompt_tokens: Tokens of its prompt.
-        max_tokens: The tokens that the answer may have otherwise.
-        least: Tokens that the answer must have.
-
-    Raises:
-        OverloadedError: The prompt is too long for degraded mode.
-    """
-    if limits.prompt_tokens is not None and prompt_tokens > limits.prompt_tokens:
-        state.count_degraded(model.name, "prompt_tokens")
-        raise OverloadedError(
-            f"The model {model.name} is overloaded and takes prompts of at most {limits.prompt_tokens} tokens now; "
-            f"this one has {prompt_tokens}. Shorten it, or retry later.",
-            retry_after=degraded_retry_after(),
-        )
-    if max_tokens <= max(limits.max_tokens, least):
-        return max_tokens
-    state.count_degraded(model.name, "max_tokens")
-    return max(limits.max_tokens, least)
-
-
 def _failure_outcome(error: BaseException) -> GoodputOutcome | None:
     """Return how a request failed before generation began, None if the request itself was invalid."""
     if isinstance(error, ApiError):
         return "shed" if error.code == OVERLOADED else "failed" if error.status >= 500 else None
     return "failed" if isinstance(error, Exception) else "aborted"
-
-
-async def start_answer(
-    state: AppState,
-    model: GenerativeModel,
-    context: RequestContext,
-    admission: Admission,
-    *,
-    answer_id: str,
-    requests: Sequence[EngineRequest],
-    make_choice: Callable[[int], Choice],
-    record: Callable[[TokenStream], TokenStream] | None = None,
-) -> Answer:
-    """Submit engine requests and return their answer.
-
-    `make_choice` is called for each sequence of each request. `record` returns a stream that notes
-    each token that is read from the given one.
-    """
-    prompt_tokens = sum(len(request.input_ids) for request in requests)
-    choices = [make_choice(index) for index in range(len(requests) * requests[0].n)]
-    if len(requests) == 1:
-        stream = await model.engine.open(requests[0])
-    else:
-        stream = await _open_merged(model.engine, requests)
-    context.version = stream.version
-    if state.version_router is not None and state.version_router.is_judged(model.parent or model.name):
-        context.describe_answer = partial(_describe_answer, model.tokenizer, requests[0].input_ids, stream)
-    context.mark("submit")
-    admission.meter.submitted(prompt_tokens, len(choices))
-    if context.usage_recorder is not None:
-        context.usage_recorder.begin(model.name, answer_id, prompt_tokens)
-    if record is not None:
-        stream = record(stream)
-    return Answer(
-        stream,
-        choices,
-        meter=admission.meter,
-        timeouts=state.timeouts,
-        prompt_tokens=prompt_tokens,
-        release_slots=admission.release_slots,
-        context=context,
-        make_choice=make_choice if requests[0].whole else None,
-    )
-
-
-def logprob_buffer(
-    state: AppState, model: GenerativeModel, context: RequestContext, choices: int | None
-) -> LogprobBuffer:
-    """Return a buffer for the log-probabilities of a choice.
-
-    Args:
-        state: The gateway's state.
-        model: The model that answers.
-        context: The request, for which the memory is counted.
-        choices: The number of choices of an answer that is sent whole; None for a stream.
-    """
-
-    def hold(size: int) -> bool:
-        try:
-            state.intake.hold(size, context)
-        except UnavailableError:
-            return False
-        return True
-
-    most = None if choices is None else MAX_LOGPROBS // choices
-    return LogprobBuffer(model.tokenizer.detokenizers.token_bytes, most, hold)
 
 
 def _describe_answer(tokenizer: TextTokenizer, prompt: Sequence[int], stream: TokenStream) -> Mapping[str, bool]:
@@ -432,51 +464,6 @@ def _describe_answer(tokenizer: TextTokenizer, prompt: Sequence[int], stream: To
     if not ids:
         return {}
     return describe_answer(tokenizer.decode(list(prompt[-DESCRIBED_TOKENS:])), tokenizer.decode(ids))._asdict()
-
-
-async def continue_answer(
-    state: AppState,
-    model: GenerativeModel,
-    context: RequestContext,
-    admission: Admission,
-    *,
-    request: EngineRequest,
-    choice: Choice,
-    begun: BegunAnswer,
-    record: Callable[[TokenStream], TokenStream],
-) -> Answer:
-    """Return the rest of an answer that a gateway which is gone began.
-
-    `choice` has the tokens that are known.
-    """
-    engine = model.engine
-    if not isinstance(engine, FailoverEngine):
-        count = state.metrics.numbers(metric_definitions.FAILOVERS)
-        # a single server has no streams that leave their replica, so the silence bounds nothing
-        engine = FailoverEngine(
-            engine, lambda reason: count.labels(reason).inc(), exact=model.card.batch_invariant, silence=math.inf
-        )
-    prompt_tokens = len(request.input_ids)
-    stream = engine.continue_stream(request, array("i", begun.tokens), begun.cached_tokens)
-    context.version = stream.version
-    admission.meter.submitted(0, 1)
-    if context.usage_recorder is not None:
-        context.usage_recorder.begin(
-            model.name,
-            request.request_id,
-            prompt_tokens,
-            event_id=begun.event_id,
-            known_tokens=choice.completion_tokens,
-        )
-    return Answer(
-        record(stream),
-        [choice],
-        meter=admission.meter,
-        timeouts=state.timeouts,
-        prompt_tokens=prompt_tokens,
-        release_slots=admission.release_slots,
-        context=context,
-    )
 
 
 async def _open_merged(engine: Engine, requests: Sequence[EngineRequest]) -> TokenStream:

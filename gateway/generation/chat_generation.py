@@ -10,17 +10,8 @@ from functools import partial
 from typing import NamedTuple
 
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError
-from llmops.gateway.generation.answer import Answer
-from llmops.gateway.generation.app_state import (
-    Admission,
-    AppState,
-    BegunAnswer,
-    admit,
-    continue_answer,
-    limit_degraded,
-    logprob_buffer,
-    start_answer,
-)
+from llmops.gateway.generation.answer import Answer, TokenCallback
+from llmops.gateway.generation.app_state import AppState, BegunAnswer, Generation
 from llmops.gateway.generation.chat_messages import render_chat, request_texts
 from llmops.gateway.generation.choice import Choice, TokenOffsets
 from llmops.gateway.generation.parsers.harmony import FINAL_CHANNEL, HarmonyParser, is_harmony
@@ -48,7 +39,7 @@ from llmops.gateway.generation.structured.request_guide import (
 )
 from llmops.gateway.generation.structured.schema_validation import SchemaLimits
 from llmops.gateway.http.request_context import RequestContext
-from llmops.gateway.interfaces import EngineRequest, Guide, TokenStream
+from llmops.gateway.interfaces import EngineRequest, Guide
 from llmops.gateway.routing.providers import ProviderModel
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
@@ -113,63 +104,144 @@ def validate_chat(body: ChatRequest, model: GenerativeModel, limits: RequestLimi
         check_logprobs(top, model.card, "top_logprobs")
 
 
-async def start_chat(
-    state: AppState,
-    body: ChatRequest,
-    model: GenerativeModel,
-    answer_id: str,
-    context: RequestContext,
-    *,
-    whole: bool,
-    fit: bool = False,
-    record: Callable[[TokenStream, int], TokenStream] | None = None,
-) -> Answer:
-    """Submit a chat request and return its answer.
+class ChatGeneration(Generation[ChatRequest]):
+    """A chat request, until its engine or its provider has it."""
 
-    Args:
-        state: The gateway's state.
-        body: The request, which `validate_chat` has checked.
-        model: Its model.
-        answer_id: The id of the answer.
-        context: The request's context.
-        whole: The client sees nothing before the end.
-        fit: Shorten an answer for which the context window has no room, instead of refusing the
-            request.
-        record: Returns a stream that notes each token of the given one, and the most tokens that
-            the answer may have.
+    async def start(self, *, whole: bool, fit: bool = False, on_tokens: TokenCallback | None = None) -> Answer:
+        """Submit the request and return its answer.
 
-    Raises:
-        InvalidRequestError: The prompt or the tools cannot be used.
-        UnavailableError: Too many requests are waiting.
-    """
+        Args:
+            whole: The client sees nothing before the end.
+            fit: Shorten an answer for which the context window has no room, instead of refusing the
+                request.
+            on_tokens: Called with the tokens of each batch.
 
-    async def start(admission: Admission) -> Answer:
-        if isinstance(model, ProviderModel):
+        Raises:
+            InvalidRequestError: The prompt or the tools cannot be used.
+            UnavailableError: Too many requests are waiting.
+        """
+        state, body, context = self.state, self.body, self.context
+
+        async def start() -> Answer:
+            if isinstance(self.model, ProviderModel):
+                if state.safety is not None:
+                    await state.safety.check_prompt(request_texts(body), context.caller, end_user=context.end_user)
+                return await start_provider_chat(self, self.model)
+            prepared = await self.prepare()
             if state.safety is not None:
-                await state.safety.check_prompt(request_texts(body), context.caller, end_user=context.end_user)
-            return await start_provider_chat(state, body, model, context, admission, answer_id)
-        prepared = await prepare_chat_in_thread(state, body, model, context)
-        if state.safety is not None:
-            # after the prompt was found to fit the context, which bounds the work of the filters
-            await state.safety.check_prompt(
-                request_texts(body), context.caller, prepared.prompt, end_user=context.end_user
-            )
-        if body.prompt_logprobs is not None:
-            check_prompt_logprobs(body.prompt_logprobs, len(prepared.input_ids))
-        max_tokens = await _reserve_max_tokens(state, body, model, context, len(prepared.input_ids), fit)
-        request = _engine_request(state, body, model, context, prepared, answer_id, max_tokens, whole)
-        return await start_answer(
-            state,
-            model,
-            context,
-            admission,
-            answer_id=answer_id,
-            requests=[request],
-            make_choice=partial(_make_choice, state, body, model, context, prepared, max_tokens, answer_id),
-            record=None if record is None else lambda stream: record(stream, max_tokens),
+                # after the prompt was found to fit the context, which bounds the work of the filters
+                await state.safety.check_prompt(
+                    request_texts(body), context.caller, prepared.prompt, end_user=context.end_user
+                )
+            if body.prompt_logprobs is not None:
+                check_prompt_logprobs(body.prompt_logprobs, len(prepared.input_ids))
+            max_tokens = await self._reserve_max_tokens(len(prepared.input_ids), fit)
+            request = self._engine_request(prepared, max_tokens, whole)
+            return await self.submit([request], partial(self._make_choice, prepared, max_tokens), on_tokens)
+
+        return await self.admit(body.n or 1, start)
+
+    async def continue_answer(
+        self, begun: BegunAnswer, replay: Callable[[Choice], Awaitable[None]], on_tokens: TokenCallback
+    ) -> Answer:
+        """Return the rest of an answer that a gateway which is gone began.
+
+        The context has the caller of the first gateway.
+
+        Args:
+            begun: What is known of the answer.
+            replay: Feeds the known tokens to an empty choice.
+            on_tokens: Called with the tokens of each batch.
+
+        Raises:
+            ApiError: As `start`.
+        """
+
+        async def start() -> Answer:
+            prepared = await self.prepare()
+            choice = self._make_choice(prepared, begun.max_tokens, 0)
+            await replay(choice)
+            return self.resume(self._engine_request(prepared, begun.max_tokens, False), choice, begun, on_tokens)
+
+        return await self.admit(1, start)
+
+    async def replayed_choice(self, max_tokens: int) -> Choice:
+        """Return an empty choice that turns the tokens of the answer into text.
+
+        Another gateway generates the tokens. Raises ApiError if the request cannot be prepared.
+        """
+        return self._make_choice(await self.prepare(), max_tokens, 0)
+
+    async def prepare(self) -> PreparedChat:
+        """Run `prepare_chat` on a text thread when the caller's fair turn comes."""
+        state, body, model, context = self.state, self.body, self.model, self.context
+        # each message costs rendering time, however short it is
+        size = context.work_bytes + 64 * len(body.messages)
+        is_slow = model.template is not None and model.template.is_slow
+        if is_slow or body.tools or not GUIDE_FIELDS.isdisjoint(body.model_fields_set):
+            size += THREAD_CHARACTERS
+        prepare = partial(prepare_chat, model, body, state.limits, context.mark)
+        return await state.text_threads.run(prepare, size, context.caller.share)
+
+    def _engine_request(self, prepared: PreparedChat, max_tokens: int, whole: bool) -> EngineRequest:
+        state, body, model, context = self.state, self.body, self.model, self.context
+        return EngineRequest(
+            request_id=self.answer_id,
+            input_ids=prepared.input_ids,
+            max_tokens=max_tokens,
+            sampling=resolve_sampling(body, model.card),
+            n=body.n or 1,
+            min_tokens=body.min_tokens or 0,
+            end_ids=resolve_stop_conditions(body, model.card, state.limits).end_ids,
+            logprobs=bool(body.logprobs),
+            top_logprobs=body.top_logprobs or 0,
+            prompt_logprobs=body.prompt_logprobs,
+            bad_words=prepared.bad_words,
+            guide=prepared.guide,
+            caller=context.caller.share,
+            cache_salt=state.cache_salt(context.caller.share),
+            cache_key=context.prompt_cache_key,
+            extras=model.extras,
+            turn=context.scheduling,
+            whole=whole,
+            trace=context.traceparent,
         )
 
-    return await admit(state, model, body.n or 1, context, start)
+    def _make_choice(self, prepared: PreparedChat, max_tokens: int, index: int) -> Choice:
+        body, model = self.body, self.model
+        processor = prepared.processor() if prepared.processor else None
+        if processor is not None:
+            processor.name_calls(f"{self.answer_id}/{index}")
+        stop_conditions = resolve_stop_conditions(body, model.card, self.state.limits)
+        return Choice(
+            index,
+            model.tokenizer.detokenizers.make(prepared.skip_special_tokens),
+            max_tokens=max_tokens,
+            end_ids=frozenset(stop_conditions.end_ids),
+            stops=stop_conditions.stops,
+            processor=processor,
+            logprobs=self.logprob_buffer(body.n or 1) if body.logprobs else None,
+            starts=TokenOffsets(prepared.marker_ids) if prepared.marker_ids is not None else None,
+            guard=self.guard(prepared.prompt if body.continue_final_message else ""),
+        )
+
+    async def _reserve_max_tokens(self, prompt_tokens: int, fit: bool) -> int:
+        """Return the maximum number of tokens of each choice.
+
+        The number is as high as the request, the context and the caller's quota allow.
+        """
+        body, model, context = self.body, self.model, self.context
+        field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        requested: int | None = getattr(body, field)
+        max_tokens = resolve_max_tokens(
+            requested, prompt_tokens, model.card, default=self.state.default_tokens, param=field, fit=fit
+        )
+        if context.degraded is not None:
+            max_tokens = self.limit_degraded(context.degraded, prompt_tokens, max_tokens)
+        if context.reservation is None:
+            return max_tokens
+        n, is_bounded = body.n or 1, requested is not None
+        return await context.reservation.tokens(model.name, prompt_tokens, n * max_tokens, n, is_bounded) // n
 
 
 async def answer_message(state: AppState, name: str, message: str, max_tokens: int, context: RequestContext) -> str:
@@ -187,8 +259,8 @@ async def answer_message(state: AppState, name: str, message: str, max_tokens: i
     """
     fields = {"messages": [{"role": "user", "content": message}], "max_completion_tokens": max_tokens}
     body = ChatRequest.model_validate({"model": name, "temperature": 0, **fields})
-    answer_id = f"chatcmpl-{secrets.token_hex(12)}"
-    answer = await start_chat(state, body, state.models.find(name), answer_id, context, whole=True, fit=True)
+    chat = ChatGeneration(state, body, state.models.find(name), f"chatcmpl-{secrets.token_hex(12)}", context)
+    answer = await chat.start(whole=True, fit=True)
     with closing(answer):
         await answer.start()
         parts = []
@@ -196,158 +268,6 @@ async def answer_message(state: AppState, name: str, message: str, max_tokens: i
             pieces = delta.choice.sort(delta.text)
             parts += [piece.text for piece in pieces if isinstance(piece, ContentDelta)]
     return "".join(parts)
-
-
-async def continue_chat(
-    state: AppState,
-    body: ChatRequest,
-    model: GenerativeModel,
-    answer_id: str,
-    context: RequestContext,
-    begun: BegunAnswer,
-    replay: Callable[[Choice], Awaitable[None]],
-    record: Callable[[TokenStream], TokenStream],
-) -> Answer:
-    """Return the rest of an answer that a gateway which is gone began.
-
-    Args:
-        state: The gateway's state.
-        body: The request.
-        model: Its model.
-        answer_id: The id of the answer.
-        context: The context of the request, with the caller of the first gateway.
-        begun: What is known of the answer.
-        replay: Feeds the known tokens to an empty choice.
-        record: Returns a stream that notes each token of the given one.
-
-    Raises:
-        ApiError: As `start_chat`.
-    """
-
-    async def start(admission: Admission) -> Answer:
-        prepared = await prepare_chat_in_thread(state, body, model, context)
-        choice = _make_choice(state, body, model, context, prepared, begun.max_tokens, answer_id, 0)
-        await replay(choice)
-        request = _engine_request(state, body, model, context, prepared, answer_id, begun.max_tokens, whole=False)
-        return await continue_answer(
-            state, model, context, admission, request=request, choice=choice, begun=begun, record=record
-        )
-
-    return await admit(state, model, 1, context, start)
-
-
-async def replayed_choice(
-    state: AppState,
-    body: ChatRequest,
-    model: GenerativeModel,
-    context: RequestContext,
-    max_tokens: int,
-    answer_id: str,
-) -> Choice:
-    """Return an empty choice that turns the tokens of an answer to `body` into text.
-
-    Another gateway generates the tokens. Raises ApiError if the request cannot be prepared.
-    """
-    prepared = await prepare_chat_in_thread(state, body, model, context)
-    return _make_choice(state, body, model, context, prepared, max_tokens, answer_id, 0)
-
-
-def _engine_request(
-    state: AppState,
-    body: ChatRequest,
-    model: GenerativeModel,
-    context: RequestContext,
-    prepared: PreparedChat,
-    answer_id: str,
-    max_tokens: int,
-    whole: bool,
-) -> EngineRequest:
-    return EngineRequest(
-        request_id=answer_id,
-        input_ids=prepared.input_ids,
-        max_tokens=max_tokens,
-        sampling=resolve_sampling(body, model.card),
-        n=body.n or 1,
-        min_tokens=body.min_tokens or 0,
-        end_ids=resolve_stop_conditions(body, model.card, state.limits).end_ids,
-        logprobs=bool(body.logprobs),
-        top_logprobs=body.top_logprobs or 0,
-        prompt_logprobs=body.prompt_logprobs,
-        bad_words=prepared.bad_words,
-        guide=prepared.guide,
-        caller=context.caller.share,
-        cache_salt=state.cache_salt(context.caller.share),
-        cache_key=context.prompt_cache_key,
-        extras=model.extras,
-        turn=context.scheduling,
-        whole=whole,
-        trace=context.traceparent,
-    )
-
-
-def _make_choice(
-    state: AppState,
-    body: ChatRequest,
-    model: GenerativeModel,
-    context: RequestContext,
-    prepared: PreparedChat,
-    max_tokens: int,
-    answer_id: str,
-    index: int,
-) -> Choice:
-    processor = prepared.processor() if prepared.processor else None
-    if processor is not None:
-        processor.name_calls(f"{answer_id}/{index}")
-    stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
-    continued = prepared.prompt if body.continue_final_message else ""
-    return Choice(
-        index,
-        model.tokenizer.detokenizers.make(prepared.skip_special_tokens),
-        max_tokens=max_tokens,
-        end_ids=frozenset(stop_conditions.end_ids),
-        stops=stop_conditions.stops,
-        processor=processor,
-        logprobs=logprob_buffer(state, model, context, None if body.stream else body.n or 1) if body.logprobs else None,
-        starts=TokenOffsets(prepared.marker_ids) if prepared.marker_ids is not None else None,
-        guard=state.safety.guard(context.caller, continued, end_user=context.end_user)
-        if state.safety is not None
-        else None,
-    )
-
-
-async def _reserve_max_tokens(
-    state: AppState, body: ChatRequest, model: GenerativeModel, context: RequestContext, prompt_tokens: int, fit: bool
-) -> int:
-    """Return the maximum number of tokens of each choice.
-
-    The number is as high as the request, the context and the caller's quota allow.
-    """
-    field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    requested: int | None = getattr(body, field)
-    max_tokens = resolve_max_tokens(
-        requested, prompt_tokens, model.card, default=state.default_tokens, param=field, fit=fit
-    )
-    if context.degraded is not None:
-        max_tokens = limit_degraded(
-            state, model, context.degraded, prompt_tokens, max_tokens, least=body.min_tokens or 0
-        )
-    if context.reservation is None:
-        return max_tokens
-    n, is_bounded = body.n or 1, requested is not None
-    return await context.reservation.tokens(model.name, prompt_tokens, n * max_tokens, n, is_bounded) // n
-
-
-async def prepare_chat_in_thread(
-    state: AppState, body: ChatRequest, model: GenerativeModel, context: RequestContext
-) -> PreparedChat:
-    """Run `prepare_chat` on a text thread when the caller's fair turn comes."""
-    # each message costs rendering time, however short it is
-    size = context.work_bytes + 64 * len(body.messages)
-    is_slow = model.template is not None and model.template.is_slow
-    if is_slow or body.tools or not GUIDE_FIELDS.isdisjoint(body.model_fields_set):
-        size += THREAD_CHARACTERS
-    prepare = partial(prepare_chat, model, body, state.limits, context.mark)
-    return await state.text_threads.run(prepare, size, context.caller.share)
 
 
 def prepare_chat(

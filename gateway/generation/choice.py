@@ -78,7 +78,7 @@ class Choice:
         """
         self.index = index
         self._detokenizer = detokenizer
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         self._end_ids = end_ids
         self._stop = StopStringMatcher(stops) if stops else None
         self._processor = processor
@@ -122,7 +122,7 @@ class Choice:
             self.stop_reason = tokens[-1]
             tokens = tokens[:-1]
             self.done = True
-        room = self._max_tokens - self.completion_tokens
+        room = self.max_tokens - self.completion_tokens
         if len(tokens) > room:
             # the caller has reserved for no more, and an engine that did not stop may never stop
             self.overran = True
@@ -147,7 +147,7 @@ class Choice:
         if self.done:
             return ""
         # the engine may not send the end token: then it stopped before the length was reached
-        return self._filter(self._end("stop" if self._received < self._max_tokens else "length"))
+        return self._filter(self._end("stop" if self._received < self.max_tokens else "length"))
 
     async def judge(self, text: str) -> str:
         """Return the part of `text` that the asynchronous filters let pass."""

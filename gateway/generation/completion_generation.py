@@ -7,14 +7,7 @@ from typing import Any
 
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError, missing_parameter
 from llmops.gateway.generation.answer import Answer
-from llmops.gateway.generation.app_state import (
-    Admission,
-    AppState,
-    admit,
-    limit_degraded,
-    logprob_buffer,
-    start_answer,
-)
+from llmops.gateway.generation.app_state import AppState, Generation
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.prompt_limits import check_prompt_characters, check_prompt_text, check_prompt_tokens
 from llmops.gateway.generation.sampling import (
@@ -94,72 +87,97 @@ def sequences_per_prompt(body: CompletionRequest) -> int:
     return body.best_of or body.n or 1
 
 
-async def start_completion(
-    state: AppState, body: CompletionRequest, model: GenerativeModel, answer_id: str, context: RequestContext
-) -> Answer:
-    """Submit one engine request per prompt and return the answer.
+class CompletionGeneration(Generation[CompletionRequest]):
+    """A completions request, until its engine has it."""
 
-    Choices are numbered prompt by prompt.
+    async def start(self) -> Answer:
+        """Submit one engine request per prompt and return the answer.
 
-    Raises:
-        InvalidRequestError: A prompt cannot be used.
-        UnavailableError: Too many requests are waiting.
-    """
-    prompts = parse_prompts(body, state.limits)
+        Choices are numbered prompt by prompt.
 
-    async def start(admission: Admission) -> Answer:
-        def prepare() -> tuple[list[list[int]], Guide | None]:
-            return [tokenize_prompt(model, one, body) for one in prompts], _completion_guide(body, model, state)
+        Raises:
+            InvalidRequestError: A prompt cannot be used.
+            UnavailableError: Too many requests are waiting.
+        """
+        state, body, model, context = self.state, self.body, self.model, self.context
+        prompts = parse_prompts(body, state.limits)
 
-        # a guide is always made on a text thread
-        size = context.work_bytes + (0 if GUIDE_FIELDS.isdisjoint(body.model_fields_set) else THREAD_CHARACTERS)
-        encoded, guide = await state.text_threads.run(prepare, size, context.caller.share)
-        context.mark("tokenise")
-        texts: list[str] = []
-        if state.safety is not None:
-            texts = [_prompt_text(model, one) for one in prompts]
-            await state.safety.check_prompt(texts, context.caller, end_user=context.end_user)
-        if body.prompt_logprobs is not None:
-            check_prompt_logprobs(body.prompt_logprobs, sum(map(len, encoded)))
-        stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
-        requests = [
-            _engine_request(
-                state,
-                body,
-                model,
-                context,
-                request_id=answer_id if len(encoded) == 1 else f"{answer_id}-{at}",
-                input_ids=ids,
-                end_ids=stop_conditions.end_ids,
-                guide=guide,
-            )
-            for at, ids in enumerate(encoded)
-        ]
-        if context.reservation is not None:
-            requests = await _reserve_tokens(context.reservation, requests, model.name)
+        async def start() -> Answer:
+            def prepare() -> tuple[list[list[int]], Guide | None]:
+                return [tokenize_prompt(model, one, body) for one in prompts], self._guide()
 
-        def make_choice(index: int) -> Choice:
-            at = index // requests[0].n
-            request = requests[at]
-            return Choice(
-                index,
-                model.tokenizer.detokenizers.make(body.skip_special_tokens is not False),
-                max_tokens=request.max_tokens,
-                end_ids=frozenset(stop_conditions.end_ids),
-                stops=stop_conditions.stops,
-                logprobs=logprob_buffer(state, model, context, None if body.stream else len(requests) * request.n)
-                if request.logprobs
-                else None,
-                guard=state.safety.guard(context.caller, texts[at], end_user=context.end_user)
-                if state.safety is not None
-                else None,
-            )
+            # a guide is always made on a text thread
+            size = context.work_bytes + (0 if GUIDE_FIELDS.isdisjoint(body.model_fields_set) else THREAD_CHARACTERS)
+            encoded, guide = await state.text_threads.run(prepare, size, context.caller.share)
+            context.mark("tokenise")
+            texts = [""] * len(prompts)
+            if state.safety is not None:
+                texts = [_prompt_text(model, one) for one in prompts]
+                await state.safety.check_prompt(texts, context.caller, end_user=context.end_user)
+            if body.prompt_logprobs is not None:
+                check_prompt_logprobs(body.prompt_logprobs, sum(map(len, encoded)))
+            stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
+            names = [self.answer_id] if len(encoded) == 1 else [f"{self.answer_id}-{at}" for at in range(len(encoded))]
+            requests = [
+                self._engine_request(name, ids, stop_conditions.end_ids, guide)
+                for name, ids in zip(names, encoded, strict=True)
+            ]
+            if context.reservation is not None:
+                requests = await _reserve_tokens(context.reservation, requests, model.name)
 
-        return await start_answer(
-            state, model, context, admission, answer_id=answer_id, requests=requests, make_choice=make_choice
+            def make_choice(index: int) -> Choice:
+                at = index // requests[0].n
+                request = requests[at]
+                return Choice(
+                    index,
+                    model.tokenizer.detokenizers.make(body.skip_special_tokens is not False),
+                    max_tokens=request.max_tokens,
+                    end_ids=frozenset(stop_conditions.end_ids),
+                    stops=stop_conditions.stops,
+                    logprobs=self.logprob_buffer(len(requests) * request.n) if request.logprobs else None,
+                    guard=self.guard(texts[at]),
+                )
+
+            return await self.submit(requests, make_choice)
+
+        return await self.admit(len(prompts) * sequences_per_prompt(body), start)
+
+    def _guide(self) -> Guide | None:
+        guide = parse_guide(self.body, SchemaLimits.of(self.state.limits))
+        if guide is None:
+            return None
+        field = guide_field(self.body)
+        check_guide(guide, self.model.card, field)
+        return compile_guide(guide, self.model.card.capabilities.guided, requires_strict_guide(self.body), field)
+
+    def _engine_request(
+        self, request_id: str, input_ids: list[int], end_ids: tuple[int, ...], guide: Guide | None
+    ) -> EngineRequest:
+        state, body, model, context = self.state, self.body, self.model, self.context
+        default = min(DEFAULT_MAX_TOKENS, state.default_tokens or DEFAULT_MAX_TOKENS)
+        max_tokens = resolve_max_tokens(body.max_tokens, len(input_ids), model.card, default=default, param="prompt")
+        if context.degraded is not None:
+            max_tokens = self.limit_degraded(context.degraded, len(input_ids), max_tokens)
+        return EngineRequest(
+            request_id=request_id,
+            input_ids=input_ids,
+            max_tokens=max_tokens,
+            sampling=resolve_sampling(body, model.card),
+            n=sequences_per_prompt(body),
+            min_tokens=body.min_tokens or 0,
+            end_ids=end_ids,
+            logprobs=body.logprobs is not None or sequences_per_prompt(body) > (body.n or 1),
+            top_logprobs=body.logprobs or 0,
+            prompt_logprobs=body.prompt_logprobs,
+            bad_words=tokenize_bad_words(body.bad_words, model.tokenizer, state.limits) if body.bad_words else (),
+            guide=guide,
+            caller=context.caller.share,
+            cache_salt=state.cache_salt(context.caller.share),
+            extras=model.extras,
+            turn=context.scheduling,
+            whole=not body.stream,
+            trace=context.traceparent,
         )
-
-    return await admit(state, model, len(prompts) * sequences_per_prompt(body), context, start)
 
 
 async def _reserve_tokens(
@@ -171,54 +189,6 @@ async def _reserve_tokens(
     if allowed == most:
         return requests
     return [replace(one, max_tokens=max(one.max_tokens * allowed // most, 1)) for one in requests]
-
-
-def _completion_guide(body: CompletionRequest, model: GenerativeModel, state: AppState) -> Guide | None:
-    guide = parse_guide(body, SchemaLimits.of(state.limits))
-    if guide is None:
-        return None
-    field = guide_field(body)
-    check_guide(guide, model.card, field)
-    return compile_guide(guide, model.card.capabilities.guided, requires_strict_guide(body), field)
-
-
-def _engine_request(
-    state: AppState,
-    body: CompletionRequest,
-    model: GenerativeModel,
-    context: RequestContext,
-    *,
-    request_id: str,
-    input_ids: list[int],
-    end_ids: tuple[int, ...],
-    guide: Guide | None,
-) -> EngineRequest:
-    default = min(DEFAULT_MAX_TOKENS, state.default_tokens or DEFAULT_MAX_TOKENS)
-    max_tokens = resolve_max_tokens(body.max_tokens, len(input_ids), model.card, default=default, param="prompt")
-    if context.degraded is not None:
-        max_tokens = limit_degraded(
-            state, model, context.degraded, len(input_ids), max_tokens, least=body.min_tokens or 0
-        )
-    return EngineRequest(
-        request_id=request_id,
-        input_ids=input_ids,
-        max_tokens=max_tokens,
-        sampling=resolve_sampling(body, model.card),
-        n=sequences_per_prompt(body),
-        min_tokens=body.min_tokens or 0,
-        end_ids=end_ids,
-        logprobs=body.logprobs is not None or sequences_per_prompt(body) > (body.n or 1),
-        top_logprobs=body.logprobs or 0,
-        prompt_logprobs=body.prompt_logprobs,
-        bad_words=tokenize_bad_words(body.bad_words, model.tokenizer, state.limits) if body.bad_words else (),
-        guide=guide,
-        caller=context.caller.share,
-        cache_salt=state.cache_salt(context.caller.share),
-        extras=model.extras,
-        turn=context.scheduling,
-        whole=not body.stream,
-        trace=context.traceparent,
-    )
 
 
 def parse_prompts(body: CompletionRequest, limits: RequestLimits) -> list[PromptInput]:

@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.generation.answer import Answer
-from llmops.gateway.generation.app_state import Admission, AppState
+from llmops.gateway.generation.app_state import Generation
 from llmops.gateway.generation.chat_messages import request_texts
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.parsers.output_processor import (
@@ -61,56 +61,33 @@ _TOKENS_PER_MESSAGE = 8
 MAX_BYTES_PER_TOKEN, MAX_UNCOUNTED_BYTES = 64, 16_384
 
 
-async def start_provider_chat(
-    state: AppState,
-    body: ChatRequest,
-    model: ProviderModel,
-    context: RequestContext,
-    admission: Admission,
-    answer_id: str,
-) -> Answer:
+async def start_provider_chat(chat: Generation[ChatRequest], model: ProviderModel) -> Answer:
     """Send a chat to a provider and return its answer.
 
     Raises:
         UnavailableError: The request needs something that a provider does not offer.
         RateLimitError: The caller's quota or budget does not allow it at the provider's price.
     """
+    body, context, default = chat.body, chat.context, chat.state.default_tokens
     fields = _translate(body, model, context)
     prompt_tokens = sum(estimate_tokens(text) for text in request_texts(body))
     prompt_tokens += _TOKENS_PER_MESSAGE * len(body.messages)
     requested = body.max_completion_tokens or body.max_tokens
-    most = requested or state.default_tokens or max(model.card.max_seq_len - prompt_tokens, 1)
+    most = requested or default or max(model.card.max_seq_len - prompt_tokens, 1)
     n, max_tokens = body.n or 1, most
     if context.reservation is not None:
         reserved = await context.reservation.tokens(model.name, prompt_tokens, n * most, n, requested is not None)
         max_tokens = reserved // n
-    if requested or state.default_tokens or max_tokens < most:
+    if requested or default or max_tokens < most:
         fields["max_completion_tokens" if body.max_completion_tokens else "max_tokens"] = max_tokens
     last = body.messages[-1]
     # providers continue a last message of the assistant
     before = last.content if last.role == "assistant" and isinstance(last.content, str) else ""
-    choices: list[Choice] = [
-        ProviderChoice(
-            index,
-            max_tokens,
-            state.safety.guard(context.caller, before, end_user=context.end_user) if state.safety is not None else None,
-        )
-        for index in range(n)
-    ]
-    admission.meter.submitted(prompt_tokens, n)
-    if context.usage_recorder is not None:
-        context.usage_recorder.begin(model.name, answer_id, prompt_tokens)
+    choices: list[Choice] = [ProviderChoice(index, max_tokens, chat.guard(before)) for index in range(n)]
+    chat.begin(prompt_tokens, n)
     stream = model.open({**fields, "stream": True, "stream_options": {"include_usage": True}})
     context.mark("submit")
-    return ProviderAnswer(
-        stream,
-        choices,
-        meter=admission.meter,
-        timeouts=state.timeouts,
-        prompt_tokens=prompt_tokens,
-        release_slots=admission.release_slots,
-        context=context,
-    )
+    return chat.answer(ProviderAnswer, stream, choices, prompt_tokens)
 
 
 def _translate(body: ChatRequest, model: ProviderModel, context: RequestContext) -> dict[str, Any]:
@@ -166,10 +143,10 @@ class ProviderChoice(Choice):
             self._deltas += 1
             self._bytes += len(text.encode("utf-8", "replace"))
             estimate = max(self._deltas, self._bytes // BYTES_PER_TOKEN)
-            self.completion_tokens = min(estimate, self._max_tokens)
+            self.completion_tokens = min(estimate, self.max_tokens)
         if choice.finish_reason is not None:
             self.done, self.finish_reason = True, _finish_reason(choice.finish_reason)
-        elif self._bytes + self._pieces > MAX_BYTES_PER_TOKEN * self._max_tokens + MAX_UNCOUNTED_BYTES:
+        elif self._bytes + self._pieces > MAX_BYTES_PER_TOKEN * self.max_tokens + MAX_UNCOUNTED_BYTES:
             self.done = self.overran = True
         return self._filter(text)
 

@@ -30,12 +30,10 @@ MAX_WIDTH = 256
 #: Writing systems by RE2's names; what belongs to all of them, such as digits and spaces, is always
 #: allowed.
 SCRIPTS = frozenset(
-    (
-        "Arabic Armenian Bengali Bopomofo Cyrillic Devanagari Ethiopic Georgian Greek Gujarati Gurmukhi Han Hangul "
-        "Hebrew Hiragana Kannada Katakana Khmer Lao Latin Malayalam Mongolian Myanmar Oriya Sinhala Tamil Telugu Thai "
-        "Tibetan"
-    ).split()
-)
+    ["Arabic", "Armenian", "Bengali", "Bopomofo", "Cyrillic", "Devanagari", "Ethiopic", "Georgian", "Greek",
+     "Gujarati", "Gurmukhi", "Han", "Hangul", "Hebrew", "Hiragana", "Kannada", "Katakana", "Khmer", "Lao", "Latin",
+     "Malayalam", "Mongolian", "Myanmar", "Oriya", "Sinhala", "Tamil", "Telugu", "Thai", "Tibetan"]
+)  # fmt: skip
 
 #: Letters of another writing system in a row that make a finding. Up to three characters that are
 #: not letters may stand between two of them.

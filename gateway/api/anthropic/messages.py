@@ -39,7 +39,7 @@ from llmops.gateway.api.ignored_fields import report_dropped_tools, report_ignor
 from llmops.gateway.errors import ApiError, UnsupportedError, log_detail
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.app_state import AppState
-from llmops.gateway.generation.chat_generation import prepare_chat_in_thread, start_chat, validate_chat
+from llmops.gateway.generation.chat_generation import ChatGeneration, validate_chat
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.parsers.output_processor import OutputDelta, ToolCallDelta
 from llmops.gateway.http.anthropic_errors import REQUEST_ID_HEADER, envelope_json
@@ -81,9 +81,8 @@ class MessagesEndpoints:
 
         async def start() -> Answer:
             with translated_errors(translate_error_fields):
-                return await start_chat(
-                    self._service, chat, model, head["id"], context, whole=not body.stream, fit=True
-                )
+                generation = ChatGeneration(self._service, chat, model, head["id"], context)
+                return await generation.start(whole=not body.stream, fit=True)
 
         def stop(answer: Answer, choice: Choice, called: bool) -> dict[str, Any]:
             return stop_fields(
@@ -126,7 +125,7 @@ class MessagesEndpoints:
         model = await self._service.find_model(body.model, context, body)
         chat = self._as_chat(body, model, context)
         with translated_errors(translate_error_fields):
-            plan = await prepare_chat_in_thread(self._service, chat, model, context)
+            plan = await ChatGeneration(self._service, chat, model, "", context).prepare()
         return _with_request_id(json_response({"input_tokens": len(plan.input_ids)}), context)
 
     def _as_chat(self, body: CountTokensRequest, model: GenerativeModel, context: RequestContext) -> ChatRequest:
