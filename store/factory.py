@@ -1,12 +1,15 @@
 """Opening of stores, with the migration of their schema."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llmops.clocks import wait_with_timeout
+from llmops.errors import ResourceError
 from llmops.store.database import ResultT, Store, connect
 from llmops.store.migrate import migrate
 from llmops.store.store_url import StoreUrl
@@ -31,6 +34,21 @@ async def open_store(url: str, pool_size: int = 5) -> Store:
     return store
 
 
+async def within(seconds: float, work: Awaitable[ResultT]) -> ResultT:
+    """Await work on a store.
+
+    Raises:
+        LlmopsError: The store is away, failed, or did not answer in time. The message has no text
+            of the driver, which may hold values.
+    """
+    try:
+        return await wait_with_timeout(seconds, work)
+    except TimeoutError as error:
+        raise ResourceError(f"The store did not answer within {seconds:g} s.") from error
+    except SQLAlchemyError as error:
+        raise ResourceError(f"The store failed ({type(error).__name__}).") from error
+
+
 class LazyStore:
     """A store that its first use opens, so that a process starts while the store is unreachable."""
 
@@ -50,6 +68,11 @@ class LazyStore:
         """Open a transaction. Raises the errors of `open_store` too."""
         async with (await self._opened()).write() as connection:
             yield connection
+
+    async def ask(self, work: Callable[[AsyncConnection], Awaitable[ResultT]]) -> ResultT:
+        """Return what `work` finds. Raises the errors of `open_store` too."""
+        async with self.read() as connection:
+            return await work(connection)
 
     async def transact(self, work: Callable[[Connection], ResultT]) -> ResultT:
         """Do work in a transaction. Raises the errors of `open_store` too."""

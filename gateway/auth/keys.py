@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
+from typing import TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -26,7 +28,9 @@ from llmops.store.accounts.tenants import find_tenant
 from llmops.store.accounts.users import bind_identity, ensure_user, find_user_by_identity
 from llmops.store.audit import AuditContext, record_action
 from llmops.store.errors import is_data_error
-from llmops.store.factory import LazyStore, open_store
+from llmops.store.factory import LazyStore, open_store, within
+
+T = TypeVar("T")
 
 #: Keys in one query: SQLite takes 32,766 values, and each key needs two.
 MAX_KEYS_PER_QUERY = 500
@@ -72,16 +76,14 @@ class KeyDirectory(Directory):
         return _caller(row)
 
     async def has_credentials(self) -> bool:
-        try:
-            return await wait_with_timeout(STORE_TIMEOUT, self._has_any())
-        except (TimeoutError, LlmopsError, SQLAlchemyError) as error:
-            raise _unavailable(error) from error
+        return await self._ask(has_any_key)
 
     async def ended(self, keys: Sequence[str]) -> Collection[str]:
-        try:
-            return await wait_with_timeout(STORE_TIMEOUT, self._ended(keys))
-        except (TimeoutError, LlmopsError, SQLAlchemyError) as error:
-            raise _unavailable(error) from error
+        async def find(connection: AsyncConnection) -> Collection[str]:
+            batches = [keys[at : at + MAX_KEYS_PER_QUERY] for at in range(0, len(keys), MAX_KEYS_PER_QUERY)]
+            return {key for batch in batches for key in await find_revoked_or_expired(connection, batch)}
+
+        return await self._ask(find)
 
     async def close(self) -> None:
         if self._looking is not None:
@@ -118,8 +120,10 @@ class KeyDirectory(Directory):
             if is_data_error(error):
                 raise InvalidKeyError(_NOT_A_MEMBER_MESSAGE) from error
             raise CredentialUnavailableError(f"The store failed ({type(error).__name__}).") from error
-        except (TimeoutError, LlmopsError) as error:
-            raise _unavailable(error) from error
+        except TimeoutError as error:
+            raise _unavailable(f"The store did not answer within {STORE_TIMEOUT:g} s.") from error
+        except LlmopsError as error:
+            raise _unavailable(error.message) from error
 
     async def _member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
         async with self._store.read() as connection:
@@ -167,22 +171,15 @@ class KeyDirectory(Directory):
 
     async def _find(self, hashes: Sequence[str]) -> Mapping[str, _Found] | UnavailableError:
         try:
-            return await wait_with_timeout(STORE_TIMEOUT, self._query(hashes))
-        except (TimeoutError, LlmopsError, SQLAlchemyError) as error:
-            return _unavailable(error)
+            return await self._ask(partial(_find_each, hashes=hashes))
+        except UnavailableError as error:
+            return error
 
-    async def _query(self, hashes: Sequence[str]) -> Mapping[str, _Found]:
-        async with self._store.read() as connection:
-            return await _find_each(connection, hashes)
-
-    async def _ended(self, keys: Sequence[str]) -> Collection[str]:
-        async with self._store.read() as connection:
-            batches = [keys[at : at + MAX_KEYS_PER_QUERY] for at in range(0, len(keys), MAX_KEYS_PER_QUERY)]
-            return {key for batch in batches for key in await find_revoked_or_expired(connection, batch)}
-
-    async def _has_any(self) -> bool:
-        async with self._store.read() as connection:
-            return await has_any_key(connection)
+    async def _ask(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        try:
+            return await within(STORE_TIMEOUT, self._store.ask(work))
+        except LlmopsError as error:
+            raise _unavailable(error.message) from error
 
 
 class StoreAuditLog(AuditLog):
@@ -246,15 +243,6 @@ def _quotas(owner: str, limits: Limits) -> Sequence[Quota]:
     return () if quota == Quota(owner) else (quota,)
 
 
-def _unavailable(error: Exception) -> UnavailableError:
-    """Return the error for requests.
-
-    Its detail, for the log, leaves the driver's text out: that may hold values.
-    """
-    if isinstance(error, LlmopsError):
-        detail = error.message
-    elif isinstance(error, asyncio.TimeoutError):
-        detail = f"The store did not answer within {STORE_TIMEOUT:g} s."
-    else:
-        detail = f"The store failed ({type(error).__name__})."
+def _unavailable(detail: str) -> UnavailableError:
+    """Return the error of a store that cannot be used; `detail` is only for the log."""
     return UnavailableError("API keys cannot be looked up now; try again.", code="keys_unavailable", detail=detail)

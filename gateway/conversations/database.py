@@ -8,14 +8,12 @@ from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.clocks import wait_with_timeout
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ApiError, UnavailableError
 from llmops.gateway.logging_setup import RepeatedLines
-from llmops.store.factory import LazyStore
+from llmops.store.factory import LazyStore, within
 
 T = TypeVar("T")
 
@@ -74,15 +72,14 @@ class Database:
         A store that is silent for `STORE_TIMEOUT` has failed, too.
         """
         try:
-            return await wait_with_timeout(STORE_TIMEOUT, work)
+            return await within(STORE_TIMEOUT, work)
         except ApiError:
             raise
-        except (TimeoutError, LlmopsError, SQLAlchemyError) as error:
-            detail = error.message if isinstance(error, LlmopsError) else type(error).__name__
+        except LlmopsError as error:
             # only an error with a detail is logged
             suffix = self._lines.suffix(self._subject)
             raise UnavailableError(
                 f"{self._subject} cannot be read or written now; try again, or {self._advice}.",
                 code=f"{self._subject.split()[-1].lower()}_unavailable",
-                detail="" if suffix is None else detail + suffix,
+                detail="" if suffix is None else error.message + suffix,
             ) from error

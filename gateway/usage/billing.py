@@ -9,17 +9,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from llmops.background import cancel_tasks
-from llmops.clocks import utc_now, wait_with_timeout
+from llmops.clocks import utc_now
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ModelNotPricedError, UnavailableError
 from llmops.gateway.interfaces import Usage
 from llmops.input_files import MALFORMED
-from llmops.store.factory import LazyStore
+from llmops.store.factory import LazyStore, within
 from llmops.store.prices import Price, list_prices, price_in_force
 from llmops.store.usage_queries import spent_micros
 
@@ -98,18 +97,20 @@ class Billing:
         """Return the spend since `since` of a key id, or of `tenant NAME`, in micro-dollars.
 
         Raises:
-            LlmopsError, SQLAlchemyError, TimeoutError: The store is away.
+            LlmopsError: The store is away.
         """
         tenant = owner.removeprefix(TENANT_PREFIX) if owner.startswith(TENANT_PREFIX) else None
-        return await wait_with_timeout(STORE_TIMEOUT, self._spent(None if tenant else owner, tenant, since))
+        query = partial(spent_micros, since=since, key_id=None if tenant else owner, tenant_id=tenant)
+        return await within(STORE_TIMEOUT, self._store.ask(query))
 
     async def refresh(self) -> None:
         """Read the prices now."""
         try:
-            found = await wait_with_timeout(STORE_TIMEOUT, self._read())
-        except (TimeoutError, LlmopsError, SQLAlchemyError, *MALFORMED) as error:
+            found = await within(STORE_TIMEOUT, self._store.ask(list_prices))
+        except (LlmopsError, *MALFORMED) as error:
             if not self._away:
-                log.error("Prices cannot be read (%s). The prices that were read last are used.", _error_text(error))
+                reason = error.message if isinstance(error, LlmopsError) else type(error).__name__
+                log.error("Prices cannot be read (%s). The prices that were read last are used.", reason)
             self._away = True
             return
         if self._away:
@@ -135,22 +136,7 @@ class Billing:
             self._unpriced.add(model)
             log.warning("The model '%s' has no price and is billed as $0; `llmops price set` gives it one.", model)
 
-    async def _read(self) -> Sequence[Price]:
-        async with self._store.read() as connection:
-            return await list_prices(connection)
-
-    async def _spent(self, key: str | None, tenant: str | None, since: datetime) -> int:
-        async with self._store.read() as connection:
-            return await spent_micros(connection, since, key_id=key, tenant_id=tenant)
-
 
 def micros(price: Price, usage: Usage) -> int:
     """Return the cost of one request in micro-dollars."""
     return price.tariff(usage.prompt_tokens, usage.cached_tokens or 0, usage.completion_tokens)
-
-
-def _error_text(error: Exception) -> str:
-    """Return a text for the log, without the driver's own, which may hold values."""
-    if isinstance(error, LlmopsError):
-        return error.message
-    return f"no answer in {STORE_TIMEOUT:g} s" if isinstance(error, asyncio.TimeoutError) else type(error).__name__

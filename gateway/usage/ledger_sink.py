@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
-from llmops.clocks import utc_now, wait_with_timeout
-from llmops.errors import ResourceError
+from llmops.clocks import utc_now
 from llmops.gateway.interfaces import Usage, UsageEvent
 from llmops.gateway.usage.billing import micros
 from llmops.gateway.usage.event_formats import MAX_COST_MICROS, to_cloud_event
 from llmops.gateway.usage.sink import UsageSink
 from llmops.store.dead_letters import DeadLetter, add_dead_letters
-from llmops.store.factory import LazyStore
+from llmops.store.factory import LazyStore, within
 from llmops.store.prices import Price, list_prices_async, price_in_force
 from llmops.store.tables import tenant_totals, usage_records
 from llmops.store.usage_queries import known_events
@@ -33,8 +31,6 @@ from llmops.store.usage_writes import (
 from llmops.untrusted_text import escape_unsafe, strip_unsafe
 
 log = logging.getLogger(__name__)
-
-Answer = TypeVar("Answer")
 
 #: The user of all requests without a key. One user: otherwise a client could create any number of
 #: rows.
@@ -55,30 +51,17 @@ class LedgerSink(UsageSink):
         self._written: frozenset[str] = frozenset()
 
     async def write(self, events: Sequence[UsageEvent]) -> None:
-        await _within_timeout(self._store.transact(partial(write_events, events=events)))
+        await within(STORE_TIMEOUT, self._store.transact(partial(write_events, events=events)))
         self._written = frozenset(event.id for event in events)
 
     async def confirmed(self, ids: Sequence[str]) -> frozenset[str]:
         wanted = frozenset(ids)
-        return wanted if wanted <= self._written else await _within_timeout(self._known(ids))
+        if wanted <= self._written:
+            return wanted
+        return await within(STORE_TIMEOUT, self._store.ask(partial(known_events, ids=ids)))
 
     async def close(self) -> None:
         await self._store.close()
-
-    async def _known(self, ids: Sequence[str]) -> frozenset[str]:
-        async with self._store.read() as connection:
-            return await known_events(connection, ids)
-
-
-async def _within_timeout(work: Awaitable[Answer]) -> Answer:
-    """Wait for the store. Raises LlmopsError if it is away or too slow."""
-    try:
-        return await wait_with_timeout(STORE_TIMEOUT, work)
-    except SQLAlchemyError as error:
-        # Without the error's own text: that holds values.
-        raise ResourceError(f"The store failed ({type(error).__name__}).") from error
-    except TimeoutError as error:
-        raise ResourceError(f"The store did not answer within {STORE_TIMEOUT:g} s.") from error
 
 
 def write_events(connection: Connection, events: Sequence[UsageEvent]) -> WriteResult:

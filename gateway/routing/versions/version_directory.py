@@ -7,17 +7,15 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from llmops.background import LogOnce, PeriodicTask
-from llmops.clocks import utc_now, wait_with_timeout
+from llmops.clocks import utc_now
 from llmops.errors import LlmopsError
 from llmops.gateway.replica_address import DnsAddress, ReplicaAddress, parse_replica
 from llmops.gateway.routing.discovery import AddressResolver
 from llmops.gateway.routing.replicas.pool_registry import VersionSource
 from llmops.gateway.routing.versions.version_table import ServedVersion, VersionTable
 from llmops.input_files import MALFORMED
-from llmops.store.factory import LazyStore
+from llmops.store.factory import LazyStore, within
 from llmops.store.rollouts import RETIRED, add_outcomes, list_pins, list_versions
 
 log = logging.getLogger(__name__)
@@ -82,8 +80,8 @@ class VersionDirectory(VersionSource):
     async def refresh(self) -> None:
         """Write the recorded outcomes and read the versions now."""
         try:
-            await wait_with_timeout(STORE_TIMEOUT, self._exchange())
-        except (TimeoutError, LlmopsError, SQLAlchemyError, *MALFORMED) as error:
+            await within(STORE_TIMEOUT, self._exchange())
+        except (LlmopsError, *MALFORMED) as error:
             reason = error.message if isinstance(error, LlmopsError) else type(error).__name__
             if self._log_once.is_new("store", reason):
                 log.error("The versions of models cannot be read (%s); the known weights stay.", reason)
