@@ -51,8 +51,7 @@ from llmops.gateway.routing.auto_model import AutoModel
 from llmops.gateway.routing.engine_slots import EngineSlots
 from llmops.gateway.routing.model_registry import create_model_registry
 from llmops.gateway.routing.providers import Providers
-from llmops.gateway.routing.quality.quality_watch import QualityWatch, ScoreCallback
-from llmops.gateway.routing.quality.shadow_sample import ShadowSample
+from llmops.gateway.routing.quality.quality_watch import QualityWatch, ScoreCallback, ShadowSample
 from llmops.gateway.routing.replicas.encoder_registry import create_encoder_registries
 from llmops.gateway.routing.replicas.pool_registry import create_pool_registry
 from llmops.gateway.routing.replicas.replica_metrics import ReplicaMetricsCollector

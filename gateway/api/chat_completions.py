@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmops.gateway.api.generation_response import respond_with_generation
+from llmops.gateway.api.generation_response import render_prompt_logprobs, respond_with_generation
 from llmops.gateway.api.ignored_fields import COMMON_IGNORED_FIELDS, report_ignored_fields
 from llmops.gateway.api.openai_chunks import (
     ChatChunks,
@@ -20,7 +20,6 @@ from llmops.gateway.api.openai_chunks import (
     message_of,
     usage_counts,
 )
-from llmops.gateway.api.prompt_logprobs import render_prompt_logprobs
 from llmops.gateway.api.resumable_chats import ResumableChats, check_resumable
 from llmops.gateway.generation.answer import Answer, ChoiceDelta
 from llmops.gateway.generation.answer_events import AnswerEvents

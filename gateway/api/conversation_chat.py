@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,7 +14,6 @@ from llmops.gateway.api.generation_response import json_response
 from llmops.gateway.api.ignored_fields import report_ignored_fields
 from llmops.gateway.api.resumable_chats import ResumableChats, check_resumable
 from llmops.gateway.conversations.chat_run import ChatRun
-from llmops.gateway.conversations.truncation import reserved_output_tokens, truncate_history
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.chat_generation import ChatGeneration, validate_chat
@@ -30,6 +29,64 @@ if TYPE_CHECKING:
     from llmops.gateway.conversations.conversation_store import ConversationStore
     from llmops.gateway.conversations.conversation_turn import ConversationTurn
     from llmops.gateway.conversations.title_writer import TitleWriter
+
+
+#: Tokens that a chat template may write around one message.
+MESSAGE_OVERHEAD = 8
+#: Tokens that a chat template may write besides the messages, such as a system prompt of its own.
+TEMPLATE_OVERHEAD = 64
+
+
+class TruncatedHistory(NamedTuple):
+    """The messages that are sent, and the number of messages that were dropped before them."""
+
+    messages: list[dict[str, Any]]
+    dropped: int
+
+
+def reserved_output_tokens(model: GenerativeModel, wanted: int | None) -> int:
+    """Return the tokens that are kept free for the answer."""
+    return min(wanted or model.card.max_seq_len // 4, model.card.max_seq_len - 1)
+
+
+def truncate_history(messages: Sequence[dict[str, Any]], model: GenerativeModel, room: int) -> TruncatedHistory:
+    """Drop the oldest turns that do not fit into the context of `model`.
+
+    System messages at the beginning stay. A turn begins with a user message. An answer of `room`
+    tokens must fit beside the turns that are kept. The newest turn is always kept: the request's
+    own check decides whether it fits.
+    """
+    limit = model.card.max_seq_len - room - TEMPLATE_OVERHEAD
+    texts = [_text(message) for message in messages]
+    # a token stands for at least one byte
+    if sum(len(text.encode()) + MESSAGE_OVERHEAD for text in texts) <= limit:
+        return TruncatedHistory(list(messages), 0)
+
+    def size(at: int) -> int:
+        # a text that is longer than the context need not be read to its end
+        ids = model.tokenizer.encode_beginning(texts[at], max(limit, 0), add_special_tokens=False)
+        return len(ids) + MESSAGE_OVERHEAD
+
+    first = next((at for at, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
+    starts = [at for at in range(first, len(messages)) if messages[at]["role"] == "user"] or [first]
+    left = limit - sum(map(size, range(first)))
+    keep, end = starts[-1], len(messages)
+    for start in reversed(starts):
+        for at in range(start, end):
+            left -= size(at)
+            if left < 0:
+                break
+        if left < 0:
+            break
+        keep = end = start
+    if keep == starts[0]:
+        keep = first  # an answer before the first question belongs to it
+    return TruncatedHistory([*messages[:first], *messages[keep:]], keep - first)
+
+
+def _text(message: dict[str, Any]) -> str:
+    calls = message.get("tool_calls") or ()
+    return f"{message.get('content') or ''}{''.join(call['function']['arguments'] for call in calls)}"
 
 
 class ConversationChatEndpoints:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
 from typing import Any
@@ -18,6 +18,8 @@ from starlette.responses import Response
 from llmops.gateway.errors import ApiError
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.answer_events import record_timings
+from llmops.gateway.generation.app_state import AppState
+from llmops.gateway.generation.choice import Choice, json_logprob
 from llmops.gateway.http.request_context import RequestContext, context_of
 from llmops.gateway.http.sse import (
     KEEPALIVE_COMMENT,
@@ -27,6 +29,7 @@ from llmops.gateway.http.sse import (
     openai_error_event,
 )
 from llmops.gateway.interfaces import Outcome, Usage
+from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.settings import Timeouts
 
 #: Pieces of JSON that are encoded between two turns for other requests: a few milliseconds.
@@ -122,3 +125,33 @@ def record_prompt_usage(context: RequestContext, model: str, tokens: int) -> Ite
     context.usage = usage
     if context.usage_recorder is not None:
         context.usage_recorder.end(Outcome(200, "", usage))
+
+
+async def render_prompt_logprobs(
+    choices: Sequence[Choice], count: int, state: AppState, model: GenerativeModel, context: RequestContext
+) -> list[dict[str, Any] | None] | None:
+    """Return an entry for each prompt token, on a text thread if there are many.
+
+    Args:
+        choices: The choices of one prompt. The engine's first tokens brought the entries to one.
+        count: The alternatives that the request asks for. A rank beyond them is not known.
+        state: The gateway's state.
+        model: The model.
+        context: The request.
+    """
+    places = next((choice.prompt_logprobs for choice in choices if choice.prompt_logprobs is not None), None)
+    if places is None:
+        return None
+
+    def entry(token: int, value: float, rank: int) -> dict[str, Any]:
+        text = model.tokenizer.detokenizers.token_bytes(token).decode("utf-8", "replace")
+        return {"logprob": json_logprob(value), "rank": rank if rank <= count else None, "decoded_token": text}
+
+    def render() -> list[dict[str, Any] | None]:
+        # nothing precedes the first token
+        found: list[dict[str, Any] | None] = [None]
+        for place in places:
+            found.append({str(token): entry(token, value, rank) for rank, (token, value) in enumerate(place, 1)})
+        return found
+
+    return await state.text_threads.run(render, 4 * sum(map(len, places)), context.caller.share)

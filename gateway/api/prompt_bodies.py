@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmops.gateway.api.anthropic import chat_conversion
+from llmops.gateway.api.anthropic.chat_conversion import without_session_blocks
 from llmops.gateway.api.anthropic.schemas import CountTokensRequest
-from llmops.gateway.api.anthropic.session_blocks import without_session_blocks
 from llmops.gateway.conversations import chat_translation
 from llmops.gateway.conversations.items import parse_input_items
 from llmops.gateway.conversations.response_tools import offered_tools

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from llmops.errors import InputError
-from llmops.gateway.routing.quality.agreement import ReplicaComparison, compare_replicas
 from llmops.gateway.routing.quality.golden_prompts import load_golden_prompts
-from llmops.gateway.routing.quality.shadow_sample import MAX_TOKENS, ShadowSample
+from llmops.gateway.routing.quality.quality_watch import MAX_TOKENS, ReplicaComparison, ShadowSample, compare_replicas
 from llmops.gateway.settings import GatewaySettings
 from tests.support.gateway_stack import replica_lines, serving
 from tests.support.mock_engine.llmops_engine.runtimes.faults import command_faults

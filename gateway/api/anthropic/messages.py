@@ -18,6 +18,7 @@ from llmops.gateway.api.anthropic.chat_conversion import (
     ignored_message_fields,
     to_chat_request,
     translate_error_fields,
+    without_session_blocks,
 )
 from llmops.gateway.api.anthropic.schemas import (
     AnthropicErrorResponse,
@@ -26,7 +27,6 @@ from llmops.gateway.api.anthropic.schemas import (
     MessagesRequest,
     TokenCount,
 )
-from llmops.gateway.api.anthropic.session_blocks import without_session_blocks
 from llmops.gateway.api.anthropic.stream_events import (
     PING,
     MessageEvents,

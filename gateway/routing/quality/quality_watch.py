@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
+from array import array
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from llmops.background import LogOnce, PeriodicTask
 from llmops.gateway.errors import ApiError
 from llmops.gateway.interfaces import Engine, EngineRequest, SamplingParams
-from llmops.gateway.routing.quality.agreement import Answers, ReplicaComparison, compare_replicas
 from llmops.gateway.routing.quality.golden_prompts import GoldenPrompt, load_golden_prompts
-from llmops.gateway.routing.quality.shadow_sample import ShadowSample
 from llmops.gateway.routing.replicas.pool_registry import PoolRegistry
 from llmops.gateway.routing.replicas.replica import Replica
 from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
@@ -32,6 +33,91 @@ from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.settings import QualitySettings
 from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.metrics import GatewayMetrics
+
+#: Tokens of a prompt that is repeated. Longer ones would cost every replica too much.
+MAX_TOKENS = 2048
+
+
+class ShadowSample:
+    """A uniform sample of `size` prompts per model, since it was last taken."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._prompts: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+        self._seen: dict[str, int] = defaultdict(int)
+
+    def record(self, model: str, ids: bytes) -> None:
+        """Record a prompt, as token ids (INT32)."""
+        if not self._size or len(ids) > 4 * MAX_TOKENS:
+            return
+        self._seen[model] += 1
+        at = random.randrange(self._seen[model])
+        if at < self._size:
+            kept = self._prompts[model]
+            if len(kept) == self._size:
+                kept.pop(at)
+            kept.append(tuple(array("i", ids)))
+
+    def take(self, model: str) -> Sequence[tuple[int, ...]]:
+        """Return the sample and start the next one."""
+        self._seen.pop(model, None)
+        return self._prompts.pop(model, [])
+
+
+#: Mean similarity from which two replicas count as equal. Copies of a version stay above 0.8 also
+#: where batches change roundings; a corrupted one is below 0.3.
+AGREEMENT = 0.5
+
+#: The answers of one replica to the same prompts, as token ids. None stands for a failed request.
+Answers = Sequence[Sequence[int] | None]
+
+
+def similarity(one: Answers, other: Answers) -> float | None:
+    """Return the mean share of a common beginning, or None if no prompt was answered by both."""
+    shares = [_common_share(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    return sum(shares) / len(shares) if shares else None
+
+
+class ReplicaComparison(NamedTuple):
+    """The result of a comparison.
+
+    Attributes:
+        outliers: Replicas that differ from a majority.
+        agreed: True if there are several replicas and all of them are equal.
+    """
+
+    outliers: Collection[str]
+    agreed: bool
+
+
+def compare_replicas(answers: Mapping[str, Answers], reference: Answers | None) -> ReplicaComparison:
+    """Compare the answers of a version's replicas.
+
+    Two replicas that differ accuse each other, so that only answers from the past can decide.
+
+    Args:
+        answers: The answers by replica.
+        reference: Answers of the same version on which its replicas agreed earlier, or None. They
+            count as one more replica.
+    """
+    voters: dict[str | None, Answers] = {name: own for name, own in answers.items() if any(own)}
+    replicas = len(voters)
+    if reference is not None:
+        voters[None] = reference
+    agreeing = {
+        name: sum((similarity(own, other) or 0.0) >= AGREEMENT for key, other in voters.items() if key != name)
+        for name, own in voters.items()
+    }
+    majority = [name for name, count in agreeing.items() if 2 * (count + 1) > len(voters)]
+    outliers = [name for name in voters if name is not None and name not in majority] if majority else []
+    return ReplicaComparison(outliers, replicas > 1 and len(majority) == len(voters))
+
+
+def _common_share(one: Sequence[int], other: Sequence[int]) -> float:
+    longest = max(len(one), len(other))
+    common = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return common / longest if longest else 1.0
+
 
 log = logging.getLogger(__name__)
 
