@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from array import array
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,6 @@ from llmops.gateway.routing.providers import ProviderModel, Providers
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.routing.versions.version_router import VersionRouter
 from llmops.gateway.safety.policy import Safety
-from llmops.gateway.safety.stream_guard import StreamGuard
 from llmops.gateway.schemas.request_fields import SamplingFields
 from llmops.gateway.settings import RequestLimits, Timeouts
 from llmops.gateway.telemetry import metric_definitions
@@ -274,14 +273,14 @@ class Generation(Generic[B]):
     _meter: AnswerMeter = field(init=False)
     _release_slots: Callable[[], None] | None = field(init=False, default=None)
 
-    async def admit(self, sequences: int, start: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Reserve slots and call `start`, which returns the answer.
+    @contextmanager
+    def admitted(self, sequences: int) -> Iterator[None]:
+        """Reserve slots for the answer that is started in this context.
 
-        If `start` raises an error, the slots are released and the error is counted.
+        If an error is raised there, the slots are released and the error is counted.
 
         Args:
             sequences: The slots that the request needs.
-            start: Submits the request to the engine.
 
         Raises:
             UnavailableError: Too many requests are waiting.
@@ -295,7 +294,7 @@ class Generation(Generic[B]):
             if model.engine.gated:
                 model.engine.check(context.scheduling)
             self._release_slots = state.engine_slots.enter(model, sequences, context.caller.share)
-            return await start()
+            yield
         except BaseException as error:
             if self._release_slots is not None:
                 self._release_slots()
@@ -326,10 +325,8 @@ class Generation(Generic[B]):
         if state.version_router is not None and state.version_router.is_judged(model.parent or model.name):
             context.describe_answer = partial(_describe_answer, model.tokenizer, requests[0].input_ids, stream)
         context.mark("submit")
-        self.begin(prompt_tokens, len(choices))
-        return self.answer(
-            Answer, stream, choices, prompt_tokens, make_choice if requests[0].whole else None, on_tokens
-        )
+        more = make_choice if requests[0].whole else None
+        return self.answer(Answer, stream, choices, prompt_tokens, make_choice=more, on_tokens=on_tokens)
 
     def resume(self, request: EngineRequest, choice: Choice, begun: BegunAnswer, on_tokens: TokenCallback) -> Answer:
         """Return the rest of an answer that a gateway which is gone began.
@@ -342,25 +339,9 @@ class Generation(Generic[B]):
             # a single server has no streams that leave their replica, so the silence bounds nothing
             exact = self.model.card.batch_invariant
             engine = FailoverEngine(engine, lambda reason: count.labels(reason).inc(), exact=exact, silence=math.inf)
-        prompt_tokens, context = len(request.input_ids), self.context
         stream = engine.continue_stream(request, array("i", begun.tokens), begun.cached_tokens)
-        context.version = stream.version
-        self._meter.submitted(0, 1)
-        if context.usage_recorder is not None:
-            context.usage_recorder.begin(
-                self.model.name,
-                self.answer_id,
-                prompt_tokens,
-                event_id=begun.event_id,
-                known_tokens=choice.completion_tokens,
-            )
-        return self.answer(Answer, stream, [choice], prompt_tokens, None, on_tokens)
-
-    def begin(self, prompt_tokens: int, choices: int) -> None:
-        """Count a request whose work begins, and record its usage from now on."""
-        self._meter.submitted(prompt_tokens, choices)
-        if self.context.usage_recorder is not None:
-            self.context.usage_recorder.begin(self.model.name, self.answer_id, prompt_tokens)
+        self.context.version = stream.version
+        return self.answer(Answer, stream, [choice], len(request.input_ids), begun=begun, on_tokens=on_tokens)
 
     def answer(
         self,
@@ -368,11 +349,21 @@ class Generation(Generic[B]):
         stream: TokenStream,
         choices: list[Choice],
         prompt_tokens: int,
+        *,
+        begun: BegunAnswer | None = None,
         make_choice: Callable[[int], Choice] | None = None,
         on_tokens: TokenCallback | None = None,
     ) -> Answer:
-        """Return the running answer, which releases the request's slots at its end."""
+        """Return the running answer, whose usage is recorded and which releases the slots at its end."""
         assert self._release_slots is not None
+        context = self.context
+        # the gateway that began an answer counted its prompt
+        self._meter.submitted(0 if begun else prompt_tokens, len(choices))
+        if context.usage_recorder is not None:
+            event_id, known = (begun.event_id, choices[0].completion_tokens) if begun else ("", 0)
+            context.usage_recorder.begin(
+                self.model.name, self.answer_id, prompt_tokens, event_id=event_id, known_tokens=known
+            )
         return kind(
             stream,
             choices,
@@ -380,15 +371,10 @@ class Generation(Generic[B]):
             timeouts=self.state.timeouts,
             prompt_tokens=prompt_tokens,
             release_slots=self._release_slots,
-            context=self.context,
+            context=context,
             make_choice=make_choice,
             on_tokens=on_tokens,
         )
-
-    def guard(self, before: str = "") -> StreamGuard | None:
-        """Return the filters of a choice's text that follows `before`; None without filters."""
-        safety, context = self.state.safety, self.context
-        return None if safety is None else safety.guard(context.caller, before, end_user=context.end_user)
 
     def logprob_buffer(self, choices: int) -> LogprobBuffer:
         """Return a buffer for the log-probabilities of one of so many choices, whose memory is counted."""

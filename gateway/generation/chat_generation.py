@@ -121,8 +121,7 @@ class ChatGeneration(Generation[ChatRequest]):
             UnavailableError: Too many requests are waiting.
         """
         state, body, context = self.state, self.body, self.context
-
-        async def start() -> Answer:
+        with self.admitted(body.n or 1):
             if isinstance(self.model, ProviderModel):
                 if state.safety is not None:
                     await state.safety.check_prompt(request_texts(body), context.caller, end_user=context.end_user)
@@ -139,8 +138,6 @@ class ChatGeneration(Generation[ChatRequest]):
             request = self._engine_request(prepared, max_tokens, whole)
             return await self.submit([request], partial(self._make_choice, prepared, max_tokens), on_tokens)
 
-        return await self.admit(body.n or 1, start)
-
     async def continue_answer(
         self, begun: BegunAnswer, replay: Callable[[Choice], Awaitable[None]], on_tokens: TokenCallback
     ) -> Answer:
@@ -156,14 +153,11 @@ class ChatGeneration(Generation[ChatRequest]):
         Raises:
             ApiError: As `start`.
         """
-
-        async def start() -> Answer:
+        with self.admitted(1):
             prepared = await self.prepare()
             choice = self._make_choice(prepared, begun.max_tokens, 0)
             await replay(choice)
             return self.resume(self._engine_request(prepared, begun.max_tokens, False), choice, begun, on_tokens)
-
-        return await self.admit(1, start)
 
     async def replayed_choice(self, max_tokens: int) -> Choice:
         """Return an empty choice that turns the tokens of the answer into text.
@@ -208,11 +202,12 @@ class ChatGeneration(Generation[ChatRequest]):
         )
 
     def _make_choice(self, prepared: PreparedChat, max_tokens: int, index: int) -> Choice:
-        body, model = self.body, self.model
+        state, body, model, context = self.state, self.body, self.model, self.context
         processor = prepared.processor() if prepared.processor else None
         if processor is not None:
             processor.name_calls(f"{self.answer_id}/{index}")
-        stop_conditions = resolve_stop_conditions(body, model.card, self.state.limits)
+        stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
+        before = prepared.prompt if body.continue_final_message else ""
         return Choice(
             index,
             model.tokenizer.detokenizers.make(prepared.skip_special_tokens),
@@ -222,7 +217,7 @@ class ChatGeneration(Generation[ChatRequest]):
             processor=processor,
             logprobs=self.logprob_buffer(body.n or 1) if body.logprobs else None,
             starts=TokenOffsets(prepared.marker_ids) if prepared.marker_ids is not None else None,
-            guard=self.guard(prepared.prompt if body.continue_final_message else ""),
+            guard=state.safety.guard(context.caller, before, context.end_user) if state.safety is not None else None,
         )
 
     async def _reserve_max_tokens(self, prompt_tokens: int, fit: bool) -> int:

@@ -101,8 +101,8 @@ class CompletionGeneration(Generation[CompletionRequest]):
         """
         state, body, model, context = self.state, self.body, self.model, self.context
         prompts = parse_prompts(body, state.limits)
+        with self.admitted(len(prompts) * sequences_per_prompt(body)):
 
-        async def start() -> Answer:
             def prepare() -> tuple[list[list[int]], Guide | None]:
                 return [tokenize_prompt(model, one, body) for one in prompts], self._guide()
 
@@ -110,10 +110,10 @@ class CompletionGeneration(Generation[CompletionRequest]):
             size = context.work_bytes + (0 if GUIDE_FIELDS.isdisjoint(body.model_fields_set) else THREAD_CHARACTERS)
             encoded, guide = await state.text_threads.run(prepare, size, context.caller.share)
             context.mark("tokenise")
-            texts = [""] * len(prompts)
-            if state.safety is not None:
+            texts, safety = [""] * len(prompts), state.safety
+            if safety is not None:
                 texts = [_prompt_text(model, one) for one in prompts]
-                await state.safety.check_prompt(texts, context.caller, end_user=context.end_user)
+                await safety.check_prompt(texts, context.caller, end_user=context.end_user)
             if body.prompt_logprobs is not None:
                 check_prompt_logprobs(body.prompt_logprobs, sum(map(len, encoded)))
             stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
@@ -135,12 +135,12 @@ class CompletionGeneration(Generation[CompletionRequest]):
                     end_ids=frozenset(stop_conditions.end_ids),
                     stops=stop_conditions.stops,
                     logprobs=self.logprob_buffer(len(requests) * request.n) if request.logprobs else None,
-                    guard=self.guard(texts[at]),
+                    guard=state.safety.guard(context.caller, texts[at], context.end_user)
+                    if state.safety is not None
+                    else None,
                 )
 
             return await self.submit(requests, make_choice)
-
-        return await self.admit(len(prompts) * sequences_per_prompt(body), start)
 
     def _guide(self) -> Guide | None:
         guide = parse_guide(self.body, SchemaLimits.of(self.state.limits))

@@ -83,8 +83,13 @@ async def start_provider_chat(chat: Generation[ChatRequest], model: ProviderMode
     last = body.messages[-1]
     # providers continue a last message of the assistant
     before = last.content if last.role == "assistant" and isinstance(last.content, str) else ""
-    choices: list[Choice] = [ProviderChoice(index, max_tokens, chat.guard(before)) for index in range(n)]
-    chat.begin(prompt_tokens, n)
+    safety = chat.state.safety
+    choices: list[Choice] = [
+        ProviderChoice(
+            index, max_tokens, safety.guard(context.caller, before, context.end_user) if safety is not None else None
+        )
+        for index in range(n)
+    ]
     stream = model.open({**fields, "stream": True, "stream_options": {"include_usage": True}})
     context.mark("submit")
     return chat.answer(ProviderAnswer, stream, choices, prompt_tokens)
