@@ -10,10 +10,9 @@ from llmops.build.progress import Progress
 from llmops.cli.output import console
 
 
-def make_progress(stream: TextIO | None = None) -> Progress:
-    """Return the progress display that fits the stream (default stderr)."""
-    stream = stream or sys.stderr
-    return RichProgress() if stream.isatty() else PlainProgress(stream)
+def make_progress() -> Progress:
+    """Return the progress display that fits standard error."""
+    return RichProgress() if sys.stderr.isatty() else PlainProgress(sys.stderr)
 
 
 class PlainProgress:
@@ -41,7 +40,6 @@ class RichProgress:
     """Progress on a terminal: a line per stage, with a bar while it runs and its time at the end."""
 
     def __init__(self) -> None:
-
         self.console = console(stderr=True)
         self._advance: Callable[[float], None] = lambda amount: None
 

@@ -25,8 +25,8 @@ from llmops.gateway.telemetry import metric_definitions
 from llmops.store.accounts.limits import Budget
 from llmops.store.accounts.tenants import list_tenants
 from llmops.store.dead_letters import count_dead_letters
+from llmops.store.tables import SUMMED
 from llmops.store.usage_queries import UsageFilter, UsageSum, sum_usage
-from llmops.store.usage_writes import SUMMED
 
 log = logging.getLogger(__name__)
 

@@ -33,6 +33,8 @@ UUID = Uuid(as_uuid=False).with_variant(String(36), "sqlite")
 SCHEMA = "0006"
 """The newest revision under `migrations/versions`."""
 SCHEMA_TABLE = "llmops_schema"
+#: The sums that the tables of totals have, and reports show.
+SUMMED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
 
 # a later migration can only change a constraint that has a name
 metadata = MetaData(
@@ -54,8 +56,7 @@ def _created_at() -> Column:
 
 
 def _sums() -> tuple[Column, ...]:
-    names = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
-    return tuple(Column(name, BigInteger, nullable=False) for name in names)
+    return tuple(Column(name, BigInteger, nullable=False) for name in SUMMED)
 
 
 def _limits() -> tuple[Column, ...]:

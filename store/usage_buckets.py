@@ -10,11 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from llmops.store.tables import tenant_totals, usage_records, usage_totals, users
+from llmops.store.tables import SUMMED, tenant_totals, usage_records, usage_totals, users
 from llmops.store.usage_queries import UsageSum, user_belongs_to_tenant
 
 DAY = 86_400
-_COUNTED = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ async def bucket_sums(
         statement = _sum_records(tenant_id, begins, ends, width, by, only)
     found = []
     for row in (await connection.execute(statement)).mappings():
-        counted = {name: int(row[name]) for name in ("requests", *_COUNTED)}
+        counted = {name: int(row[name]) for name in SUMMED}
         found.append(
             BucketSum(_bucket_start(row["bucket"], width), UsageSum({name: row[name] for name in by}, **counted))
         )
@@ -92,7 +91,7 @@ def _sum_days(
 ) -> Select:
     table: Table = tenant_totals if coarse else usage_totals
     first, last = _to_datetime(begins).date(), _to_datetime(ends - 1).date()
-    sums = [func.sum(table.c[name]).label(name) for name in ("requests", *_COUNTED)]
+    sums = [func.sum(table.c[name]).label(name) for name in SUMMED]
     statement = _grouped(table, table.c.day, sums, by, only).where(table.c.day >= first, table.c.day <= last)
     if coarse:
         return statement.where(tenant_totals.c.tenant_id == tenant_id)
@@ -104,7 +103,7 @@ def _sum_records(
     tenant_id: str, begins: int, ends: int, width: int, by: Sequence[str], only: Mapping[str, Sequence[str]]
 ) -> Select:
     at = usage_records.c.created_at
-    sums = [func.count().label("requests"), *(func.sum(usage_records.c[name]).label(name) for name in _COUNTED)]
+    sums = [func.count().label("requests"), *(func.sum(usage_records.c[name]).label(name) for name in SUMMED[1:])]
     statement = _grouped(usage_records, _Seconds(at) // width, sums, by, only)
     statement = statement.where(at >= _to_datetime(begins), at < _to_datetime(ends))
     return statement.join(users, users.c.id == usage_records.c.user_id).where(users.c.tenant_id == tenant_id)

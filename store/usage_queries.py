@@ -9,8 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, FromClause, RowMapping, Select, Table, any_, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.tables import dead_letters, gateways, tenant_totals, usage_records, usage_totals, users
-from llmops.store.usage_writes import SUMMED
+from llmops.store.tables import SUMMED, dead_letters, gateways, tenant_totals, usage_records, usage_totals, users
 
 GROUPS = ("day", "tenant", "user", "model", "key")
 _COARSE = frozenset({"day", "tenant", "model"})

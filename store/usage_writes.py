@@ -20,7 +20,7 @@ from sqlalchemy import Connection, CursorResult, Dialect, String, Table
 from sqlalchemy.dialects import postgresql
 
 from llmops.store.columns import canonical_uuid, sqlite_timestamp
-from llmops.store.tables import tenant_totals, usage_records, usage_totals
+from llmops.store.tables import SUMMED, tenant_totals, usage_records, usage_totals
 from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ MAX_SEQUENCE = MAX_SUM = 2**53 - 1
 #: Numbers by which a gateway may be ahead of the ledger: ten times the window of unconfirmed
 #: events. After a larger jump (a ledger restored from a backup), counting continues behind the gap.
 MAX_SEQUENCE_LEAD = 1_000_000
-SUMMED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
 
 
 class UsageRecord(NamedTuple):

@@ -152,7 +152,7 @@ def _make(job: TargetJob[Any], source: Source, key: str, workdir: Path, progress
         sampling=job.sampling,
         complete=result.complete,
         weight_bytes=measure_weights(workdir / result.model_dir) if result.complete else {},
-        plan=result.plan or spec.plan,
+        plan=spec.plan,
         quality=result.quality,
         golden=result.golden,
         extra=result.extra,

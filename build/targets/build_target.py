@@ -49,7 +49,6 @@ class BuildResult:
     parallelism: Parallelism = field(default_factory=Parallelism)
     model_dir: str = "model"
     complete: bool = True
-    plan: dict[str, Any] | None = None
     quality: dict[str, Any] | None = None
     golden: Golden | None = None
 

@@ -57,8 +57,8 @@ from llmops.store.accounts.users import DEFAULT_TIER, ensure_user, require_user
 from llmops.store.audit import AuditContext, AuditLogEntry
 from llmops.store.database import Store
 from llmops.store.factory import LazyStore
+from llmops.store.tables import SUMMED
 from llmops.store.usage_queries import UsageFilter, UsageSum, spent_micros, sum_usage
-from llmops.store.usage_writes import SUMMED
 from llmops.untrusted_text import escape_unsafe
 
 #: Characters shown of a usage event that could not be billed. An event of a gateway is shorter.
