@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops import __version__, contract, kv_blocks, process, round_robin
-from llmops.build.engine_folder.atomic_folder import resolve_output
+from llmops.build.engine_folder.atomic_folder import replace_folder, resolve_output
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.contract import ENGINE_SUFFIX, POSTPROCESSING_SUFFIX, PREPROCESSING_SUFFIX, Tensor
 from llmops.errors import InputError
@@ -107,7 +107,8 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
         for folder in folders:
             write_model(scratch / folder.name, folder)
         _manifest(entries).save(scratch)
-        _replace(scratch, output)
+        # a running Triton never sees half of a repository
+        replace_folder(scratch, output)
     except OSError as error:
         raise InputError(f"{output} cannot be written ({error.strerror}); give another folder.") from error
     finally:
@@ -395,17 +396,3 @@ def _check_output(output: Path) -> None:
         raise InputError(f"{output} is a file; name a folder for the repository.")
     if any(output.iterdir()) and not (output / REPOSITORY_FILE).is_file():
         raise InputError(f"{output} holds other files, not a repository of llmops; name an empty or new folder.")
-
-
-def _replace(scratch: Path, output: Path) -> None:
-    """Replace a repository.
-
-    A running Triton never sees half of one: the old folder is moved away first.
-    """
-    if not output.exists():
-        scratch.rename(output)
-        return
-    old = output.parent / f".{output.name}.{os.getpid()}.old"
-    output.rename(old)
-    scratch.rename(output)
-    shutil.rmtree(old, ignore_errors=True)

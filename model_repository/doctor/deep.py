@@ -23,6 +23,7 @@ from llmops.build.trtllm.container_images import IMAGES, TrtllmImage
 from llmops.errors import LlmopsError
 from llmops.model_repository.doctor import launch_commands, library_probe, probe_cases, sample_models
 from llmops.model_repository.generate import copy_model_code
+from llmops.model_repository.repository.compatibility import TAG_VARIABLE
 from llmops.model_repository.server.installation import find_installation
 
 DeepCheckOutcome = Literal["seen", "failed", "needs a GPU"]
@@ -45,7 +46,7 @@ class DeepCheckResult:
 
 def run_deep_checks(root: Path = Path("/")) -> Iterator[DeepCheckResult]:
     """Check the image below `root`, or without an image this machine's own Triton and library."""
-    tag = os.environ.get(IMAGE_VARIABLE) or os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "")
+    tag = os.environ.get(IMAGE_VARIABLE) or os.environ.get(TAG_VARIABLE, "")
     image = IMAGES.get(tag)
     if tag and image is None:
         yield DeepCheckResult("image", "failed", f"{tag} has no facts; build from one of {', '.join(IMAGES)}")

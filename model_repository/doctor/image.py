@@ -11,11 +11,12 @@ from pathlib import Path
 from llmops.build.environment import installed_version
 from llmops.build.trtllm.container_images import DEFAULT_TAG, IMAGES, TrtllmImage
 from llmops.model_repository.doctor import CheckResult
+from llmops.model_repository.repository.compatibility import TAG_VARIABLE
 
 
 def check_container() -> Iterator[CheckResult]:
     """Check the container that this process runs in."""
-    tag = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "unknown")
+    tag = os.environ.get(TAG_VARIABLE, "unknown")
     found = IMAGES.get(tag)
     if found is None:
         known = f"{min(IMAGES)} to {max(IMAGES)}"
