@@ -16,7 +16,7 @@ from uuid import UUID
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from llmops.gateway.api.generation_response import json_response
+from llmops.gateway.api.generation_response import json_response, page_limit
 from llmops.gateway.conversations.conversation_json import (
     conversation_object,
     conversation_summary,
@@ -62,7 +62,7 @@ class ConversationEndpoints:
         `q` searches titles and messages.
         """
         query = request.query_params
-        limit = _page_limit(query.get("limit"), DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
+        limit = page_limit(query, DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
         text = (query.get("q") or "").replace("\0", "")[:MAX_SEARCH_CHARACTERS]
         found, more = await self._store.list(_caller(request), limit=limit, after=query.get("after"), text=text)
         return json_response({"object": "list", "data": [_listed(one) for one in found], "has_more": more})
@@ -127,7 +127,7 @@ class ConversationEndpoints:
         order, after = query.get("order", "desc"), query.get("after")
         if order not in ("asc", "desc"):
             raise InvalidRequestError("order must be asc or desc.", param="order")
-        limit = _page_limit(query.get("limit"), DEFAULT_ITEMS_PAGE_SIZE, MAX_ITEMS_PAGE_SIZE)
+        limit = page_limit(query, DEFAULT_ITEMS_PAGE_SIZE, MAX_ITEMS_PAGE_SIZE)
         items = await self._items(request)
         items = items[::-1] if order == "desc" else items
         if after is not None:
@@ -285,14 +285,6 @@ def _subject(request: Request) -> tuple[str | None, str | None]:
         except ValueError:
             raise InvalidRequestError("user must be a user's id, which is a UUID.", param="user") from None
     return tenant, user
-
-
-def _page_limit(text: str | None, default: int, maximum: int) -> int:
-    if text is None:
-        return default
-    if not text.isdecimal() or len(text) > 6 or not 1 <= int(text) <= maximum:
-        raise InvalidRequestError(f"limit must be a number from 1 to {maximum}.", param="limit")
-    return int(text)
 
 
 def _caller(request: Request) -> Caller:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmops.gateway.errors import ApiError
+from llmops.gateway.errors import ApiError, InvalidRequestError
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.answer_events import record_timings
 from llmops.gateway.generation.app_state import AppState
@@ -95,6 +95,19 @@ async def chunked_json_response(body: dict[str, Any]) -> Response:
         parts.append(part)
         await asyncio.sleep(0)
     return Response("".join(parts).encode("utf-8", "replace"), media_type="application/json")
+
+
+def page_limit(query: Mapping[str, str], default: int, maximum: int) -> int:
+    """Return the size of a page of a list that the query asks for.
+
+    Raises InvalidRequestError if `limit` is no number from 1 to `maximum`.
+    """
+    text = query.get("limit")
+    if text is None:
+        return default
+    if not text.isdecimal() or len(text) > 6 or not 1 <= int(text) <= maximum:
+        raise InvalidRequestError(f"limit must be a number from 1 to {maximum}.", param="limit")
+    return int(text)
 
 
 def json_bytes(body: Any) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmops.gateway.api.generation_response import json_response
+from llmops.gateway.api.generation_response import json_response, page_limit
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.http.anthropic_errors import is_anthropic
@@ -119,7 +119,7 @@ def model_page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str]) ->
         InvalidRequestError: `limit` is no number within the bounds, or an id is not in the list.
     """
     ids = [model["id"] for model in models]
-    limit = _page_limit(query.get("limit"))
+    limit = page_limit(query, DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
     if "before_id" in query:
         end = _index(ids, query["before_id"], "before_id")
         start = max(end - limit, 0)
@@ -135,14 +135,6 @@ def model_page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str]) ->
         "first_id": page[0] if page else None,
         "last_id": page[-1] if page else None,
     }
-
-
-def _page_limit(text: str | None) -> int:
-    if text is None:
-        return DEFAULT_PAGE_SIZE
-    if not text.isdecimal() or not 1 <= int(text[:5]) <= MAX_PAGE_SIZE:
-        raise InvalidRequestError(f"limit must be a number from 1 to {MAX_PAGE_SIZE}.", param="limit")
-    return int(text[:5])
 
 
 def _index(ids: Sequence[str], model_id: str, param: str) -> int:

@@ -163,9 +163,7 @@ class ConversationStore:
         async def work(connection: AsyncConnection) -> Branch:
             conversation = _require_found(await table.find_conversation(connection, user, key), conversation_id)
             hold(COPIES * conversation.size + MESSAGE_BYTES * await table.count_messages(connection, key))
-            every = [self._settled(one) for one in await table.read_messages(connection, key)]
-            head = _head(conversation, every, after)
-            return Branch(conversation, branch_path(every, head), every)
+            return await self._branch(connection, conversation, after)
 
         return await self._database.read(work, user)
 
@@ -297,10 +295,7 @@ class ConversationStore:
 
         async def read(connection: AsyncConnection, owner: str, key: str) -> Branch | None:
             conversation = await table.find_conversation(connection, owner, key)
-            if conversation is None:
-                return None
-            every = [self._settled(one) for one in await table.read_messages(connection, key)]
-            return Branch(conversation, branch_path(every, conversation.head_id), every)
+            return None if conversation is None else await self._branch(connection, conversation)
 
         for owner, key in await self._database.read(ids, turn):
             branch = await self._database.read(partial(read, owner=owner, key=key), turn)
@@ -342,16 +337,16 @@ class ConversationStore:
             while rows := await self._database.read(inactive):
                 for row in rows:
                     if archive is not None and row.deleted_at is None:
-                        archive(await self._whole(row))
+                        archive(await self._database.read(partial(self._branch, conversation=row)))
                 ids = [row.id for row in rows]
                 purged += await self._database.write(partial(table.purge_inactive, ids=ids, before=before))
         return purged
 
-    async def _whole(self, conversation: Conversation) -> Branch:
-        """Return a conversation with all its messages."""
-        every = await self._database.read(partial(table.read_messages, conversation_id=conversation.id))
-        settled = [self._settled(one) for one in every]
-        return Branch(conversation, branch_path(settled, conversation.head_id), settled)
+    async def _branch(
+        self, connection: AsyncConnection, conversation: Conversation, after: str | None = None
+    ) -> Branch:
+        every = [self._settled(one) for one in await table.read_messages(connection, conversation.id)]
+        return Branch(conversation, branch_path(every, _head(conversation, every, after)), every)
 
 
 def owner_id(caller: Caller) -> str:
