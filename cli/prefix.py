@@ -18,7 +18,7 @@ from llmops.untrusted_text import escape_unsafe
 
 if TYPE_CHECKING:
     from llmops.cli.openai_client import ChatClient
-    from llmops.gateway.routing.placement.prefix_comparison import PromptDifference
+    from llmops.cli.prefix_comparison import PromptDifference
 
 #: Differences that are shown for each prompt. Those after the first ones rarely matter.
 MAX_DIFFERENCES = 5
@@ -103,7 +103,7 @@ def _read_bodies(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _tokenize(client: ChatClient, name: str, body: dict[str, Any], model: str | None, served: list[str]) -> Prompt:
-    from llmops.gateway.api.prompt_bodies import prompt_fields
+    from llmops.cli.prompt_bodies import prompt_fields
     from llmops.gateway.errors import ApiError
 
     try:
@@ -126,7 +126,7 @@ def _beside(client: ChatClient, path: str) -> str:
 
 
 def _compare(client: ChatClient, earlier: list[Prompt], prompt: Prompt, tokens_per_block: int) -> dict[str, Any]:
-    from llmops.gateway.routing.placement.prefix_comparison import compare_prompts
+    from llmops.cli.prefix_comparison import compare_prompts
 
     def cached(equal: int) -> int:
         # the last token of a prompt is always computed

@@ -35,8 +35,8 @@ def train(examples: Path, url: str, model: str, output: Path, max_missed: float,
     text that the small model answers well. A quarter of the texts is held back: the threshold and
     the printed figures come from them.
     """
-    from llmops.gateway.routing.router_training import train_router
-    from llmops.gateway.safety.evaluation import read_examples
+    from llmops.cli.filter_evaluation import read_examples
+    from llmops.cli.router_training import train_router
     from llmops.output_files import write_text
 
     texts = read_examples(examples)

@@ -47,8 +47,8 @@ def check(examples: Path, config: Path, url: str | None, as_json: bool) -> None:
     clean text. A filter is held to the examples that have one of its categories. Exits 1 if a
     character of a match left a stream in `hold`.
     """
+    from llmops.cli.filter_evaluation import evaluate, read_examples
     from llmops.cli.progress import make_progress
-    from llmops.gateway.safety.evaluation import evaluate, read_examples
     from llmops.gateway.safety.filters import FilterUnavailableError
     from llmops.gateway.safety.policy import create_filter
     from llmops.gateway.settings import load_settings
@@ -102,7 +102,7 @@ def train(examples: Path, url: str, model: str, output: Path, max_false_positive
 
     A quarter of the texts is held back: thresholds and the printed figures come from them.
     """
-    from llmops.gateway.safety.evaluation import read_examples, train_head
+    from llmops.cli.filter_evaluation import read_examples, train_head
     from llmops.output_files import write_text
 
     async def embed(texts: Sequence[str]) -> NDArray[np.float32]:
@@ -136,7 +136,7 @@ def redteam(url: str, model: str, listed: Path | None, as_json: bool) -> None:
     """
     from importlib.resources import as_file, files
 
-    from llmops.gateway.safety.evaluation import read_examples
+    from llmops.cli.filter_evaluation import read_examples
 
     with as_file(files("llmops.gateway.safety") / "redteam.jsonl") as shipped:
         prompts = read_examples(listed or shipped)

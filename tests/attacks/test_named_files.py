@@ -18,10 +18,10 @@ from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint.lora_adapters import read_adapters
 from llmops.build.plan.build_plan import BuildPlan
 from llmops.build.plan.speed.measured_steps import MeasuredSteps
+from llmops.cli.filter_evaluation import read_examples
 from llmops.cli.prefix import _read_bodies
 from llmops.errors import CheckpointError, LlmopsError
 from llmops.gateway.routing.admission.degradation import LevelFile
-from llmops.gateway.safety.evaluation import read_examples
 from llmops.gateway.safety.services import read_head
 from llmops.model_repository.repository.manifest import REPOSITORY_FILE, RepositoryManifest
 from llmops.perf.report.document import read_document

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from llmops.cli.filter_evaluation import Example
+from llmops.cli.router_training import train_router
 from llmops.errors import InputError
 from llmops.gateway.errors import InvalidRequestError, UnavailableError
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.routing.auto_model import AutoModel
-from llmops.gateway.routing.router_training import train_router
-from llmops.gateway.safety.evaluation import Example
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.schemas.responses_request import ResponsesRequest
 from llmops.gateway.settings import RoutedAlias

@@ -6,7 +6,7 @@ import json
 from click.testing import CliRunner
 
 from llmops.cli.main import cli
-from llmops.gateway.routing.placement.prefix_comparison import PromptDifference, compare_prompts
+from llmops.cli.prefix_comparison import PromptDifference, compare_prompts
 
 RULES = " ".join(f"Rule {number} says nothing of any kind." for number in range(12))
 

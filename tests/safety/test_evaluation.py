@@ -5,9 +5,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from llmops.cli.filter_evaluation import Example, evaluate, read_examples, train_head
 from llmops.cli.main import cli
 from llmops.errors import InputError
-from llmops.gateway.safety.evaluation import Example, evaluate, read_examples, train_head
 from llmops.gateway.safety.rules import RuleFilter, rule_filter
 from llmops.gateway.safety.services import ClassifierFilter, read_head
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmops.cli.filter_evaluation import HELD_OUT, Example, logistic_regression
 from llmops.errors import InputError
 from llmops.gateway.routing.auto_model import LARGE
-from llmops.gateway.safety.evaluation import HELD_OUT, Example, logistic_regression
 
 if TYPE_CHECKING:
     import numpy as np
