@@ -132,7 +132,7 @@ class CachedDirectory(Directory):
     async def _looked_up(self, digest: bytes, credential: str) -> _LookupResult:
         task = self._look(digest, credential)
         # a client that leaves does not end the look-up that others wait for
-        found = _unavailable() if task is None else await asyncio.shield(task)
+        found = keys_unavailable() if task is None else await asyncio.shield(task)
         return CredentialUnavailableError() if isinstance(found, CredentialUnavailableError) else found
 
     def _look(self, digest: bytes, credential: str) -> asyncio.Task[_LookupResult] | None:
@@ -160,7 +160,7 @@ class CachedDirectory(Directory):
             return error
         except UnavailableError as error:
             self._note_away(error)
-            return _unavailable()
+            return keys_unavailable()
         except InvalidKeyError as error:
             return self._keep(digest, _RejectedCredential(error.message, self._clock()))
         return self._keep(
@@ -213,6 +213,6 @@ def _raise_rejection(refused: _RejectedCredential) -> Caller | None:
     return None
 
 
-def _unavailable() -> UnavailableError:
-    # each request has its own, as what is raised grows a traceback
-    return UnavailableError("API keys cannot be looked up now; try again.", code="keys_unavailable")
+def keys_unavailable(detail: str | None = None) -> UnavailableError:
+    """Return a new error, as what is raised grows a traceback; `detail` is only for the log."""
+    return UnavailableError("API keys cannot be looked up now; try again.", code="keys_unavailable", detail=detail)

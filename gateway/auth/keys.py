@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from llmops.clocks import wait_with_timeout
 from llmops.errors import InputError, LlmopsError
 from llmops.gateway.auth.audit import AuditCount, AuditLog
-from llmops.gateway.auth.credential_cache import EXPIRED_KEY_MESSAGE
+from llmops.gateway.auth.credential_cache import EXPIRED_KEY_MESSAGE, keys_unavailable
 from llmops.gateway.auth.directory import CredentialUnavailableError, Directory, Identity
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.interfaces import Budget, Caller, Quota
@@ -121,9 +121,9 @@ class KeyDirectory(Directory):
                 raise InvalidKeyError(_NOT_A_MEMBER_MESSAGE) from error
             raise CredentialUnavailableError(f"The store failed ({type(error).__name__}).") from error
         except TimeoutError as error:
-            raise _unavailable(f"The store did not answer within {STORE_TIMEOUT:g} s.") from error
+            raise keys_unavailable(f"The store did not answer within {STORE_TIMEOUT:g} s.") from error
         except LlmopsError as error:
-            raise _unavailable(error.message) from error
+            raise keys_unavailable(error.message) from error
 
     async def _member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
         async with self._store.read() as connection:
@@ -179,7 +179,7 @@ class KeyDirectory(Directory):
         try:
             return await within(STORE_TIMEOUT, self._store.ask(work))
         except LlmopsError as error:
-            raise _unavailable(error.message) from error
+            raise keys_unavailable(error.message) from error
 
 
 class StoreAuditLog(AuditLog):
@@ -241,8 +241,3 @@ def _quotas(owner: str, limits: Limits) -> Sequence[Quota]:
     budget = Budget(limits.budget.micros, limits.budget.period) if limits.budget else None
     quota = Quota(owner, limits.rpm, limits.tpm, limits.concurrent, budget)
     return () if quota == Quota(owner) else (quota,)
-
-
-def _unavailable(detail: str) -> UnavailableError:
-    """Return the error of a store that cannot be used; `detail` is only for the log."""
-    return UnavailableError("API keys cannot be looked up now; try again.", code="keys_unavailable", detail=detail)

@@ -87,10 +87,6 @@ def validate_chat(body: ChatRequest, model: GenerativeModel, limits: RequestLimi
         raise UnsupportedError("prediction is not supported: no engine here takes a draft text.", param="prediction")
     if body.web_search_options is not None:
         raise InvalidRequestError("web_search_options are not supported; leave them out.", param="web_search_options")
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError(
-            "stream_options need stream to be true; set it, or leave stream_options out.", param="stream_options"
-        )
     check_message_limits(body.messages, limits)
     if len(body.tools or ()) > limits.tools:
         raise InvalidRequestError(

@@ -56,10 +56,6 @@ def validate_completion(body: CompletionRequest, model: GenerativeModel) -> None
         )
     if body.suffix:
         raise UnsupportedError("suffix is not supported; leave it out.", param="suffix")
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError(
-            "stream_options need stream to be true; set it, or leave stream_options out.", param="stream_options"
-        )
     check_capabilities(body, model.card)
     if body.logprobs is not None:
         check_logprobs(body.logprobs, model.card, "logprobs")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError
 from llmops.gateway.http.request_body import json_cost
+from llmops.gateway.interfaces import ModelMetadata
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import MessageToolCall, RequestMessage
 from llmops.gateway.settings import RequestLimits
@@ -27,13 +28,13 @@ def check_prompt_text(text: str, model: GenerativeModel, param: str) -> None:
     most = model.card.max_seq_len
     least = model.tokenizer.min_token_count(text, most)
     if least > most:
-        raise _context_length_error(model, least, param, "at least ")
+        raise context_length_error(model.card, least, param, "at least ")
 
 
 def check_prompt_tokens(ids: Sequence[int], model: GenerativeModel, param: str) -> None:
     """Raise ContextLengthError for more tokens than fit into the context."""
     if len(ids) > model.card.max_seq_len:
-        raise _context_length_error(model, len(ids), param)
+        raise context_length_error(model.card, len(ids), param)
 
 
 def check_message_limits(messages: Sequence[RequestMessage], limits: RequestLimits) -> None:
@@ -67,8 +68,9 @@ def _argument_weight(call: MessageToolCall) -> int:
     return json_cost(call.function.arguments or "")
 
 
-def _context_length_error(model: GenerativeModel, tokens: int, param: str, about: str = "") -> ContextLengthError:
-    most = model.card.max_seq_len
+def context_length_error(card: ModelMetadata, tokens: int, param: str, about: str = "") -> ContextLengthError:
+    """Return the error of a prompt of so many tokens. `about` is written before their number."""
+    most = card.max_seq_len
     return ContextLengthError(
         f"This model's maximum context length is {most} tokens, but the prompt has {about}{tokens}. Shorten it.",
         param=param,

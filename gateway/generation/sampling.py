@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from llmops import contract
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError, UnsupportedError
+from llmops.gateway.generation.prompt_limits import context_length_error
 from llmops.gateway.interfaces import Capabilities, Guide, ModelMetadata, SamplingParams
 from llmops.gateway.schemas.request_fields import SamplingFields
 from llmops.gateway.settings import RequestLimits
@@ -83,9 +84,14 @@ _ALTERNATIVES_OF_PYTORCH = (
 def check_capabilities(body: SamplingFields, card: ModelMetadata) -> None:
     """Raise UnsupportedError for the first field that the model's engine does not support.
 
-    The error names the field.
+    The error names the field, as does the InvalidRequestError for one that does not go with
+    `stream`.
     """
     can = card.capabilities
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError(
+            "stream_options need stream to be true; set it, or leave stream_options out.", param="stream_options"
+        )
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequestError(
             "prompt_logprobs are not sent in streams; set stream to false, or leave prompt_logprobs out.",
@@ -201,13 +207,7 @@ def resolve_max_tokens(
     """
     room = card.max_seq_len - prompt_tokens
     if room < 1:
-        raise ContextLengthError(
-            f"This model's maximum context length is {card.max_seq_len} tokens, but the prompt has {prompt_tokens}. "
-            "Shorten it.",
-            param="messages" if param != "prompt" else param,
-            tokens=prompt_tokens,
-            most=card.max_seq_len,
-        )
+        raise context_length_error(card, prompt_tokens, "messages" if param != "prompt" else param)
     if wanted is not None and wanted > room:
         if fit:
             return room
