@@ -14,6 +14,8 @@ from llmops.untrusted_text import escape_unsafe
 MAX_LABEL_LENGTH = 100
 #: The largest plausible value of a count. Larger numbers and NaN are ignored.
 MAX_VALUE = 1e18
+#: Characters of a line. The parser's work grows with the square of the labels of a sample.
+MAX_LINE_LENGTH = 8192
 #: Samples of a page. A gateway with a hundred models has 20,000.
 MAX_SAMPLES = 50_000
 Labels = Mapping[str, str]
@@ -29,6 +31,8 @@ class MetricsPage:
         self._series: dict[str, _Series] = defaultdict(dict)
         if text.count("\n") > MAX_SAMPLES:
             raise ValueError("too many samples")
+        if max(map(len, text.split("\n"))) > MAX_LINE_LENGTH:
+            raise ValueError("a line is too long")
         try:
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:

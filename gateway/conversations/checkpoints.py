@@ -27,15 +27,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import ResponseError
 
 from llmops.background import TaskSet
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.interfaces import UsageOwner
 from llmops.gateway.ratelimit.fairness import FairShares
+from llmops.gateway.redis_client import FAILURES, connect
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +63,40 @@ KEPT_SECONDS = 60.0
 #: The bit of the last token of a batch. Batches are kept, as they decide where events begin.
 _LAST, _TOKEN_MASK = 1 << 31, (1 << 31) - 1
 _ONE_TOKEN = struct.Struct("<I")
-_FAILURES = (RedisError, OSError, asyncio.TimeoutError, EOFError)
+
+
+def _checked(replies: Any, count: int | None, is_valid: Callable[[Any], bool]) -> list[Any]:
+    """Return replies, of which there must be `count`. Raises ResponseError: they are of another program."""
+    if not isinstance(replies, list) or (count is not None and len(replies) != count):
+        raise ResponseError("its reply has another form")
+    if not all(map(is_valid, replies)):
+        raise ResponseError("its reply has other values")
+    return replies
+
+
+def _is_number(reply: Any) -> bool:
+    return isinstance(reply, int)
+
+
+def _is_pair(reply: Any) -> bool:
+    return isinstance(reply, list) and len(reply) == 2
+
+
+def _is_read(reply: Any) -> bool:
+    """Tell whether these are an answer's tokens and end, or nothing."""
+    return reply == [] or (_are_texts(reply, 2) and len(reply[0]) % _ONE_TOKEN.size == 0)
+
+
+def _is_claim(reply: Any) -> bool:
+    """Tell whether this is an answer that another gateway left."""
+    if not isinstance(reply, list) or len(reply) != 5 or not _are_texts(reply[:4], 4):
+        return False
+    one, _, cached, tokens, times = reply
+    return one.isascii() and (not cached or cached.isdigit()) and len(tokens) % 4 == 0 and isinstance(times, int)
+
+
+def _are_texts(reply: Any, count: int) -> bool:
+    return isinstance(reply, list) and len(reply) == count and all(isinstance(one, bytes) for one in reply)
 
 
 class ClaimedAnswer(NamedTuple):
@@ -220,9 +251,7 @@ class CheckpointStore:
         self.up = False
         self.lease = lease
         self._url, self._prefix, self._gateway = url, prefix, secrets.token_hex(8)
-        self._client = Redis.from_url(
-            url, protocol=2, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
-        )
+        self._client = connect(url, TIMEOUT, TIMEOUT)
         scripts = (
             Path(__file__).with_name(f"checkpoint_{name}.lua").read_text() for name in ("write", "claim", "read")
         )
@@ -246,9 +275,9 @@ class CheckpointStore:
     async def close(self) -> None:
         """Write what is left, and offer the answers that still run to other gateways."""
         await self._tasks.cancel()
-        with suppress(*_FAILURES):
+        with suppress(*FAILURES):
             await self._write(list(self._answers.values()), lease=-1.0)
-        with suppress(*_FAILURES):
+        with suppress(*FAILURES):
             await self._client.aclose()
 
     def checkpoint(self, answer_id: str, size: int = 0) -> AnswerCheckpoint:
@@ -280,8 +309,8 @@ class CheckpointStore:
 
     async def record(self, answer_id: str) -> bytes | None:
         """Return the record of an answer, None if there is none. Raises UnavailableError."""
-        found: bytes | None = await self._asked(self._client.hget(f"{self._prefix}:answer:{answer_id}", "record"))
-        return found
+        found = await self._asked(self._client.hget(f"{self._prefix}:answer:{answer_id}", "record"))
+        return found if isinstance(found, bytes) else None
 
     async def request_stop(self, answer_id: str) -> None:
         """Ask the gateway that generates an answer to end it. Raises UnavailableError."""
@@ -304,10 +333,12 @@ class CheckpointStore:
                 pipe.hmget(answer, "record", "end")
                 pipe.exists(billed)
             replies = await pipe.execute()
-        except _FAILURES:
+            found = _checked(replies[::2], len(answer_ids), _is_pair)
+            bills = _checked(replies[1::2], len(answer_ids), _is_number)
+        except FAILURES:
             return None
         owners = {}
-        for one, (record, end), billed in zip(answer_ids, replies[::2], replies[1::2], strict=True):
+        for one, (record, end), billed in zip(answer_ids, found, bills, strict=True):
             runs = record is not None and end is None
             owners[one] = UsageOwner.ELSEWHERE if billed else UsageOwner.OFFERED if runs else UsageOwner.HERE
         return owners
@@ -315,7 +346,7 @@ class CheckpointStore:
     async def _asked(self, asked: Any) -> Any:
         try:
             return await asked
-        except _FAILURES as error:
+        except FAILURES as error:
             raise UnavailableError(
                 "Answers of other gateways cannot be read now, because their Redis is away; try again.",
                 code="streams_unavailable",
@@ -349,7 +380,7 @@ class CheckpointStore:
             batch = changed[start : start + MAX_BATCH]
             sent = [one.pending() for one in batch]
             args: list[Any] = [self._gateway, milliseconds, *(value for one in sent for value in one)]
-            replies = await self._write_script(keys=[self._prefix], args=args)
+            replies = _checked(await self._write_script(keys=[self._prefix], args=args), len(batch), _is_number)
             for one, values, reply in zip(batch, sent, replies, strict=True):
                 one.acknowledge(values, reply)
 
@@ -359,9 +390,10 @@ class CheckpointStore:
             # after an outage of Redis every lease has expired: the others come back first
             if not self.up or asyncio.get_running_loop().time() - self._up_since < self.lease:
                 continue
-            with suppress(*_FAILURES):
+            with suppress(*FAILURES):
                 args: list[Any] = [self._gateway, round(self.lease * 1000), MAX_CLAIMED]
-                for one, record, cached, tokens, times in await self._claim_script(keys=[self._prefix], args=args):
+                claimed = await self._claim_script(keys=[self._prefix], args=args)
+                for one, record, cached, tokens, times in _checked(claimed, None, _is_claim):
                     known = int(cached) if cached else None
                     adopt(ClaimedAnswer(one.decode(), record, known, tokens, times))
 
@@ -380,8 +412,8 @@ class CheckpointStore:
         places = [value for one in followed for value in (one.id, one.offset)]
         args: list[Any] = [round(READING_SECONDS * 1000), *places]
         try:
-            replies = await self._read_script(keys=[self._prefix], args=args)
-        except _FAILURES:
+            replies = _checked(await self._read_script(keys=[self._prefix], args=args), len(followed), _is_read)
+        except FAILURES:
             replies = [None] * len(followed)
         for one, reply in zip(followed, replies, strict=True):
             if reply:
@@ -392,7 +424,7 @@ class CheckpointStore:
         """Call Redis. The log has one line per outage."""
         try:
             await work(*args)
-        except _FAILURES as error:
+        except FAILURES as error:
             if not self._trouble:
                 place = self._url.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
                 log.error(

@@ -25,10 +25,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from pydantic_core import to_json
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
 from llmops.background import TaskSet, cancel_tasks
 from llmops.gateway.ratelimit.backend import LEASE_TIMEOUT, Limiter, ReserveResult, make_reserve_result
@@ -48,6 +44,7 @@ from llmops.gateway.ratelimit.buckets import (
     make_settlement,
 )
 from llmops.gateway.ratelimit.memory import InMemoryLimiter
+from llmops.gateway.redis_client import FAILURES, connect
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +73,6 @@ LOG_INTERVAL = 60.0
 MAX_REMEMBERED = 10_000
 
 _SCRIPT = Path(__file__).with_name("reserve.lua")
-_FAILURES = (RedisError, OSError, asyncio.TimeoutError, ValueError, EOFError)
 
 _Call = tuple[Sequence[Limit], Sequence[LimitRequest], "asyncio.Future[ReserveResult | None]"]
 
@@ -107,15 +103,8 @@ class RedisLimiter(Limiter):
         self, url: str, prefix: str = PREFIX, timeout: float = TIMEOUT, clock: Callable[[], float] | None = None
     ) -> None:
         self._url, self._prefix = url, prefix
-        self._client = Redis.from_url(
-            url,
-            protocol=2,
-            single_connection_client=True,
-            socket_timeout=timeout,
-            socket_connect_timeout=CONNECT_TIMEOUT,
-            # a reservation that was sent twice would count twice
-            retry=Retry(NoBackoff(), 0),
-        )
+        # nothing is sent twice: a reservation would count twice
+        self._client = connect(url, timeout, CONNECT_TIMEOUT, single_connection_client=True)
         self._script = self._client.register_script(_SCRIPT.read_bytes())
         self._alone = _FallbackLimiter(self._carry, clock)
         self.up = asyncio.Event()
@@ -185,7 +174,7 @@ class RedisLimiter(Limiter):
         await self._tasks.wait()
         if self._timer is not None:
             self._timer.cancel()
-        with suppress(*_FAILURES):
+        with suppress(*FAILURES):
             await self._client.aclose()
 
     # -- Redis
@@ -243,7 +232,7 @@ class RedisLimiter(Limiter):
         try:
             reply = await self._script(keys=[self._prefix], args=[self._asked(calls, settled, restore)])
             self.gateways, epoch, spent, replies = _read_reply(reply, calls)
-        except _FAILURES as error:
+        except FAILURES as error:
             # the script may have applied the settlements: they count as known, and are not sent
             # again
             for name, (bound, change) in settled.items():
@@ -311,7 +300,7 @@ class RedisLimiter(Limiter):
     async def _answers(self) -> bool:
         try:
             await self._client.ping()
-        except _FAILURES as error:
+        except FAILURES as error:
             self._lose(str(error) or type(error).__name__)
             return False
         return True

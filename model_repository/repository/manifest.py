@@ -121,9 +121,15 @@ def _digests(repository: Path, max_bytes: float = math.inf) -> dict[str, str]:
 
 
 def open_to_all(repository: Path) -> list[str]:
-    """Return the paths that every user of the machine may write, of files and folders."""
+    """Return the paths that every user of the machine may write, of files and folders.
+
+    Who may write a folder above the repository can put another one in its place, unless the folder
+    is sticky.
+    """
     paths = [repository, *_files(repository, folders=True), *repository.glob(REPOSITORY_FILE)]
     modes = [(str(path.relative_to(repository)), path.lstat().st_mode) for path in paths]
+    above = {*repository.absolute().parents, *repository.resolve().parents}
+    modes += [(str(path), mode) for path in sorted(above) if not (mode := path.stat().st_mode) & stat.S_ISVTX]
     # a link has the mode 0777 whoever may write its target
     return [name for name, mode in modes if mode & stat.S_IWOTH and not stat.S_ISLNK(mode)]
 

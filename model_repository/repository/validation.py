@@ -1,6 +1,5 @@
 """Checks of a model repository before a server starts on it."""
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def check_unedited(repository: Path, manifest: RepositoryManifest, strict: bool)
     if strict and (open_paths := open_to_all(repository)):
         raise InputError(
             f"{repository} can be edited by every user of this machine: {_shown(open_paths)} is writable by others. "
-            f"Take that right with `chmod -R o-w {shlex.quote(str(repository))}`, or leave out --strict."
+            "Take that right with `chmod o-w`, or leave out --strict."
         )
     edits = manifest.edits(repository)
     if manifest.files and not edits:

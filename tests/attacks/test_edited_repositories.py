@@ -137,6 +137,24 @@ def test_a_repository_that_every_user_may_edit_is_refused_where_asked(copied: Pa
     assert check_unedited(copied, marker, strict=True) == ""
 
 
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_repository_in_a_folder_that_every_user_may_write_is_refused_where_asked(
+    copied: Path, tmp_path: Path, is_link: bool
+) -> None:
+    """Before the fix, any user could put another repository in the place of one that --strict had accepted."""
+    open_folder = tmp_path / "open"
+    open_folder.mkdir()
+    place = open_folder / "repository"
+    place.symlink_to(copied) if is_link else copied.rename(place)
+    marker = RepositoryManifest.load(place)
+    open_folder.chmod(0o777)
+    with pytest.raises(InputError, match=f"every user of this machine: {open_folder} is writable"):
+        check_unedited(place, marker, strict=True)
+    # of a sticky folder, users may only rename what is theirs
+    open_folder.chmod(0o1777)
+    assert check_unedited(place, marker, strict=True) == ""
+
+
 @pytest.mark.parametrize("name", ["a,b", 'a"b', "a,readonly=false"])
 def test_dockers_mounts_keep_a_folders_name(name: str) -> None:
     """Before the fix, a comma in a folder's name began another option of the mount."""

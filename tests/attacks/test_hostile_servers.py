@@ -149,6 +149,13 @@ def test_a_page_of_a_hundred_thousand_models_is_refused() -> None:
         MetricsPage(page, 0.0)
 
 
+def test_a_sample_of_a_hundred_thousand_labels_is_refused() -> None:
+    """The work of the parser grows with the square of the labels: 13 s of CPU."""
+    labels = ",".join(f'l{number}="x"' for number in range(100_000))
+    with pytest.raises(ValueError, match="too long"):
+        MetricsPage(f"llmops_active_streams{{{labels}}} 1\n", 0.0)
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from redis.asyncio import Redis
 
+from llmops.gateway.conversations.checkpoints import CheckpointStore
 from llmops.gateway.ratelimit.buckets import Limit, LimitRequest, Settlement
 from llmops.gateway.ratelimit.redis import PREFIX, RETRY_INTERVAL, RedisLimiter
 from tests.limits.conftest import valkey
@@ -166,3 +167,45 @@ async def test_what_running_answers_hold_survives_the_loss_of_its_record(valkey:
     assert granted == 100
     for limiter in limiters:
         await limiter.close()
+
+
+#: What another program may send. hiredis made room for the 2**31 elements, and took 20 s to free it.
+_BYTES = {
+    "more replies than calls": b"+OK\r\n" * 50,
+    "a number": b":7\r\n",
+    "an array of 2**31": b"*2147483647\r\n:1\r\n",
+    "a text of a terabyte": b"$1099511627776\r\nx",
+    "arrays in arrays": b"*1\r\n" * 5000,
+}
+
+
+@pytest.mark.parametrize("sent", _BYTES.values(), ids=_BYTES)
+async def test_replies_of_another_program_stop_neither_a_start_nor_others(sent):
+    """A gateway ended at its start, or its event loop stood still for 20 s."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(65536):
+            writer.write(sent)
+        writer.close()
+
+    longest, last = 0.0, asyncio.get_running_loop().time()
+
+    async def beat() -> None:
+        nonlocal longest, last
+        while True:
+            await asyncio.sleep(0.02)
+            now = asyncio.get_running_loop().time()
+            longest, last = max(longest, now - last), now
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+        store, limiter, heart = CheckpointStore(url, 5.0), RedisLimiter(url), asyncio.create_task(beat())
+        await store.start(lambda claimed: None)
+        await limiter.start()
+        assert await ask(limiter)
+        assert not limiter.up.is_set()
+        assert await store.usage_owners(["a"]) is None
+        await limiter.close()
+        await store.close()
+        heart.cancel()
+    assert longest < 3
