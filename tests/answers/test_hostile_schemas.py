@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -131,11 +132,8 @@ async def test_what_takes_long_in_the_brief_lane_is_stopped_however_little_is_co
         lanes.append(threading.current_thread().name.split("_")[0])
         return json_schema_grammar(schema, True)
 
-    workers = TextThreadPool()
-    try:
+    with closing(TextThreadPool()) as workers:
         assert "root" in await workers.run(work, INLINE_CHARACTERS + 1)
-    finally:
-        workers.close()
     assert lanes == ["llmops-text", "llmops-long"]
 
 

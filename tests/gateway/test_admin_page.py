@@ -71,22 +71,18 @@ class Deployment:
 async def deployment(card, tmp_path):
     store = f"sqlite:///{tmp_path}/store.db"
     admin, _, user = await make_key(store, name="Administrator")
-    triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
-    await triton.start()
     page = Page(json.dumps(ALERTS), headers={"content-type": "application/json"})
-    with PageServer(lambda _: page) as prometheus:
-        settings = GatewaySettings(
-            replicas=[f"127.0.0.1:{triton.port}"],
-            store=store,
-            usage={"outbox": tmp_path / "usage"},
-            lookups={"fresh": "0.1s"},
-            web={"prometheus": prometheus.url},
-        )
-        try:
+    async with ScriptedTriton(card, lambda tensors: [Step(final=True)]) as triton:
+        with PageServer(lambda _: page) as prometheus:
+            settings = GatewaySettings(
+                replicas=[f"127.0.0.1:{triton.port}"],
+                store=store,
+                usage={"outbox": tmp_path / "usage"},
+                lookups={"fresh": "0.1s"},
+                web={"prometheus": prometheus.url},
+            )
             async with serving(settings, plugins=[control_plugin(settings, tuple)]) as (client, _):
                 yield Deployment(client, store, admin, user)
-        finally:
-            await triton.stop()
 
 
 @contextlib.asynccontextmanager

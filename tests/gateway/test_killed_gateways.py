@@ -21,8 +21,7 @@ async def test_every_stream_of_a_killed_gateway_goes_on(tmp_path):
 async def test_a_page_reads_on_after_its_gateway_was_killed(tokenizer_dir, tokenizer: TextTokenizer, tmp_path):
     """The next process at the same address continues the answer; the page does nothing but wait."""
     told = ToldAnswers(card_of(tokenizer_dir, tokenizer), tokenizer, tokens=80, wait=0.05)
-    await told.triton.start()
-    try:
+    async with told.triton:
         with Valkey() as valkey:
             settings = {"triton": f"127.0.0.1:{told.triton.port}", "redis": valkey.url, "resume": {"lease": "1s"}}
             settings |= {"store": f"sqlite:///{tmp_path}/store.db", "open": True}
@@ -40,8 +39,6 @@ async def test_a_page_reads_on_after_its_gateway_was_killed(tokenizer_dir, token
                 await answer.wait_for()
                 assert (await answer.inner_text()).split() == told.text("Where?").split()
             await next_one.close()
-    finally:
-        await told.triton.stop()
 
 
 @pytest.mark.stack

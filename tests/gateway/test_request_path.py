@@ -56,8 +56,7 @@ async def called_by_a_chat(tokenizer_dir: Path) -> dict[str, list[str]]:
     """
     tokenizer = TextTokenizer(tokenizer_dir)
     triton = ScriptedTriton(card_of(tokenizer_dir, tokenizer), lambda tensors: [])
-    await triton.start()
-    try:
+    async with triton:
         settings = GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh="600s")
         async with serving(settings) as (client, server):
             stack = Stack(triton, client, tokenizer, server)
@@ -70,8 +69,6 @@ async def called_by_a_chat(tokenizer_dir: Path) -> dict[str, list[str]]:
                 with chat:
                     assert (await stack.events())[-1] == "[DONE]"
                     await asyncio.sleep(0.1)
-    finally:
-        await triton.stop()
     found: defaultdict[str, list[str]] = defaultdict(list)
     # timers of a busy machine call others in some chats
     called = set.intersection(*(chat.codes for chat in chats)) - idle.codes

@@ -20,11 +20,8 @@ async def test_the_books_are_right(card, tokenizer):
         yield Step(final=True)
 
     triton = ScriptedTriton({**card, "max_batch_size": 64}, answer)
-    await triton.start()
-    try:
+    async with triton:
         result = await asyncio.to_thread(chaos, f"127.0.0.1:{triton.port}", "tiny", 60, 16, (0.3, 1.0))
-    finally:
-        await triton.stop()
     print("\n".join(result.lines()))
     assert result.wrong == []
     assert set(result.deaths) == {"gateway", "ledger", "broker", "PostgreSQL", "Valkey"}

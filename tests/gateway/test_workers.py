@@ -114,20 +114,15 @@ class SlowTriton(ScriptedTriton):
 
 
 async def test_every_worker_knows_the_models_from_its_first_answer_on(card, tmp_path) -> None:
-    triton = SlowTriton(card, lambda tensors: [])
-    await triton.start()
-
-    def listed() -> list[list[str]]:
-        with started(tmp_path / "gateway.log", f"127.0.0.1:{triton.port}", 3) as (_, url):
+    def listed(port: int) -> list[list[str]]:
+        with started(tmp_path / "gateway.log", f"127.0.0.1:{port}", 3) as (_, url):
             # a connection each, so that all workers have their turn
             with ThreadPoolExecutor(16) as pool:
                 answers = list(pool.map(lambda _: json.loads(get(f"{url}/v1/models")), range(48)))
             return [[model["id"] for model in answer["data"]] for answer in answers]
 
-    try:
-        assert await asyncio.to_thread(listed) == [["tiny"]] * 48
-    finally:
-        await triton.stop()
+    async with SlowTriton(card, lambda tensors: []) as triton:
+        assert await asyncio.to_thread(listed, triton.port) == [["tiny"]] * 48
 
 
 def environment_of(pid: Path) -> bytes:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -368,8 +369,7 @@ def test_an_engine_measures_its_chunk_and_counts_down_what_is_left_of_a_prompt(
         light_engine / "model", 4, 2048, 49152, 512, 4096, "CPU", own["properties"], own["kv_cache"],
         prefix_cache=False, step_seconds=step_seconds,
     )  # fmt: skip
-    runtime = openvino.OpenVINORuntime(options)
-    try:
+    with closing(openvino.OpenVINORuntime(options)) as runtime:
         runtime.submit(1, RuntimeRequest(np.arange(100, 110), 1000), 0)
         list(runtime.step())
         runtime.submit(2, RuntimeRequest(np.arange(100, 1600), 1), 0)
@@ -377,7 +377,5 @@ def test_an_engine_measures_its_chunk_and_counts_down_what_is_left_of_a_prompt(
         for _ in range(2):
             list(runtime.step())
             left.append(runtime.stats().context_tokens)
-    finally:
-        runtime.close()
     # the answer that runs takes one token of each step
     assert left == [1500 - (chunk - 1), 1500 - 2 * (chunk - 1)]

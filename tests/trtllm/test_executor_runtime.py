@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -219,16 +220,13 @@ def several(tmp_path, monkeypatch):
 
 
 def test_an_engine_of_two_gpus_has_a_rank_for_each_and_leaves_none(several):
-    runtime = engine.create(several, CARD)
-    try:
+    with closing(engine.create(several, CARD)) as runtime:
         runtime.submit(1, ask(list(range(10, 50)), 4, log_probs=True), 0)
         found = collect(runtime)[1]
         assert found[:3] == [[50, 51, 52, 53], pytest.approx([-0.5, -0.51, -0.52, -0.53]), "length"]
         assert found[4] == 0
         names = [name for change in runtime.take_kv_events() for name in change.names]
         assert len(names) == 1
-    finally:
-        runtime.close()
     assert runtime._process.returncode == 0
 
 

@@ -4,7 +4,7 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -54,14 +54,11 @@ class _Client(threading.Thread):
             "ignore_eos": True,
             "stream": True,
         }
-        connection = http.client.HTTPConnection(self._address, timeout=60)
-        try:
+        with closing(http.client.HTTPConnection(self._address, timeout=60)) as connection:
             connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
             response = connection.getresponse()
             if not (habits.leaving and asked % 3):
                 response.read()
-        finally:
-            connection.close()
 
 
 @contextmanager

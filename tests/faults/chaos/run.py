@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any
@@ -71,8 +72,7 @@ def chaos(
 
     Raises ServerError when something does not come up again, or when usage does not arrive."""
     dice, asked = random.Random(seed), []
-    stage = Stage(triton, model)
-    try:
+    with closing(Stage(triton, model)) as stage:
         urls = [program.url for program in stage.gateways]
         began = time.monotonic()
         clients = Thread(
@@ -94,8 +94,6 @@ def chaos(
         wrong = errors(asked, rows, totals, missing, made)
         finishes = Counter(str(row["finish_reason"]) for row in rows)
         return Result(asked, finishes, stage.deaths, wrong, seconds, arrival, made, totals["output_tokens"])
-    finally:
-        stage.close()
 
 
 async def _arrived(stage: Stage, asked: list[Asked]) -> None:
