@@ -18,10 +18,12 @@ UNSAFE_CHARACTERS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-#: Other characters without a shape, which make two names look alike. Answers have some of them, as in emoji.
+#: Other characters without a shape, or with one of each font's own (private and unassigned ones),
+#: which make two names look alike. Answers have some of them, as in emoji.
 _SHAPELESS_CHARACTERS = re.compile(
     "[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
-    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+    "\ue000-\uf8ff\ufdd0-\ufdef\ufffc\ufffe\uffff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U0001fffe\U0001ffff\U0002fffe\U0002ffff\U0003fffe-\U0010ffff]"
 )
 _FORMS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 

@@ -33,7 +33,7 @@ def fetch_snapshot(ref: str, weights: bool = True) -> Path:
             repo, revision=revision, allow_patterns=patterns, local_files_only=_unreachable()
         )
 
-    return Path(_call_hub(ref, download))
+    return _in_cache(ref, Path(_call_hub(ref, download)))
 
 
 def fetch_config(ref: str) -> Path:
@@ -48,7 +48,8 @@ def fetch_config(ref: str) -> Path:
     def download() -> str:
         return huggingface_hub.hf_hub_download(repo, "config.json", revision=revision, local_files_only=_unreachable())
 
-    return Path(_call_hub(ref, download))
+    found = Path(_call_hub(ref, download))
+    return _in_cache(ref, found.parent) / found.name
 
 
 def cached_config(ref: str) -> Path | None:
@@ -57,7 +58,23 @@ def cached_config(ref: str) -> Path | None:
 
     repo, revision = _split(ref)
     found = huggingface_hub.try_to_load_from_cache(repo, "config.json", revision=revision)
-    return Path(found) if isinstance(found, str) else None
+    return _in_cache(ref, Path(found).parent) / "config.json" if isinstance(found, str) else None
+
+
+def _in_cache(ref: str, snapshot: Path) -> Path:
+    """Return the folder of a snapshot.
+
+    Raises:
+        CheckpointError: It is elsewhere: a file of the cache names a revision such as `../../..`.
+    """
+    repo, _ = _split(ref)
+    place = ("models--" + repo.replace("/", "--"), "snapshots")
+    whole = snapshot.parent.resolve()
+    if snapshot.parent.parts[-2:] != place or snapshot.name == ".." or snapshot.resolve().parent != whole:
+        raise CheckpointError(
+            f"The Hugging Face cache names a folder outside of {repo} as its snapshot; delete {repo} from the cache."
+        )
+    return snapshot
 
 
 def _split(ref: str) -> tuple[str, str | None]:

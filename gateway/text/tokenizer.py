@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from llmops.errors import InputError
+from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.control_tokens import ControlTokens, RenderedPrompt, find_control_tokens
 from llmops.gateway.text.detokenizer import DetokenizerFactory
 from llmops.gateway.text.token_lower_bound import MAX_TOKENS_PER_CHARACTER, bound_for_tokenizer
@@ -84,10 +85,20 @@ class TextTokenizer:
         return 0 if is_short or self._lower_bound is None else self._lower_bound.least(text, enough)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`."""
+        """Return the token ids of `text`.
+
+        Raises:
+            InvalidRequestError: A regular expression of the tokenizer takes too many steps for it.
+        """
         # encode() keeps the GIL for the whole text; the batch form releases it and skips the
         # offsets
-        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        try:
+            ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except BaseException as error:
+            # of its Rust code; no handler of errors catches it
+            if type(error).__name__ != "PanicException":
+                raise
+            raise InvalidRequestError(f"This model's tokenizer cannot read the text ({str(error)[:100]}).") from error
         return ids
 
     def encode_prompt(self, prompt: RenderedPrompt, *, add_special_tokens: bool = False) -> list[int]:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from llmops.build.checkpoint.chat_template import render_messages
 from llmops.build.checkpoint.file_checks import reject_outside_symlinks
 from llmops.build.checkpoint.gguf_header import read_header
+from llmops.build.checkpoint.hub_download import cached_config, fetch_config, fetch_snapshot
 from llmops.build.checkpoint.huggingface_folder import open_folder
 from llmops.build.checkpoint.known_models import bundled_file
 from llmops.build.encoder.encoder_checkpoint import BUNDLED
@@ -27,9 +28,11 @@ from llmops.build.progress import SilentProgress
 from llmops.build.spec import BuildSpec
 from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
-from llmops.errors import CheckpointError, InputError
+from llmops.errors import CheckpointError, InputError, ResourceError
+from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.attacks.harness import MIB, record, scaled
+from tests.support.tokenizer_files import write_tokenizer
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -86,6 +89,24 @@ def test_a_link_that_is_there_only_while_the_build_reads(tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match=r"tokenizer\.json was changed while the engine was built"):
         build(BuildSpec(str(folder), output), Swapper(folder / "tokenizer.json", secret))
     assert not output.exists()
+
+
+@pytest.mark.parametrize("named", ["../../private", "{absolute}", ".", "..", "link"])
+def test_the_hubs_cache_names_no_folder_outside(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """A cache of somebody else made an engine of a folder that only the builder may read."""
+    model = tmp_path / "models--a--b"
+    (model / "refs").mkdir(parents=True)
+    (model / "snapshots").mkdir()
+    private = folder.rename(tmp_path / "private")
+    (model / "snapshots" / "link").symlink_to(private)
+    (model / "refs" / "main").write_text(named.format(absolute=private))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("llmops.build.checkpoint.hub_download._unreachable", lambda: True)
+    for read in (fetch_snapshot, fetch_config, cached_config):
+        with contextlib.suppress(CheckpointError, ResourceError):
+            assert read("a/b") is None
 
 
 def test_the_hubs_cache_is_read(folder: Path, tmp_path: Path) -> None:
@@ -254,6 +275,19 @@ def test_a_tokenizer_that_fails_is_one_sentence(tmp_path: Path, changes: dict[st
     with pytest.raises(CheckpointError, match=why) as refusal:
         try_tokenizer(tmp_path / "tokenizer.json", "x")
     assert "\n" not in refusal.value.message
+
+
+def test_a_text_that_a_tokenizer_cannot_read_is_the_clients_error(tmp_path: Path) -> None:
+    """The panic of the tokenizer's library passed all handlers: a 500 without JSON, and a response without an end."""
+    write_tokenizer(tmp_path)
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$b"}, "behavior": "Isolated", "invert": False}
+    described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, described["pre_tokenizer"]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    tokenizer = TextTokenizer(tmp_path)
+    assert tokenizer.encode("Hello")
+    with pytest.raises(InvalidRequestError, match="cannot read the text"):
+        tokenizer.encode("a" * 2000)
 
 
 @pytest.mark.parametrize("part", ["normalizer", "decoder"])

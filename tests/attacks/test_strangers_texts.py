@@ -254,7 +254,8 @@ def test_top_shows_hostile_answers_as_text_or_as_a_problem(name):
 
 
 @pytest.mark.parametrize(
-    "character", ["\u00ad", "\u034f", "\u115f", "\u180b", "\u2800", "\u3164", "\ufe0f", "\U000e0100"]
+    "character",
+    ["\u00ad", "\u034f", "\u115f", "\u180b", "\u2800", "\u3164", "\ufe0f", "\U000e0100", "\ue000", "\ufffc", "\ufdd0"],
 )
 def test_a_name_has_no_character_without_a_shape(character: str) -> None:
     """Before the fix, `ann` and `an\u00adn` were two users that a reader could not tell apart."""
