@@ -11,6 +11,10 @@ from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import MessageToolCall, RequestMessage
 from llmops.gateway.settings import RequestLimits
 
+#: Bytes of a prompt per token of the context from which its tokens are counted in pieces first. Most
+#: texts that fit have fewer, and others would take memory for many times the context.
+BYTES_PER_TOKEN = 4
+
 
 def check_prompt_characters(characters: int, limits: RequestLimits, param: str) -> None:
     """Raise ContextLengthError for more text than is tokenized for one request."""
@@ -21,12 +25,11 @@ def check_prompt_characters(characters: int, limits: RequestLimits, param: str) 
 
 
 def check_prompt_text(text: str, model: GenerativeModel, param: str) -> None:
-    """Raise ContextLengthError for a text that cannot fit into the context.
-
-    The text is too long however it is tokenized.
-    """
+    """Raise ContextLengthError for a text that is found not to fit without tokenizing it whole."""
     most = model.card.max_seq_len
     least = model.tokenizer.min_token_count(text, most)
+    if least <= most and len(text.encode("utf-8", "replace")) > BYTES_PER_TOKEN * most:
+        least = model.tokenizer.count_in_pieces(text, most)
     if least > most:
         raise context_length_error(model.card, least, param, "at least ")
 

@@ -66,6 +66,8 @@ SMALL_HEADER = 4096
 #: Bytes of a chunked body that the parser gets at once, at least: a blank line in it may be the end
 #: of the body.
 MIN_CHUNKED_FEED = 1024
+#: The same, at most: after so many the framing is compared with the content.
+MAX_CHUNKED_FEED = 16384
 END_OF_HEADER = b"\r\n\r\n"
 
 
@@ -112,7 +114,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         _pipelined: Bytes behind a request that is being answered.
         _length: The body's length, 0 for a chunked body, None if it is not known yet.
         _body: Bytes of the body so far.
-        _framing: Bytes of a chunked body's framing since its last byte of content.
+        _parts: Content of the body that the parser has found and uvicorn has not got.
+        _framing: Bytes by which a chunked body's framing exceeds its content so far.
         _closing: True once everything that arrives is dropped.
         _holds_header: True if the limits count the bytes of an incomplete header.
     """
@@ -124,6 +127,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _pipelined = b""
     _length: int | None = None
     _body = 0
+    _parts: list[bytes]
     _framing = 0
     _closing = False
     _holds_header = False
@@ -148,6 +152,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.flow = _HoldingFlowControl(transport)
+        self._parts = []
         if self.client is not None:
             address = client_network(self.client[0])
             reason = self.limits.reason_to_reject(transport.get_extra_info("socket").fileno(), address)
@@ -251,8 +256,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._length = int(length) if length.isdigit() else 0
         if self._length:
             return min(size, start + max(self._length - self._body, 1))
-        end = data.find(END_OF_HEADER, start + MIN_CHUNKED_FEED)
-        return size if end < 0 else end + len(END_OF_HEADER)
+        most = min(size, start + MAX_CHUNKED_FEED)
+        end = data.find(END_OF_HEADER, start + MIN_CHUNKED_FEED, most)
+        return most if end < 0 else end + len(END_OF_HEADER)
 
     def _feed_head(self, data: bytes, *, more: bool) -> bool:
         """Feed as much as a header may have.
@@ -271,8 +277,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return False
 
     def _feed(self, data: bytes) -> None:
-        """Feed the parser. A chunked body's framing and trailer must not go on without any content."""
-        before = self._body
+        """Feed the parser. A chunked body must not have much more framing and trailer than content.
+
+        Each chunk costs a call, and uvicorn would copy the whole body for each.
+        """
+        before, is_within = self._body, self._head < 0
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
@@ -286,12 +295,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             # the request is answered without a switch to another protocol
             pass
-        if self._head >= 0 or self._body != before:
-            self._framing = 0
+        if self._parts:
+            body, self._parts = b"".join(self._parts), []
+            super().on_body(body)
+        if not is_within or self._head >= 0 or self._length:
             return
-        self._framing += len(data)
+        self._framing = max(0, self._framing + len(data) - 2 * (self._body - before))
         if self._framing > self.limits.header_bytes and not self.transport.is_closing():
-            self.limits.report("header_bytes", "A request's chunks have more framing than a header may have; dropped.")
+            self.limits.report("header_bytes", "A request's chunks have much more framing than content; dropped.")
             self.transport.abort()
 
     def _keep_pipelined(self, data: bytes) -> None:
@@ -333,9 +344,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
-        super().on_body(body)
+        self._parts.append(body)
 
     def on_message_complete(self) -> None:
+        if self._parts:
+            body, self._parts = b"".join(self._parts), []
+            super().on_body(body)
         self._head = 0
         self._stop_timer()
         super().on_message_complete()

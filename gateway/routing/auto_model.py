@@ -93,7 +93,7 @@ class AutoModel:
         is_large, reason = _by_rules(alias, body, context)
         head = self._heads.get(name)
         if reason == "default" and head is not None:
-            score = await self._score(head, _user_texts(body))
+            score = await self._score(head, _user_texts(body), context.caller.tenant_id or context.caller.owner)
             is_large = score is not None and score >= head.thresholds[LARGE]
             reason = "head" if is_large else "default"
         if not is_large:
@@ -112,9 +112,12 @@ class AutoModel:
                 self._large_conversations, hash((name, conversation_key(body, context.caller))), None, MAX_CONVERSATIONS
             )
 
-    async def _score(self, head: ClassifierHead, texts: Sequence[str]) -> float | None:
-        """Return the highest score of the texts, or None if the embedding model does not answer."""
-        keys = {hash((head.model, text)): text for text in texts}
+    async def _score(self, head: ClassifierHead, texts: Sequence[str], tenant: str) -> float | None:
+        """Return the highest score of the texts, or None if the embedding model does not answer.
+
+        A score is known to one tenant only: how long an answer takes would tell others its texts.
+        """
+        keys = {hash((tenant, head.model, text)): text for text in texts}
         scores = {key: self._scores[key] for key in keys if key in self._scores}
         missing = {key: text for key, text in keys.items() if key not in scores}
         if missing:

@@ -2,7 +2,8 @@
 
 Short texts are handled at once on the event loop, longer ones in the short lane. Work that exceeds
 the CPU limit of its place starts again: from the event loop in the short lane, from the short lane
-in the long lane, where it delays only work of its kind.
+in the long lane, where it delays only work of its kind. Large texts have a lane of their own, one
+after the other, because each token of a text takes 500 bytes while it is tokenized.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ T = TypeVar("T")
 #: Characters of a prompt that is handled on the event loop: they take about half a millisecond,
 #: less than the handover to a thread costs the other clients.
 INLINE_CHARACTERS = 4096
+
+#: Characters of a text that is large.
+LARGE_CHARACTERS = 2**18
 
 #: The cost, in characters, of work that never runs on the event loop.
 THREAD_CHARACTERS = INLINE_CHARACTERS + 1
@@ -59,7 +63,7 @@ thread_limit = _ThreadLimit()
 
 
 class TextThreadPool:
-    """Threads in two lanes: `threads` for short work and one for long work.
+    """Threads in three lanes: `threads` for short work, one for long work, one for large texts.
 
     At most `backlog` requests wait for them, and no client can use the whole backlog.
     """
@@ -67,6 +71,7 @@ class TextThreadPool:
     def __init__(self, threads: int = 2, backlog: int = 1024) -> None:
         self._short_lane = _ThreadLane("llmops-text", threads)
         self._long_lane = _ThreadLane("llmops-long", 1, is_long=True)
+        self._large_lane = _ThreadLane("llmops-large", 1)
         self._shares = FairShares(threads + backlog)
 
     async def run(self, work: Callable[[], T], size: int, caller: str = "") -> T:
@@ -87,8 +92,9 @@ class TextThreadPool:
         if not self._shares.take(caller):
             raise OverloadedError("Too many long prompts are being prepared; try again.")
         try:
+            lane = self._large_lane if size > LARGE_CHARACTERS else self._short_lane
             with suppress(CpuLimitError):
-                return await self._short_lane.run(lambda: _run_with_cpu_limit(SHORT_LANE_SECONDS, work), caller)
+                return await lane.run(lambda: _run_with_cpu_limit(SHORT_LANE_SECONDS, work), caller)
             return await self._long_lane.run(work, caller)
         finally:
             self._shares.give_back(caller)
@@ -97,6 +103,7 @@ class TextThreadPool:
         """Cancel the work that waits. Work in progress ends by itself."""
         self._short_lane.close()
         self._long_lane.close()
+        self._large_lane.close()
 
 
 def _run_with_cpu_limit(seconds: float, work: Callable[[], T]) -> T:

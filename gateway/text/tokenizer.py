@@ -31,6 +31,10 @@ _CHARACTERS_PER_TOKEN = 8
 _TOKENS_NEAR_CUT = 64
 
 
+#: Characters that `count_in_pieces` tokenizes at once.
+_PIECE_CHARACTERS = 2**15
+
+
 class TextTokenizer:
     """A tokenizer: text to token ids and back. Safe to use from several threads."""
 
@@ -83,6 +87,19 @@ class TextTokenizer:
         """
         is_short = len(text) * MAX_TOKENS_PER_CHARACTER <= enough
         return 0 if is_short or self._lower_bound is None else self._lower_bound.least(text, enough)
+
+    def count_in_pieces(self, text: str, enough: int) -> int:
+        """Return at least how many tokens `text` has, by tokenizing pieces until there are `enough`.
+
+        A token of a whole text takes 500 bytes of memory, and one of a piece is given back.
+        """
+        count = 0
+        for start in range(0, len(text), _PIECE_CHARACTERS):
+            piece = text[start : start + _PIECE_CHARACTERS]
+            count += max(0, len(self.encode(piece, add_special_tokens=False)) - _TOKENS_NEAR_CUT)
+            if count > enough:
+                break
+        return count
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`.

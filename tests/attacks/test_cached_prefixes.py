@@ -12,8 +12,13 @@ import pytest
 
 from llmops.gateway.app import create_app
 from llmops.gateway.generation.app_state import AppState
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Caller
+from llmops.gateway.routing.router_training import train_router
+from llmops.gateway.safety.evaluation import Example
 from llmops.gateway.settings import GatewaySettings
 from tests.attacks.harness import record, scaled
+from tests.gateway.test_auto_model import auto, user, vectors_of
 from tests.support.model_code import put_on_path
 
 pytest.importorskip("openvino_genai")
@@ -77,3 +82,21 @@ def test_a_gateway_keeps_tenants_apart_in_front_of_one_server_too(settings: dict
     salts = {service.cache_salt(caller) for caller in ("a/1", "a/2", "b/1")}
     assert len(salts) == (2 if apart else 1)
     assert service.cache_salt("") == 0
+
+
+async def test_the_head_of_an_alias_embeds_each_tenants_texts(tmp_path: Path) -> None:
+    """A text without an embedding took 50 ms more than one that another tenant had sent."""
+    words = [f"{'prove' if number % 2 else 'say'} it {number}" for number in range(60)]
+    examples = [Example(text, "large" if "prove" in text else "") for text in words]
+    path, asked = tmp_path / "router.json", []
+    path.write_text(json.dumps(train_router(examples, "minilm", vectors_of(words), max_missed=0.05)[0]))
+
+    async def embed(name: str, texts: list[str]) -> Any:
+        asked.extend(texts)
+        return vectors_of(texts)
+
+    model = auto(embed=embed, head=path)
+    for tenant in ("victim", "victim", "attacker"):
+        caller = Caller(tenant_id=tenant, user_id=f"{tenant}-user")
+        await model.choose("auto", user("say that we buy Northwind"), RequestContext("r", caller=caller))
+    assert len(asked) == 2, "once for each tenant"

@@ -130,3 +130,19 @@ def test_a_trailer_is_no_header(start):
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n"
     assert b"foreign_origin" in exchange(gateway, head + origin + b"\r\n0\r\n\r\n")
     assert b"foreign_origin" not in exchange(gateway, head + b"\r\n0\r\n" + origin + b"\r\n")
+
+
+def test_chunks_of_a_byte_do_not_hold_the_loop(start):
+    """Strangers send bodies in chunks of a byte: each chunk costs a call, and once cost a copy of the body."""
+    gateway = start(limits={"connections_per_client": 0})
+    status(gateway, LIVE)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    before, count = gateway.cpu(), scaled(20, 150)
+    with contextlib.ExitStack() as stack:
+        hold(stack, gateway, count, 1, head + b"1\r\n \r\n" * 100_000)
+        began = time.perf_counter()
+        assert status(gateway, LIVE) == 200
+        waited = time.perf_counter() - began
+    used = gateway.cpu() - before
+    record(f"{used:.2f} s of CPU for {count} bodies of 100,000 chunks, another answer after {waited * 1e3:.0f} ms")
+    assert used < 0.5 + 0.02 * count

@@ -39,3 +39,27 @@ def test_bodies_of_many_small_values(programs, start, tmp_path, card, path):
     assert set(statuses) <= {200, 503, 529}
     assert 200 in statuses
     assert growth < GROWTH
+
+
+def test_texts_of_many_tokens(start, tmp_path, programs, card):
+    """A token takes 500 bytes while its text is tokenized, so that a text of 700 KB takes 350 MB."""
+    engine = Engine(tmp_path / "large", {**card, "max_seq_len": 100_000}, tokens=1)
+    programs.callback(engine.stop)
+    gateway = start(engine.address, log_level="error")
+    gateway.ready()
+    before = gateway.memory()
+
+    def ask(size: int) -> int:
+        body = json.dumps({"model": "tiny", "prompt": "a " * (size // 2)}).encode()
+        head = f"POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        with connect(gateway) as made:
+            made.sendall(head.encode() + body)
+            return int(made.recv(12)[9:12])
+
+    sizes = [350_000, 700_000] * scaled(3, 20)
+    with ThreadPoolExecutor(len(sizes)) as pool:
+        statuses = list(pool.map(ask, sizes))
+    growth = gateway.peak() - before
+    record(f"{len(sizes)} texts of 350,000 and 700,000 tokens: {growth / MIB:.0f} MB more")
+    assert set(statuses) == {200, 400}
+    assert growth < GROWTH
