@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmops.cli.filter_evaluation import Example
+from llmops.cli.router_training import train_router
 from llmops.gateway.app import create_app
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller
-from llmops.gateway.routing.router_training import train_router
-from llmops.gateway.safety.evaluation import Example
 from llmops.gateway.settings import GatewaySettings
 from tests.attacks.harness import record, scaled
 from tests.gateway.test_auto_model import auto, user, vectors_of
