@@ -7,6 +7,14 @@
 set -eu
 cd "$(dirname "$0")"
 
+# in .env a line break begins another setting, and $ a variable
+case "${REPOSITORY:-}${RUNBOOKS:-}" in
+  *[[:cntrl:]]* | *[\"\'\`\$\\\#]*)
+    echo "REPOSITORY and RUNBOOKS may have no quotes, line breaks or any of \$ \` \\ #; name others." >&2
+    exit 1
+    ;;
+esac
+
 mkdir -p secrets
 # containers have users of their own: they may read the files, and other users of this machine may not reach them
 chmod 700 secrets

@@ -184,7 +184,7 @@ esac
 """
 
 
-def started(folder: Path) -> Path:
+def started(folder: Path, repository: str = "/srv/r") -> Path:
     """deploy/ after start.sh; docker's place is taken by a program that notes its arguments."""
     deploy = folder / "deploy"
     if not deploy.exists():
@@ -195,7 +195,7 @@ def started(folder: Path) -> Path:
     environment = {
         **os.environ,
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-        "REPOSITORY": "/srv/r",
+        "REPOSITORY": repository,
         "RUNBOOKS": "https://w.example/r",
     }
     subprocess.run([deploy / "start.sh"], env=environment, check=True, capture_output=True)
@@ -238,6 +238,17 @@ def test_no_service_starts_with_a_password_that_is_none(tmp_path, secret):
     with pytest.raises(subprocess.CalledProcessError):
         started(tmp_path)
     assert not (secrets / "kafka.jaas").exists()
+
+
+@pytest.mark.parametrize(
+    "repository", ["/srv/r\nPORT=0.0.0.0:1", "/srv/${HOME}", "/srv/'r", '/srv/"r', "/srv/`id`", "/r #"]
+)
+def test_the_folder_of_the_models_is_no_other_setting(tmp_path, repository):
+    """Before the fix, a line break in its name wrote another variable of compose into .env."""
+    with pytest.raises(subprocess.CalledProcessError):
+        started(tmp_path, repository)
+    assert not (tmp_path / "deploy" / ".env").exists()
+    assert "REPOSITORY=/srv/my models\n" in (started(tmp_path, "/srv/my models") / ".env").read_text()
 
 
 def entered(service: str, folder: Path, *command: str, **environment: str) -> subprocess.CompletedProcess:
