@@ -30,6 +30,9 @@ from llmops.gateway.routing.served_models import M, Model, ModelReadiness
 from llmops.gateway.routing.triton_server import ModelServer
 from llmops.gateway.settings import GatewaySettings
 
+#: Seconds that a check of readiness waits for servers: probes often wait for a second.
+READINESS_SECONDS = 0.8
+
 
 @dataclass(frozen=True, slots=True)
 class ModelReplica(Generic[M]):
@@ -123,6 +126,7 @@ class ModelRegistry:
         for server in servers:
             on_server(server.name, partial(_is_reachable, server))
         self._leaving: list[ModelServer] = []
+        self._checks: dict[ModelServer, asyncio.Task[bool]] = {}
         self.entries: Mapping[type[Model], ModelEntries] = {kind.model: ModelEntries() for kind in kinds}
         self._refresher = PeriodicTask("refresh of the models", self.refresh, refresh_seconds)
 
@@ -136,6 +140,8 @@ class ModelRegistry:
 
     async def close(self) -> None:
         await self._refresher.close()
+        for check in list(self._checks.values()):
+            check.cancel()
         for registry in self._replica_registries.values():
             await registry.close()
         for server in [*self._servers, *self._leaving]:
@@ -176,10 +182,17 @@ class ModelRegistry:
         return {server.name: server.problem for server in self._servers if server.problem is not None}
 
     async def check_readiness(self) -> ModelReadiness:
-        """Refresh, and return which models can serve."""
-        if not any(await asyncio.gather(*(server.answers() for server in self._servers))):
+        """Refresh, and return which models can serve.
+
+        Servers that take longer than READINESS_SECONDS count as they were.
+        """
+        if self._find is not None:
+            await self._update_servers(await self._find())
+        checks = [self._check_soon(server) for server in self._servers]
+        done = (await asyncio.wait(checks, timeout=READINESS_SECONDS))[0] if checks else ()
+        if not any(not check.cancelled() and check.exception() is None and check.result() for check in done):
             return ModelReadiness(problem="Triton is not ready.")
-        await self.refresh()
+        self._collect()
         ready = {found.model.name: found.model.parent or found.model.name for found in self.all() if found.ready}
         return ModelReadiness(ready, self.problems(), self.problem)
 
@@ -200,6 +213,19 @@ class ModelRegistry:
             log_detail(error, f"model {name}, asked for an answer")
             return f"The model {name} {model.failed}: {error.message}"
         return None
+
+    def _check_soon(self, server: ModelServer) -> asyncio.Task[bool]:
+        """Return the check of a server that runs, or a new one."""
+        check = self._checks.get(server)
+        if check is None:
+            check = self._checks[server] = asyncio.create_task(self._check(server))
+            check.add_done_callback(lambda _: self._checks.pop(server, None))
+        return check
+
+    async def _check(self, server: ModelServer) -> bool:
+        answers = await server.answers()
+        await self._refresh_server(server)
+        return answers
 
     def refresh_soon(self) -> None:
         """Refresh without waiting for the next interval."""

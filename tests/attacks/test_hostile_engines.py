@@ -23,8 +23,8 @@ from llmops.gateway.ratelimit.redis import RedisLimiter
 from llmops.gateway.routing.providers import ChunkChoice, ProviderBatch, ProviderDelta, bounded_usage
 from llmops.gateway.triton.step_stream import StepStreamTransport
 from tests.steps.test_submissions import CARD
-from tests.support.gateway_stack import running
-from tests.support.scripted_triton import Step
+from tests.support.gateway_stack import in_front_of, running
+from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.waiting import eventually
 
 
@@ -184,3 +184,30 @@ def test_a_provider_reports_no_more_tokens_than_a_request_can_have_caused() -> N
     assert counted.completion_tokens == counted.reasoning_tokens == 20
     assert counted.prompt_tokens == counted.cached_tokens < 1200
     assert bounded_usage(Usage(30, 12, 4, None), body, 10**6) == Usage(30, 12, 4, None)
+
+
+class SilentTriton(ScriptedTriton):
+    """A server that, once told, takes the calls of these methods and says nothing."""
+
+    silent: frozenset[str] = frozenset()
+
+    async def ServerReady(self, request, context):
+        await self._hang("ServerReady")
+        return await super().ServerReady(request, context)
+
+    async def ModelReady(self, request, context):
+        await self._hang("ModelReady")
+        return await super().ModelReady(request, context)
+
+    async def _hang(self, method: str) -> None:
+        if method in self.silent:
+            await asyncio.sleep(30)
+
+
+@pytest.mark.parametrize("method", ["ServerReady", "ModelReady"])
+async def test_a_server_that_says_nothing_does_not_make_its_gateways_unready(card, method):
+    """Probes gave up while the gateway waited 5 s for each model of one server of two."""
+    good, silent = (kind(card, lambda tensors: [Step(final=True)]) for kind in (ScriptedTriton, SilentTriton))
+    async with in_front_of(good, silent, refresh="1h") as (client, _):
+        silent.silent = frozenset([method])
+        assert (await client.get("/health/ready", timeout=4)).status_code == 200
