@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import random
 
-#: Returns per second for which a gateway has time at least: a rejection takes it about 2 ms.
-RETURNS_PER_SECOND = 200.0
+#: Returns per second for which a gateway has time at least: a rejection takes it about 2 ms, so that
+#: these take a tenth of a core.
+RETURNS_PER_SECOND = 50.0
 #: Returns as a multiple of the requests that leave the queue. Above 1, so that errors of the
 #: predictions lead to rejections and not to an empty queue.
 RETURN_FACTOR = 2.0
