@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: What comes next in a state, and what a person can do.
 _NEXT = {
     "starting": "wait; `llmops up` or `llmops control` with this store starts and checks the replicas",
-    "shifting": "give {candidate} more, or go back: llmops rollout promote | rollback {model}",
+    "shifting": "give {candidate} more: llmops rollout promote {model}",
     "waiting": "approve the next step: llmops rollout promote {model}",
     "paused": "continue: llmops rollout resume {model}",
     "keeping": "go back while {stable} is kept: llmops rollout rollback {model}",
@@ -93,7 +93,10 @@ def start(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Start a roll-out of MODEL: new replicas, then more and more of the requests."""
+    """Start a roll-out of MODEL.
+
+    New replicas start beside the old ones, then get more and more of the requests.
+    """
     from llmops.control.rollouts.schemas import RolloutCreate, RolloutRead
 
     if (engine is None) == (not replicas):
@@ -125,7 +128,10 @@ def start(
 @click.argument("model", required=False)
 @admin_options
 def status(model: str | None, admin: AdminClient, as_json: bool) -> None:
-    """Show the latest roll-out of MODEL, or of every model: versions, verdict and why."""
+    """Show the latest roll-out of MODEL, or of every model.
+
+    Shown are the versions, the verdict, and why.
+    """
     rollouts = _list(admin, model)
     latest = {rollout.model: rollout for rollout in reversed(rollouts)}
     if as_json:
@@ -188,6 +194,9 @@ def history(model: str | None, admin: AdminClient, as_json: bool) -> None:
     if as_json:
         print_json([entry.data() for entry in found.entries])
         return
+    if not found.entries:
+        click.echo("No roll-outs yet. Start one: llmops rollout start MODEL --to ENGINE", err=True)
+        return
     rows = [
         [
             format_timestamp(entry.created_at),
@@ -209,7 +218,10 @@ def history(model: str | None, admin: AdminClient, as_json: bool) -> None:
 @click.argument("version", required=False)
 @admin_options
 def pin(model: str, key: str, version: str | None, admin: AdminClient, as_json: bool) -> None:
-    """Give all requests of KEY (its id) to VERSION of MODEL; without VERSION remove the pin."""
+    """Give all requests of KEY (its id) to VERSION of MODEL.
+
+    Without VERSION, the pin is removed.
+    """
     from llmops.control.rollouts.schemas import PinCreate
 
     pinned = admin.request(
@@ -232,7 +244,7 @@ def pin(model: str, key: str, version: str | None, admin: AdminClient, as_json: 
 @click.option("--json", "output", type=OutputFile(), metavar="FILE", help="Write the report to this file.")
 @click.option("--same", is_flag=True, help="Roll out to a copy of the old version.")
 def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path | None, same: bool) -> None:
-    """Carry a whole roll-out out on this machine, under load, and report what happened.
+    """Carry a whole roll-out out on this machine, under load.
 
     Without folders: SmolLM2 in float32 as the old version and in INT8 as the new one. The tolerated
     loss of quality is the one between both versions without a fault. Takes some minutes. Exit code

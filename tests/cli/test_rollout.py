@@ -20,6 +20,7 @@ def run(tmp_path: Path):
 
 def test_a_rollout_is_started_watched_pinned_and_rolled_back(run):
     assert "Start one" in run("status").stderr
+    assert "Start one" in run("history").stderr
     started = run("start", "llama", "--replica", "dns:llama-v2:8001", "--name", "v2", "--percent", "10")
     assert "llama: v2 starts beside initial" in started.output, started.output
     assert "next        wait; `llmops up` or `llmops control`" in run("status", "llama").output
