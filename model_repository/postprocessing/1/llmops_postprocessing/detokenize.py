@@ -11,14 +11,15 @@ from collections.abc import Callable, Sequence
 Decode = Callable[[Sequence[int]], str]
 #: Character that decoders write for bytes that are not a character yet.
 REPLACEMENT_CHARACTER = "\ufffd"
+#: Tokens of a character at most: a token per byte of UTF-8.
+_CHARACTER_TOKENS = 4
 
 
 def text_delta(decode: Decode, context: Sequence[int], ids: Sequence[int], finished: bool) -> str:
     """Return the text that `ids` add after `context`.
 
-    The text ends with the last token that completes a character.
-
-    The concatenation over all calls equals the text of all tokens.
+    The text ends with the last token that completes a character. The concatenation over all calls
+    equals the text of all tokens.
 
     Args:
         decode: Decodes tokens.
@@ -26,8 +27,13 @@ def text_delta(decode: Decode, context: Sequence[int], ids: Sequence[int], finis
         ids: The new tokens.
         finished: Return the rest of the text as well, because no tokens follow.
     """
-    tokens = [*context, *ids]
-    start, before = _last_complete(decode, tokens, len(context), 0)
+    tokens, start, before = [*context, *ids], 0, ""
+    # a context may begin within a character, and decoders of byte tokens then refuse all that follow
+    for skipped in range(min(_CHARACTER_TOKENS, len(context))):
+        start, before = _last_complete(decode, tokens[skipped:], len(context) - skipped, 0)
+        if start:
+            tokens = tokens[skipped:]
+            break
     if finished:
         after = decode(tokens)
     else:
