@@ -700,7 +700,9 @@ def _check_brokers(servers: str) -> str:
     for one in servers.split(","):
         host, _, port = one.strip().rpartition(":")
         if not host or "/" in host or not port.isdecimal():
-            raise ValueError(f"{one!r} is not HOST:PORT of a Kafka broker, such as 127.0.0.1:9092")
+            # before an @ stands a password, by mistake
+            shown = one.rpartition("@")[2]
+            raise ValueError(f"{shown!r} is not HOST:PORT of a Kafka broker, such as 127.0.0.1:9092")
     return servers
 
 

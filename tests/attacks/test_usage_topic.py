@@ -19,6 +19,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from sqlalchemy import Engine, select, text
 from sqlalchemy.event import listen, remove
 
@@ -505,3 +506,10 @@ async def test_an_offset_that_ended_the_process_twice_is_stepped_over(kafka, fol
         assert await counts(store) == {"ended the process": 1}
         assert await bill(store) == (20, 60)
     await sink.close()
+
+
+def test_a_password_in_the_address_of_a_broker_is_not_printed() -> None:
+    with pytest.raises(ValidationError, match="HOST:PORT") as refused:
+        KafkaSettings(servers="llmops:hunter2@broker:x")
+    assert "'broker:x'" in refused.value.errors()[0]["msg"]
+    assert "hunter2" not in refused.value.errors()[0]["msg"]
