@@ -770,7 +770,11 @@ def _check_replica(text: str) -> str:
 
 
 def _check_redis_url(url: str | None) -> str | None:
-    if url is not None and not url.startswith(("redis://", "rediss://", "unix://")):
+    try:
+        valid = url is None or (urlsplit(url).scheme in ("redis", "rediss", "unix") and urlsplit(url).port != 0)
+    except ValueError:
+        valid = False
+    if not valid:
         # the URL is not part of the message: it may have a password
         raise ValueError("this is not the URL of a Redis or Valkey, such as redis://127.0.0.1:6379/0")
     return url

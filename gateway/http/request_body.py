@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic
@@ -59,6 +60,8 @@ _EXACT_FROM_BYTES = 2**18
 _MAX_INTEGER_DIGITS = 4300
 #: Bytes by which two slices overlap, so that no suspicious number is cut.
 _OVERLAP = 512
+#: A character of four bytes in UTF-8, or its escapes in JSON.
+_WIDE_CHARACTER = re.compile(rb"[\xf0-\xf4]|\\u[dD][89abAB]")
 # The message of the cancellation that ends the wait for a part of a body.
 _TIMED_OUT = "the body is late"
 #: Maps digits to 0, exponent marks to e, and everything else to a blank: all numbers look alike.
@@ -205,14 +208,16 @@ async def check_json_size(body: bytes, values: int, characters: int) -> tuple[in
         InvalidRequestError: The body has too many values.
         ContextLengthError: The body has more text than prompt and other fields may need together.
     """
-    cost = 0
+    cost = text_bytes = 0
     if len(body) > values // _CONTAINER_COST:
-        cost = await _check_total_cost(body, values, characters + NON_PROMPT_CHARACTERS)
+        cost, text_bytes = await _check_total_cost(body, values, characters + NON_PROMPT_CHARACTERS)
     elif len(body) > _UNWEIGHED_BYTES:
         cost = _json_cost(body)
     if PARSED_BYTES * cost > max(len(body), _EXACT_FROM_BYTES):
         # code in a prompt has commas and brackets too
         cost = await json_cost_outside_strings(body, values)
+    # the body itself is counted
+    cost += max(0, text_bytes - len(body)) // PARSED_BYTES
     if len(body) <= SLICE_BYTES:
         return cost, may_have_non_finite_number(body)
     for start in range(0, len(body), SLICE_BYTES):
@@ -259,8 +264,10 @@ def reject_non_finite_numbers(body: bytes) -> None:
     json.loads(body, parse_constant=reject, parse_float=parse_float, parse_int=parse_integer)
 
 
-async def _check_total_cost(body: bytes, values: int, characters: int) -> int:
-    """Return the cost of a body, with what stands in strings.
+async def _check_total_cost(body: bytes, values: int, characters: int) -> tuple[int, int]:
+    """Return the cost of a body, with what stands in strings, and the bytes that its text may take.
+
+    A text takes the memory of its widest character, 1, 2 or 4 bytes, for each of its characters.
 
     Commas, colons and brackets in strings are not values. They are excluded only if the total is
     over the limit.
@@ -269,10 +276,12 @@ async def _check_total_cost(body: bytes, values: int, characters: int) -> int:
         InvalidRequestError: The body has more JSON values than allowed.
         ContextLengthError: The body has more text than allowed.
     """
-    total = text = 0
+    total, text, width = 0, 0, 1
     for start in range(0, len(body), SLICE_BYTES):
         piece = body[start : start + SLICE_BYTES]
         total += _json_cost(piece)
+        if width < 4 and not (piece.isascii() and b"\\u" not in piece):
+            width = 4 if _WIDE_CHARACTER.search(piece) else 2
         # a lower bound for strings, exact for everything else: an escape counts as one character
         text += len(piece.decode("utf-8", "ignore")) - 5 * piece.count(b"\\u") - piece.count(b"\\")
         await asyncio.sleep(0)
@@ -280,7 +289,7 @@ async def _check_total_cost(body: bytes, values: int, characters: int) -> int:
         raise InvalidRequestError(f"The body has more JSON values than this gateway accepts ({values}).")
     if text > characters:
         raise ContextLengthError(f"The body has more text than this gateway accepts ({characters} characters).")
-    return total
+    return total, width * text
 
 
 async def json_cost_outside_strings(body: bytes, limit: int) -> int:

@@ -3,6 +3,7 @@ wrong item is told."""
 
 import json
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from llmops.control.openai_usage import OrganizationUsageQuery
 from llmops.control.usage_api import CallerUsageQuery
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.http.request_body import (
+    PARSED_BYTES,
     check_json_size,
     may_have_non_finite_number,
     parse_body,
@@ -75,6 +77,20 @@ async def test_a_prompt_of_128k_ids_is_within_the_limits() -> None:
     limits = RequestLimits()
     await check_json_size(body, limits.json_values, limits.prompt_bytes)
     assert len((await parse_body(Anything, body)).value) == 128_000
+
+
+@pytest.mark.parametrize("ascii_", [True, False])
+@pytest.mark.parametrize(
+    "text", ["x" * 400_000 + "👋", "…" + "x" * 400_000, "語" * 200_000, "👋" * 200_000, "x" * 400_000]
+)
+async def test_a_text_counts_with_the_memory_that_its_widest_character_makes_it_take(text: str, ascii_: bool) -> None:
+    body = json.dumps({"text": text}, ensure_ascii=ascii_).encode()
+    limits = RequestLimits()
+    cost, _ = await check_json_size(body, limits.json_values, limits.prompt_bytes)
+    taken = sys.getsizeof(json.loads(body)["text"])
+    assert PARSED_BYTES * cost + len(body) >= 0.99 * taken
+    # and no more where the body is as large as the text
+    assert PARSED_BYTES * cost <= max(1.01 * taken - len(body), 1000)
 
 
 @pytest.mark.parametrize(
