@@ -152,6 +152,7 @@ class LocalReplicas(CheckedReplicas):
         start_server: Callable[[Path, int], TritonServer],
         stop_server: Callable[[TritonServer, float], None],
         folder: Path,
+        tenants_apart: bool = False,
     ) -> None:
         """Create an object without servers.
 
@@ -159,8 +160,10 @@ class LocalReplicas(CheckedReplicas):
             start_server: Starts a Triton on a repository with an exit timeout, and waits for it.
             stop_server: Drains a Triton for so many seconds at most, and stops it.
             folder: Where the repositories of versions go.
+            tenants_apart: As for `read_engines`.
         """
         super().__init__()
+        self._tenants_apart = tenants_apart
         self._start_server, self._stop_server, self._folder = start_server, stop_server, folder
         # engine folder and servers by model and version
         self.engines: dict[tuple[str, str], Path] = {}
@@ -259,7 +262,11 @@ class LocalReplicas(CheckedReplicas):
                 gpus = self._make_room(manifest, key, old, settings)
                 # no name has an @, so that the repositories of two models never share a folder
                 repository = self._folder / f"{version.model}@{version.name}-{len(running)}"
-                engines = read_engines((f"{version.model}={engine}",), gpus={version.model: gpus} if gpus else None)
+                engines = read_engines(
+                    (f"{version.model}={engine}",),
+                    gpus={version.model: gpus} if gpus else None,
+                    tenants_apart=self._tenants_apart,
+                )
                 generate_repository(engines, repository)
                 server = self._start_server(repository, round(settings.drain_timeout))
                 running.append(server)

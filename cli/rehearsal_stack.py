@@ -36,7 +36,7 @@ def main(engine: str, folder: str, store: str, fault: str) -> None:
         return nothing()
 
     with Stack("127.0.0.1", 0, None, store, True, plugins=[plant]) as stack:  # type: ignore[list-item]
-        repository, models = make_repository(Path(engine), Path(folder))
+        repository, models = make_repository(Path(engine), Path(folder), tenants_apart=stack.tenants_apart)
         stack.start_tritons(repository, 1)
         stack.start_versions(models, Path(folder, "versions"))
         stack.run_gateway(list(models), lambda ready: print(f"READY {ready.url} {ready.models[0]}", flush=True))

@@ -96,10 +96,11 @@ class Ready:
     keys_needed: bool
 
 
-def build_described(loaded: LoadedService) -> tuple[Path, Mapping[str, Path]]:
+def build_described(loaded: LoadedService, tenants_apart: bool = False) -> tuple[Path, Mapping[str, Path]]:
     """Build the missing engines of a service.
 
-    Return its repository, and its models with their engine folders.
+    Return its repository, and its models with their engine folders. `tenants_apart` as for
+    `read_engines`.
     """
     from llmops.build.job.build_engine import build
     from llmops.cli.progress import make_progress
@@ -116,19 +117,22 @@ def build_described(loaded: LoadedService) -> tuple[Path, Mapping[str, Path]]:
         _make_folder(spec.output.parent)
         with name_file_keys(loaded, name):
             build(spec, make_progress())
-    generate_repository(read_engines(repo_defaults(loaded)["engines"], serving=loaded.serving), loaded.repository)
+    engines = read_engines(repo_defaults(loaded)["engines"], serving=loaded.serving, tenants_apart=tenants_apart)
+    generate_repository(engines, loaded.repository)
     return loaded.repository, {name: spec.output for name, spec in specs.items()}
 
 
-def make_repository(engine: Path, folder: Path | None, serving: str = "") -> tuple[Path, Mapping[str, Path]]:
+def make_repository(
+    engine: Path, folder: Path | None, serving: str = "", tenants_apart: bool = False
+) -> tuple[Path, Mapping[str, Path]]:
     """Make a Triton model repository in `folder`, or beside the engine.
 
-    Return it, and its models with their engine folders.
+    Return it, and its models with their engine folders. `tenants_apart` as for `read_engines`.
     """
     from llmops.model_repository.generate import generate_repository, read_engines
 
     repository = (folder or engine.absolute().parent) / f"{engine.absolute().name}-repository"
-    engines = read_engines((str(engine),), serving=serving)
+    engines = read_engines((str(engine),), serving=serving, tenants_apart=tenants_apart)
     generate_repository(engines, repository)
     return repository, {engine.name: engine.directory for engine in engines}
 
@@ -225,6 +229,11 @@ class Stack:
         for triton in [self._start(repository, visible_gpus=gpus) for gpus in shares]:
             self._await(triton)
 
+    @property
+    def tenants_apart(self) -> bool:
+        """Return True if the gateway keeps the cached prefixes of tenants apart."""
+        return self._settings.store is not None and self._settings.cache_scope != "shared"
+
     def start_versions(self, models: Mapping[str, Path], folder: Path) -> None:
         """Let roll-outs start and stop replicas, and start those that the store has in use.
 
@@ -239,7 +248,7 @@ class Stack:
             return
         from llmops.cli.local_replicas import LocalReplicas, restore_versions
 
-        self._versions = LocalReplicas(self._start_and_wait, self._stop, folder)
+        self._versions = LocalReplicas(self._start_and_wait, self._stop, folder, self.tenants_apart)
         asyncio.run(restore_versions(self._settings.store, self._versions, models, list(self._tritons)))
 
     def _start(self, repository: Path, **options: Any) -> TritonServer:

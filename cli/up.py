@@ -100,10 +100,10 @@ def command(
         if stack.first_key:
             click.echo(f"{FIRST_KEY}\n{stack.first_key}\n")
         if file is not None:
-            repository, models = build_described(file)
+            repository, models = build_described(file, stack.tenants_apart)
         else:
             engine = build_engine(checkpoint, target, quant, tp, name, folder)
-            repository, models = make_repository(engine, folder, serving or "")
+            repository, models = make_repository(engine, folder, serving or "", stack.tenants_apart)
         click.echo(f"Repository {repository}. Starting Triton ...", err=True)
         stack.start_tritons(repository, replicas)
         stack.start_versions(models, repository.parent / f"{repository.name}-versions")

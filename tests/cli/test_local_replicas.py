@@ -56,7 +56,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
     def make(gpus: int, replicas: int) -> Machine:
         one = Machine(gpus)
 
-        def read_engines(_: object, gpus: dict) -> str:
+        def read_engines(_: object, gpus: dict, **options: object) -> str:
             one.assigned.append(list(gpus["m"]))
             return ""
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmops.build.engine_folder.manifest_extras import OpenVinoExtra
 from llmops.errors import InputError, VersionMismatchError
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository.pbtxt import parse_config, quote
@@ -83,6 +84,21 @@ def test_the_card_says_what_the_gateway_must_know(engine: Path, tmp_path: Path) 
     assert "request" in card["transports"]
     assert card["capabilities"]["top_logprobs"] == 0
     assert card["sampling"] == {}
+
+
+@pytest.mark.parametrize(("said", "apart"), [(None, False), (True, True), (False, False)])
+def test_engines_for_tenants_apart_start_without_the_cache_that_they_would_give_up(tmp_path, said, apart) -> None:
+    """Giving it up compiles the model again: a new replica stood still for 10 s with its first request."""
+    given = {} if said is None else {"prefix_cache": said}
+    engine = make_engine(tmp_path / "engine", extra=OpenVinoExtra.model_validate({"openvino": given}))
+
+    def cache(tenants_apart: bool) -> bool | None:
+        generate_repository(read_engines([str(engine)], tenants_apart=tenants_apart), tmp_path / "r")
+        config = configs(tmp_path / "r")["tiny-tensorrt_llm"]
+        return json.loads(config.parameters["openvino"].string_value).get("prefix_cache")
+
+    assert cache(tenants_apart=False) is said
+    assert cache(tenants_apart=True) is apart
 
 
 def test_a_repository_is_replaced_as_a_whole(engine: Path, tmp_path: Path) -> None:
