@@ -85,10 +85,10 @@ async def cancel(engine: EngineContext) -> Finding:
     if not last.flags & CANCELLED_FLAG:
         expect(len(_tokens(before + after, 1)) == new, "the slot ended without the cancelled flag")
         return unseen("the engine was done before it could be cancelled")
-    # an entry after the cancel shows in which step the engine had received it, however long both
-    # travelled
-    result = next(at for at, step in enumerate(after) if any(entry.slot == 2 for entry in step.entries))
-    late = len(_tokens(after[result:], 1))
+    # an entry of what was submitted after the cancel shows in which message the engine had received
+    # both, however long they travelled; that message may have tokens of several steps before
+    heard = next(at for at, step in enumerate(after) if any(entry.slot == 2 for entry in step.entries))
+    late = len(_tokens(after[heard + 1 :], 1))
     expect(late <= IN_FLIGHT, f"{late} tokens more came after the engine had heard the cancel")
     expect(_tokens(after, 2) == engine.plain[:4], "the slot after a cancelled one got other tokens")
     return works(f"{late} tokens more came after the engine had heard it")
