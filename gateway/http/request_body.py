@@ -58,7 +58,7 @@ _UNWEIGHED_BYTES = 2048
 _EXACT_FROM_BYTES = 2**18
 #: Digits of the longest integer that Python converts to text.
 _MAX_INTEGER_DIGITS = 4300
-#: Bytes by which two slices overlap, so that no suspicious number is cut.
+#: Bytes by which two slices overlap, so that no suspicious number or escape is cut.
 _OVERLAP = 512
 #: A character of four bytes in UTF-8, or its escapes in JSON.
 _WIDE_CHARACTER = re.compile(rb"[\xf0-\xf4]|\\u[dD][89abAB]")
@@ -280,10 +280,12 @@ async def _check_total_cost(body: bytes, values: int, characters: int) -> tuple[
     for start in range(0, len(body), SLICE_BYTES):
         piece = body[start : start + SLICE_BYTES]
         total += _json_cost(piece)
-        if width < 4 and not (piece.isascii() and b"\\u" not in piece):
-            width = 4 if _WIDE_CHARACTER.search(piece) else 2
+        escapes = piece.count(b"\\u")
+        if width < 4 and (escapes or not piece.isascii()):
+            # an escape may reach into the next slice
+            width = 4 if _WIDE_CHARACTER.search(body, start, start + SLICE_BYTES + _OVERLAP) else 2
         # a lower bound for strings, exact for everything else: an escape counts as one character
-        text += len(piece.decode("utf-8", "ignore")) - 5 * piece.count(b"\\u") - piece.count(b"\\")
+        text += len(piece.decode("utf-8", "ignore")) - 5 * escapes - piece.count(b"\\")
         await asyncio.sleep(0)
     if total > values and await json_cost_outside_strings(body, values) > values:
         raise InvalidRequestError(f"The body has more JSON values than this gateway accepts ({values}).")
