@@ -17,7 +17,6 @@ from typing import Any
 from llmops import __version__, contract, kv_blocks, process, round_robin
 from llmops.build.engine_folder.atomic_folder import replace_folder, resolve_output
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.build.engine_folder.manifest_extras import OpenVinoExtra
 from llmops.contract import ENGINE_SUFFIX, POSTPROCESSING_SUFFIX, PREPROCESSING_SUFFIX, Tensor
 from llmops.errors import InputError
 from llmops.model_repository.encoder import MAX_QUEUE_SIZE, encoder_config, encoder_model_name, is_encoder
@@ -80,9 +79,7 @@ def read_engines(
         max_queue_size: The number of sequences that may wait for each engine.
         gpus: The GPUs of engines by name.
         serving: What serves the engines, for all or by name; see `find_target`.
-        tenants_apart: True if the gateway in front keeps the cached prefixes of tenants apart, so
-            that OpenVINO engines, which cannot, start without a prefix cache. To give it up at the
-            first request takes them seconds.
+        tenants_apart: True if the gateway in front keeps the cached prefixes of tenants apart.
 
     Raises:
         InputError: An engine cannot be served, or two engines have one name or one GPU.
@@ -90,21 +87,14 @@ def read_engines(
     entries: list[EngineEntry] = []
     for argument in arguments:
         entry = replace(_read_engine(argument, serving), max_queue_size=max_queue_size)
-        if tenants_apart and isinstance(extra := entry.manifest.extra, OpenVinoExtra):
-            entry = replace(entry, manifest=entry.manifest.model_copy(update={"extra": _without_prefix_cache(extra)}))
+        if tenants_apart:
+            entry = replace(entry, manifest=entry.target.for_tenants_apart(entry.manifest))
         if any(other.name == entry.name for other in entries):
             raise InputError(f"Two engines are called {entry.name}; rename one, as in `other={entry.directory}`.")
         entries.append(entry)
     _check_adapters(entries)
     assigned = assign_gpus([need for entry in entries for need in _gpu_requirements(entry)], gpus or {})
     return [replace(entry, gpus=assigned.get(entry.name, ())) for entry in entries]
-
-
-def _without_prefix_cache(extra: OpenVinoExtra) -> OpenVinoExtra:
-    """Return the extra without a prefix cache, unless it says itself whether there is one."""
-    if extra.openvino.prefix_cache is not None:
-        return extra
-    return extra.model_copy(update={"openvino": extra.openvino.model_copy(update={"prefix_cache": False})})
 
 
 def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[str]:

@@ -31,6 +31,19 @@ class OpenVINORepositoryTarget(RepositoryTarget):
                 "upgrade openvino-genai or build the engine again."
             )
 
+    def for_tenants_apart(self, manifest: EngineManifest) -> EngineManifest:
+        """Start without a prefix cache, unless the manifest says that there is one.
+
+        GenAI cannot keep tenants apart in it, and to give it up at their first request takes the
+        engine seconds.
+        """
+        extra = manifest.extra
+        # encoders have no cache
+        if not isinstance(extra, OpenVinoExtra) or extra.openvino.prefix_cache is not None:
+            return manifest
+        openvino = extra.openvino.model_copy(update={"prefix_cache": False})
+        return manifest.model_copy(update={"extra": extra.model_copy(update={"openvino": openvino})})
+
     def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModelConfig:
         return EngineModelConfig(
             backend="python",

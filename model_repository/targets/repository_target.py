@@ -35,6 +35,10 @@ class RepositoryTarget(ABC):
         The error message has the fix.
         """
 
+    def for_tenants_apart(self, manifest: EngineManifest) -> EngineManifest:
+        """Return the manifest behind a gateway that keeps the cached prefixes of tenants apart."""
+        return manifest
+
     @abstractmethod
     def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModelConfig:
         """Return the backend, tensors and parameters of NAME-tensorrt_llm."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.build.engine_folder.manifest_extras import OpenVinoExtra
+from llmops.build.engine_folder.manifest_extras import EncoderExtra, OpenVinoExtra
 from llmops.errors import InputError, VersionMismatchError
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository.pbtxt import parse_config, quote
@@ -99,6 +99,13 @@ def test_engines_for_tenants_apart_start_without_the_cache_that_they_would_give_
 
     assert cache(tenants_apart=False) is said
     assert cache(tenants_apart=True) is apart
+
+
+def test_encoders_have_no_cache_to_start_without(tmp_path) -> None:
+    extra = EncoderExtra.model_validate({"embedding": {"dimensions": 4, "pooling": "mean", "normalised": True}})
+    engine = make_engine(tmp_path / "engine", extra=extra)
+    made = [read_engines([str(engine)], tenants_apart=apart)[0].manifest for apart in (False, True)]
+    assert made[0] == made[1]
 
 
 def test_a_repository_is_replaced_as_a_whole(engine: Path, tmp_path: Path) -> None:
