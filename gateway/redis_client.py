@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from redis._parsers import _AsyncRESP2Parser
@@ -12,7 +11,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 #: What a call raises if Redis is away, or if its reply is not one of Redis.
-FAILURES = (RedisError, OSError, asyncio.TimeoutError, ValueError, EOFError, RecursionError)
+FAILURES = (RedisError, OSError, ValueError, EOFError, RecursionError)
 
 
 def connect(url: str, timeout: float, connect_timeout: float, **options: Any) -> Redis:

@@ -31,7 +31,6 @@ from llmops.urls import is_loopback
 if TYPE_CHECKING:
     from llmops.gateway.auth.keys import KeyDirectory
 
-
 log = logging.getLogger(__name__)
 
 #: Seconds between two polls for keys whose running answers must end. Three fit into the 30 s after

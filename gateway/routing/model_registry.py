@@ -186,8 +186,7 @@ class ModelRegistry:
 
         Servers that take longer than READINESS_SECONDS count as they were.
         """
-        if self._find is not None:
-            await self._update_servers(await self._find())
+        await self._update_servers()
         checks = [self._check_soon(server) for server in self._servers]
         done = (await asyncio.wait(checks, timeout=READINESS_SECONDS))[0] if checks else ()
         if not any(not check.cancelled() and check.exception() is None and check.result() for check in done):
@@ -237,13 +236,15 @@ class ModelRegistry:
         A change at one server counts at once, however long another takes. Without a change, the
         models are combined once for all servers: that takes longer the more servers there are.
         """
-        if self._find is not None:
-            await self._update_servers(await self._find())
+        await self._update_servers()
         await asyncio.gather(*(self._refresh_server(server) for server in self._servers))
         self._collect()
 
-    async def _update_servers(self, servers: Sequence[ModelServer]) -> None:
+    async def _update_servers(self) -> None:
         """Connect new servers, and close those that left when their last answer has ended."""
+        if self._find is None:
+            return
+        servers = await self._find()
         for server in servers:
             if server not in self._servers:
                 server.start()

@@ -62,7 +62,8 @@ class ModelServer:
         self._ready: frozenset[OfferedModel] = frozenset()
         self._not_ready: dict[OfferedModel, str] = {}
         self._failures: dict[OfferedModel, LoadFailure] = {}
-        #: the metadata of a model when it was made; parsing it at each refresh takes a tenth of an idle gateway
+        # the metadata of models when they were made: parsing it at each refresh takes a tenth of what
+        # an idle gateway does
         self._loaded_metadata: dict[OfferedModel, str] = {}
         self._retired: list[Model] = []
         self._refreshing = asyncio.Lock()

@@ -29,8 +29,6 @@ _CHARACTERS_PER_TOKEN = 8
 #: Tokens at the end of a text that was cut which may differ from those of the whole text, special
 #: tokens included.
 _TOKENS_NEAR_CUT = 64
-
-
 #: Characters that `count_in_pieces` tokenizes at once.
 _PIECE_CHARACTERS = 2**15
 

@@ -9,7 +9,12 @@ import pytest
 
 from llmops.errors import InputError
 from llmops.gateway.routing.quality.golden_prompts import load_golden_prompts
-from llmops.gateway.routing.quality.quality_watch import MAX_TOKENS, ReplicaComparison, ShadowSample, compare_replicas
+from llmops.gateway.routing.quality.quality_watch import (
+    MAX_SHADOW_TOKENS,
+    ReplicaComparison,
+    ShadowSample,
+    compare_replicas,
+)
 from llmops.gateway.settings import GatewaySettings
 from tests.support.gateway_stack import replica_lines, serving
 from tests.support.mock_engine.llmops_engine.runtimes.faults import command_faults
@@ -66,7 +71,7 @@ def test_a_shadow_sample_is_bounded():
     sample = ShadowSample(2)
     for token in range(100):
         sample.record("m", token.to_bytes(4, "little"))
-    sample.record("m", bytes(4 * (MAX_TOKENS + 1)))
+    sample.record("m", bytes(4 * (MAX_SHADOW_TOKENS + 1)))
     assert len(sample.take("m")) == 2
     assert sample.take("m") == []
 

@@ -34,8 +34,26 @@ from llmops.gateway.settings import QualitySettings
 from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.metrics import GatewayMetrics
 
-#: Tokens of a prompt that is repeated. Longer ones would cost every replica too much.
-MAX_TOKENS = 2048
+log = logging.getLogger(__name__)
+
+#: Tokens of a user's prompt that is repeated. Longer ones would cost every replica too much.
+MAX_SHADOW_TOKENS = 2048
+#: Mean similarity from which two replicas count as equal. Copies of a version stay above 0.8 also
+#: where batches change roundings; a corrupted one is below 0.3.
+AGREEMENT = 0.5
+#: Golden prompts that every replica of a version answers, and tokens of these answers.
+COMPARED_PROMPTS, COMPARED_TOKENS = 12, 16
+#: Requests of the watch that one replica has at a time.
+CONCURRENCY = 2
+#: Seconds for one answer. A replica that is slower is not corrupted, only not compared.
+ANSWER_TIMEOUT = 60.0
+#: Characters of an engine's fingerprint that stand for the version of a model without versions.
+VERSION_CHARACTERS = 12
+
+#: The answers of one replica to the same prompts, as token ids. None stands for a failed request.
+Answers = Sequence[Sequence[int] | None]
+#: Called with a model, a version and the score of each prompt after a sweep.
+ScoreCallback = Callable[[str, str, Mapping[str, float]], None]
 
 
 class ShadowSample:
@@ -48,7 +66,7 @@ class ShadowSample:
 
     def record(self, model: str, ids: bytes) -> None:
         """Record a prompt, as token ids (INT32)."""
-        if not self._size or len(ids) > 4 * MAX_TOKENS:
+        if not self._size or len(ids) > 4 * MAX_SHADOW_TOKENS:
             return
         self._seen[model] += 1
         at = random.randrange(self._seen[model])
@@ -62,14 +80,6 @@ class ShadowSample:
         """Return the sample and start the next one."""
         self._seen.pop(model, None)
         return self._prompts.pop(model, [])
-
-
-#: Mean similarity from which two replicas count as equal. Copies of a version stay above 0.8 also
-#: where batches change roundings; a corrupted one is below 0.3.
-AGREEMENT = 0.5
-
-#: The answers of one replica to the same prompts, as token ids. None stands for a failed request.
-Answers = Sequence[Sequence[int] | None]
 
 
 def similarity(one: Answers, other: Answers) -> float | None:
@@ -117,21 +127,6 @@ def _common_share(one: Sequence[int], other: Sequence[int]) -> float:
     longest = max(len(one), len(other))
     common = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return common / longest if longest else 1.0
-
-
-log = logging.getLogger(__name__)
-
-#: Golden prompts that every replica of a version answers, and tokens of these answers.
-COMPARED_PROMPTS, COMPARED_TOKENS = 12, 16
-#: Requests of the watch that one replica has at a time.
-CONCURRENCY = 2
-#: Seconds for one answer. A replica that is slower is not corrupted, only not compared.
-ANSWER_TIMEOUT = 60.0
-#: Characters of an engine's fingerprint that stand for the version of a model without versions.
-VERSION_CHARACTERS = 12
-
-#: Called with a model, a version and the score of each prompt after a sweep.
-ScoreCallback = Callable[[str, str, Mapping[str, float]], None]
 
 
 class QualityWatch:
