@@ -68,7 +68,7 @@ def _measure(
     stage: Engines, settings: dict[str, Any], words: Sequence[int], keys: dict[str, str], section: Section
 ) -> None:
     with front(stage.replicas, settings) as gateway:
-        rate = asyncio.run(_capacity(gateway.address, words, keys["paid"]))
+        rate = asyncio.run(_capacity(gateway.address, words, keys["standard"]))
         with _watched(stage) as queue:
             before, begun = _memory(gateway), time.perf_counter()
             clients = asyncio.run(_herd(gateway.address, words, keys))

@@ -185,14 +185,18 @@ class AdmissionController:
     def retry_after(self, request: QueuedRequest, wait: float, views: Sequence[ReplicaView], now: float) -> float:
         """Return the Retry-After of a rejected request, in seconds, and count its client as away.
 
-        `wait` is the predicted wait in seconds. While replicas start slowly, more requests will
-        leave the queue than the measured throughput says.
+        `wait` is the predicted wait in seconds. The queue has room as soon as it is within the limit
+        of the request. While replicas start slowly, more requests will leave the queue than the
+        measured throughput says.
         """
         growth = self._slow_start.growth(now)
         departures = growth * self._throughput.rate(views) / max(self.queue.mean_cost, 1.0)
         rank = self.queue.rank(request)
         away = sum(clients.update(now) for clients in self._rejected[: rank + 1])
-        seconds = spread_retry_after(wait / growth, away, departures, self._rng)
+        limit = min(self.queue.tier(request).max_wait, request.deadline - request.arrived)
+        # half: requests also lose their place in a full queue, or wait longer than was predicted
+        room = max(wait / growth - limit, wait / growth / 2)
+        seconds = spread_retry_after(room, away, departures, self._rng)
         self._rejected[rank].add(seconds)
         return seconds
 
