@@ -102,7 +102,7 @@ class _Canary:
     revision: int
     seen: dict[str, datetime] = field(default_factory=dict)
 
-    def observe(self, batches: list[OutcomeBatch]) -> None:
+    def observe(self, batches: list[OutcomeBatch], now: datetime) -> None:
         for batch in batches:
             if batch.id not in self.seen:
                 self.seen[batch.id] = batch.written_at
@@ -110,7 +110,9 @@ class _Canary:
                     known = {name: value for name, value in values.items() if name in _OUTCOME_FIELDS}
                     self.judge.observe(RequestOutcome(**known))
         if self.seen:
-            self.since = max(self.since, max(self.seen.values()) - timedelta(seconds=LATE_BATCH))
+            # a gateway whose clock is ahead hides nothing that others write
+            newest = min(max(self.seen.values()), now)
+            self.since = max(self.since, newest - timedelta(seconds=LATE_BATCH))
             self.seen = {name: at for name, at in self.seen.items() if at >= self.since}
 
 
@@ -276,7 +278,7 @@ class RolloutRunner(LeaderJob):
             canary.revision = rollout.revision
             canary.judge.begin_step()
         async with self._store.read() as connection:
-            canary.observe(list(await read_outcomes(connection, rollout.model, canary.since)))
+            canary.observe(list(await read_outcomes(connection, rollout.model, canary.since)), self._now())
         verdict = _combine(canary.judge.verdict(), await canary.analysis.check())
         data = _verdict_data(verdict)
         if data != rollout.verdict:
@@ -296,7 +298,8 @@ class RolloutRunner(LeaderJob):
         async with self._store.read() as connection:
             twin = rollout.twin if await has_twin(connection, rollout) else None
             canary = _Canary(_make_judge(rollout, twin), analysis, since, rollout.revision)
-            canary.observe(list(await read_outcomes(connection, rollout.model, since, rollout.changed_at)))
+            before = await read_outcomes(connection, rollout.model, since, rollout.changed_at)
+            canary.observe(list(before), self._now())
         canary.judge.begin_step()
         return canary
 
