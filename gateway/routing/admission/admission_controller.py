@@ -185,9 +185,9 @@ class AdmissionController:
     def retry_after(self, request: QueuedRequest, wait: float, views: Sequence[ReplicaView], now: float) -> float:
         """Return the Retry-After of a rejected request, in seconds, and count its client as away.
 
-        `wait` is the predicted wait in seconds. The queue has room as soon as it is within the limit
-        of the request. While replicas start slowly, more requests will leave the queue than the
-        measured throughput says.
+        `wait` is the predicted wait in seconds. The queue has room as soon as the wait is within
+        the request's limit. While replicas start slowly, more requests will leave the queue than
+        the measured throughput says.
         """
         growth = self._slow_start.growth(now)
         departures = growth * self._throughput.rate(views) / max(self.queue.mean_cost, 1.0)
