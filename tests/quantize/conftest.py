@@ -35,7 +35,7 @@ def export(checkpoint, tmp_path):
         source = checkpoint(family, **overrides)
         model = load_model(source)
         split_experts(model)
-        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        weights = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
         settings = CalibrationSettings(size=2, seq_len=48)
         form = format_of(quant, target)
         quantize(model, load_tokenizer(source), form, kv, group, settings, SilentProgress())

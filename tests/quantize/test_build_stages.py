@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 
@@ -14,9 +15,10 @@ from llmops.build.progress import SilentProgress
 from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
 from llmops.build.quant_formats import FORMATS
 from llmops.build.quantize.calibration import CalibrationSettings
-from llmops.build.quantize.model_loading import load_model, load_tokenizer
+from llmops.build.quantize.model_loading import has_gpu, load_model, load_tokenizer
 from llmops.build.quantize.quantizer import quantize
 from llmops.build.spec import BuildSpec
+from llmops.build.targets.nvidia import stage_estimates
 from llmops.build.targets.nvidia.build_request import make_request
 from llmops.build.targets.nvidia.stage_estimates import DurationEstimate, stage_needs
 from llmops.cli.eval import quality_lines
@@ -77,7 +79,7 @@ def test_a_build_takes_no_more_memory_than_it_says(checkpoint, tmp_path):
     pytest.importorskip("modelopt")
     source = checkpoint("llama", **LARGE)
     spec = BuildSpec(str(source.path), tmp_path / "engine", target="pytorch", quant="fp8", calib_size=2)
-    said = stage_needs(make_request(spec, source), gpu=False)
+    said = stage_needs(make_request(spec, source), gpu=has_gpu())
     words = ["build", spec.checkpoint, "-o", str(spec.output), "--target", "pytorch", "--quant", "fp8"]
     # a random model has no preferences that quantising could keep
     words += ["--calib-size", "2", "--max-ppl-ratio", "9", "--min-top1", "0"]
@@ -88,7 +90,9 @@ def test_a_build_takes_no_more_memory_than_it_says(checkpoint, tmp_path):
     assert source.parameters * 4 < result["peak"] <= max(stage.ram for stage in said[:2])
 
 
-def test_the_gate_reads_layers_again_only_where_a_gpu_cannot_keep_them(checkpoint, tmp_path):
+def test_the_gate_reads_layers_again_only_where_a_gpu_cannot_keep_them(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(stage_estimates, "CACHED_LAYERS_BYTES", 0)  # as for a model far larger than that
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)  # whose arithmetic takes no time
     source = checkpoint("llama", **LARGE)
     fields = {"target": "pytorch", "quant": "fp8"}
 

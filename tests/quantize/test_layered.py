@@ -26,7 +26,8 @@ def test_the_source(checkpoint, keep, family):
     source = checkpoint(family)
     whole, streamed = load_model(source), open_source(source)
     with torch.inference_mode():
-        expected = [whole(torch.tensor([ids])).logits[0, :-1].log_softmax(-1) for ids in TEXTS]
+        logits = [whole(torch.tensor([ids], device=whole.device)).logits[0, :-1] for ids in TEXTS]
+        expected = [each.log_softmax(-1).cpu() for each in logits]
     for _ in range(2):
         for found, wanted in zip(streamed.log_probs(TEXTS), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
