@@ -334,8 +334,9 @@ def _combine(verdict: Verdict, analysis: AnalysisResult) -> Verdict:
     """Return the judge's verdict after the roll-out's own conditions in Prometheus."""
     if analysis.state == "failed" and verdict.decision != "rollback":
         return replace(verdict, decision="rollback", reason=analysis.reason)
-    if analysis.state == "no data" and verdict.decision == "promote":
-        return replace(verdict, decision="continue", reason=analysis.reason)
+    if analysis.state == "no data" and verdict.decision != "rollback":
+        reason = analysis.reason if verdict.decision == "promote" else f"{analysis.reason} {verdict.reason}"
+        return replace(verdict, decision="continue", reason=reason)
     return verdict
 
 

@@ -167,13 +167,14 @@ async def test_the_job_promotes_a_healthy_canary_and_forgets_its_outcomes(url):
 
 
 async def test_a_twin_gets_as_many_requests_as_the_candidate_and_is_judged_in_place_of_the_stable_version(url):
-    await begin(url, twin=True)
+    await begin(url, twin=True, analysis=("up < 1",), prometheus="http://127.0.0.1:9")
     found = await carry_out(url, lambda one: one.state == RolloutState.SHIFTING and one.verdict is not None)
     async with await open_store(url) as store:
         async with store.read() as connection:
             weights = {one.name: one.weight for one in await list_versions(connection)}
         assert weights == {"initial": 90, "initial-twin": 5, found.candidate: 5}
         assert "the twin" in {row["note"] for row in found.verdict["rows"]}
+        assert "does not answer" in found.verdict["reason"]
         async with store.write() as connection:
             by = AuditContext("cli:tester", datetime.now(UTC))
             await apply_event(connection, await require_open_rollout(connection, "llama"), RolloutEvent.ROLLBACK, by)
