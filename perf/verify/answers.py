@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +20,7 @@ from llmops.gateway.triton.request_writer import MessageTensorWriter
 from llmops.perf.verify.engine_context import EngineContext
 from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, unseen, works, wrong
 from llmops.perf.verify.probe import strings
+from llmops.sequences import common_prefix_length
 
 CHECKS: list[VerifyCheck] = []
 _AT_ONCE = 8
@@ -53,13 +53,8 @@ def _same_ids(golden: Golden, tokenizer: TextTokenizer, what: str) -> None:
         expect(found == one.text_ids, _other_ids(what, one.text, found, one.text_ids))
 
 
-def common_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """Return the number of elements from the beginning that two sequences share."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
 def _other_ids(what: str, text: str, found: list[int], expected: list[int]) -> str:
-    at = common_length(found, expected)
+    at = common_prefix_length(found, expected)
     return (
         f"{what} makes other token ids of {text[:40]!r} than the source's (from position {at} on): it belongs to "
         "another model; build the engine again, or point tokenizer_dir to its own tokenizer folder"

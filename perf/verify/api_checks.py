@@ -8,8 +8,9 @@ import httpx
 
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.gateway.text.tokenizer import TextTokenizer
-from llmops.perf.verify.answers import common_length, golden_of, limits
+from llmops.perf.verify.answers import golden_of, limits
 from llmops.perf.verify.findings import Finding, VerifyCheck, WrongError, check, expect, refused, unseen, works, wrong
+from llmops.sequences import common_prefix_length
 
 CHECKS: list[VerifyCheck] = []
 _CHAT = [{"role": "user", "content": "Name the four seasons of the year in order."}]
@@ -217,7 +218,7 @@ async def greedy(api: ApiContext) -> Finding:
         wanted = api.tokenizer.decode(ids)
         body = {"prompt": one.ids, "max_tokens": len(ids), "temperature": 0}
         text = (await api.post("/completions", **body))["choices"][0]["text"]
-        shared += common_length(text, wanted)
+        shared += common_prefix_length(text, wanted)
         total += len(wanted)
     least = _least_shared(limits(manifest, sum(len(one.tokens) for one in golden.answers))[0], 24)
     share = shared / max(1, total)

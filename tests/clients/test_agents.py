@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from llmops.sequences import common_prefix_length
 from tests.clients.agents import CONTEXT, DONE, PATCH, TASK, ClaudeCode, Codex
 from tests.clients.conftest import HERE, locked, needs
 from tests.clients.recording import no_way_out, recorded_gateway
@@ -208,5 +209,5 @@ def test_a_second_session_of_claude_code_finds_its_prefix(played, tmp_path):
         ignored.append([one.headers.get("x-llmops-ignored", "") for one in exchanges])
     assert all("x-anthropic-billing-header" in "".join(names) for names in ignored)
     assert not any("x-anthropic-billing-header" in prompt for prompt in firsts)
-    common = next((at for at, (one, two) in enumerate(zip(*firsts, strict=False)) if one != two), len(firsts[1]))
+    common = common_prefix_length(*firsts)
     assert common >= 0.9 * len(firsts[1]), firsts[1][common - 200 : common + 200]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.kv_blocks import adapter_salt, block_hashes
+from llmops.sequences import common_prefix_length
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=70)
 
@@ -35,9 +36,7 @@ def test_equal_beginnings_have_equal_hashes_and_others_have_not(
     start: list[int], one: list[int], other: list[int], size: int
 ) -> None:
     first, second = start + one, start + other
-    alike = next(
-        (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(map(len, (first, second)))
-    )
+    alike = common_prefix_length(first, second)
     pairs = list(zip(block_hashes(packed(first), size), block_hashes(packed(second), size), strict=False))
     assert [a == b for a, b in pairs] == [True] * (alike // size) + [False] * (len(pairs) - alike // size)
 

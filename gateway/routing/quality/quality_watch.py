@@ -33,6 +33,7 @@ from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.settings import QualitySettings
 from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.metrics import GatewayMetrics
+from llmops.sequences import common_prefix_length
 
 log = logging.getLogger(__name__)
 
@@ -125,8 +126,7 @@ def compare_replicas(answers: Mapping[str, Answers], reference: Answers | None) 
 
 def _common_share(one: Sequence[int], other: Sequence[int]) -> float:
     longest = max(len(one), len(other))
-    common = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return common / longest if longest else 1.0
+    return common_prefix_length(one, other) / longest if longest else 1.0
 
 
 class QualityWatch:

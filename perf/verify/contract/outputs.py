@@ -2,10 +2,10 @@
 
 from llmops import contract
 from llmops.contract import ENGINE_INPUTS, ENGINE_OUTPUTS, PYTHON_ENGINE_INPUTS, PYTHON_ENGINE_OUTPUTS, Tensor
-from llmops.perf.verify.answers import common_length
 from llmops.perf.verify.engine_context import PLAIN, EngineContext
 from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, refused, unseen, works, wrong
 from llmops.perf.verify.probe import ProbeResponse
+from llmops.sequences import common_prefix_length
 
 CHECKS: list[VerifyCheck] = []
 #: Tolerance in nats: kernels for prompts and for single tokens round differently, most in 8 bits.
@@ -113,7 +113,7 @@ async def repeatable(engine: EngineContext) -> Finding:
 
 
 def differs(found: list[int], expected: list[int], other: str) -> str:
-    return f"the tokens differ from those of {other} at position {common_length(found, expected)}"
+    return f"the tokens differ from those of {other} at position {common_prefix_length(found, expected)}"
 
 
 def refused_by_name(result: ProbeResponse, tensor: Tensor) -> Finding:
