@@ -158,8 +158,6 @@ class RequestMiddleware:
                 self._run_after_hooks(context, status)
 
     def _run_after_hooks(self, context: RequestContext, status: int) -> None:
-        if context.on_end is not None:
-            context.on_end()
         outcome = Outcome(status, context.finish_reason or _default_finish_reason(status), context.usage)
         for after in self._after:
             try:

@@ -40,7 +40,7 @@ MAX_WARNING_BYTES = 1500
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestContext:
     """One HTTP request, without its body.
 
@@ -60,7 +60,6 @@ class RequestContext:
         work_bytes: Size of the text to process: the body, or a stored conversation if that is
             larger.
         buffered_bytes: Bytes counted against `limits.held_bytes` until the request ends.
-        on_end: Is called when the request has ended, None for nothing to do.
         overhead_seconds: Time until the response started that was not spent waiting for the engine;
             0 before.
         fairness_id: The end user for whom the caller sends this request, from a header; empty if
@@ -105,7 +104,6 @@ class RequestContext:
     stage_ended: float = 0.0
     work_bytes: int = 0
     buffered_bytes: int = 0
-    on_end: Callable[[], None] | None = None
     overhead_seconds: float = 0.0
     fairness_id: str = ""
     end_user: str = ""

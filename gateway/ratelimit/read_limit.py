@@ -8,8 +8,6 @@ answer.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from functools import partial
 from time import monotonic
 
 from starlette.types import Scope
@@ -17,6 +15,7 @@ from starlette.types import Scope
 from llmops.gateway.errors import RateLimitError
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Outcome
 from llmops.gateway.ratelimit.rate_limit_check import caller_name
 
 #: Routes that cost the same however many clients ask: their answers are shared, or constant.
@@ -39,7 +38,7 @@ class ReadLimit(Check):
         self._rate = rate
         # by caller: the time at which all of its burst will be unused again
         self._full_at: dict[str, float] = {}
-        self._open: Counter[str] = Counter()
+        self._open: dict[str, set[RequestContext]] = {}
 
     def applies_to(self, method: str, route: str) -> bool:
         return (method != "POST" or route.endswith("/cancel")) and route not in _SHARED
@@ -64,15 +63,18 @@ class ReadLimit(Check):
         self._full_at[name] = full_at
         if scope["method"] != "GET":
             return  # it ends soon, and may end an answer that the open ones read
-        if self._open[name] >= MAX_OPEN_READS:
+        reads = self._open.setdefault(name, set())
+        if len(reads) >= MAX_OPEN_READS:
             raise RateLimitError(
                 f"{MAX_OPEN_READS} GET requests are open; close those that are not needed, and try again.",
                 retry_after=1.0,
             )
-        self._open[name] += 1
-        context.on_end = partial(self._close, name)
+        reads.add(context)
 
-    def _close(self, name: str) -> None:
-        self._open[name] -= 1
-        if not self._open[name]:
-            del self._open[name]
+    def after(self, context: RequestContext, outcome: Outcome) -> None:
+        name = caller_name(context.caller)
+        reads = self._open.get(name)
+        if reads is not None:
+            reads.discard(context)
+            if not reads:
+                del self._open[name]
