@@ -6,11 +6,12 @@ Requests are sent on time whatever became of earlier requests.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from llmops.perf.clients import http1
 from llmops.perf.lab.trace import TraceRequest
 from llmops.perf.records import percentile
 from tests.support.mock_engine.repository import NAME
@@ -122,80 +123,73 @@ def _same(asked: TraceRequest) -> dict[str, Any]:
     }
 
 
-class HttpClient:
-    """An HTTP/1.1 client of one server with kept connections."""
+class HttpClient(http1.HttpClient):
+    """A client of one server's completions with kept connections."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self._host, self._port, self._path = parts.hostname, parts.port, f"{parts.path}/completions"
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        super().__init__(url)
+        self._path = f"{urlsplit(url).path}/completions"
 
     def request(self, body: dict[str, Any], key: str) -> bytes:
-        data = json.dumps(body).encode()
-        lines = [f"POST {self._path} HTTP/1.1", f"host: {self._host}:{self._port}", "content-type: application/json"]
-        lines += [f"authorization: Bearer {key}"] if key else []
-        return "\r\n".join([*lines, f"content-length: {len(data)}", "", ""]).encode() + data
+        headers = {"content-type": "application/json"}
+        if key:
+            headers["authorization"] = f"Bearer {key}"
+        return http1.render("POST", self._path, self.netloc, headers, json.dumps(body).encode())
 
-    async def send(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        while self._idle and self._idle[-1][0].at_eof():
-            self._idle.pop()[1].close()
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(self._host, self._port)
-        writer.write(request)
-        return reader, writer
+    async def send(self, request: bytes, response: "ReceivedResponse") -> None:
+        """Send a request and receive its response. Raise EOFError if it ends too early."""
+        connection = self.idle() or await self.connect()
+        connection.send(request, response)
+        await response.ended
 
     async def exchange(self, request: bytes) -> tuple[int, float]:
         """Send a request, read its answer, and return its status and its Retry-After in seconds."""
-        reader, writer = await self.send(request)
-        status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().splitlines()
-        headers = dict(line.split(": ", 1) for line in lines if line)
-        async for _ in _pieces(reader, headers):
-            pass
-        if headers.get("connection") == "close":
-            writer.close()
-        else:
-            self.keep(reader, writer)
-        return int(status.split()[1]), float(headers.get("retry-after-ms", 0)) / 1000
+        response = ReceivedResponse()
+        await self.send(request, response)
+        return response.status, response.retry_after
 
-    def keep(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Keep a connection whose answer was read to the end."""
-        self._idle.append((reader, writer))
 
-    def close(self) -> None:
-        for _, writer in self._idle:
-            writer.close()
+class ReceivedResponse:
+    """A response as it was received.
+
+    Attributes:
+        data: The body.
+        pieces: The times at which its pieces came, and the place in `data` at which each begins.
+        ended: Is done when the response has ended.
+    """
+
+    def __init__(self) -> None:
+        self.status, self.retry_after = 0, 0.0
+        self.data = bytearray()
+        self.pieces: list[tuple[float, int]] = []
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def headers(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self.status, self.retry_after = status, float(headers.get(b"retry-after-ms", 0)) / 1000
+
+    def body(self, data: bytes, now: float) -> None:
+        self.pieces.append((now, len(self.data)))
+        self.data += data
+
+    def complete(self) -> None:
+        self.ended.set_result(None)
+
+    def failed(self, kind: str) -> None:
+        self.ended.set_exception(EOFError(kind))
 
 
 async def _ask(client: HttpClient, request: bytes, seen: ReplayedRequest, begun: float) -> None:
-    data, times = bytearray(), []
+    response = ReceivedResponse()
     try:
-        reader, writer = await client.send(request)
-        status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().splitlines()
-        headers = dict(line.split(": ", 1) for line in lines if line)
-        seen.status, seen.retry_after = int(status.split()[1]), float(headers.get("retry-after-ms", 0)) / 1000
-        async for some in _pieces(reader, headers):
-            times.append((time.perf_counter() - begun, len(data)))
-            data += some
-        if headers.get("connection") == "close":
-            writer.close()
-        else:
-            client.keep(reader, writer)
+        await client.send(request, response)
     except (OSError, EOFError) as error:
         seen.error = repr(error)
     seen.last = time.perf_counter() - begun
+    seen.status, seen.retry_after = response.status, response.retry_after
     if seen.status == 200:
-        _read(bytes(data), times, seen)
+        _read(bytes(response.data), [(when - begun, place) for when, place in response.pieces], seen)
     elif not seen.error:
-        seen.error = data.decode(errors="replace")
-
-
-async def _pieces(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
-    """Yield a body as it comes. Raise EOFError if it ends too early."""
-    if "content-length" in headers:
-        yield await reader.readexactly(int(headers["content-length"]))
-        return
-    while size := int(await reader.readuntil(b"\r\n"), 16):
-        yield (await reader.readexactly(size + 2))[:-2]
-    await reader.readexactly(2)
+        seen.error = response.data.decode(errors="replace")
 
 
 def _read(data: bytes, times: Sequence[tuple[float, int]], seen: ReplayedRequest) -> None:
