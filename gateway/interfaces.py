@@ -16,13 +16,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
+from llmops.clocks import period_start
 from llmops.contract import GuideKind as GuideKind
 from llmops.contract import Tensor
 
@@ -68,10 +69,7 @@ class Budget:
 
     def begins(self, now: datetime) -> datetime:
         """Return the start of the period that contains `now`."""
-        midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        if self.period == "week":
-            return midnight - timedelta(days=midnight.weekday())
-        return midnight.replace(day=1) if self.period == "month" else midnight
+        return period_start(now, self.period)
 
     def ends(self, now: datetime) -> datetime:
         """Return the start of the next period."""

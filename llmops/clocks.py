@@ -1,14 +1,22 @@
-"""Clocks: UTC time, a thread's CPU budget, and a wait with a timeout."""
+"""Clocks: UTC time, its periods, a thread's CPU budget, and a wait with a timeout."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
 
 utc_now: Callable[[], datetime] = partial(datetime.now, UTC)
+
+
+def period_start(now: datetime, period: str) -> datetime:
+    """Return the start of the `day`, `week` (from Monday) or `month` of UTC's calendar that contains `now`."""
+    midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if period == "week":
+        return midnight - timedelta(days=midnight.weekday())
+    return midnight.replace(day=1) if period == "month" else midnight
 
 
 class CpuBudget:

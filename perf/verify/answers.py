@@ -16,10 +16,10 @@ from llmops.contract import POSTPROCESSING_SUFFIX, PREPROCESSING_SUFFIX
 from llmops.errors import LlmopsError
 from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
+from llmops.gateway.triton.engine_observer import decode_strings
 from llmops.gateway.triton.request_writer import MessageTensorWriter
 from llmops.perf.verify.engine_context import EngineContext
 from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, unseen, works, wrong
-from llmops.perf.verify.probe import strings
 from llmops.sequences import common_prefix_length
 
 CHECKS: list[VerifyCheck] = []
@@ -95,7 +95,7 @@ async def text(engine: EngineContext) -> Finding:
         tensors.add(contract.POST_TOKENS, (1, 1, len(ids)), b"".join(i.to_bytes(4, "little") for i in ids))
         tensors.add(contract.POST_LENGTH, (1, 1), len(ids).to_bytes(4, "little"))
         response = await engine.probe.client.infer(message)
-        found = strings(response.raw_output_contents[0])[0]
+        found = decode_strings(response.raw_output_contents[0])[0]
         expect(found == engine.tokenizer.decode(ids), f"the ensemble makes {found[:40]!r} of an answer's tokens")
     return works("the ensemble's text is the tokenizer's")
 

@@ -5,7 +5,6 @@ It keeps every response.
 
 import asyncio
 import itertools
-import struct
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from llmops import contract
 from llmops.contract import BYTES, EMPTY_FINAL_PARAMETER, ENGINE_SUFFIX, FINAL_RESPONSE_PARAMETER
+from llmops.gateway.triton.engine_observer import decode_strings
 from llmops.gateway.triton.grpc_client import TritonClient
 from llmops.gateway.triton.request_writer import MessageTensorWriter
 from llmops.gateway.triton.response_reader import trailing_floats
@@ -223,16 +223,6 @@ def _datatype(number: int) -> str:
 
 def _values(datatype: str, raw: bytes) -> list[Any]:
     if datatype == "BYTES":
-        return strings(raw)
+        return decode_strings(raw)
     kind = _ARRAYS.get(datatype)
     return array(kind, raw).tolist() if kind else []
-
-
-def strings(raw: bytes) -> list[str]:
-    """Return the strings of a tensor, each a little-endian length and that many bytes."""
-    found, at = [], 0
-    while at < len(raw):
-        (size,) = struct.unpack_from("<I", raw, at)
-        found.append(raw[at + 4 : at + 4 + size].decode("utf-8", "replace"))
-        at += 4 + size
-    return found

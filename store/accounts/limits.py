@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from llmops.clocks import period_start
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,10 +33,7 @@ class Budget:
 
     def begins(self, now: datetime) -> datetime:
         """Return the start of the period that contains `now`."""
-        midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        if self.period == "week":
-            return midnight - timedelta(days=midnight.weekday())
-        return midnight.replace(day=1) if self.period == "month" else midnight
+        return period_start(now, self.period)
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from grpc import aio
 from llmops import contract
 from llmops.contract import ERROR_FLAG, FINAL_RESPONSE_PARAMETER, LAST_OF_SLOT
 from llmops.gateway.interfaces import EngineRequest, SamplingParams
+from llmops.gateway.triton.engine_observer import decode_strings
 from llmops.gateway.triton.grpc_client import WRITE_ERRORS
 from llmops.gateway.triton.request_writer import RequestWriter
 from llmops.gateway.triton.step_writer import StepWriter
 from llmops.perf.verify.engine_context import EngineContext
 from llmops.perf.verify.findings import WrongError
-from llmops.perf.verify.probe import PATIENCE, strings
+from llmops.perf.verify.probe import PATIENCE
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class Subscriber:
 
 def _step(raw: dict[str, bytes]) -> ReceivedStep:
     tokens = array("i", raw[contract.STEP_TOKENS.name]).tolist()
-    errors = iter(strings(raw.get(contract.STEP_ERRORS.name, b"")))
+    errors = iter(decode_strings(raw.get(contract.STEP_ERRORS.name, b"")))
     entries, start = [], 0
     for slot, sequence, count, flags in struct.iter_unpack("<4i", raw[contract.STEP_ENTRIES.name]):
         error = next(errors, "") if flags & ERROR_FLAG else ""
