@@ -12,7 +12,7 @@ utc_now: Callable[[], datetime] = partial(datetime.now, UTC)
 
 
 def period_start(now: datetime, period: str) -> datetime:
-    """Return the start of the `day`, `week` (from Monday) or `month` of UTC's calendar that contains `now`."""
+    """Return the start of the `day`, `week` (from Monday) or `month` of UTC that contains `now`."""
     midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     if period == "week":
         return midnight - timedelta(days=midnight.weekday())

@@ -13,7 +13,7 @@ these endpoints use: they read their bodies themselves (docs/decisions/0004).
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -38,13 +38,14 @@ log = logging.getLogger(__name__)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 BeforeHook = Callable[[Scope, RequestContext], Awaitable[None]]
+AfterHook = Callable[[RequestContext, Outcome], None]
 
 
 class Check:
     """A pair of hooks around every request. Subclasses override one of them or both."""
 
     def applies_to(self, method: str, route: str) -> bool:
-        """Return False for a method and path template whose requests `before` need not inspect.
+        """Return False for a method and path template whose requests neither hook need see.
 
         Called once for each pair of them.
         """
@@ -97,15 +98,15 @@ class RequestMiddleware:
             handlers: The application's exception handlers, by class of exception.
         """
         self._app, self._route_of, self._handlers = app, route_of, handlers
-        inspecting = [check for check in checks if type(check).before is not Check.before]
 
         # clients can send any method, so the memory must be bounded
         @lru_cache(maxsize=1024)
-        def checks_of(method: str, route: str) -> list[BeforeHook]:
-            return [check.before for check in inspecting if check.applies_to(method, route)]
+        def hooks_of(method: str, route: str) -> tuple[list[BeforeHook], list[AfterHook]]:
+            applying = [check for check in checks if check.applies_to(method, route)]
+            before = [check.before for check in applying if route and type(check).before is not Check.before]
+            return before, [check.after for check in applying if type(check).after is not Check.after]
 
-        self._before_hooks = checks_of
-        self._after = [check.after for check in checks if type(check).after is not Check.after]
+        self._hooks_of = hooks_of
         self._write_batch = WriteBatch()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,6 +118,7 @@ class RequestMiddleware:
         current_request.set(context.request_id)
         context.route = self._route_of(scope)
         scope[SERVER_SEND_KEY], scope[WRITE_BATCH_KEY] = send, self._write_batch
+        before_hooks, after_hooks = self._hooks_of(scope["method"], context.route)
         status = 0
 
         async def send_with_headers(message: Message) -> None:
@@ -130,9 +132,8 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            if context.route:
-                for before in self._before_hooks(scope["method"], context.route):
-                    await before(scope, context)
+            for before in before_hooks:
+                await before(scope, context)
             await self._app(scope, receive, send_with_headers)
         except Exception as error:
             if status and _is_connection_closed(send):
@@ -153,17 +154,18 @@ class RequestMiddleware:
             # cycle
             scope.pop(SERVER_SEND_KEY, None)
             if context.background_task is not None:
-                context.background_task.add_done_callback(lambda _: self._run_after_hooks(context, status))
+                context.background_task.add_done_callback(lambda _: _run_after_hooks(after_hooks, context, status))
             else:
-                self._run_after_hooks(context, status)
+                _run_after_hooks(after_hooks, context, status)
 
-    def _run_after_hooks(self, context: RequestContext, status: int) -> None:
-        outcome = Outcome(status, context.finish_reason or _default_finish_reason(status), context.usage)
-        for after in self._after:
-            try:
-                after(context, outcome)
-            except Exception:
-                log.exception("Request %s: a check failed after the request had ended", context.request_id)
+
+def _run_after_hooks(hooks: Iterable[AfterHook], context: RequestContext, status: int) -> None:
+    outcome = Outcome(status, context.finish_reason or _default_finish_reason(status), context.usage)
+    for after in hooks:
+        try:
+            after(context, outcome)
+        except Exception:
+            log.exception("Request %s: a check failed after the request had ended", context.request_id)
 
 
 class GatewayApp(FastAPI):
