@@ -147,3 +147,20 @@ def test_a_replica_that_is_away_is_no_flood_of_lines_in_the_log(caplog: pytest.L
                 replica.on_disconnect(UnavailableError("It refuses connections."))
     ends = [line.rpartition("ended: ")[2] for line in caplog.messages if "ended" in line]
     assert ends == 2 * ["It went away.", "It refuses connections."]
+
+
+def test_a_place_is_free_when_its_answer_ends_after_the_report_of_the_step() -> None:
+    """An engine without work reports the next time after a second."""
+    model = SimpleNamespace(
+        name="tiny", card=replace(CARD, state=True), engine=StepStreamTransport(Engine, "tiny", CARD)
+    )
+    replica = Replica("r", model, LeastCostPolicy(), lambda: None, clock=lambda: 0.0)
+    first, second = [replica.reserve(8, is_counted=False) for _ in range(2)]
+    first.slot, second.slot = 0, 1
+    # the step in which both end: the engine has taken slots 0 and 1, and runs nothing
+    replica.on_state(EngineState(0, 0, 0, 8, 8, 32, 0, 0, 1, 0, 0, 2))
+    assert replica.view.running == 2
+    replica.release(first)
+    assert replica.view.running == 1
+    replica.release(second)
+    assert replica.view.running == 0

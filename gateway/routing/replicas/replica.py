@@ -76,6 +76,8 @@ class Replica:
         self._on_change, self._on_misrouted, self._has_alternative = on_change, on_misrouted, has_alternative
         self._on_restart = on_restart
         self._in_flight = InFlightTracker(self.view)
+        # sequences that run, as the engine reported last
+        self._reported_running = 0
         self._steps = ReportedSteps()
         # None for a replica that reports its state
         self.load_estimator = None if self.health.is_reporting else LoadEstimator(self.view, self._in_flight)
@@ -139,6 +141,8 @@ class Replica:
         self._in_flight.remove(in_flight)
         if self.load_estimator is not None:
             self.load_estimator.record_end(in_flight)
+        else:
+            self._update_running()
 
     def update_state(self) -> ReplicaState:
         """Return the current state and publish it in the view.
@@ -207,16 +211,24 @@ class Replica:
 
     def _apply_state(self, state: EngineState) -> None:
         view = self.view
-        # own streams that the engine has are known better than its report
-        started = self.open_streams - len(self._in_flight)
-        view.running = max(state.running, started - state.waiting, 0)
+        self._reported_running = state.running
         view.waiting, view.waiting_tokens = state.waiting, state.waiting_tokens
+        self._update_running()
         view.free_blocks, view.blocks = state.free_blocks, state.blocks
         view.tokens_per_block = state.tokens_per_block or view.tokens_per_block
         view.subscribers, view.demand = state.subscribers, state.demand / DEMAND_SCALE
         if state.step_us and (state.running or state.prefill_tokens):
             self._steps.add(state.step_us / 1e6, state.prefill_tokens)
             view.step_seconds, view.prefill_rate = self._steps.seconds, self._steps.prefill_rate
+
+    def _update_running(self) -> None:
+        """Count own streams that the engine has: they are known better than its report.
+
+        A report comes before the ends of its step, and an engine without work sends the next one
+        after a second.
+        """
+        started = self.open_streams - len(self._in_flight)
+        self.view.running = max(self._reported_running, started - self.view.waiting, 0)
 
     def on_cache_event(self, kind: int, hashes: Sequence[int]) -> None:
         """Pass blocks that the engine stored or evicted to the policy.
