@@ -13,8 +13,11 @@ import re
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol
+from contextlib import suppress
+from time import thread_time
+from typing import Any, ClassVar, Protocol
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.choice import Choice
@@ -27,9 +30,12 @@ FLUSH_BYTES = 32 * 1024
 #: Batches of tokens that are turned into text again between two turns for other requests: a few
 #: milliseconds.
 REPLAY_TURN = 256
-#: Seconds that a reader waits after news for each other reader of its answer. All readers together
-#: are woken at most 200 times a second, however many they are and however fast the answer grows.
-READER_PAUSE = 0.005
+#: Seconds that a reader of an answer with others waits, for each reader that its owner has beside
+#: the first of each answer: these are woken at most 100 times a second, however many they are.
+READER_PAUSE = 0.01
+#: The same in units of the CPU that the reader's last events took: those of an owner take at most
+#: an eighth of a core.
+READER_SHARE = 8.0
 #: Bytes of the largest delta: an AnswerLog stores the size of a delta in two bytes.
 _MAX_DELTA_BYTES = 0xFFFF
 _EVENT_ID = re.compile(r"([0-9a-f]{6})-(\d{1,9})")
@@ -201,17 +207,32 @@ class AnswerRun(ABC):
 class AnswerReader(EventSource):
     """The events of an answer from some number on. A reader who leaves stops nothing at once."""
 
+    # by owner: its readers beside the first of each answer
+    _others: ClassVar[Counter[str]] = Counter()
+
     def __init__(self, run: AnswerRun, chunks: ChunkRenderer | None, after: int) -> None:
         """Read on. A subclass that renders events itself has no `chunks`."""
         self._run, self._chunks, self._event = run, chunks, after + 1
         self._offset = run.log.offset(max(after, 0))
         self._over = self._left = False
+        self._spent, self._cancelled = 0.0, asyncio.Event()
         run.enter()
+        self._is_other = run.readers > 1
+        if self._is_other:
+            self._others[run.owner] += 1
 
     async def next(self) -> bytes | None:
         run = self._run
         while not self._over:
-            if data := self._rendered():
+            if self._spent and run.readers > 1:
+                with suppress(TimeoutError):
+                    pause = max(READER_PAUSE, READER_SHARE * self._spent)
+                    await asyncio.wait_for(self._cancelled.wait(), pause * self._others[run.owner])
+                    break
+            before = thread_time()
+            data = self._rendered()
+            self._spent = thread_time() - before
+            if data:
                 return data
             if run.moved:
                 self._over = True  # without a last event: the reader comes back, and asks any gateway
@@ -220,12 +241,11 @@ class AnswerReader(EventSource):
                 return self._last()
             else:
                 await run.more()
-                if run.readers > 1 and not self._over:
-                    await asyncio.sleep(READER_PAUSE * (run.readers - 1))
         return None
 
     def cancel(self) -> None:
         self._over = True
+        self._cancelled.set()
         self.close()
         # `next` may wait for an answer that this process does not follow any longer
         self._run.wake()
@@ -234,6 +254,10 @@ class AnswerReader(EventSource):
         if not self._left:
             self._left = True
             self._run.leave()
+            if self._is_other:
+                self._others[self._run.owner] -= 1
+                if not self._others[self._run.owner]:
+                    del self._others[self._run.owner]
 
     def _rendered(self) -> bytes:
         run, chunks, parts, size = self._run, self._chunks, [], 0
