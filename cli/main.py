@@ -6,6 +6,7 @@ Subcommands are imported only when they are called, so that `--help` stays fast.
 import difflib
 import errno
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ import click
 import llmops
 from llmops import __version__
 from llmops.errors import LlmopsError
+from llmops.gateway.logging_setup import SafeFormatter
 from llmops.untrusted_text import escape_unsafe
 
 # Heading → command → its line in `llmops --help`. The command is `command` in llmops.cli.<name>.
@@ -140,6 +142,8 @@ def main() -> NoReturn:
     interrupts = _Interrupts()
     # the cache and repositories have code, so that no umask lets every user write to them
     os.umask(os.umask(0o077) | 0o002)
+    if logging.lastResort is not None:  # warnings can have texts of servers
+        logging.lastResort.setFormatter(SafeFormatter("%(message)s"))
     _warn_of_foreign_files()
     try:
         code = cli.main(prog_name="llmops", standalone_mode=False, color=False if os.environ.get("NO_COLOR") else None)

@@ -9,18 +9,20 @@ Kafka 0.11, is skipped too, because the library would fetch it again forever. Ga
 was not confirmed.
 """
 
+import logging
 from collections.abc import Iterator
 from importlib.metadata import version
 from struct import Struct
 from typing import Any
 
 from aiokafka.consumer import fetcher
-from aiokafka.errors import KafkaError
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.memory_records import MemoryRecords
 
 from llmops.distribution import install_command
 from llmops.errors import ResourceError
+
+log = logging.getLogger(__name__)
 
 #: Reasons for rejecting a batch, as dead letters have them.
 COMPRESSED = "compressed batch"
@@ -85,21 +87,22 @@ class SafeRecords:
         end_of_batch = self._position + self._batch_bytes()
         data = self._data[self._position : end_of_batch]
         (base, _), self._position = _HEADER.unpack_from(data), end_of_batch
-        # the library's reader of several batches fails where formats are mixed
-        batch = MemoryRecords(data).next_batch()
-        if not isinstance(batch, DefaultRecordBatch):
-            return _reject(OLD_FORMAT, base, base + 1)
-        end = batch.next_offset
-        if not 0 < end - base <= MAX_RECORDS:
-            # the consumer would go on reading at `end`, wherever that is
-            return _reject(DAMAGED, base, base + 1)
-        if batch.compression_type:
-            return _reject(COMPRESSED, base, end)
+        end = base + 1
         try:
+            # the library's reader of several batches fails where formats are mixed
+            batch = MemoryRecords(data).next_batch()
+            if not isinstance(batch, DefaultRecordBatch):
+                return _reject(OLD_FORMAT, base, end)
+            if not 0 < batch.next_offset - base <= MAX_RECORDS:
+                # the consumer would go on reading at `next_offset`, wherever that is
+                return _reject(DAMAGED, base, end)
+            end = batch.next_offset
+            if batch.compression_type:
+                return _reject(COMPRESSED, base, end)
             if batch.validate_crc():
                 return ReadBatch(batch, list(batch))
-        except (KafkaError, ValueError, LookupError, ArithmeticError, MemoryError):
-            pass
+        except Exception:  # of the library's C code too, such as SystemError for a negative size
+            log.debug("The batch at offset %d cannot be read.", base, exc_info=True)
         return _reject(DAMAGED, base, end)
 
     def size_in_bytes(self) -> int:

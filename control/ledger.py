@@ -25,6 +25,7 @@ from llmops.control import kafka_batches
 from llmops.control.leader_jobs import LeaderJob
 from llmops.errors import LlmopsError, ResourceError
 from llmops.gateway.interfaces import UsageEvent
+from llmops.gateway.logging_setup import RepeatedLines
 from llmops.gateway.settings import KafkaSettings
 from llmops.gateway.usage.event_formats import from_cloud_event
 from llmops.gateway.usage.kafka import client_options, kafka_error_message
@@ -39,6 +40,9 @@ from llmops.store.factory import open_store
 from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
+
+#: One line a second for each reason, because the topic's writers decide how many records are parked.
+_PARKED = RepeatedLines(1.0)
 
 ResultT = TypeVar("ResultT")
 
@@ -140,6 +144,9 @@ class Ledger(LeaderJob):
         if kafka_batches.REJECTED:
             await _add_dead_letters(store, _take_rejected_batches(self._kafka.topic))
         if not batch:
+            if (reader := consumer._fetcher.error_future).done():
+                # the library stops fetching, in silence, after an answer that it did not expect
+                reader.result()
             await _rewind_truncated_partitions(consumer)
             return
         self._single_reads_left = max(self._single_reads_left - 1, 0)
@@ -274,10 +281,12 @@ def _take_rejected_batches(topic: str) -> list[DeadLetter]:
 
 
 async def _add_dead_letters(store: Store, letters: Sequence[DeadLetter]) -> None:
-    """Store dead letters, and log one line for each reason."""
+    """Store dead letters, and log one line a second for each reason."""
     for reason, count in Counter(letter.reason for letter in letters).items():
         source = next(letter.source for letter in letters if letter.reason == reason)
-        log.error("%d records of usage are parked (%s), the first is %s.", count, reason, escape_unsafe(source))
+        if (more := _PARKED.suffix(reason)) is not None:
+            first = escape_unsafe(source)
+            log.error("%d records of usage are parked (%s), the first is %s.%s", count, reason, first, more)
     if letters:
         await _transact_with_retry(store, partial(add_dead_letters, parked=letters, at=utc_now()))
 

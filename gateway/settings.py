@@ -360,7 +360,7 @@ class TenantConversations(_Section):
     """
 
     store: bool = True
-    days: Annotated[int, Field(gt=0)] | None = None
+    days: Annotated[int, Field(gt=0, le=36_500)] | None = None
 
 
 class ConversationSettings(_Section):
@@ -386,8 +386,8 @@ class ConversationSettings(_Section):
     bytes: Annotated[int, Field(gt=0)] = 512_000_000
     conversation_bytes: Annotated[int, Field(gt=0)] = 8_000_000
     conversation_messages: Annotated[int, Field(gt=0)] = 4096
-    days: Annotated[int, Field(gt=0)] | None = None
-    purge_days: Annotated[int, Field(ge=0)] = 30
+    days: Annotated[int, Field(gt=0, le=36_500)] | None = None
+    purge_days: Annotated[int, Field(ge=0, le=36_500)] = 30
     title_model: str | None = None
     archive: Path | None = None
     tenants: dict[str, TenantConversations] = Field(default_factory=dict)
@@ -654,7 +654,7 @@ class AuditSettings(_Section):
             all.
     """
 
-    days: Annotated[int, Field(gt=0)] | None = 400
+    days: Annotated[int, Field(gt=0, le=36_500)] | None = 400
 
 
 class ClaimSettings(_Section):

@@ -24,6 +24,21 @@ MAX_LIST_BYTES = 256 * 2**20
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
+def leads_outside(path: Path, folder: Path) -> bool:
+    """Return True if a file of `folder` is neither in it nor in the blobs of the hub's cache."""
+    real = folder.resolve()
+    allowed = [real]
+    # In the hub's cache, models--OWNER--NAME/snapshots/REVISION/FILE is a link to
+    # ../../blobs/DIGEST.
+    if real.parent.name == "snapshots":
+        allowed.append(real.parents[1] / "blobs")
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError):  # a loop
+        return True
+    return not any(target.is_relative_to(one) for one in allowed)
+
+
 def read_bounded(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> bytes:
     """Return the bytes of a file.
 

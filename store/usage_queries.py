@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, FromClause, RowMapping, Select, Table, any
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.tables import SUMMED, dead_letters, gateways, tenant_totals, usage_records, usage_totals, users
+from llmops.store.usage_writes import MAX_SEQUENCE_LEAD
 
 GROUPS = ("day", "tenant", "user", "model", "key")
 _COARSE = frozenset({"day", "tenant", "model"})
@@ -95,7 +96,8 @@ async def known_events(connection: AsyncConnection, ids: Sequence[str]) -> froze
 async def find_sequence_gaps(connection: AsyncConnection) -> Sequence[SequenceGap]:
     """Return missing sequence ranges, by gateway and number, at most MAX_SEQUENCE_GAPS.
 
-    Events lost after a gateway's last stored event cannot be detected.
+    Events lost after a gateway's last stored event cannot be detected. A jump by more than
+    MAX_SEQUENCE_LEAD is no gap, as for high-water marks.
     """
     arrived = (
         select(usage_records.c.gateway_id, usage_records.c.seq)
@@ -109,7 +111,7 @@ async def find_sequence_gaps(connection: AsyncConnection) -> Sequence[SequenceGa
     steps = select(known.c.gateway_id, known.c.seq, following.label("following")).subquery()
     statement = (
         select(steps.c.gateway_id, steps.c.seq + 1, steps.c.following - 1)
-        .where(steps.c.following > steps.c.seq + 1)
+        .where(steps.c.following.between(steps.c.seq + 2, steps.c.seq + MAX_SEQUENCE_LEAD))
         .order_by(steps.c.gateway_id, steps.c.seq)
         .limit(MAX_SEQUENCE_GAPS)
     )

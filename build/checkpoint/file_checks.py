@@ -11,7 +11,7 @@ from typing import Any
 
 from llmops.build.checkpoint.description import FileState, FileStatus, TensorInfo
 from llmops.errors import CheckpointError
-from llmops.input_files import MAX_CONFIG_BYTES, parse_json
+from llmops.input_files import MAX_CONFIG_BYTES, leads_outside, parse_json
 
 
 def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
@@ -83,17 +83,12 @@ def reject_outside_symlinks(folder: Path) -> dict[str, FileState | None]:
             names the link and not its target.
     """
     real = folder.resolve()
-    allowed = [real]
-    # In the hub's cache, models--OWNER--NAME/snapshots/REVISION/FILE is a link to
-    # ../../blobs/DIGEST.
-    if real.parent.name == "snapshots":
-        allowed.append(real.parents[1] / "blobs")
     states = {}
     for root, folders, files in os.walk(real):
         for name in (*folders, *files):
             path = Path(root, name)
             states[str(path.relative_to(real))] = file_state(path)
-            if path.is_symlink() and not _leads_into(path, allowed):
+            if path.is_symlink() and leads_outside(path, real):
                 raise CheckpointError(
                     f"{folder} has a link {path.relative_to(real)} that leads out of the folder, so a build would read "
                     "another file of this machine. Copy the file there if it belongs to the checkpoint."
@@ -103,14 +98,6 @@ def reject_outside_symlinks(folder: Path) -> dict[str, FileState | None]:
                     f"{folder} has {path.relative_to(real)}, which is a pipe or a device and not a file; remove it."
                 )
     return states
-
-
-def _leads_into(link: Path, folders: Iterable[Path]) -> bool:
-    try:
-        target = link.resolve()
-    except (OSError, RuntimeError):  # a loop
-        return False
-    return any(target.is_relative_to(folder) for folder in folders)
 
 
 def check_tensor_ranges(path: Path, tensors: Iterable[TensorInfo], size: int) -> None:

@@ -18,6 +18,7 @@ from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.control_tokens import ControlTokens, RenderedPrompt, find_control_tokens
 from llmops.gateway.text.detokenizer import DetokenizerFactory
 from llmops.gateway.text.token_lower_bound import MAX_TOKENS_PER_CHARACTER, bound_for_tokenizer
+from llmops.input_files import leads_outside
 from llmops.tokenizer_files import check_growth
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -47,6 +48,8 @@ class TextTokenizer:
                 f"{directory} has no tokenizer.json; set models.NAME.tokenizer_dir in the gateway's configuration to a "
                 "copy of the engine's tokenizer folder."
             )
+        if link := next((one for one in directory.iterdir() if leads_outside(one, directory)), None):
+            raise InputError(f"{link} leads out of its folder, so prompts could have text of another file; copy it.")
         try:
             check_growth(path)
             self._tokenizer = Tokenizer.from_file(str(path))

@@ -179,7 +179,6 @@ class UsageCheck(Check):
                 raise UnavailableError(
                     "Usage cannot be recorded now, so requests are refused (usage.when_full: refuse). Try again later.",
                     code="usage_unavailable",
-                    detail=writer.trouble,
                 )
         context.usage_recorder = writer.recorder(context)
 

@@ -290,6 +290,19 @@ def test_a_text_that_a_tokenizer_cannot_read_is_the_clients_error(tmp_path: Path
         tokenizer.encode("a" * 2000)
 
 
+def test_a_gateways_tokenizer_folder_with_a_link_out_of_it_is_refused(tmp_path: Path, tokenizer_dir: Path) -> None:
+    """Before the fix, the text of the file was in every prompt, for callers to ask for."""
+    secret, given = tmp_path / "secret", tmp_path / "t"
+    secret.write_text("hunter2 {{ messages[0].content }}")
+    shutil.copytree(tokenizer_dir, given)
+    (tmp_path / "linked").symlink_to(given)
+    assert TextTokenizer(tmp_path / "linked")
+    (given / "chat_template.jinja").unlink(missing_ok=True)
+    (given / "chat_template.jinja").symlink_to(secret)
+    with pytest.raises(InputError, match="leads out of its folder"):
+        TextTokenizer(given)
+
+
 @pytest.mark.parametrize("part", ["normalizer", "decoder"])
 @pytest.mark.parametrize(
     "written",

@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import grpc.aio
 import httpx
@@ -28,6 +29,7 @@ from llmops.perf.clients.triton import TritonBenchClient, TritonTarget
 from llmops.perf.records import Request
 from llmops.untrusted_text import UNSAFE_CHARACTERS
 from tests.attacks.harness import MIB
+from tests.support import forked_cli
 from tests.support.live_process import LLMOPS
 
 #: What a terminal obeys, in the place of each text.
@@ -131,6 +133,15 @@ def test_a_command_ends_with_one_sentence(command: str, answer: Answer, message:
         assert max(before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) / 1024 < max(
             BOUND_MIB, before / 1024 + 1
         )
+
+
+def test_a_webhook_that_fails_prints_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    """Before the fix, warnings of commands were printed as they are, with the status line of a server."""
+    start = f"rollout start m --replica 127.0.0.1:1 --name v2 --store sqlite:///{tmp_path}/s.db --webhook".split()
+    with server(lambda one: one.send_response(500, "\x1b]0;owned\x07") or one.end_headers()) as url:
+        said = forked_cli.run(*start, url).stderr
+    assert "The webhook of the roll-out of m did not take" in said
+    assert UNSAFE_CHARACTERS.search(said.replace("\n", "")) is None
 
 
 def test_a_new_key_prints_nothing_that_a_terminal_obeys() -> None:
