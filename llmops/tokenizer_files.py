@@ -15,11 +15,12 @@ def check_growth(path: Path) -> None:
     """Raise ValueError if the rules in a tokenizer.json make a text more than MAX_GROWTH times as long.
 
     A rule that writes 100 KB for a letter makes gigabytes of a request, and chained rules do so
-    with short texts.
+    with short texts. A decoder that removes characters at the end of a token is refused, too: the
+    library panics at a shorter one.
 
     Raises:
         OSError: The file cannot be read, or is too large.
-        ValueError: It is not JSON, or a rule writes too much.
+        ValueError: It is not JSON, or a rule writes or removes too much.
     """
     spec = read_json(path, MAX_TABLE_BYTES)
     if not isinstance(spec, dict):
@@ -30,6 +31,17 @@ def check_growth(path: Path) -> None:
             raise ValueError(
                 f"the rules of its {part} write up to {growth:.3g} characters for one, more than {MAX_GROWTH}"
             )
+
+    if _strips_ends(spec.get("decoder")):
+        raise ValueError("its decoder removes characters at the end of tokens, which shorter tokens do not have")
+
+
+def _strips_ends(rule: Any) -> bool:
+    if isinstance(rule, list):
+        return any(map(_strips_ends, rule))
+    if not isinstance(rule, dict):
+        return False
+    return (rule.get("type") == "Strip" and rule.get("stop") != 0) or any(map(_strips_ends, rule.values()))
 
 
 def _written(rule: Any) -> Iterator[str]:

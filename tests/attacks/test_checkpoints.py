@@ -290,6 +290,19 @@ def test_a_text_that_a_tokenizer_cannot_read_is_the_clients_error(tmp_path: Path
         tokenizer.encode("a" * 2000)
 
 
+def test_a_tokenizer_whose_decoder_panics_is_refused(tmp_path: Path, tokenizer_dir: Path) -> None:
+    """Before the fix, each answer of the model was a 500 without JSON, and 3 KB of backtrace in the log."""
+    shutil.copytree(tokenizer_dir, tmp_path / "t")
+    file = tmp_path / "t/tokenizer.json"
+    rules = [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]
+    for stop, outcome in ((0, contextlib.nullcontext()), (5, pytest.raises(InputError, match="at the end of tokens"))):
+        rules[1]["stop"] = stop
+        decoder = {"type": "Sequence", "decoders": rules}
+        file.write_text(json.dumps({**json.loads(file.read_text()), "decoder": decoder}))
+        with outcome:
+            TextTokenizer(tmp_path / "t")
+
+
 def test_a_gateways_tokenizer_folder_with_a_link_out_of_it_is_refused(tmp_path: Path, tokenizer_dir: Path) -> None:
     """Before the fix, the text of the file was in every prompt, for callers to ask for."""
     secret, given = tmp_path / "secret", tmp_path / "t"
