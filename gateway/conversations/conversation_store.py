@@ -181,7 +181,7 @@ class ConversationStore:
             await table.update_conversation(connection, key, **values)
             return _require_found(await table.find_conversation(connection, user, key), conversation_id)
 
-        return await self._database.write(work)
+        return await self._database.write(work, user)
 
     async def show_branch(self, caller: Caller, conversation_id: str, item_id: str) -> None:
         """Show the branch of the message `item_id`, as far as it was continued last.
@@ -198,7 +198,9 @@ class ConversationStore:
     async def delete(self, caller: Caller, conversation_id: str) -> None:
         """Delete a conversation; its rows are purged later. Raises NotFoundError."""
         key, user, now = row_id(conversation_id), owner_id(caller), self._now()
-        deleted = await self._database.write(lambda connection: table.delete_conversation(connection, user, key, now))
+        deleted = await self._database.write(
+            lambda connection: table.delete_conversation(connection, user, key, now), user
+        )
         if not deleted:
             raise _no_conversation(conversation_id)
 
@@ -229,13 +231,13 @@ class ConversationStore:
 
         return await self._database.write(work, user)
 
-    async def save(self, conversation_id: str, message: StoredMessage) -> bool:
-        """Store the present state of a message.
+    async def save(self, owner: str, conversation_id: str, message: StoredMessage) -> bool:
+        """Store the present state of a message of a conversation of `owner`.
 
         Return False if the message or its conversation was deleted meanwhile.
         """
         key, now = row_id(conversation_id), self._now()
-        return await self._database.write(lambda connection: table.update_message(connection, key, message, now))
+        return await self._database.write(lambda connection: table.update_message(connection, key, message, now), owner)
 
     async def remove(self, caller: Caller, conversation_id: str, item_id: str) -> Conversation:
         """Delete one item of a conversation. Raises NotFoundError."""

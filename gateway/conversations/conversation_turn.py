@@ -18,6 +18,7 @@ from llmops.gateway.conversations.conversation_store import (
     ConversationStore,
     message_from_item,
     message_items,
+    owner_id,
     public_id,
     searchable_text,
 )
@@ -115,7 +116,7 @@ class ConversationTurn:
         store, key = self.store, self.conversation_id
         if self._continued is not None:
             self._row = replace(self._continued, status="in_progress", finish_reason=None)
-            await store.save(key, self._row)
+            await store.save(owner_id(self._caller), key, self._row)
             return {"id": key, "message_id": self._row.item_id, "continues": True}
         rows = [row for message in self._new for row in _to_rows(message)]
         answer = NewMessage(
@@ -214,7 +215,7 @@ class StoredAnswer:
             cost_micros=None if cost is None else cost + before.cost_micros,
             latency_ms=round((perf_counter() - self._begun) * 1000),
         )
-        return await self._store.save(before.conversation_id, self._row)
+        return await self._store.save(run.owner, before.conversation_id, self._row)
 
 
 class ResponseTurn:

@@ -1,5 +1,6 @@
 """Conversations: kept in order, each owner's own, deleted in two steps; on both databases."""
 
+import asyncio
 import json
 from dataclasses import replace
 from datetime import timedelta
@@ -14,6 +15,7 @@ from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import ConversationSettings
 from llmops.store import conversations as table
 from llmops.store.conversations import NewMessage
+from llmops.store.factory import open_store
 from llmops.store.tables import conversations, messages
 
 ANN = Caller(tenant_id="acme", user_id=str(uuid4()))
@@ -50,6 +52,19 @@ async def chats(url, clock):
     made = ConversationStore(url, ConversationSettings(), clock)
     yield made
     await made.close()
+
+
+@pytest.mark.parametrize("kind", ["postgresql"])  # SQLite has one writer
+async def test_changes_of_one_conversation_hold_up_no_other_owner(chats, url):
+    """Before the fix, changes that waited for their turn had all connections, and others waited 5 s or failed."""
+    anns, eves = await chats.create(ANN), await chats.create(EVE)
+    async with await open_store(url) as store, store.write() as connection:
+        await table.lock_conversation(connection, ANN.user_id, anns.id)
+        waiting = [asyncio.create_task(chats.change(ANN, public_id(anns), title="Ann's")) for _ in range(5)]
+        await asyncio.sleep(0.1)
+        changed = await asyncio.wait_for(chats.change(EVE, public_id(eves), title="Eve's"), 4)
+    assert changed.title == "Eve's"
+    assert {one.title for one in await asyncio.gather(*waiting)} == {"Ann's"}
 
 
 async def ids(chats, caller, **query):
