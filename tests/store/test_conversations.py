@@ -60,7 +60,7 @@ async def test_changes_of_one_conversation_hold_up_no_other_owner(chats, url):
     anns, eves = await chats.create(ANN), await chats.create(EVE)
     async with await open_store(url) as store, store.write() as connection:
         await table.lock_conversation(connection, ANN.user_id, anns.id)
-        waiting = [asyncio.create_task(chats.change(ANN, public_id(anns), title="Ann's")) for _ in range(5)]
+        waiting = [asyncio.create_task(chats.change(ANN, public_id(anns), title="Ann's")) for _ in range(40)]
         await asyncio.sleep(0.1)
         changed = await asyncio.wait_for(chats.change(EVE, public_id(eves), title="Eve's"), 4)
     assert changed.title == "Eve's"
