@@ -10,6 +10,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from llmops import __version__, contract, kv_blocks, process, round_robin
 from llmops.build.engine_folder.atomic_folder import replace_folder, resolve_output
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.contract import ENGINE_SUFFIX, POSTPROCESSING_SUFFIX, PREPROCESSING_SUFFIX, Tensor
-from llmops.errors import InputError
+from llmops.errors import InputError, ResourceError
 from llmops.model_repository.encoder import MAX_QUEUE_SIZE, encoder_config, encoder_model_name, is_encoder
 from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus
 from llmops.model_repository.repository.manifest import REPOSITORY_FILE, RepositoryManifest, ServedEngine
@@ -400,3 +401,9 @@ def _check_output(output: Path) -> None:
         raise InputError(f"{output} is a file; name a folder for the repository.")
     if any(output.iterdir()) and not (output / REPOSITORY_FILE).is_file():
         raise InputError(f"{output} holds other files, not a repository of llmops; name an empty or new folder.")
+    with suppress(InputError):  # a damaged manifest is replaced, too
+        made = {path.partition("/")[0] for path in RepositoryManifest.load(output).files} | {REPOSITORY_FILE}
+        if added := sorted(path.name for path in output.iterdir() if path.name not in made and len(made) > 1):
+            raise ResourceError(
+                f"{output} holds files that llmops did not make and would remove: {', '.join(added[:5])}. Move them."
+            )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.build.engine_folder.manifest_extras import EncoderExtra, OpenVinoExtra
-from llmops.errors import InputError, VersionMismatchError
+from llmops.errors import InputError, ResourceError, VersionMismatchError
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository.pbtxt import parse_config, quote
 from llmops.model_repository.repository.validation import check_repository
@@ -128,6 +128,12 @@ def test_a_folder_with_other_files_is_left_alone(engine: Path, tmp_path: Path) -
     with pytest.raises(InputError, match="holds other files"):
         generate_repository(read_engines([str(engine)]), tmp_path / "home")
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["thesis.txt"]
+    # nor are files beside the models of a repository, which were removed with it
+    generate_repository(read_engines([str(engine)]), tmp_path / "r")
+    (tmp_path / "r/thesis.txt").write_text("mine")
+    with pytest.raises(ResourceError, match=r"would remove: thesis\.txt"):
+        generate_repository(read_engines([str(engine)]), tmp_path / "r")
+    assert (tmp_path / "r/thesis.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
