@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -165,17 +166,18 @@ class ChatTemplate:
         limit = thread_limit.cpu_seconds
         try:
             return within_budget(min(self._seconds, limit), template.render, context)
-        except TemplateTimeoutError as error:
+        except TemplateTimeoutError:
             if limit < self._seconds:
                 self._slow_until = monotonic() + SLOW_SECONDS
                 raise CpuLimitError from None
-            raise InvalidRequestError(
-                f"The chat template needs more than {self._seconds:g} s for these messages.", param="messages"
-            ) from error
+            message = f"The chat template needs more than {self._seconds:g} s for these messages."
         except _FAILURES as error:
             reason = str(error) if self._controls is None else self._controls.unmark(str(error))
             verb = "refused the" if isinstance(error, TemplateRaisedError) else "cannot render these"
-            raise InvalidRequestError(f"The chat template {verb} messages: {reason}", param="messages") from error
+            message = f"The chat template {verb} messages: {reason}"
+        # The error's frames are cycles with the template's values: some of 100 MB cause no collection.
+        gc.collect(1)
+        raise InvalidRequestError(message, param="messages")
 
     def _compile_marked(self, controls: ControlTokens) -> None:
         """Compile the template with its control tokens marked.

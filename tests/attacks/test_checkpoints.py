@@ -30,6 +30,7 @@ from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
 from llmops.errors import CheckpointError, InputError, ResourceError
 from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.attacks.harness import MIB, record, scaled
 from tests.support.tokenizer_files import write_tokenizer
@@ -275,6 +276,20 @@ def test_a_tokenizer_that_fails_is_one_sentence(tmp_path: Path, changes: dict[st
     with pytest.raises(CheckpointError, match=why) as refusal:
         try_tokenizer(tmp_path / "tokenizer.json", "x")
     assert "\n" not in refusal.value.message
+
+
+def test_templates_that_fail_leave_none_of_their_values() -> None:
+    """Before the fix, a gateway grew from 173 to 2,121 MiB in 24 requests, and kept it."""
+    text = "{% set x %}{% for i in range(1000) %}{{ 'a' * 99999 }}{% endfor %}{% endset %}{{ x * 99999 }}"
+    template = ChatTemplate(text, {})
+    page, before = resource.getpagesize(), 0
+    for _ in range(scaled(8, 40)):
+        with pytest.raises(InvalidRequestError, match="too long"):
+            template.render([])
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * page
+        before = before or resident
+    record(f"{(resident - before) / MIB:.0f} MiB more after the first")
+    assert resident - before < 300 * MIB
 
 
 def test_a_text_that_a_tokenizer_cannot_read_is_the_clients_error(tmp_path: Path) -> None:
