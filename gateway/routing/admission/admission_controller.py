@@ -46,6 +46,9 @@ MAX_COUNTED_STEP = 0.05
 RESERVED_SLOT_SHARE = 1 / 16
 #: Longest wait, in seconds, of tiers whose clients wait for the answer.
 MAX_ATTENDED_WAIT = 60.0
+#: Wait, in seconds, up to which rejected clients are away for all of it. Where the limit is a part
+#: of a second, they would otherwise return several times a second.
+SHORT_WAIT = 1.0
 #: Weight of the newest answer in the mean output length.
 OUTPUT_LENGTH_SMOOTHING = 0.02
 
@@ -194,8 +197,9 @@ class AdmissionController:
         rank = self.queue.rank(request)
         away = sum(clients.update(now) for clients in self._rejected[: rank + 1])
         limit = min(self.queue.tier(request).max_wait, request.deadline - request.arrived)
+        wait /= growth
         # half: requests also lose their place in a full queue, or wait longer than was predicted
-        room = max(wait / growth - limit, wait / growth / 2)
+        room = max(wait - limit, wait / 2, min(wait, SHORT_WAIT))
         seconds = spread_retry_after(room, away, departures, self._rng)
         self._rejected[rank].add(seconds)
         return seconds
