@@ -101,7 +101,7 @@ class RequestMiddleware:
 
         # clients can send any method, so the memory must be bounded
         @lru_cache(maxsize=1024)
-        def hooks_of(method: str, route: str) -> tuple[list[BeforeHook], list[AfterHook]]:
+        def hooks_of(method: str, route: str) -> tuple[Sequence[BeforeHook], Sequence[AfterHook]]:
             applying = [check for check in checks if check.applies_to(method, route)]
             before = [check.before for check in applying if route and type(check).before is not Check.before]
             return before, [check.after for check in applying if type(check).after is not Check.after]
