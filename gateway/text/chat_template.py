@@ -170,14 +170,15 @@ class ChatTemplate:
             if limit < self._seconds:
                 self._slow_until = monotonic() + SLOW_SECONDS
                 raise CpuLimitError from None
-            message = f"The chat template needs more than {self._seconds:g} s for these messages."
+            message, cause = f"The chat template needs more than {self._seconds:g} s for these messages.", None
         except _FAILURES as error:
             reason = str(error) if self._controls is None else self._controls.unmark(str(error))
             verb = "refused the" if isinstance(error, TemplateRaisedError) else "cannot render these"
             message = f"The chat template {verb} messages: {reason}"
+            cause, error.__context__ = error.with_traceback(None), None
         # The error's frames are cycles with the template's values: some of 100 MB cause no collection.
         gc.collect(1)
-        raise InvalidRequestError(message, param="messages")
+        raise InvalidRequestError(message, param="messages") from cause
 
     def _compile_marked(self, controls: ControlTokens) -> None:
         """Compile the template with its control tokens marked.
