@@ -10,11 +10,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from llmops import __version__
+from llmops.background import cancel_tasks
 from llmops.control import models_api, openai_usage, operations_api, usage_api
 from llmops.control.admin.routes import add_admin_routes
 from llmops.control.api_route import add_routes
 from llmops.control.leader_election import run_while_leading
-from llmops.control.leader_jobs import LeaderJob, MakeJobs, cancel_tasks, run_jobs
+from llmops.control.leader_jobs import LeaderJob, MakeJobs, run_jobs
 from llmops.control.metrics import ControlMetrics, SpendingCollector
 from llmops.control.reconcile import Reconciler
 from llmops.control.retention import Retention
@@ -73,7 +74,7 @@ class Control:
         try:
             yield
         finally:
-            await cancel_tasks([election])
+            await cancel_tasks(election)
             if self._gateway is not None:
                 await self._gateway.aclose()
             await self._store.close()

@@ -14,9 +14,8 @@ from filelock import FileLock, Timeout
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from llmops.background import LogOnce
+from llmops.background import LogOnce, cancel_tasks
 from llmops.clocks import wait_with_timeout
-from llmops.control.leader_jobs import cancel_tasks
 from llmops.errors import LlmopsError, ResourceError
 from llmops.store.database import connect
 from llmops.store.store_url import StoreUrl
@@ -123,7 +122,7 @@ async def _run_until_first_ends(work: Callable[[], Awaitable[None]], watch: Lock
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await cancel_tasks(tasks)
+        await cancel_tasks(*tasks)
     for task in done:
         task.result()
 

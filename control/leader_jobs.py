@@ -4,18 +4,14 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from llmops.background import supervised
+from llmops.background import cancel_tasks, supervised
 
 log = logging.getLogger(__name__)
 
 #: Seconds before a failed job is restarted, at first and at most.
 MIN_BACKOFF = 1.0
 MAX_BACKOFF = 60.0
-
-#: Seconds after which a task that swallowed its cancellation is cancelled again.
-CANCEL_INTERVAL = 1.0
 
 
 class LeaderJob(ABC):
@@ -45,15 +41,4 @@ async def run_jobs(jobs: Sequence[LeaderJob]) -> None:
     try:
         await asyncio.Event().wait()
     finally:
-        await cancel_tasks(tasks)
-
-
-async def cancel_tasks(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until they have ended.
-
-    A database driver that is connecting can swallow a cancellation.
-    """
-    while running := [task for task in tasks if not task.done()]:
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running, timeout=CANCEL_INTERVAL)
+        await cancel_tasks(*tasks)

@@ -12,11 +12,21 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+#: Seconds after which a task that was cancelled, and still runs, is cancelled again.
+CANCEL_INTERVAL = 1.0
+
+
 async def cancel_tasks(*tasks: asyncio.Future[Any] | None) -> None:
-    """Cancel tasks, and wait until they have ended. None is a task that was not started."""
+    """Cancel tasks until they have ended. None is a task that was not started.
+
+    Libraries can swallow a cancellation: a database driver that is connecting, and redis-py while
+    it sends (`asyncio.wait_for` before Python 3.12).
+    """
     started = [task for task in tasks if task is not None]
-    for task in started:
-        task.cancel()
+    while running := [task for task in started if not task.done()]:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=CANCEL_INTERVAL)
     await asyncio.gather(*started, return_exceptions=True)
 
 

@@ -17,8 +17,9 @@ from typing import Any
 import httpx
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llmops.background import cancel_tasks
 from llmops.clocks import utc_now
-from llmops.control.leader_jobs import LeaderJob, cancel_tasks
+from llmops.control.leader_jobs import LeaderJob
 from llmops.control.rollouts.analysis import Analysis, AnalysisResult
 from llmops.control.rollouts.judge import CanaryJudge, JudgeSettings, RequestOutcome, Verdict
 from llmops.control.rollouts.state_machine import RolloutEvent, RolloutSettings, RolloutState, transition
@@ -154,7 +155,7 @@ class RolloutRunner(LeaderJob):
                 await self.look()
                 await asyncio.sleep(self._tick)
         finally:
-            await cancel_tasks([task for task in self._work.values() if not task.done()])
+            await cancel_tasks(*self._work.values())
             self._work.clear()
             await self._store.close()
 
@@ -165,7 +166,7 @@ class RolloutRunner(LeaderJob):
         current = {(rollout.id, rollout.revision) for rollout in found}
         # a person has changed the roll-out's state, so the work on its earlier state is over
         stale = [key for key in self._work if key not in current]
-        await cancel_tasks([task for key in stale if not (task := self._work.pop(key)).done()])
+        await cancel_tasks(*map(self._work.pop, stale))
         self._failed &= current
         self._canaries = {rollout.id: self._canaries[rollout.id] for rollout in found if rollout.id in self._canaries}
         for rollout in found:

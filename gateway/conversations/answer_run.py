@@ -225,9 +225,10 @@ class AnswerReader(EventSource):
         run = self._run
         while not self._over:
             if self._spent and run.readers > 1:
+                pause = max(READER_PAUSE, READER_SHARE * self._spent)
                 with suppress(TimeoutError):
-                    pause = max(READER_PAUSE, READER_SHARE * self._spent)
-                    await asyncio.wait_for(self._cancelled.wait(), pause * self._others[run.owner])
+                    async with asyncio.timeout(pause * self._others[run.owner]):
+                        await self._cancelled.wait()
                     break
             before = thread_time()
             data = self._rendered()
