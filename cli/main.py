@@ -6,7 +6,6 @@ Subcommands are imported only when they are called, so that `--help` stays fast.
 import difflib
 import errno
 import importlib
-import logging
 import os
 import signal
 import sys
@@ -19,7 +18,6 @@ import click
 import llmops
 from llmops import __version__
 from llmops.errors import LlmopsError
-from llmops.gateway.logging_setup import SafeFormatter
 from llmops.untrusted_text import escape_unsafe
 
 # Heading → command → its line in `llmops --help`. The command is `command` in llmops.cli.<name>.
@@ -80,6 +78,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        _escape_warnings()
         module = importlib.import_module(f"llmops.cli.{cmd_name}")
         command: click.Command = module.command
         return command
@@ -112,6 +111,17 @@ def cli() -> None:
     """
 
 
+def _escape_warnings() -> None:
+    """Escape the warnings that a command prints, which can have texts of servers."""
+    # here, because `llmops --help` needs no logging
+    import logging
+
+    from llmops.gateway.logging_setup import SafeFormatter
+
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(SafeFormatter("%(message)s"))
+
+
 #: Characters of the longest error message. Some contain what a server or a file said.
 MAX_ERROR_LENGTH = 4096
 # errors of a path from the command line, which Python's own path checks raise
@@ -142,8 +152,6 @@ def main() -> NoReturn:
     interrupts = _Interrupts()
     # the cache and repositories have code, so that no umask lets every user write to them
     os.umask(os.umask(0o077) | 0o002)
-    if logging.lastResort is not None:  # warnings can have texts of servers
-        logging.lastResort.setFormatter(SafeFormatter("%(message)s"))
     _warn_of_foreign_files()
     try:
         code = cli.main(prog_name="llmops", standalone_mode=False, color=False if os.environ.get("NO_COLOR") else None)
