@@ -7,8 +7,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from llmops.sequences import common_prefix_length
-
 #: Equal tokens in a row from which two prompts agree again. Shorter runs are chance.
 AGREEING_TOKENS = 16
 
@@ -45,7 +43,7 @@ def compare_prompts(earlier: Sequence[int], prompt: Sequence[int]) -> list[Promp
     found: list[PromptDifference] = []
     one = two = equal = 0
     while True:
-        run = common_prefix_length(earlier[one:], prompt[two:])
+        run = _equal_tokens(earlier, one, prompt, two)
         one, two, equal = one + run, two + run, equal + run
         if found:
             found[-1] = found[-1]._replace(equal_after=equal)
@@ -54,6 +52,12 @@ def compare_prompts(earlier: Sequence[int], prompt: Sequence[int]) -> list[Promp
         later_one, later_two = _next_agreement(places, one, prompt, two) or (len(earlier), len(prompt))
         found.append(PromptDifference(two, later_two, one, later_one, equal, equal))
         one, two = later_one, later_two
+
+
+# common_prefix_length would copy the rest of both prompts at each of their differences
+def _equal_tokens(earlier: Sequence[int], one: int, prompt: Sequence[int], two: int) -> int:
+    most = min(len(earlier) - one, len(prompt) - two)
+    return next((at for at in range(most) if earlier[one + at] != prompt[two + at]), most)
 
 
 def _next_agreement(
