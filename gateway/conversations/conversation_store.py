@@ -231,13 +231,15 @@ class ConversationStore:
 
         return await self._database.write(work, user)
 
-    async def save(self, owner: str, conversation_id: str, message: StoredMessage) -> bool:
-        """Store the present state of a message of a conversation of `owner`.
+    async def save(self, caller: Caller, conversation_id: str, message: StoredMessage) -> bool:
+        """Store the present state of a message of the caller's.
 
         Return False if the message or its conversation was deleted meanwhile.
         """
         key, now = row_id(conversation_id), self._now()
-        return await self._database.write(lambda connection: table.update_message(connection, key, message, now), owner)
+        return await self._database.write(
+            lambda connection: table.update_message(connection, key, message, now), owner_id(caller)
+        )
 
     async def remove(self, caller: Caller, conversation_id: str, item_id: str) -> Conversation:
         """Delete one item of a conversation. Raises NotFoundError."""

@@ -18,7 +18,6 @@ from llmops.gateway.conversations.conversation_store import (
     ConversationStore,
     message_from_item,
     message_items,
-    owner_id,
     public_id,
     searchable_text,
 )
@@ -116,7 +115,7 @@ class ConversationTurn:
         store, key = self.store, self.conversation_id
         if self._continued is not None:
             self._row = replace(self._continued, status="in_progress", finish_reason=None)
-            await store.save(owner_id(self._caller), key, self._row)
+            await store.save(self._caller, key, self._row)
             return {"id": key, "message_id": self._row.item_id, "continues": True}
         rows = [row for message in self._new for row in _to_rows(message)]
         answer = NewMessage(
@@ -136,7 +135,7 @@ class ConversationTurn:
     def stored_answer(self) -> StoredAnswer:
         """Return the answer as it is stored, after `begin`."""
         assert self._row is not None
-        return StoredAnswer(self.store, self.conversation_id, self._row, self._price, self._continued)
+        return StoredAnswer(self.store, self._caller, self.conversation_id, self._row, self._price, self._continued)
 
 
 class AnswerReference(BaseModel):
@@ -163,6 +162,7 @@ class StoredAnswer:
     def __init__(
         self,
         store: ConversationStore,
+        caller: Caller,
         conversation_id: str,
         row: StoredMessage,
         price: Price,
@@ -172,12 +172,13 @@ class StoredAnswer:
 
         Args:
             store: Where the message is stored.
+            caller: The owner of the conversation.
             conversation_id: The public id of its conversation.
             row: The message.
             price: Returns the price in micro-dollars of what a model used, None if it has no price.
             before: The message as it was before this answer continued it.
         """
-        self._store, self._row, self._price = store, row, price
+        self._store, self._caller, self._row, self._price = store, caller, row, price
         self._begun = perf_counter()
         self.reference = AnswerReference(conversation_id=conversation_id, item_id=row.item_id)
         if before is not None:
@@ -196,7 +197,7 @@ class StoredAnswer:
         row = next((one for one in branch.every if one.item_id == reference.item_id), None)
         if row is None:
             return None
-        found = cls(store, reference.conversation_id, row, price)
+        found = cls(store, caller, reference.conversation_id, row, price)
         found.reference = reference
         return found
 
@@ -215,7 +216,7 @@ class StoredAnswer:
             cost_micros=None if cost is None else cost + before.cost_micros,
             latency_ms=round((perf_counter() - self._begun) * 1000),
         )
-        return await self._store.save(run.owner, before.conversation_id, self._row)
+        return await self._store.save(self._caller, before.conversation_id, self._row)
 
 
 class ResponseTurn:
