@@ -232,7 +232,7 @@ class Stack:
     @property
     def tenants_apart(self) -> bool:
         """Return True if the gateway keeps the cached prefixes of tenants apart."""
-        return self._settings.store is not None and self._settings.cache_scope != "shared"
+        return self._settings.tenants_apart
 
     def start_versions(self, models: Mapping[str, Path], folder: Path) -> None:
         """Let roll-outs start and stop replicas, and start those that the store has in use.

@@ -951,6 +951,11 @@ class GatewaySettings(_Section):
         }
 
     @property
+    def tenants_apart(self) -> bool:
+        """Return True if the cached prefixes of tenants are kept apart."""
+        return (self.cache_scope or ("tenant" if self.store else "")) == "tenant"
+
+    @property
     def queues_requests(self) -> bool:
         """Return True if requests queue in the gateway for a replica.
 

@@ -105,8 +105,8 @@ class AppState:
     default_tokens: int | None = None
     # refuse requests with unknown fields
     strict_fields: bool = False
-    # `tenant` if only callers of one tenant share cached prefixes
-    cache_scope: str = ""
+    # only callers of one tenant share cached prefixes
+    tenants_apart: bool = False
     # leave out listed blocks of agents that differ in each session, so that the rest of a prompt is
     # found in the cache
     drop_session_blocks: bool = True
@@ -225,7 +225,7 @@ class AppState:
 
         The salt is 0 if the tenants share their prefixes.
         """
-        return tenant_cache_salt(caller.partition("/")[0]) if self.cache_scope == "tenant" else 0
+        return tenant_cache_salt(caller.partition("/")[0]) if self.tenants_apart else 0
 
 
 @dataclass(frozen=True, slots=True)
