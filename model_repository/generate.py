@@ -402,8 +402,9 @@ def _check_output(output: Path) -> None:
     if any(output.iterdir()) and not (output / REPOSITORY_FILE).is_file():
         raise InputError(f"{output} holds other files, not a repository of llmops; name an empty or new folder.")
     with suppress(InputError):  # a damaged manifest is replaced, too
-        made = {path.partition("/")[0] for path in RepositoryManifest.load(output).files} | {REPOSITORY_FILE}
-        if added := sorted(path.name for path in output.iterdir() if path.name not in made and len(made) > 1):
+        made = {path.partition("/")[0] for path in RepositoryManifest.load(output).files}
+        added = sorted({path.name for path in output.iterdir()} - made - {REPOSITORY_FILE})
+        if made and added:
             raise ResourceError(
                 f"{output} holds files that llmops did not make and would remove: {', '.join(added[:5])}. Move them."
             )
