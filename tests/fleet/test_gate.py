@@ -218,6 +218,10 @@ def test_those_who_are_refused_do_not_all_come_back_at_once() -> None:
     # a request is accepted when its wait is within the limit of its tier, here a second
     assert 7.2 <= min(waits) < 7.4
     assert 10.6 < max(waits) <= 10.8
+    # where the limit is a part of a second they do not return several times a second
+    short = [gate(seed=seed).retry_after(first, 0.05, [view("a")], 0.0) for seed in range(200)]
+    assert 0.8 <= min(short) < 0.82
+    assert 1.18 < max(short) <= 1.2
     # at the latest after half of it: the prediction of a crowd's wait may be twice what it will be
     assert 400 <= gate().retry_after(ticket("a"), 1000.0, [view("a")], 0.0) <= 600
 

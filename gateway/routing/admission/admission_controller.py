@@ -46,9 +46,9 @@ MAX_COUNTED_STEP = 0.05
 RESERVED_SLOT_SHARE = 1 / 16
 #: Longest wait, in seconds, of tiers whose clients wait for the answer.
 MAX_ATTENDED_WAIT = 60.0
-#: Wait, in seconds, up to which rejected clients are away for all of it. Where the limit is a part
-#: of a second, they would otherwise return several times a second.
-SHORT_WAIT = 1.0
+#: Shortest Retry-After before it is spread, in seconds. Where the limit is a part of a second, the
+#: clients would otherwise return several times a second, and each rejection costs about 2 ms.
+MIN_RETRY_AFTER = 1.0
 #: Weight of the newest answer in the mean output length.
 OUTPUT_LENGTH_SMOOTHING = 0.02
 
@@ -199,7 +199,7 @@ class AdmissionController:
         limit = min(self.queue.tier(request).max_wait, request.deadline - request.arrived)
         wait /= growth
         # half: requests also lose their place in a full queue, or wait longer than was predicted
-        room = max(wait - limit, wait / 2, min(wait, SHORT_WAIT))
+        room = max(wait - limit, wait / 2, MIN_RETRY_AFTER)
         seconds = spread_retry_after(room, away, departures, self._rng)
         self._rejected[rank].add(seconds)
         return seconds
