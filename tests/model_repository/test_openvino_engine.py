@@ -142,6 +142,15 @@ def start(light_engine: Path, tokenizer: Tokenizer) -> Iterator[Callable[..., En
     gc.collect()
 
 
+def test_threads_of_an_engine_may_run_on_all_cores(start: Callable[..., Engine]) -> None:
+    cores, pinned = os.sched_getaffinity(0), set()
+    stream = start().ask(LONG)
+    while len(stream.ids) < 50:
+        threads = [int(name) for name in os.listdir("/proc/self/task")]
+        pinned |= {thread for thread in threads if os.sched_getaffinity(thread) != cores}
+    assert pinned == set()
+
+
 def test_others_go_on_while_a_slow_grammar_is_prepared(
     start: Callable[..., Engine], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

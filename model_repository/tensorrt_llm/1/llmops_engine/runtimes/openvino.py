@@ -57,6 +57,9 @@ _WARM_UP = 128
 STEP_SECONDS = 0.1
 #: Tokens of the prompt that measures the steps of the largest chunk.
 _MEASURED_PROMPT = 1024
+#: Two engines that pin their threads to the same cores wait for each other: answers of the one took
+#: twice as long as those of its copy. Alone, a pinned engine is about 5 % faster.
+_CPU_PROPERTIES = {"ENABLE_CPU_PINNING": False}
 #: Tokens of the small chunk that is measured beside the largest one.
 _MEASURED_CHUNK = 32
 #: Seconds after which measuring ends, with fewer steps for a large model.
@@ -162,8 +165,9 @@ class OpenVINORuntime(EngineRuntime):
         options = self._options
         known = thread_times()
         scheduler = _scheduler(options, self._blocks, self._chunk, self._has_prefix_cache)
+        properties = (_CPU_PROPERTIES if options.device == "CPU" else {}) | options.properties
         self._pipeline = genai.ContinuousBatchingPipeline(
-            str(options.model_path), scheduler, options.device, options.properties
+            str(options.model_path), scheduler, options.device, properties
         )
         self._warm_up(known)
         tokenizer = self._pipeline.get_tokenizer()
