@@ -3,56 +3,45 @@
 Every query names the owner, who is the only one to find a response.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ColumnElement, String, and_, cast, delete, func, insert, literal, select, update
+from sqlalchemy import ColumnElement, RowMapping, String, and_, cast, delete, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.tables import response_items, responses, users
 
 
-@dataclass(frozen=True)
-class ResponseRow:
-    """A row of `responses` without its item ids.
-
-    `response`, `items` and `cuts` are JSON, `size` is their number of characters. `running` is True
-    while a gateway generates the response, `cancelled` once another gateway has requested its end.
-    """
-
-    id: str
-    owner: str
-    previous_id: str | None
-    running: bool
-    cancelled: bool
-    written_at: datetime
-    size: int
-    response: str
-    items: str
-    cuts: str
-
-
 async def put_response(
-    connection: AsyncConnection, row: ResponseRow, item_ids: Collection[str], new: bool = True
+    connection: AsyncConnection, row: Mapping[str, Any], item_ids: Collection[str], new: bool = True
 ) -> bool:
     """Replace a response and its item ids, or insert them if `new` is set.
+
+    Args:
+        connection: A transaction.
+        row: The columns of `responses`: `response`, `items` and `cuts` are JSON, `size` is their
+            number of characters. `running` is True while a gateway generates the response,
+            `cancelled` once another gateway has requested its end.
+        item_ids: The ids of the items that the response holds.
+        new: Insert the response if it is not stored. Otherwise it is only replaced.
 
     Returns:
         False, without a change, if the response was deleted meanwhile, or is running and was
             cancelled or finished.
     """
+    response_id, owner = row["id"], row["owner"]
     if not new:
-        known = select(responses.c.running, responses.c.cancelled).where(_own(row.id, row.owner))
+        known = select(responses.c.running, responses.c.cancelled).where(_own(response_id, owner))
         stored = (await connection.execute(known.with_for_update())).first()
-        if stored is None or (row.running and (stored.cancelled or not stored.running)):
+        if stored is None or (row["running"] and (stored.cancelled or not stored.running)):
             return False
-    await connection.execute(delete(responses).where(_own(row.id, row.owner)))
-    await connection.execute(insert(responses).values(**vars(row)))
+    await connection.execute(delete(responses).where(_own(response_id, owner)))
+    await connection.execute(insert(responses).values(**row))
     if item_ids:
-        taken = and_(response_items.c.owner == row.owner, response_items.c.id.in_(item_ids))
+        taken = and_(response_items.c.owner == owner, response_items.c.id.in_(item_ids))
         await connection.execute(delete(response_items).where(taken))
-        rows = [{"owner": row.owner, "id": one, "response_id": row.id} for one in sorted(set(item_ids))]
+        rows = [{"owner": owner, "id": one, "response_id": response_id} for one in sorted(set(item_ids))]
         await connection.execute(insert(response_items), rows)
     return True
 
@@ -82,11 +71,10 @@ async def evict_responses(connection: AsyncConnection, owner: str, before: datet
 
 async def find_response(
     connection: AsyncConnection, response_id: str, owner: str, since: datetime
-) -> ResponseRow | None:
+) -> RowMapping | None:
     """Return the owner's response if it was written at or after `since`."""
     wanted = select(responses).where(_own(response_id, owner), responses.c.written_at >= since)
-    row = (await connection.execute(wanted)).mappings().first()
-    return None if row is None else ResponseRow(**row)
+    return (await connection.execute(wanted)).mappings().first()
 
 
 async def find_responses_with_items(

@@ -53,7 +53,7 @@ class StoredResponse:
         return ResponseRecord(
             id=self.id,
             owner=self.owner,
-            previous=self.response.get("previous_response_id"),
+            previous_id=self.response.get("previous_response_id"),
             running=self.running,
             response=encode_json(self.response),
             items=encode_json(self.items),
@@ -71,7 +71,7 @@ class ResponseRecord:
 
     id: str
     owner: str
-    previous: str | None
+    previous_id: str | None
     running: bool
     response: str
     items: str
@@ -219,7 +219,7 @@ class MemoryResponses(ResponseStore):
             if row is None:
                 return links, wanted
             links.append(ResponseReference(row.id, row.size))
-            wanted = row.previous
+            wanted = row.previous_id
         return links, None
 
     async def list(self, owner: str, tenant: str = "") -> Sequence[tuple[str, str]]:

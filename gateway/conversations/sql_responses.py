@@ -16,6 +16,9 @@ from llmops.gateway.conversations.response_store import ResponseRecord, Response
 from llmops.gateway.settings import ResponseStoreSettings
 from llmops.store import responses as table
 
+#: The columns that a ResponseRecord has as they are.
+_COLUMNS = ("id", "owner", "previous_id", "running", "response", "items", "cuts")
+
 
 class SqlResponses(ResponseStore):
     """Responses in the store at `url`. `limits` hold for each owner."""
@@ -27,18 +30,8 @@ class SqlResponses(ResponseStore):
         self._database, self._now = Database(url, "Stored responses", "send store: false"), now
 
     async def put(self, row: ResponseRecord, new: bool = True) -> bool:
-        kept = table.ResponseRow(
-            id=row.id,
-            owner=row.owner,
-            previous_id=row.previous,
-            running=row.running,
-            cancelled=False,
-            written_at=self._now(),
-            size=row.size,
-            response=row.response,
-            items=row.items,
-            cuts=row.cuts,
-        )
+        kept = {name: getattr(row, name) for name in _COLUMNS}
+        kept |= {"cancelled": False, "written_at": self._now(), "size": row.size}
 
         async def work(connection: AsyncConnection) -> bool:
             written = await table.put_response(connection, kept, row.item_ids, new)
@@ -54,16 +47,8 @@ class SqlResponses(ResponseStore):
         found = await self._database.read(lambda connection: table.find_response(connection, response_id, owner, since))
         if found is None:
             return None
-        return ResponseRecord(
-            id=found.id,
-            owner=found.owner,
-            previous=found.previous_id,
-            running=found.running,
-            response=found.response,
-            items=found.items,
-            cuts=found.cuts,
-            age=(self._now() - found.written_at).total_seconds(),
-        )
+        age = (self._now() - found["written_at"]).total_seconds()
+        return ResponseRecord(**{name: found[name] for name in _COLUMNS}, age=age)
 
     async def find_items(self, item_ids: Iterable[str], owner: str) -> Sequence[ResponseReference]:
         wanted, since = list(item_ids), self._since()
