@@ -45,10 +45,11 @@ class ModelLimits:
 
 
 class CallerLimits:
-    """The limits of all callers with one set of quotas, which must not be empty.
+    """The limits of the callers with one set of quotas, which must not be empty.
 
     Attributes:
-        owner: The name of the first quota's owner.
+        owner: The name under which rejections are remembered, by default that of the first quota's
+            owner. Callers that share a quota do not share it: a rejection depends on the request.
         before: The limits before the model is known.
         budgets: The quotas with a budget, and their limits.
         holds: True if requests hold something that is given back.
@@ -59,10 +60,10 @@ class CallerLimits:
         generation: The limiter's generation when the periods were read.
     """
 
-    def __init__(self, quotas: Sequence[Quota]) -> None:
+    def __init__(self, quotas: Sequence[Quota], owner: str = "") -> None:
         known = [(quota, _limit_of_quota(quota)) for quota in quotas]
         plain = [(quota, bound) for quota, bound in known if quota.model is None]
-        self.owner = quotas[0].of
+        self.owner = owner or quotas[0].of
         self.holds = any(bound.holds for _, bound in known)
         self.budgets = [(quota, bound) for quota, bound in known if quota.budget is not None]
         self.before = ModelLimits(plain, ())

@@ -67,7 +67,8 @@ class RateLimitCheck(Check):
             if len(self._caller_limits) >= _MAX_CALLERS:
                 self._caller_limits.clear()
             quotas = self.of(caller)
-            known = self._caller_limits[key] = caller.quotas, CallerLimits(quotas) if quotas else None
+            limits = CallerLimits(quotas, caller_name(caller)) if quotas else None
+            known = self._caller_limits[key] = caller.quotas, limits
         return known[1]
 
     def _each(self, caller: Caller) -> Sequence[Quota]:

@@ -44,13 +44,14 @@ class Ledger:
 
 
 class Keys(Check):
-    """Everybody has the key `key-a`, with `quota`."""
+    """Everybody has the key `key`, with `quotas`."""
 
     def __init__(self) -> None:
+        self.key = "key-a"
         self.quotas: tuple[Quota, ...] = ()
 
     async def before(self, scope, context) -> None:
-        context.caller = Caller("acme", "ann", "key-a", "acme/key-a", quotas=self.quotas)
+        context.caller = Caller("acme", "ann", self.key, f"acme/{self.key}", quotas=self.quotas)
 
 
 class Bounded:
@@ -125,6 +126,19 @@ async def test_requests_per_minute(bounded):
     }
     bounded.clock.now = 30.0
     assert (await bounded.post(CHAT, json=BODIES[CHAT])).status_code == 200
+
+
+async def test_a_rejection_is_remembered_for_its_caller_alone(bounded):
+    """Before the fix, one request for a long answer had all others of the tenant rejected for up to a minute."""
+    bounded.keys.quotas = (Quota("tenant acme", tpm=200),)
+    bounded.stack.triton.script = lambda tensors: [Step((1,), wait=0.5), Step((END,)), Step(final=True)]
+    long = {**BODIES[COMPLETIONS], "max_tokens": 150}
+    first = asyncio.create_task(bounded.post(COMPLETIONS, json=long))
+    await eventually(lambda: bounded.stack.triton.active)
+    assert (await bounded.post(COMPLETIONS, json=long)).status_code == 429
+    assert (await first).status_code == 200
+    bounded.keys.key, bounded.keys.quotas = "key-b", (Quota("tenant acme", tpm=200),)
+    assert (await bounded.post(COMPLETIONS, json={**long, "max_tokens": 20, "user": "bob"})).status_code == 200
 
 
 async def test_a_refused_storm_costs_no_reservation(bounded, monkeypatch):
