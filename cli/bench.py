@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.options import Duration, OutputFile, option_groups, reject_other_options
+from llmops.cli.options import Duration, OutputFile, option_groups, reject_options, reject_other_options
 from llmops.cli.output import console
 from llmops.cli.service.command_defaults import bench_defaults
 from llmops.cli.service.service_command import file_options, for_each_model
@@ -111,6 +111,10 @@ def command(**parameters: Any) -> None:
         reject_other_options("--compare reads two files and sends no load", "compare")
         _compare(compare[0], compare[1])
         return
+    if parameters["rate"] is None and not parameters["sweep"]:
+        reject_options("Only --rate and --sweep space requests", "arrival")
+    if not parameters["slo"]:
+        reject_options("Without --slo no request has an objective", "slo_share")
     document = _run(_options(**parameters), quiet=str(json_path) == "-")
     _write(document, json_path, html_path)
     missed = document.missed_objectives()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.build.target_facts import NAMES
-from llmops.cli.options import option_groups, reject_other_options
+from llmops.cli.options import option_groups, reject_options, reject_other_options
 from llmops.cli.service.command_defaults import build_defaults
 from llmops.cli.service.service_command import file_options, for_each_model, model_option
 
@@ -126,6 +126,7 @@ def command(
 
         _show(*finish(resume, in_container, make_progress()), resume, as_json)
         return
+    reject_options("Only --resume runs a step in a container", "in_container")
     if checkpoint is None or fields["output"] is None:
         raise click.UsageError("There is nothing to build; give CHECKPOINT and -o OUTPUT, or --resume DIR.")
     if fields["target"] == "openvino":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import yaml
 
-from llmops.cli.options import described_options
+from llmops.cli.options import described_options, reject_other_options
 from llmops.output_files import write_text
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def command(
     from llmops.cli.service.service_file import read
 
     if schema_only:
+        reject_other_options("--schema-only writes the schema of any values", "output", "schema_only")
         _write(json.dumps(chart_schema(), indent=1) + "\n", output)
         return
     loaded = read(file, profile)

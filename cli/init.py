@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from llmops.cli.options import reject_other_options
 from llmops.errors import InputError
 from llmops.output_files import write_text
 
@@ -55,6 +56,7 @@ def command(
     from llmops.cli.service.template import SCHEMA, cpu_template, default_model_name, gpu_template
 
     if schema_only:
+        reject_other_options("--schema-only writes the schema of every llmops.yaml", "output", "schema_only")
         _write_schema(output)
         click.echo(f"Wrote {output.with_name(SCHEMA)}")
         return

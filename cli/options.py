@@ -96,17 +96,23 @@ def gateways_option(help_: str) -> Any:
 
 
 def reject_other_options(sentence: str, *names: str) -> None:
-    """Raise UsageError if any parameter except `names` was given, because it would have no effect.
+    """Raise UsageError if any parameter except `names` was given; see `reject_options`."""
+    parameters = click.get_current_context().command.params
+    reject_options(sentence, *(str(one.name) for one in parameters if one.name not in names))
+
+
+def reject_options(sentence: str, *names: str) -> None:
+    """Raise UsageError if any of these parameters was given, because it would have no effect.
 
     Args:
         sentence: Beginning of the message.
-        names: Parameters that are allowed.
+        names: The parameters.
     """
     context = click.get_current_context()
     typed = [
         parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
         for parameter in context.command.params
-        if parameter.name not in names
+        if parameter.name in names
         and context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
     ]
     if typed:

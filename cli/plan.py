@@ -11,7 +11,7 @@ import click
 from llmops.build.plan.speed.workload import TARGET_LATENCIES, PlanWorkload
 from llmops.build.quant_formats import PLANNED
 from llmops.build.target_facts import GPU_TARGETS
-from llmops.cli.options import Duration, OutputFile, Share, option_groups
+from llmops.cli.options import Duration, OutputFile, Share, option_groups, reject_options
 from llmops.cli.output import console, table_console
 from llmops.cli.service.command_defaults import plan_defaults
 from llmops.cli.service.service_command import file_options, for_each_model, model_option
@@ -158,6 +158,10 @@ def command(
     CHECKPOINT is what `llmops build` takes, or only its config.json. Neither a GPU nor weights are
     needed.
     """
+    if rules is None:
+        reject_options("Only --rules writes a name", "name")
+    if not flags["draft_tokens"]:
+        reject_options("Without --draft-tokens no token is proposed", "acceptance")
     plan = make_plan(checkpoint, flags)
     if save:
         from llmops.build.plan.search.plan_summary import build_plan

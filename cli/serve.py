@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from llmops.cli.options import Duration, serving_option
+from llmops.cli.options import Duration, reject_options, serving_option
 from llmops.errors import InputError, ServerError
 
 if TYPE_CHECKING:
@@ -123,6 +123,9 @@ def command(
 
     if not http and click.get_current_context().get_parameter_source("http_port") != ParameterSource.DEFAULT:
         raise click.UsageError("--http-port is for Triton's HTTP server, which is off: add --http")
+    if not metrics:
+        reject_options("--no-metrics leaves Triton's metrics server off", "metrics_port")
+    _check_export_options(export)
     if serving is not None:
         from llmops.model_repository.generate import change_serving
 
@@ -172,6 +175,16 @@ def command(
                 cause = "see the log above for the cause that the ends have in common."
                 raise ServerError(f"{error} {budget.spent_message}: {cause}") from error
             click.echo(f"{error} Starting it again.", err=True)
+
+
+def _check_export_options(export: str | None) -> None:
+    if export is None:
+        reject_options("Only a file of --export says this", "gpus_per_node", "image", "claim")
+    else:
+        watching = ("ready_timeout", "hang_timeout", "gpu_faults", "restarts", "strict")
+        reject_options("The cluster watches what --export describes, not this command", *watching)
+    if export == "slurm":
+        reject_options("A Slurm script mounts folders, not a claim", "claim")
 
 
 def _fault_sources(names: tuple[str, ...], hang_timeout: int) -> FaultSources:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.options import Duration, OutputFile, option_groups
+from llmops.cli.options import Duration, OutputFile, option_groups, reject_options
 from llmops.cli.output import console as terminal_console
 from llmops.cli.output import table_console
 from llmops.errors import InputError
@@ -148,6 +148,10 @@ def command(json_path: Path | None, html_path: Path | None, policies: str, **par
         raise click.UsageError(
             "The load is not given, or given twice; give one of --rate, --day, --herd, --trace and --bench."
         )
+    if parameters["trace"] or parameters["bench"]:
+        reject_options("A replay has its own times and lengths", "duration", "turns", "input_", "output", "think_time")
+    elif alone == "herd" and parameters["herd"] is not None:
+        reject_options("Each client of a herd alone comes once", "duration", "turns", "think_time")
     from llmops.perf.simulate.report import show, show_comparison
 
     console = table_console(PIPED_WIDTH)

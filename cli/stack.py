@@ -44,6 +44,11 @@ FIRST_USER = "admin@localhost"
 MAX_RESTARTS, HANG_TIMEOUT = 3, 120.0
 
 
+def is_engine_folder(checkpoint: str) -> bool:
+    """Return True if `checkpoint` names a folder that `llmops build` made."""
+    return Path(checkpoint, FILE_NAME).is_file()
+
+
 def build_engine(
     checkpoint: str, target: TargetName, quant: str | None, tp: int, name: str | None, folder: Path | None
 ) -> Path:
@@ -55,7 +60,7 @@ def build_engine(
     from llmops.cli.service.command_defaults import default_quant
     from llmops.model_repository.repository.compatibility import check_target
 
-    if Path(checkpoint, FILE_NAME).is_file():
+    if is_engine_folder(checkpoint):
         return Path(checkpoint)
     check_target(target)
     quant = quant or default_quant(checkpoint, target)
@@ -123,16 +128,17 @@ def build_described(loaded: LoadedService, tenants_apart: bool = False) -> tuple
 
 
 def make_repository(
-    engine: Path, folder: Path | None, serving: str = "", tenants_apart: bool = False
+    engine: Path, folder: Path | None, serving: str = "", tenants_apart: bool = False, name: str | None = None
 ) -> tuple[Path, Mapping[str, Path]]:
     """Make a Triton model repository in `folder`, or beside the engine.
 
-    Return it, and its models with their engine folders. `tenants_apart` as for `read_engines`.
+    Return it, and its models with their engine folders. `tenants_apart` as for `read_engines`. The
+    engine is served under `name`, or under the name that its build gave it.
     """
     from llmops.model_repository.generate import generate_repository, read_engines
 
     repository = (folder or engine.absolute().parent) / f"{engine.absolute().name}-repository"
-    engines = read_engines((str(engine),), serving=serving, tenants_apart=tenants_apart)
+    engines = read_engines((f"{name}={engine}" if name else str(engine),), serving=serving, tenants_apart=tenants_apart)
     generate_repository(engines, repository)
     return repository, {engine.name: engine.directory for engine in engines}
 

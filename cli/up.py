@@ -10,7 +10,7 @@ import click
 
 from llmops.build.checkpoint.known_models import BUNDLED
 from llmops.build.target_facts import NAMES, TargetName
-from llmops.cli.options import reject_other_options, serving_option
+from llmops.cli.options import reject_options, reject_other_options, serving_option
 from llmops.cli.service.command_defaults import up_defaults
 from llmops.cli.service.service_command import current_selection, file_options, for_all_models
 from llmops.distribution import llmops_command
@@ -90,11 +90,13 @@ def command(
     With -f all models of the file are built beside it, into engines/NAME and repository, and
     served.
     """
-    from llmops.cli.stack import Stack, build_described, build_engine, make_repository
+    from llmops.cli.stack import Stack, build_described, build_engine, is_engine_folder, make_repository
 
     started, file = time.monotonic(), current_selection()
     if file is not None:
         reject_other_options("-f says what is built", "described", "profile", "host", "port", "store", "open_")
+    elif is_engine_folder(checkpoint):
+        reject_options(f"{checkpoint} is an engine that was built already", "target", "quant", "tp")
     tokens = DEMO_TOKENS if file is None and checkpoint in BUNDLED else None
     with Stack(host, port, config if file is None else file.layers, store, open_, tokens) as stack:
         if stack.first_key:
@@ -103,7 +105,7 @@ def command(
             repository, models = build_described(file, stack.tenants_apart)
         else:
             engine = build_engine(checkpoint, target, quant, tp, name, folder)
-            repository, models = make_repository(engine, folder, serving or "", stack.tenants_apart)
+            repository, models = make_repository(engine, folder, serving or "", stack.tenants_apart, name)
         click.echo(f"Repository {repository}. Starting Triton ...", err=True)
         stack.start_tritons(repository, replicas)
         stack.start_versions(models, repository.parent / f"{repository.name}-versions")

@@ -14,6 +14,7 @@ import click
 from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient, key_reference
 from llmops.cli.accounts.param_types import DayType, typed_values
+from llmops.cli.options import reject_other_options
 from llmops.cli.output import format_timestamp, print_json, print_results, print_table
 from llmops.units import format_usd
 from llmops.untrusted_text import escape_unsafe
@@ -57,6 +58,7 @@ def command(
     from llmops.control.admin.schemas import UsageReport, UsageReportQuery
 
     if context.invoked_subcommand is not None:
+        reject_other_options(f"The options of {context.invoked_subcommand} follow its name")
         return
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other; give one of them.")

@@ -97,6 +97,25 @@ CLICK = {
     "simulate --plan . --rate 1": "--plan is not usable: . is a folder; name a file.",
     "key lst": "There is no command lst; see `llmops key --help`.",
     "key update key-1": "Nothing to change; give an option, e.g. --rpm 120.",
+    "up engine --quant int4 --tp 2": "engine is an engine that was built already; leave --quant, --tp out.",
+    "serve x --claim a": "Only a file of --export says this; leave --claim out.",
+    "serve x --no-metrics --metrics-port 1": (
+        "--no-metrics leaves Triton's metrics server off; leave --metrics-port out."
+    ),
+    "serve x --export lws --restarts 3": (
+        "The cluster watches what --export describes, not this command; leave --restarts out."
+    ),
+    "serve x --export slurm --claim a": "A Slurm script mounts folders, not a claim; leave --claim out.",
+    "init --schema-only --name a": "--schema-only writes the schema of every llmops.yaml; leave --name out.",
+    "chart --schema-only --claim a": "--schema-only writes the schema of any values; leave --claim out.",
+    "usage --tenant a dead-letters": "The options of dead-letters follow its name; leave --tenant out.",
+    "plan x --name a": "Only --rules writes a name; leave --name out.",
+    "plan x --acceptance 0.5": "Without --draft-tokens no token is proposed; leave --acceptance out.",
+    "build x -o y --in-container": "Only --resume runs a step in a container; leave --in-container out.",
+    "bench --arrival constant": "Only --rate and --sweep space requests; leave --arrival out.",
+    "bench --fail-under 0.9": "Without --slo no request has an objective; leave --fail-under out.",
+    "simulate --plan file --trace file --turns 3": "A replay has its own times and lengths; leave --turns out.",
+    "simulate --plan file --herd 5 --duration 5m": "Each client of a herd alone comes once; leave -d out.",
     "srve": "There is no command `srve`; did you mean `llmops serve`?",
 }
 
@@ -104,6 +123,8 @@ CLICK = {
 @pytest.mark.parametrize("typed", CLICK)
 def test_a_wrong_command_line_gets_one_sentence(tmp_path, typed):
     (tmp_path / "file").touch()
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine/engine.json").touch()
     result = run(*typed.split(), cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"Error: {CLICK[typed]}\n")
 

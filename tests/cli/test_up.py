@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from llmops.cli.stack import MAX_RESTARTS, Stack
-from llmops.cli.up import DEMO_TOKENS
+from llmops.cli.up import DEMO_TOKENS, command
 from llmops.errors import ResourceError, ServerError
 from tests.model_repository.test_launch import echo_repository
 from tests.model_repository.test_multi_gpu import engine, marker
@@ -191,6 +191,17 @@ def test_a_taken_port_is_known_before_anything_is_built(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
     assert not (tmp_path / "x").exists()
+
+
+def test_an_engine_folder_is_served_under_the_given_name(tiny_engine: Path, tmp_path: Path, monkeypatch) -> None:
+    served: list[str] = []
+    for name in ("start_tritons", "start_versions"):
+        monkeypatch.setattr(Stack, name, lambda *_: None)
+    monkeypatch.setattr(Stack, "run_gateway", lambda self, models, on_ready: served.extend(models))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    command.main([str(tiny_engine), "--name", "mine", "--port", "0", "--dir", str(tmp_path)], standalone_mode=False)
+    assert served == ["mine"]
+    assert next(tmp_path.glob("*-repository/mine/config.pbtxt")).is_file()
 
 
 # -- Tests of the settings that `llmops up` gives its gateway
