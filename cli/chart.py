@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import yaml
 
 from llmops.cli.options import described_options, reject_other_options
 from llmops.output_files import write_text
+from llmops.yaml_files import write_yaml
 
 if TYPE_CHECKING:
     from llmops.cli.service.helm_values import PlannedReplicas
@@ -59,7 +59,7 @@ def command(
     named = {name: reference for name, reference in images.items() if reference is not None}
     cluster = ClusterResources(named, claim, mounted.rstrip("/"))
     chart = make_helm_values(loaded, cluster, lambda model: _planned(loaded, model))
-    _write(yaml.safe_dump(chart.values, sort_keys=False, width=120), output)
+    _write(write_yaml(chart.values), output)
     for note in chart.notes:
         click.echo(note, err=True)
     if output is not None:

@@ -198,13 +198,12 @@ def _named(checkpoint: str) -> str:
 
 
 def _write_rules(plan: PlanResult, folder: Path, name: str) -> Path:
-    import yaml
-
     from llmops.build.plan.report.recording_rules import render_rules
     from llmops.output_files import write_text
+    from llmops.yaml_files import write_yaml
 
     path = folder / f"{name}.yaml"
-    write_text(path, yaml.safe_dump(render_rules(plan, name), sort_keys=False, width=200))
+    write_text(path, write_yaml(render_rules(plan, name), width=200))
     return path
 
 

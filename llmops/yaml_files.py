@@ -1,5 +1,11 @@
-"""Strict reading of YAML files, with errors that name the line."""
+"""Strict reading of YAML files, with errors that name the line, and writing for any reader.
 
+PyYAML leaves texts without quotes that other readers take for a boolean or a number: the one in Go
+of Helm, kubectl and Prometheus, and those of YAML 1.2.
+"""
+
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +47,37 @@ def read_yaml(path: Path, advice: str = "name a YAML file that can be read") -> 
         # a date that does not exist, a key that is a list, 300 levels
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise InputError(f"{path} has a value that cannot be read ({reason}); quote or remove it.") from error
+
+
+def write_yaml(*documents: Any, width: int = 120) -> str:
+    """Return documents as YAML, in which every reader finds the same texts and numbers."""
+    return yaml.dump_all(documents, Dumper=_PortableDumper, sort_keys=False, width=width)  # type: ignore[no-any-return]
+
+
+def is_plain(text: str) -> bool:
+    """Return True if YAML can hold `text` without quotes, on one line."""
+    return write_yaml(text, width=sys.maxsize).splitlines()[0] == text
+
+
+class _PortableDumper(yaml.SafeDumper):
+    """A dumper that quotes what any reader misreads, writes scripts as blocks, and makes no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_PortableDumper.add_representer(str, _represent_text)
+# a text that has one of these forms is quoted; values of other types keep PyYAML's own forms
+_PortableDumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"[yYnN]$"), list("yYnN"))
+_PortableDumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?_*(0_*[xXoObB][-+_0-9a-fA-F]+|[.]?_*[0-9][0-9_]*[.]?[0-9_]*([eE][-+_]*[0-9_]+)?)$"),
+    list("-+.0123456789"),
+)
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from llmops.yaml_files import is_plain
+
 if TYPE_CHECKING:
     from llmops.build.plan.search.layout_search import PlanResult
 
@@ -111,7 +113,7 @@ def _flow(values: dict[str, Any]) -> str:
 def _scalar(value: Any) -> str:
     """Return a value as YAML, also valid inside a mapping on one line."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    plain = re.fullmatch(r"[A-Za-z0-9./][\w./-]*", text, re.ASCII) and yaml.safe_load(text) == value
+    plain = re.fullmatch(r"[A-Za-z0-9./][\w./-]*", text, re.ASCII) and (is_plain(text) or not isinstance(value, str))
     quoted: str = yaml.safe_dump(text, default_style='"', width=sys.maxsize, allow_unicode=True)
     return text if plain else quoted.rstrip("\n")
 

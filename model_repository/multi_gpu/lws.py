@@ -10,10 +10,9 @@ and `docs/examples/tensorrt-llm`; triton-inference-server/tutorials
 
 from typing import Any
 
-import yaml
-
 from llmops.errors import InputError
 from llmops.model_repository.multi_gpu.multi_node import MultiNodePlan, join_shell_command, render_script
+from llmops.yaml_files import write_yaml
 
 SCRIPTS_DIR = "/llmops"
 MPI_RSH_AGENT = f"{SCRIPTS_DIR}/kubessh"
@@ -40,21 +39,7 @@ def lws_manifests(plan: MultiNodePlan, claim: str) -> str:
         _group(name, plan, claim),
         _service(name, plan),
     ]
-    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120)
-
-
-class _Dumper(yaml.SafeDumper):
-    """A dumper that writes scripts as blocks, and no anchors."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-
-_Dumper.add_representer(str, _text)
+    return write_yaml(*documents)
 
 
 def _dns_name(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import itertools
 import json
 import math
 import re
@@ -16,8 +17,9 @@ import yaml
 
 from llmops.gateway.settings import load_settings
 from llmops.units import parse_duration
+from llmops.yaml_files import write_yaml
 from tests.deploy import walk
-from tests.deploy.chart_values import BASE, KEYS, ONE, RUNBOOKS, VALUES
+from tests.deploy.chart_values import BASE, BUILD, IMAGES, KEYS, ONE, RESOURCES, RUNBOOKS, SEVERAL, VALUES
 from tests.deploy.test_compose import files_there, parsed
 from tests.deploy.walk import NAMESPACE, Pod, allowed, matches
 
@@ -427,3 +429,41 @@ def test_a_description_becomes_values_that_the_chart_takes(tmp_path, monkeypatch
     assert done.returncode == 0, done.stderr
     (rule,) = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "PrometheusRule"]
     assert rule["spec"]["groups"][-1] == group
+
+
+def test_helm_reads_each_text_that_we_write_as_the_same_text(tmp_path):
+    letters = "018+-._eEyYnNxo~="
+    words = {"".join(one) for size in (1, 2, 3) for one in itertools.product(letters, repeat=size)}
+    words |= {"null", "0o17", "0b+1", "-_._01e1", "1:20"}
+    (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: words\nversion: 1.0.0\n")
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "words.yaml").write_text("words: {{ toJson .Values.words }}\n")
+    (tmp_path / "values.yaml").write_text(write_yaml({"words": {word: word for word in words}}))
+    done = helm("template", "release", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.partition("words: ")[2])
+    assert {word: read for word, read in found.items() if word != read} == {}
+    assert found.keys() == words
+
+
+def test_a_name_that_looks_like_a_number_stays_a_text():
+    token = {"name": "11", "key": "12"}
+    values = {
+        **KEYS, "image": {**IMAGES, "pullSecrets": ["13"]}, "secrets": {"store": {"name": "14", "key": "15"}},
+        "monitoring": {"enabled": True, "runbooks": RUNBOOKS, "namespace": "16", "key": {"name": "17", "key": "18"}},
+        "engines": {"19": ONE, "20": SEVERAL},
+        "builds": {"21": {"args": BUILD, "resources": RESOURCES, "token": token}},
+    }  # fmt: skip
+    done = helm("template", "1", str(CHART), "--namespace", "22", values=values)
+    assert done.returncode == 0, done.stderr
+
+    def names(node):
+        for key, value in node.items() if isinstance(node, dict) else ():
+            if key in ("name", "key", "namespace", "kubernetes.io/metadata.name"):
+                yield value
+        for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            yield from names(value)
+
+    found = list(names([one for one in yaml.safe_load_all(done.stdout) if one]))
+    assert {value for value in found if not isinstance(value, str)} == set()
+    assert {"1", *map(str, range(11, 19))} <= set(found)

@@ -4,10 +4,13 @@ The message has the line and what to write instead.
 """
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmops.errors import InputError
 from llmops.gateway.settings import GatewaySettings, load_settings
-from llmops.yaml_files import read_yaml
+from llmops.yaml_files import is_plain, read_yaml, write_yaml
 
 
 @pytest.mark.parametrize(
@@ -78,3 +81,17 @@ def test_durations_have_a_unit_and_zero_needs_none():
     kept = GatewaySettings(timeouts={"idle": "250ms"}).model_dump(mode="json", exclude_defaults=True)
     assert kept["timeouts"]["idle"] == "250ms"
     assert GatewaySettings(**kept).timeouts.idle == 0.25
+
+
+@given(st.text() | st.from_regex(r"[-+.0-9_xobeEyYnN:]{1,8}", fullmatch=True))
+def test_a_written_text_is_read_as_the_same_text(text):
+    assert yaml.safe_load(write_yaml({text: [text]})) == {text: [text]}
+
+
+@pytest.mark.parametrize(
+    "text", ["y", "N", "no", "null", "~", "1e3", "08", "0o17", "0B1", "1_0e-3", ".5E3", "1:20", ""]
+)
+def test_a_text_that_a_reader_takes_for_another_value_is_quoted(text):
+    assert not is_plain(text)
+    assert is_plain(f"a{text}b")
+    assert yaml.safe_load(write_yaml([1000, 1e20, True, None])) == [1000, 1e20, True, None]

@@ -25,11 +25,11 @@ spec:
     - name: wait
       image: {{ $values.image.engine }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
-      command: [python3, -m, llmops.model_repository.wait, {{ .pool.repository }}]
+      command: [python3, -m, llmops.model_repository.wait, {{ .pool.repository | quote }}]
       securityContext: {{- include "llmops.container" .root | nindent 8 }}
       resources: {requests: {cpu: 100m, memory: 128Mi}, limits: {memory: 512Mi}}
       volumeMounts:
-        - {name: models, mountPath: {{ $values.storage.mountPath }}, readOnly: true}
+        - {name: models, mountPath: {{ $values.storage.mountPath | quote }}, readOnly: true}
         - {name: tmp, mountPath: /tmp}
   {{- end }}
   containers:
@@ -37,7 +37,7 @@ spec:
       image: {{ $values.image.engine }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
       {{- if eq .role "single" }}
-      args: [serve, {{ .pool.repository }}, --host, 0.0.0.0, --exit-timeout, {{ printf "%ds" (int $drain) }}, --ready-timeout, {{ printf "%ds" $startup }}]
+      args: [serve, {{ .pool.repository | quote }}, --host, 0.0.0.0, --exit-timeout, {{ printf "%ds" (int $drain) }}, --ready-timeout, {{ printf "%ds" $startup }}]
       {{- else if eq .role "leader" }}
       command: [/bin/bash, /llmops/leader.sh]
       {{- else }}
@@ -63,7 +63,7 @@ spec:
       {{- $limits := merge (dict "nvidia.com/gpu" (default 1 .pool.gpus | toString)) (default dict $resources.limits) }}
       resources: {{- merge (dict "limits" $limits) $resources | toYaml | nindent 8 }}
       volumeMounts:
-        - {name: models, mountPath: {{ $values.storage.mountPath }}, readOnly: true}
+        - {name: models, mountPath: {{ $values.storage.mountPath | quote }}, readOnly: true}
         - {name: shm, mountPath: /dev/shm}
         - {name: tmp, mountPath: /tmp}
         {{- if ne .role "single" }}

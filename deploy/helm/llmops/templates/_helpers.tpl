@@ -27,7 +27,7 @@ securityContext:
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
 {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -41,7 +41,7 @@ capabilities: {drop: [ALL]}
 {{- define "llmops.secret" -}}
 {{- if .secret.name }}
 - name: {{ .env }}
-  valueFrom: {secretKeyRef: {name: {{ .secret.name }}, key: {{ .secret.key }}}}
+  valueFrom: {secretKeyRef: {name: {{ .secret.name | quote }}, key: {{ .secret.key | quote }}}}
 {{- end }}
 {{- end }}
 
@@ -151,7 +151,7 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- define "llmops.scraped" -}}
 {{- if .root.Values.monitoring.enabled }}
-- from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ .root.Values.monitoring.namespace }}}}}]
+- from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ .root.Values.monitoring.namespace | quote }}}}}]
   ports: [{port: {{ .port }}}]
 {{- end }}
 {{- end }}
