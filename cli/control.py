@@ -32,10 +32,13 @@ def command(
     """
     require_store_extra()
     from llmops.cli.local_replicas import CheckedReplicas
+    from llmops.connection_errors import check_url
     from llmops.control.app import make_leader_jobs, run
     from llmops.gateway.logging_setup import configure_logging
     from llmops.gateway.settings import load_settings
 
+    if gateway is not None:
+        check_url(gateway, "--gateway")
     brokers = {"servers": kafka} if kafka else None
     settings = load_settings(config, host=host, port=port, store=store, kafka=brokers, open=False)
     if settings.store is None:

@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from llmops.cli.options import Duration, reject_options, serving_option
+from llmops.connection_errors import check_url
 from llmops.errors import InputError, ServerError
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ def command(
 
     if not http and click.get_current_context().get_parameter_source("http_port") != ParameterSource.DEFAULT:
         raise click.UsageError("--http-port is for Triton's HTTP server, which is off: add --http")
+    if traces:
+        check_url(traces, "--traces")
     if not metrics:
         reject_options("--no-metrics leaves Triton's metrics server off", "metrics_port")
     _check_export_options(export)

@@ -34,7 +34,7 @@ from llmops.errors import InputError
 from llmops.gateway.replica_address import parse_replica
 from llmops.objectives import AVAILABILITY, PERCENTILES, Objective, parse_share
 from llmops.units import Seconds
-from llmops.urls import is_loopback, is_secure_url
+from llmops.urls import http_url_problem, is_loopback, is_secure_url
 from llmops.validation_errors import explain_first_error
 from llmops.yaml_files import read_yaml
 
@@ -408,7 +408,7 @@ class ResumeSettings(_Section):
 
 
 def _check_page_url(url: str | None) -> str | None:
-    if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
+    if url is not None and http_url_problem(url):
         raise ValueError("this is not the URL of a Prometheus, such as http://127.0.0.1:9090")
     return url
 
@@ -430,8 +430,7 @@ class WebSettings(_Section):
 def _check_https(url: str | None) -> str | None:
     if url is None:
         return None
-    parts = urlsplit(url)
-    if not parts.hostname or parts.scheme not in ("http", "https"):
+    if http_url_problem(url):
         raise ValueError("this is not a URL, such as https://login.example/realms/acme")
     if not is_secure_url(url):
         raise ValueError("anyone on the network can read or change what is sent without https; name an https URL")
@@ -732,10 +731,9 @@ class KafkaSettings(_Section):
 
 
 def _check_receiver(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if http_url_problem(url):
         raise ValueError("this is not the URL of an OTLP receiver, such as http://127.0.0.1:4318")
-    return url if parts.path.strip("/") else f"{url.rstrip('/')}/v1/traces"
+    return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
 
 
 class TraceSettings(_Section):

@@ -4,26 +4,26 @@ import re
 import socket
 import ssl
 from typing import Any
-from urllib.parse import urlsplit
 
 from llmops.errors import InputError, LlmopsError, ServerError
+from llmops.urls import http_url_problem
 
 #: Advice for a gateway that does not answer.
 START_GATEWAY_ADVICE = "start one with `llmops up` or `llmops gateway`, or name another with --url"
 
 
-def check_url(url: str) -> None:
-    """Check that `url`, the value of `--url`, is an HTTP URL.
+def check_url(url: str, name: str = "--url") -> None:
+    """Check that `url`, the value of the option `name`, is an HTTP URL.
 
     Raises:
-        InputError: The URL has no scheme, another scheme or no host. The message suggests a URL.
+        InputError: The URL has no scheme or another one, or names no host and port to which a
+            connection can be made. The message suggests a URL.
     """
-    parts = urlsplit(url)
-    if parts.scheme in ("http", "https") and parts.hostname:
-        return
-    if "://" not in url and url.strip("/"):
-        raise InputError(f"--url {url} has no scheme; write http://{url.lstrip('/')}.")
-    raise InputError(f"--url {url} is not an HTTP URL; write http://HOST:PORT/v1.")
+    problem = http_url_problem(url)
+    if problem and "://" not in url and url.strip("/"):
+        raise InputError(f"{name} {url} has no scheme; write http://{url.lstrip('/')}.")
+    if problem:
+        raise InputError(f"{name} {url} is not an HTTP URL ({problem}); write http://HOST:PORT/v1.")
 
 
 def http_connection_error(url: str, error: Exception, advice: str = START_GATEWAY_ADVICE) -> LlmopsError:

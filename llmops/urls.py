@@ -70,6 +70,22 @@ def is_secure_url(url: str) -> bool:
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
 
 
+def http_url_problem(text: str) -> str:
+    """Return the reason why `text` is not the URL of an HTTP server, or an empty text if it is one."""
+    try:
+        parts = urlsplit(text)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            return "it does not begin with http://HOST"
+        if parts.port == 0:
+            return "no server listens on port 0"
+        parts.hostname.encode("idna")
+    except UnicodeError:
+        return "its host cannot be a name in DNS"
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 async def fetch_bounded(
     client: httpx.AsyncClient, url: str, max_bytes: int, headers: Mapping[str, str] | None = None
 ) -> bytes:

@@ -3,6 +3,7 @@
 import random
 from dataclasses import fields
 
+from llmops.connection_errors import check_url
 from llmops.errors import LlmopsError, ServerError
 from llmops.perf.clients.base import Client, RequestOptions
 from llmops.perf.load.objectives import meets_objectives
@@ -50,6 +51,7 @@ async def _connect(options: BenchOptions) -> tuple[Client, str, PromptForm, Fill
 async def _openai(options: BenchOptions) -> tuple[Client, str, PromptForm, Filler]:
     from llmops.perf.clients.openai import OpenAIBenchClient, OpenAITarget, first_model
 
+    check_url(options.url, "URL")
     auth = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     model = options.model or await first_model(options.url, {**options.headers, **auth})
     chat = options.via == "chat"

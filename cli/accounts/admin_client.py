@@ -96,8 +96,10 @@ class AdminClient:
         import httpx
         from pydantic import TypeAdapter, ValidationError
 
-        from llmops.connection_errors import http_connection_error
+        from llmops.connection_errors import check_url, http_connection_error
 
+        if self.url:
+            check_url(self._base_url)
         location = "/".join(("/api/admin", *(quote(name, safe="") for name in path)))
         try:
             async with self._connect() as client, asyncio.timeout(TOTAL_TIMEOUT):

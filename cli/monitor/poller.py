@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from llmops.cli.monitor.exposition import MAX_LABEL_LENGTH, MetricsPage, MetricsWindow
 from llmops.cli.monitor.snapshot import FleetSnapshot, PolledGateway, make_snapshot, rows_from_gateways
+from llmops.connection_errors import check_url
 from llmops.errors import InputError
 from llmops.gateway.replica_address import DNS_PREFIX, DnsAddress, parse_replica
 from llmops.gateway.routing.discovery import resolve_addresses
@@ -180,6 +181,7 @@ def _place(text: str) -> str | DnsAddress:
     url = text.rstrip("/").removesuffix("/v1")
     if not url.startswith(("http://", "https://")):
         raise InputError(f"--url {text} is not a URL: write http://HOST:PORT, or dns:NAME:PORT for several.")
+    check_url(url)
     return url
 
 

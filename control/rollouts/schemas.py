@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
 from llmops.control.admin.schemas import AdminRequest, AdminSchema, AuditEntryRead, SafeText, Timestamp
 from llmops.gateway.replica_address import parse_replica
+from llmops.urls import http_url_problem
 
 #: Seconds of a setting: more than a month is a mistake, and a number without end has no date.
 MAX_SECONDS = 30 * 24 * 3600.0
@@ -24,8 +24,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
 
 
 def _check_url(url: str) -> str:
-    parts = urlsplit(url)
-    if url and (parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0):
+    if url and http_url_problem(url):
         raise ValueError("it must be a URL with http or https")
     return url
 

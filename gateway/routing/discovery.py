@@ -131,5 +131,9 @@ class ServerDiscovery:
 
 async def resolve_addresses(host: str, port: int) -> list[str]:
     """Return HOST:PORT of each address of a name, sorted. Raises OSError."""
-    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except ValueError as error:
+        # a label of more than 63 letters, or an empty one, is not even asked for
+        raise socket.gaierror(socket.EAI_NONAME, "Name cannot be one in DNS") from error
     return sorted({f"[{at[0]}]:{port}" if family == socket.AF_INET6 else f"{at[0]}:{port}" for family, *_, at in infos})

@@ -1,5 +1,6 @@
 """Servers that are away, of another kind, or want a key: a sentence of ours, whatever the library says."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 from llmops.cli.main import cli
 from llmops.errors import LlmopsError
+from llmops.gateway.routing.discovery import resolve_addresses
 from tests.support.pages import Page, PageServer
 
 AWAY = "127.0.0.1:1"
@@ -81,6 +83,42 @@ def test_a_host_that_dns_does_not_know(arguments):
     found = said(*(part.format(at="nowhere.invalid:9000") for part in arguments))
     assert "nowhere.invalid:9000" in found
     assert "is not known to DNS; check its name." in found
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        f"{'a' * 300}:9000",
+        "a..b:9000",
+        "[::1:9000",
+        "a]:9000",
+        "127.0.0.1:99999",
+        "127.0.0.1:port",
+        "a:0",
+        ":9000",
+        "a@",
+    ],
+)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *ASKING,
+        ("top", "--once", "--url", "http://{at}"),
+        ("safety", "redteam", "--model", "a", "--url", "http://{at}"),
+        ("control", "--gateway", "http://{at}"),
+        ("serve", "a", "--traces", "http://{at}"),
+    ],
+)
+def test_a_url_that_no_server_can_have(arguments, at):
+    assert "is not an HTTP URL (" in said(*(part.format(at=at) for part in arguments))
+
+
+def test_a_name_that_cannot_be_one_in_dns():
+    name = "a" * 300
+    assert said("top", "--once", "--url", f"dns:{name}:9000").startswith("No gateway answers; start one")
+    # a gateway goes on with its other replicas
+    with pytest.raises(OSError, match="Name cannot be one in DNS"):
+        asyncio.run(resolve_addresses(name, 9000))
 
 
 @pytest.mark.parametrize("arguments", [ASKING[0], ASKING[1], ASKING[2]])

@@ -92,7 +92,7 @@ def test_secrets_stay_out_of_the_report(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ftp://x/v1", "-m", "m"], "not an http:// or https:// address"),
+        (["ftp://x/v1", "-m", "m"], "URL ftp://x/v1 is not an HTTP URL ("),
         (["http://127.0.0.1:1/v1", "-m", "m", "--sweep"], "give at least one --slo"),
         (["http://127.0.0.1:1/v1", "-m", "m", "-i", "lots"], "Length 'lots' is invalid"),
         (
