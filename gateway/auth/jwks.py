@@ -58,7 +58,9 @@ class JwksCache:
         self._reading: asyncio.Task[None] | None = None
         self._client: httpx.AsyncClient | None = None
         self._away = False
-        self._readings = self._waiting = 0
+        #: The number of readings that were begun, and the number of the one that the keys are of.
+        self._begun = self._keys_from = 0
+        self._waiting = 0
 
     async def find(self, kid: str | None) -> Mapping[str, Any] | None:
         """Return the key of this id; of None, the one there is.
@@ -73,31 +75,41 @@ class JwksCache:
                 tokens wait.
             UnavailableError: No keys are known.
         """
+        begun = self._begun
         if self._keys is None:
             await asyncio.shield(self._read())
-        elif kid not in self._keys:
-            await self._next_reading()
-        elif self._clock() - self._read_at >= self._refresh and self._clock() - self._tried_at >= MIN_REFRESH_INTERVAL:
+        elif kid in self._keys and self._clock() - self._read_at >= self._refresh and self._clock() - self._tried_at >= MIN_REFRESH_INTERVAL:
             self._read()
         if self._keys is None:
             raise UnavailableError("Tokens cannot be checked now; try again.", code="keys_unavailable")
+        if not self._knows(kid, begun):
+            await self._next_reading(kid, begun)
         return self._keys.get(kid)
 
-    async def _next_reading(self) -> None:
+    async def _next_reading(self, kid: str | None, begun: int) -> None:
+        """Wait for the key, or until keys are read that were asked for after reading number `begun`.
+
+        A reading that runs already may end with the keys from before a rotation.
+        """
         if self._waiting >= MAX_WAITING:
             raise CredentialUnavailableError
-        known = self._readings
         self._waiting += 1
         try:
+            if self._reading is not None:
+                await asyncio.shield(self._reading)
             left = MIN_REFRESH_INTERVAL - (self._clock() - self._tried_at)
-            if self._reading is None and left > 0:
+            if self._reading is None and left > 0 and not self._knows(kid, begun):
                 await asyncio.sleep(left)
-            if self._readings == known:
+            if not self._knows(kid, begun):
                 await asyncio.shield(self._read())
         finally:
             self._waiting -= 1
-        if self._readings == known:
+        if not self._knows(kid, begun):
             raise CredentialUnavailableError
+
+    def _knows(self, kid: str | None, begun: int) -> bool:
+        """Return True if the key is known, or the keys are of a later reading than number `begun`."""
+        return self._keys_from > begun or kid in (self._keys or ())
 
     async def close(self) -> None:
         await cancel_tasks(self._reading)
@@ -113,6 +125,7 @@ class JwksCache:
 
     async def _try(self) -> None:
         self._tried_at = self._clock()
+        self._begun += 1
         try:
             keys = await wait_with_timeout(FETCH_TIMEOUT, self._fetch())
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
@@ -126,7 +139,7 @@ class JwksCache:
         if self._away:
             log.warning("The keys of %s can be read again.", self._issuer)
         self._away, self._read_at, self._keys = False, self._clock(), keys
-        self._readings += 1
+        self._keys_from = self._begun
 
     async def _fetch(self) -> Mapping[str | None, Mapping[str, Any]]:
         """Return the issuer's public signing keys by their ids.

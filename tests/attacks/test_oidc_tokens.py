@@ -263,6 +263,31 @@ async def test_made_up_keys_do_not_hold_up_the_tokens_of_a_new_key(issuer):
             issuer.published = ["rsa", "ec"]
 
 
+async def test_a_reading_that_began_before_the_token_came_refuses_nothing(issuer, monkeypatch):
+    """Before the fix, a good token of a new key got 401 for 30 s if a made-up key had begun a slow reading."""
+    issuer.published = ["rsa"]
+    published, begun = issuer.answer, threading.Event()
+
+    def slowly(path: str) -> dict:
+        keys = published(path)
+        if path.endswith("keys") and begun.is_set():
+            time.sleep(0.3)
+        return keys
+
+    async with tokens_at(issuer) as tokens:
+        cached = CachedDirectory(tokens)
+        assert await outcome(cached, issuer.token()) == "caller"
+        monkeypatch.setattr(jwks_module, "MIN_REFRESH_INTERVAL", 0.1)
+        monkeypatch.setattr(issuer, "answer", slowly)
+        begun.set()
+        await asyncio.sleep(0.1)
+        made_up = asyncio.create_task(outcome(cached, issuer.token("stranger", headers={"kid": "made-up"})))
+        await asyncio.sleep(0.1)
+        issuer.published = ["rsa", "ec"]
+        assert await outcome(cached, issuer.token("ec", "ES256")) == "caller"
+        assert await made_up == "refused"
+
+
 async def test_a_crowd_of_made_up_keys_is_bounded_and_its_refusal_is_not_remembered(issuer, monkeypatch):
     monkeypatch.setattr(jwks_module, "MAX_WAITING", 20)
     asked = issuer.asked
