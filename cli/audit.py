@@ -10,7 +10,7 @@ import click
 
 from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient
-from llmops.cli.accounts.param_types import DurationType, typed_values
+from llmops.cli.accounts.param_types import DURATION, typed_values
 from llmops.cli.output import format_timestamp, print_results
 from llmops.units import format_usd
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.command("audit")
 @click.option("--tenant", help="Only entries of this tenant.")
 @click.option("--action", help="Only actions with this prefix: key., tenant.delete, access., safety.")
-@click.option("--last", type=DurationType(), help="Only entries of the last 12h or 7d.")
+@click.option("--last", type=DURATION, help="Only entries of the last 12h or 7d.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, help="At most this many entries.")
 @admin_options
 def command(

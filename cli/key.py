@@ -9,7 +9,7 @@ import click
 
 from llmops.cli.accounts.account_options import admin_options, limit_options
 from llmops.cli.accounts.admin_client import AdminClient, key_reference
-from llmops.cli.accounts.param_types import DurationType, NamesType, TimestampType, typed_values
+from llmops.cli.accounts.param_types import DURATION, EXPIRY, NAMES, NAMES_OR_ALL, typed_values
 from llmops.cli.options import add_options
 from llmops.cli.output import (
     format_budget,
@@ -34,14 +34,14 @@ spec_options = add_options(
     click.option("--tier", help="Tier of its requests; any name.  [default: the user's, or free]"),
     click.option(
         "--scopes",
-        type=NamesType(),
+        type=NAMES,
         help="Any of inference, usage, metrics, admin, fairness.  [default: inference]",
     ),
-    click.option("--models", type=NamesType(everything=True), help="Models it may use, or all."),
+    click.option("--models", type=NAMES_OR_ALL, help="Models it may use, or all."),
     click.option(
         "--expires",
         "expires_at",
-        type=TimestampType(never=True),
+        type=EXPIRY,
         help="Expires in 90d or 12h, on 2027-01-31 (UTC), or never.",
     ),
 )
@@ -115,7 +115,7 @@ def update(key: str, admin: AdminClient, as_json: bool, **settings: Any) -> None
 
 @command.command("rotate")
 @click.argument("key")
-@click.option("--overlap", type=DurationType(), default="24h", help="How long the old secret keeps working.")
+@click.option("--overlap", type=DURATION, default="24h", help="How long the old secret keeps working.")
 @admin_options
 def rotate(key: str, overlap: timedelta, admin: AdminClient, as_json: bool) -> None:
     """Give a key a new secret and print it; id, limits and spending stay.

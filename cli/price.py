@@ -10,7 +10,7 @@ import click
 
 from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient
-from llmops.cli.accounts.param_types import DollarsType, TimestampType, typed_values
+from llmops.cli.accounts.param_types import DOLLARS, TIMESTAMP, typed_values
 from llmops.cli.output import format_timestamp, print_result, print_results
 from llmops.units import MICROS_PER_USD, format_usd
 
@@ -29,13 +29,13 @@ def command() -> None:
 
 @command.command("set")
 @click.argument("model")
-@click.option("--input", "input_price", type=DollarsType(), required=True, help="Price per million prompt tokens.")
+@click.option("--input", "input_price", type=DOLLARS, required=True, help="Price per million prompt tokens.")
 @click.option(
-    "--cached", type=DollarsType(), help="Price per million prompt tokens in the engine's cache.  [default: as --input]"
+    "--cached", type=DOLLARS, help="Price per million prompt tokens in the engine's cache.  [default: as --input]"
 )
-@click.option("--output", type=DollarsType(), required=True, help="Price per million output tokens.")
+@click.option("--output", type=DOLLARS, required=True, help="Price per million output tokens.")
 @click.option(
-    "--from", "valid_from", type=TimestampType(), help="Valid from: 7d (from now) or 2027-01-01 (UTC).  [default: now]"
+    "--from", "valid_from", type=TIMESTAMP, help="Valid from: 7d (from now) or 2027-01-01 (UTC).  [default: now]"
 )
 @admin_options
 def set_(
@@ -59,7 +59,7 @@ def set_(
 
 @command.command("list")
 @click.argument("model", required=False)
-@click.option("--at", type=TimestampType(), help="Only prices in force at this time, e.g. 2026-12-01 (UTC).")
+@click.option("--at", type=TIMESTAMP, help="Only prices in force at this time, e.g. 2026-12-01 (UTC).")
 @admin_options
 def list_(model: str | None, at: datetime | None, admin: AdminClient, as_json: bool) -> None:
     """List past, present and future prices, of MODEL or of all models."""

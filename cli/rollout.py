@@ -11,7 +11,7 @@ import click
 
 from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient
-from llmops.cli.accounts.param_types import DurationType, typed_values
+from llmops.cli.accounts.param_types import DURATION, typed_values
 from llmops.cli.options import OutputFile
 from llmops.cli.output import format_timestamp, print_fields, print_json, print_line, print_table
 
@@ -59,12 +59,10 @@ def command() -> None:
 )
 @click.option("--auto", is_flag=True, help="Let the judge move the weights, in both directions.")
 @click.option("--approve", is_flag=True, help="Wait for `promote` after each step that the judge has passed.")
-@click.option(
-    "--keep-old", type=DurationType(), default="30m", show_default=True, help="Keep the old replicas for so long."
-)
+@click.option("--keep-old", type=DURATION, default="30m", show_default=True, help="Keep the old replicas for so long.")
 @click.option(
     "--drain-timeout",
-    type=DurationType(),
+    type=DURATION,
     default="5m",
     show_default=True,
     help="Time for running answers before replicas stop.",
@@ -77,7 +75,7 @@ def command() -> None:
 @click.option("--allow-capacity-loss", is_flag=True, help="Stop old replicas first where no GPU is free.")
 @click.option("--webhook", metavar="URL", help="Gets each transition as JSON.")
 @click.option("--min-requests", type=click.IntRange(1), help="Requests of the new version in a step.  [default: 300]")
-@click.option("--min-time", type=DurationType(), help="Least time of a step.  [default: 1m]")
+@click.option("--min-time", type=DURATION, help="Least time of a step.  [default: 1m]")
 @click.option("--analysis", multiple=True, metavar="PROMQL", help="Must hold too, as 'QUERY < 0.1'; repeatable.")
 @click.option("--prometheus", metavar="URL", help="Prometheus that answers --analysis.")
 @admin_options

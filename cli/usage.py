@@ -13,7 +13,7 @@ import click
 
 from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient, key_reference
-from llmops.cli.accounts.param_types import DayType, typed_values
+from llmops.cli.accounts.param_types import DAY, typed_values
 from llmops.cli.options import reject_other_options
 from llmops.cli.output import format_timestamp, print_json, print_results, print_table
 from llmops.units import format_usd
@@ -33,8 +33,8 @@ CSV_COLUMNS = (*COUNTS, "reasoning_tokens", "cost_micros", "cost_usd")
 @click.option("--user", metavar="EMAIL", help="Only usage of this user.")
 @click.option("--key", help="Only usage of this key.")
 @click.option("--model", help="Only usage of this model.")
-@click.option("--from", "first", type=DayType(), help="First day (UTC).  [default: the first of this month]")
-@click.option("--to", "last", type=DayType(), help="Last day (UTC), included.  [default: today]")
+@click.option("--from", "first", type=DAY, help="First day (UTC).  [default: the first of this month]")
+@click.option("--to", "last", type=DAY, help="Last day (UTC), included.  [default: today]")
 @click.option("--by", "groups", type=click.Choice(GROUPS), multiple=True, help="Group by this; may be repeated.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print the result as CSV.")
 @admin_options

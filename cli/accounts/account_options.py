@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from llmops.cli.accounts.admin_client import AdminClient
-from llmops.cli.accounts.param_types import BudgetType, LimitType
+from llmops.cli.accounts.param_types import BUDGET, LIMIT
 from llmops.cli.options import add_options
 from llmops.errors import InputError
 
@@ -62,8 +62,8 @@ def _input_error(error: ValueError) -> Exception:
 
 
 limit_options = add_options(
-    click.option("--rpm", type=LimitType(), help="Requests per minute, or none."),
-    click.option("--tpm", type=LimitType(), help="Tokens per minute, or none."),
-    click.option("--concurrent", type=LimitType(), help="Concurrent requests, or none."),
-    click.option("--budget", type=BudgetType(), help="US dollars per day, week or month, e.g. 50/month, or none."),
+    click.option("--rpm", type=LIMIT, help="Requests per minute, or none."),
+    click.option("--tpm", type=LIMIT, help="Tokens per minute, or none."),
+    click.option("--concurrent", type=LIMIT, help="Concurrent requests, or none."),
+    click.option("--budget", type=BUDGET, help="US dollars per day, week or month, e.g. 50/month, or none."),
 )
