@@ -4,7 +4,7 @@ Every fault becomes a CheckpointError that names the file.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,40 @@ def reject_outside_symlinks(folder: Path) -> dict[str, FileState | None]:
                     f"{folder} has {path.relative_to(real)}, which is a pipe or a device and not a file; remove it."
                 )
     return states
+
+
+def reject_named_files(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Check that no text in a checkpoint's settings names a file outside its folder.
+
+    transformers passes what tokenizer_config.json says to the tokenizer, which reads a `vocab_file`
+    of any path into the engine's vocabulary, and config.json may name other weights.
+
+    Args:
+        folder: The checkpoint's folder.
+        settings: The content of its JSON files, by file name.
+
+    Raises:
+        CheckpointError: A text is the path of such a file. The message names the JSON file alone.
+    """
+    for name, content in settings.items():
+        for text in _texts(content):
+            for path in (Path(text), folder / text):
+                if os.path.isfile(path) and leads_outside(path, folder):
+                    raise CheckpointError(
+                        f"{folder / name} names another file of this machine, which would become part of the engine; "
+                        "remove that entry."
+                    )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value but the names of its fields."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, (dict, list)):
+            waiting.extend(one.values() if isinstance(one, dict) else one)
 
 
 def check_tensor_ranges(path: Path, tensors: Iterable[TensorInfo], size: int) -> None:

@@ -11,7 +11,12 @@ from llmops.build.checkpoint.description import (
     SpecialTokens,
     TensorInfo,
 )
-from llmops.build.checkpoint.file_checks import check_file_size, read_json, reject_outside_symlinks
+from llmops.build.checkpoint.file_checks import (
+    check_file_size,
+    read_json,
+    reject_named_files,
+    reject_outside_symlinks,
+)
 from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError
 from llmops.input_files import MAX_TABLE_BYTES
@@ -47,6 +52,9 @@ def open_folder(folder: Path, ref: str, weights: bool = True) -> Checkpoint:
     present = [name for name in names if (folder / name).is_file()] + shards
     generation = _optional_json(folder / "generation_config.json")
     tokenizer = _optional_json(folder / "tokenizer_config.json")
+    special = _optional_json(folder / "special_tokens_map.json")
+    read = {"config.json": config, "generation_config.json": generation, "tokenizer_config.json": tokenizer}
+    reject_named_files(folder, {**read, "special_tokens_map.json": special})
     return Checkpoint(
         ref=ref,
         path=folder,

@@ -111,7 +111,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
     kwargs: dict[str, Any] = {"device_map": "auto", "dtype": "auto"} if has_gpu() else {"dtype": torch.float32}
     try:
         with silence_libraries():
-            model = AutoModelForCausalLM.from_pretrained(checkpoint.path, **kwargs)
+            model = AutoModelForCausalLM.from_pretrained(checkpoint.path, trust_remote_code=False, **kwargs)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint.ref} cannot be loaded by transformers: {error}") from error
     model.config.architectures = [checkpoint.architecture.hf_class]
@@ -169,7 +169,7 @@ def read_hf_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     with silence_libraries():
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     return config
@@ -212,4 +212,5 @@ def load_tokenizer(checkpoint: Checkpoint, written: Path | None = None) -> Any:
             write_tokenizer(checkpoint, Path(scratch) / "tokenizer", lambda sentence: None)
             return load_tokenizer(checkpoint, Path(scratch) / "tokenizer")
     with silence_libraries():
-        return AutoTokenizer.from_pretrained(written if checkpoint.format == "gguf" else checkpoint.path)
+        folder = written if checkpoint.format == "gguf" else checkpoint.path
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -99,7 +99,7 @@ def _convert_slow(checkpoint: Checkpoint, directory: Path) -> None:
         what = f"{checkpoint.ref} has no {TOKENIZER}, and converting its older form needs transformers"
         raise missing_extra(what, "quantize") from error
     try:
-        AutoTokenizer.from_pretrained(checkpoint.path).save_pretrained(directory)
+        AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False).save_pretrained(directory)
     except Exception as error:  # transformers raises errors of many kinds
         raise CheckpointError(
             f"The tokenizer of {checkpoint.ref} cannot be converted ({error}); add a {TOKENIZER} to the checkpoint."

@@ -305,6 +305,28 @@ def test_a_text_that_a_tokenizer_cannot_read_is_the_clients_error(tmp_path: Path
         tokenizer.encode("a" * 2000)
 
 
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        ("tokenizer_config.json", {"vocab_file": "/secret"}),
+        ("tokenizer_config.json", {"vocab": "/secret"}),
+        ("tokenizer_config.json", {"init_inputs": ["/secret"]}),
+        ("special_tokens_map.json", {"vocab_file": "../secret"}),
+        ("config.json", {**CONFIG, "transformers_weights": "../secret"}),
+    ],
+)
+def test_settings_that_name_a_file_outside(folder: Path, tmp_path: Path, name: str, entries: dict[str, object]) -> None:
+    """Before the fix, the lines of the file were the engine's vocabulary, and weights came from another folder."""
+    (tmp_path / "secret").write_text("hunter2")
+    (folder / "vocab.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text('{"vocab_file": "vocab.json", "name_or_path": "/home/ann/model"}')
+    open_folder(folder, "x", weights=False)
+    (folder / name).write_text(json.dumps(entries).replace('"/secret', f'"{tmp_path}/secret'))
+    with pytest.raises(CheckpointError, match=f"{name} names another file") as refused:
+        open_folder(folder, "x", weights=False)
+    assert "secret" not in refused.value.message
+
+
 def test_a_tokenizer_whose_decoder_panics_is_refused(tmp_path: Path, tokenizer_dir: Path) -> None:
     """Before the fix, each answer of the model was a 500 without JSON, and 3 KB of backtrace in the log."""
     shutil.copytree(tokenizer_dir, tmp_path / "t")
