@@ -35,6 +35,21 @@ def cache_dir() -> Path:
     return _temporary_dir()
 
 
+def check_own_folders(folder: Path, top: Path) -> None:
+    """Check that only this user, or root, writes `folder` and the folders between it and `top`.
+
+    Raises:
+        ResourceError: Another user owns one of the folders or may write it.
+    """
+    for one in (folder, *(parent for parent in folder.parents if parent.is_relative_to(top) and parent != top)):
+        status = one.lstat()
+        if status.st_uid not in (os.getuid(), 0) or status.st_mode & stat.S_IWOTH:
+            raise ResourceError(
+                f"{one} is not yours alone, so nothing is run from it; remove it, or set LLMOPS_CACHE to a folder of "
+                "your own."
+            )
+
+
 def _explicit_dir(folder: Path, variable: str) -> Path:
     """Return the folder in `variable`.
 

@@ -1,4 +1,4 @@
-"""A bound on how much longer a tokenizer.json makes a text, whose author may be a stranger."""
+"""Bounds on how much longer a tokenizer.json makes a text, whose author may be a stranger."""
 
 import math
 from collections.abc import Iterator
@@ -9,14 +9,16 @@ from llmops.input_files import MAX_TABLE_BYTES, read_json
 
 #: Characters that all replacements of a text together may write for one. Known tokenizers write 1.
 MAX_GROWTH = 16
+#: Tokens that a tokenizer may add around a text. Known tokenizers add up to 4.
+MAX_ADDED_TOKENS = 64
 
 
 def check_growth(path: Path) -> None:
     """Raise ValueError if the rules in a tokenizer.json make a text more than MAX_GROWTH times as long.
 
     A rule that writes 100 KB for a letter makes gigabytes of a request, and chained rules do so
-    with short texts. A decoder that removes characters at the end of a token is refused, too: the
-    library panics at a shorter one.
+    with short texts; so do special tokens that are added to each text. A decoder that removes
+    characters at the end of a token is refused, too: the library panics at a shorter one.
 
     Raises:
         OSError: The file cannot be read, or is too large.
@@ -31,9 +33,29 @@ def check_growth(path: Path) -> None:
             raise ValueError(
                 f"the rules of its {part} write up to {growth:.3g} characters for one, more than {MAX_GROWTH}"
             )
-
+    added = _added_tokens(spec.get("post_processor"))
+    if added > MAX_ADDED_TOKENS:
+        raise ValueError(f"it adds {added:,} special tokens to each text, more than {MAX_ADDED_TOKENS}")
     if _strips_ends(spec.get("decoder")):
         raise ValueError("its decoder removes characters at the end of tokens, which shorter tokens do not have")
+
+
+def _added_tokens(rule: Any) -> int:
+    """Return how many tokens a post-processor adds, at most, to a text or to two."""
+    if isinstance(rule, list):
+        return sum(map(_added_tokens, rule))
+    if not isinstance(rule, dict):
+        return 0
+    known = rule.get("special_tokens")
+    sizes = {
+        name: len(one["ids"])
+        for name, one in (known.items() if isinstance(known, dict) else ())
+        if isinstance(one, dict) and isinstance(one.get("ids"), list)
+    }
+    templates = [part for part in (rule.get("single"), rule.get("pair")) if isinstance(part, list)]
+    named = [[piece.get("SpecialToken") for piece in part if isinstance(piece, dict)] for part in templates]
+    own = [sum(sizes.get(str(one.get("id")), 1) for one in part if isinstance(one, dict)) for part in named]
+    return max(own, default=0) + _added_tokens(rule.get("processors"))
 
 
 def _strips_ends(rule: Any) -> bool:

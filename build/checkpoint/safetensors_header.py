@@ -13,6 +13,8 @@ INDEX_NAME = "model.safetensors.index.json"
 #: Longest header in bytes: the format's own limit. A larger number means that the file is something
 #: else.
 _MAX_HEADER = 100_000_000
+#: Dimensions of a tensor. The product of 100,000 sizes takes minutes.
+_MAX_DIMS = 16
 _BITS = {
     "F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I8": 8, "U8": 8, "BOOL": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
@@ -114,4 +116,6 @@ def _counts(values: Any) -> list[int]:
     """
     if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
         raise ValueError(f"{str(values)[:40]} is not a list of whole numbers")
+    if len(values) > _MAX_DIMS:
+        raise ValueError(f"it has {len(values):,} numbers, and at most {_MAX_DIMS} are read")
     return values

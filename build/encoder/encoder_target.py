@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from llmops.build.checkpoint.file_checks import reject_changed_files
 from llmops.build.encoder.encoder_checkpoint import EncoderCheckpoint
 from llmops.build.engine_folder.manifest import EngineLimits, TokenizerInfo
 from llmops.build.engine_folder.manifest_extras import (
@@ -19,6 +20,7 @@ from llmops.build.progress import Progress
 from llmops.build.spec import BuildSpec, setting_flag
 from llmops.build.target_facts import TargetName
 from llmops.build.targets.build_target import BuildResult, BuildTarget, TargetJob
+from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
 from llmops.distribution import missing_extra
 from llmops.errors import InputError
 
@@ -80,6 +82,8 @@ class EncoderJob(TargetJob[EncoderCheckpoint]):
         for name in _TOKENIZER_FILES:
             if (self.checkpoint.path / name).is_file():
                 shutil.copyfile(self.checkpoint.path / name, directory / name)
+        reject_changed_files(self.checkpoint.path, self.checkpoint.states, _TOKENIZER_FILES)
+        try_tokenizer(directory / "tokenizer.json", self.checkpoint.ref)
         config = self.checkpoint.config
         pad = int(config.get("pad_token_id") or 0)
         return TokenizerInfo(vocab_size=int(config["vocab_size"]), end_ids=[], pad_id=pad, chat_template=False)

@@ -34,6 +34,9 @@ _MAX_BYTES = 16 << 20
 #: Largest number of GPUs along one axis, of tokens in one sequence or step, and of vocabulary
 #: entries: ten times the largest in use.
 _MAX_GPUS, _MAX_TOKENS, _MAX_VOCABULARY = 4096, 1 << 27, 1 << 24
+#: Largest number of sequences at once: servers keep a record for each of them. The largest in use is
+#: 8192.
+_MAX_BATCH = 1 << 16
 #: Endings of files in a model's folder that users may edit: settings, templates, notes.
 _EDITABLE = frozenset({".json", ".jinja", ".md", ".txt"})
 _Gpus = Annotated[int, Field(ge=1, le=_MAX_GPUS)]
@@ -94,7 +97,7 @@ class Source(_ManifestModel):
 class EngineLimits(_ManifestModel):
     """The limits that the engine was built for. Lengths are in tokens."""
 
-    max_batch_size: _Tokens
+    max_batch_size: Annotated[int, Field(ge=1, le=_MAX_BATCH)]
     max_seq_len: _Tokens
     max_num_tokens: _Tokens
 

@@ -216,7 +216,7 @@ def _unsupported(hf_class: str) -> str:
             "takes seconds."
         )
     known = [name for family in FAMILIES.values() for name in family.hf_classes]
-    near = difflib.get_close_matches(hf_class, known, n=1)
+    near = difflib.get_close_matches(hf_class[:80], known, n=1)
     hint = f" (nearest: {near[0]})" if near else ""
     return (
         f"architecture {hf_class[:80]} is not supported{hint}; supported are {', '.join(known)}. Use a "

@@ -34,6 +34,9 @@ _PRIVATE_USE = range(0xE000, 0xF8FF)
 #: Characters of a control token's beginning that are marked. A template may write a token in parts:
 #: '<|' + role + '|>'.
 _SHORTEST_BEGINNING = 2
+#: Characters of the longest beginning that is marked. A token of a stranger's tokenizer may have
+#: 60,000, and all of its beginnings together gigabytes.
+_LONGEST_BEGINNING = 64
 
 #: The filter that removes marks from a text before a template compares it.
 UNMARK_FILTER = "llmops unmark"
@@ -97,7 +100,9 @@ class ControlTokens:
         self._tokens = dict(tokens)
         self._ids = frozenset(tokens.values())
         self._pattern = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
-        self._beginnings = frozenset(text[:n] for text in tokens for n in range(_SHORTEST_BEGINNING, len(text)))
+        self._beginnings = frozenset(
+            text[:n] for text in tokens for n in range(_SHORTEST_BEGINNING, min(len(text), _LONGEST_BEGINNING + 1))
+        )
         self._mark, self._alias = _random_mark(), _random_mark()
         self._ids_as_text = {text: _encode_as_text(tokenizer, text) for text in tokens}
         tokenizer.add_special_tokens([AddedToken(self._alias, special=True, normalized=False)])
@@ -111,7 +116,7 @@ class ControlTokens:
         A beginning of a control token at the end of the text is marked too.
         """
         marked = self._pattern.sub(lambda found: self._mark + found[0], text)
-        for size in range(min(64, len(marked)), _SHORTEST_BEGINNING - 1, -1):
+        for size in range(min(_LONGEST_BEGINNING, len(marked)), _SHORTEST_BEGINNING - 1, -1):
             if marked[-size:] in self._beginnings and not marked[:-size].endswith(self._mark):
                 return marked[:-size] + self._mark + marked[-size:]
         return marked

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmops.build.environment import installed_version
-from llmops.cache import cache_dir
+from llmops.cache import cache_dir, check_own_folders
 from llmops.distribution import missing_extra
-from llmops.errors import MissingDependencyError
+from llmops.errors import MissingDependencyError, ResourceError
 from llmops.model_repository.server.command import LaunchOptions, ServerOptions
 
 CONTAINER_ROOT = Path("/opt/tritonserver")
@@ -193,9 +193,14 @@ def _assemble_backends(root: Path, stub: Path) -> Path:
     backends = cache_dir() / "triton-backends" / key
     target = backends / "python"
     target.mkdir(parents=True, exist_ok=True)
-    for source in [*(root / "backends" / "python").glob("*.*"), stub]:
+    check_own_folders(target, cache_dir())
+    sources = [*(root / "backends" / "python").glob("*.*"), stub]
+    for entry in target.iterdir():
+        if entry.name not in {source.name for source in sources} and not entry.name.startswith("."):
+            raise ResourceError(f"{entry} is not a file of Triton's Python backend; remove it.")
+    for source in sources:
         link = target / source.name
-        if not link.exists():
+        if not link.is_symlink() or link.readlink() != source or not link.exists():
             scratch = target / f".{source.name}.{os.getpid()}"
             scratch.unlink(missing_ok=True)
             scratch.symlink_to(source)

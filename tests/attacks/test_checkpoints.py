@@ -22,6 +22,7 @@ from llmops.build.checkpoint.gguf_header import read_header
 from llmops.build.checkpoint.hub_download import cached_config, fetch_config, fetch_snapshot
 from llmops.build.checkpoint.huggingface_folder import open_folder
 from llmops.build.checkpoint.known_models import bundled_file
+from llmops.build.checkpoint.safetensors_header import read_header as read_safetensors
 from llmops.build.encoder.encoder_checkpoint import BUNDLED
 from llmops.build.job.build_engine import build
 from llmops.build.progress import SilentProgress
@@ -373,6 +374,67 @@ def test_a_tokenizer_that_expands_texts_is_refused(
         try_tokenizer(file, "x")
     with pytest.raises(InputError, match=f"rules of its {part} write up to"):
         TextTokenizer(tmp_path / "t")
+
+
+def test_special_tokens_without_end(tmp_path: Path, tokenizer_dir: Path) -> None:
+    """Before the fix, one token of 60,000 characters took 1.7 GB of each gateway, for all of its beginnings."""
+    shutil.copytree(tokenizer_dir, tmp_path / "t")
+    file = tmp_path / "t/tokenizer.json"
+    spec = json.loads(file.read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    spec["added_tokens"].append({"id": 9999, "content": f"<|{'a' * 60_000}|>", "special": True, **flags})
+    file.write_text(json.dumps(spec))
+    tokenizer = TextTokenizer(tmp_path / "t")
+    memory, seconds = growth(tokenizer.keep_controls_apart)
+    assert memory < 96
+    assert seconds < 5
+
+
+def test_a_tokenizer_that_adds_many_tokens_is_refused(tmp_path: Path, tokenizer_dir: Path) -> None:
+    """Before the fix, a file of 64 KB made 900,000 tokens of each text, and held a gateway up for 1.5 s."""
+    shutil.copytree(tokenizer_dir, tmp_path / "t")
+    file = tmp_path / "t/tokenizer.json"
+    own, text = {"SpecialToken": {"id": "e", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    pair = [text, {"Sequence": {"id": "B", "type_id": 1}}]
+    template = {"type": "TemplateProcessing", "single": [*[own] * 300, text], "pair": pair}
+    template["special_tokens"] = {"e": {"id": "e", "ids": [0] * 3000, "tokens": ["e"] * 3000}}
+    chain = {"type": "Sequence", "processors": [template]}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "post_processor": chain}))
+    with pytest.raises(CheckpointError, match="adds 900,000 special tokens"):
+        try_tokenizer(file, "x")
+    with pytest.raises(InputError, match="adds 900,000 special tokens"):
+        TextTokenizer(tmp_path / "t")
+
+
+def test_the_tokenizer_of_an_encoder_is_tried_too(tmp_path: Path) -> None:
+    """Before the fix, only those of models that generate were."""
+    folder = tmp_path / "encoder"
+    shutil.copytree(bundled_file("minilm", BUNDLED["minilm"], "model.safetensors").parent, folder)
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": _broken_map()["normalizer"]}))
+    with pytest.raises(CheckpointError, match=r"tokenizer of .* is damaged"):
+        build(BuildSpec(str(folder), tmp_path / "engine"), SilentProgress())
+
+
+def test_a_tensor_of_many_dimensions(tmp_path: Path) -> None:
+    """Before the fix, the product of 400,000 sizes took minutes."""
+    entry = {"a": {"dtype": "F32", "shape": [2**60 - 1] * scaled(200_000, 400_000), "data_offsets": [0, 4]}}
+    raw = json.dumps(entry).encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw)
+    with pytest.raises(CheckpointError, match="at most 16 are read"):
+        read_safetensors(path, "a.safetensors")
+    memory, seconds = growth(lambda: read_safetensors(path, "a.safetensors"))
+    assert memory < 96
+    assert seconds < 5
+
+
+def test_an_architecture_that_is_a_book(folder: Path) -> None:
+    """Before the fix, the search for a similar name took 260 MB."""
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["LlamaForCausalLM" * 450_000]}))
+    memory, seconds = growth(lambda: open_folder(folder, "x", weights=False))
+    assert memory < 96
+    assert seconds < 5
 
 
 def test_modules_in_a_checkpoint_are_not_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

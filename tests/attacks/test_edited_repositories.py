@@ -19,9 +19,10 @@ from click.testing import CliRunner
 
 from llmops.build.trtllm.container_images import bind_mount
 from llmops.cli.main import cli
-from llmops.errors import InputError
+from llmops.errors import InputError, ResourceError
 from llmops.model_repository.repository.manifest import RepositoryManifest
 from llmops.model_repository.repository.validation import check_repository, check_unedited
+from llmops.model_repository.server.installation import find_installation
 
 ENGINE = "smollm2-tensorrt_llm"
 
@@ -153,6 +154,28 @@ def test_a_repository_in_a_folder_that_every_user_may_write_is_refused_where_ask
     # of a sticky folder, users may only rename what is theirs
     open_folder.chmod(0o1777)
     assert check_unedited(place, marker, strict=True) == ""
+
+
+@pytest.mark.parametrize("name", ["triton_python_backend_utils.py", "sitecustomize.py", ""])
+def test_a_backend_that_another_user_put_into_the_cache_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Before the fix, a server ran the files that lay in a cache folder which every user may write."""
+    monkeypatch.setenv("LLMOPS_CACHE", str(tmp_path / "cache"))
+    backends = find_installation().backends / "python"
+    links = {link: link.readlink() for link in backends.iterdir()}
+    if not name:
+        backends.parent.chmod(0o777)
+    else:
+        (backends / name).unlink(missing_ok=True)
+        (backends / name).write_text("print('not ours')\n")
+    if backends / name in links:
+        find_installation()
+    else:
+        with pytest.raises(ResourceError, match=r"yours alone|not a file of"):
+            find_installation()
+        return
+    assert {link: link.readlink() for link in backends.iterdir()} == links
 
 
 @pytest.mark.parametrize("name", ["a,b", 'a"b', "a,readonly=false"])

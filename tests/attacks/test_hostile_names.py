@@ -68,6 +68,14 @@ def test_an_engine_names_no_architecture_that_a_terminal_obeys() -> None:
         EngineManifest.model_validate({**engine, "architecture": "Llama\x1b]0;owned\x07"})
 
 
+def test_an_engine_has_no_batch_that_fills_the_memory() -> None:
+    """Before the fix, a server of a batch of 2**27 grew by 200 MB a second without an end."""
+    engine = json.loads((Path(__file__).parents[1] / "build/data/engines/tensorrt.json").read_text())
+    limits = {**engine["limits"], "max_batch_size": 1 << 27}
+    with pytest.raises(ValidationError, match="max_batch_size"):
+        EngineManifest.model_validate({**engine, "limits": limits})
+
+
 @pytest.mark.parametrize("change", [{"properties": {"CACHE_DIR": "/srv"}}, {"device": "AUTO:/tmp/x.so"}], ids=str)
 def test_an_engine_chooses_no_folder_into_which_the_server_writes(change: dict[str, object]) -> None:
     """Before the fix, Triton wrote 539 MB into the folder of CACHE_DIR."""
