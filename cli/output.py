@@ -27,19 +27,23 @@ if TYPE_CHECKING:
 
 
 def console(*, stderr: bool = False, **more: Any) -> Console:
-    """Return a console of the terminal. With NO_COLOR it has no colours and no other styling."""
+    """Return a console of the terminal, on which no text is markup: names of others may look like it.
+
+    With NO_COLOR it has no colours and no other styling.
+    """
     from rich.console import Console
 
-    return Console(stderr=stderr, color_system=None if os.environ.get("NO_COLOR") else "auto", **more)
+    colours = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(stderr=stderr, color_system=colours, markup=False, **more)
 
 
-def table_console(piped: int, *, markup: bool = True) -> Console:
+def table_console(piped: int) -> Console:
     """Return a console on standard output.
 
     In a pipe it is `piped` characters wide, because a truncated line would go unnoticed.
     """
     has_none = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return console(highlight=False, markup=markup, width=piped if has_none else None)
+    return console(highlight=False, width=piped if has_none else None)
 
 
 #: Width of a table in a pipe, which has no width of its own. A truncated name would be useless.
@@ -66,7 +70,8 @@ def print_table(
     from rich.cells import cell_len
     from rich.table import Table
 
-    console = table_console(PIPED_WIDTH, markup=False)
+    console = table_console(PIPED_WIDTH)
+    columns = [escape_unsafe(name) for name in columns]
     rows = [[escape_unsafe(cell) for cell in row] for row in rows]
     kept = columns if console.width >= MIN_WIDE_WIDTH else columns[:narrow]
     rows = [row[: len(kept)] for row in rows]

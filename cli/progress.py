@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from llmops.build.progress import Progress
-from llmops.cli.output import console
+from llmops.cli.output import MAX_LINE_LENGTH, console
+from llmops.untrusted_text import escape_unsafe
 
 
 def make_progress() -> Progress:
@@ -30,10 +31,10 @@ class PlainProgress:
     def advance(self, amount: float = 1) -> None: ...
 
     def warn(self, sentence: str) -> None:
-        print(f"Warning: {sentence}", file=self.stream, flush=True)
+        self.note(f"Warning: {sentence}")
 
     def note(self, sentence: str) -> None:
-        print(sentence, file=self.stream, flush=True)
+        print(escape_unsafe(sentence, MAX_LINE_LENGTH), file=self.stream, flush=True)
 
 
 class RichProgress:
@@ -74,7 +75,9 @@ class RichProgress:
         self._advance(amount)
 
     def warn(self, sentence: str) -> None:
-        self.console.print(f"[yellow]Warning:[/yellow] {sentence}", highlight=False)
+        self.console.print("Warning:", style="yellow", end=" ")
+        self.note(sentence)
 
     def note(self, sentence: str) -> None:
-        self.console.print(sentence, highlight=False)
+        # a sentence may hold a name of a checkpoint, which is no markup either
+        self.console.print(escape_unsafe(sentence, MAX_LINE_LENGTH), highlight=False, markup=False)

@@ -14,6 +14,8 @@ from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.accounts.param_types import DURATION, typed_values
 from llmops.cli.options import OutputFile
 from llmops.cli.output import format_timestamp, print_fields, print_json, print_line, print_table
+from llmops.errors import ServerError
+from llmops.input_files import MALFORMED
 
 if TYPE_CHECKING:
     from llmops.control.rollouts.schemas import RolloutRead, VersionRead
@@ -137,7 +139,12 @@ def status(model: str | None, admin: AdminClient, as_json: bool) -> None:
     elif not latest:
         click.echo("No roll-outs. Start one: llmops rollout start MODEL --to ENGINE", err=True)
     for rollout in () if as_json else latest.values():
-        _print_status(rollout)
+        try:
+            _print_status(rollout)
+        except MALFORMED as error:
+            raise ServerError(
+                "The server's verdict has another form than this llmops knows; use its version."
+            ) from error
 
 
 def _action(name: str, event: str, text: str) -> click.Command:
@@ -312,7 +319,7 @@ def _print_status(rollout: RolloutRead) -> None:
         print_fields([("next", following.format(**vars(rollout)))])
     click.echo()
     rows = [
-        [one.name, f"{one.weight:g} %", "█" * round(one.weight / 5), one.state, _places(rollout, one)]
+        [one.name, f"{one.weight:g} %", "█" * min(round(one.weight / 5), 20), one.state, _places(rollout, one)]
         for one in rollout.versions
         if one.state != "retired" or one.name in (rollout.stable, rollout.candidate)
     ]

@@ -15,6 +15,7 @@ import click
 
 from llmops.cli.openai_client import ChatClient, embed_texts
 from llmops.cli.options import training_options
+from llmops.cli.output import print_line
 from llmops.errors import InputError, LlmopsError, ServerError
 from llmops.input_files import MALFORMED
 
@@ -147,7 +148,7 @@ def redteam(url: str, model: str, listed: Path | None, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps({"text": prompt.text, "category": prompt.category, "outcome": outcome}))
         else:
-            click.echo(f"{outcome:<10} {prompt.category or 'clean':<18} {prompt.text[:70]}")
+            print_line(f"{outcome:<10} {prompt.category or 'clean':<18} {prompt.text[:70]}")
     total = sum(bool(one.category) for one in prompts)
     click.echo(f"{total - answered} of {total} adversarial prompts were refused or cut.", err=as_json)
     if answered:

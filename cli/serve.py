@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from llmops.cli.options import Duration, reject_options, serving_option
+from llmops.cli.output import print_line
 from llmops.connection_errors import check_url
 from llmops.errors import InputError, ServerError
 
@@ -177,7 +178,7 @@ def command(
             if not budget.take(time.monotonic()):
                 cause = "see the log above for the cause that the ends have in common."
                 raise ServerError(f"{error} {budget.spent_message}: {cause}") from error
-            click.echo(f"{error} Starting it again.", err=True)
+            print_line(f"{error} Starting it again.", err=True)
 
 
 def _check_export_options(export: str | None) -> None:

@@ -75,7 +75,7 @@ async def _once(sources: GatewayPoller, interval: float, as_json: bool, view: Vi
 async def _again_and_again(sources: GatewayPoller, interval: float, as_json: bool, view: ViewOptions) -> None:
     from llmops.cli.monitor.terminal import poll_forever, show_live
 
-    console = table_console(PIPED_WIDTH, markup=False)
+    console = table_console(PIPED_WIDTH)
     if console.is_terminal and not console.is_dumb_terminal and not as_json:
         await show_live(sources, view, interval, console)
         return
@@ -93,5 +93,5 @@ def _print(board: FleetSnapshot, as_json: bool, view: ViewOptions) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         click.echo(json.dumps({"at": now, **asdict(board)}, ensure_ascii=False))
         return
-    console = table_console(PIPED_WIDTH, markup=False)
+    console = table_console(PIPED_WIDTH)
     console.print(render_screen(board, view, console.width))

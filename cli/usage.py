@@ -73,7 +73,7 @@ def command(
         writer.writeheader()
         for line in report.lines:
             writer.writerow(
-                {name: escape_unsafe(cell) if isinstance(cell, str) else cell for name, cell in line.data().items()}
+                {name: _csv_text(cell) if isinstance(cell, str) else cell for name, cell in line.data().items()}
             )
     else:
         _print_report(report, groups)
@@ -118,6 +118,11 @@ def dead_letters(limit: int, admin: AdminClient, as_json: bool) -> None:
     )
     columns = ("last", "reason", "source", "signed", "count")
     print_results(letters, as_json, "All usage events could be billed.", columns, _dead_letter_row, ("count",))
+
+
+def _csv_text(text: str) -> str:
+    """Return a text that a spreadsheet shows: users choose their address, which may be a formula."""
+    return escape_unsafe(f"'{text}" if text.startswith(("=", "+", "-", "@")) else text)
 
 
 def _dead_letter_row(one: DeadLetterRead) -> list[str]:

@@ -99,6 +99,8 @@ class ResponseRecorder:
     def _delta(self, delta: dict[str, Any]) -> bool:
         text = delta.get("content") or delta.get("text")
         if text:
+            if not isinstance(text, str):
+                raise ValueError("the text of a delta is no text")
             if self._request.keep_text:
                 self._text.append(text)
             return True

@@ -9,6 +9,7 @@ from rich.table import Table
 from llmops.perf.report.document import Document
 from llmops.perf.report.rate_intervals import rate_interval
 from llmops.perf.report.summary import LATENCIES, PERCENTILES, Distribution
+from llmops.perf.report.terminal import warning_line
 
 RATES = (
     ("requests_per_second", "Requests/s"),
@@ -94,9 +95,9 @@ def show_comparison(first: Document, second: Document, console: Console) -> None
     """Print the differing options and the table. Runs with different loads get no verdicts."""
     different = differing_options(first, second)
     for text in different:
-        console.print(f"[yellow]![/] Different load – {text}", highlight=False)
+        console.print(warning_line(f"Different load – {text}"))
     if first.machine != second.machine:
-        console.print("[yellow]![/] The load generators ran on different machines.")
+        console.print(warning_line("The load generators ran on different machines."))
     console.print(_table(first, second, verdicts=not different))
     console.print(
         f"“same”: less than {100 * MIN_CHANGE:g} % apart, or the 95 % confidence intervals touch; "

@@ -8,15 +8,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from llmops import __version__
-from llmops.errors import InputError
+from llmops.errors import InputError, first_validation_error
 from llmops.input_files import MAX_LIST_BYTES, read_json
 from llmops.output_files import write_text
 from llmops.perf.load.objectives import missed_objectives, parse_objective
 from llmops.perf.load.sweep import SweepStep
-from llmops.perf.report.summary import LATENCIES, Distribution, Summary
+from llmops.perf.report.summary import Summary
+from llmops.untrusted_text import escape_unsafe
 
 FORMAT = "llmops-bench/1"
+_FIELDS = ("options", "machine", "summary", "sweep", "records", "origin", "created")
 
 
 @dataclass
@@ -64,13 +68,21 @@ def read_document(path: Path) -> Document:
         raise InputError(f"{path} is not JSON ({error}); name a file that `llmops bench --json FILE` wrote.") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise InputError(f"{path} is not a report of `llmops bench --json` ({FORMAT}); name one that is.")
-    figures: dict[str, Any] = {k: _distribution(v) if k in LATENCIES else v for k, v in data["summary"].items()}
-    rest = {name: data[name] for name in ("options", "machine", "records", "origin", "created")}
-    return Document(summary=Summary(**figures), sweep=[SweepStep(**step) for step in data["sweep"]], **rest)
+    try:
+        shown = {name: _shown(data[name]) for name in _FIELDS if name not in ("records", "origin")}
+        return TypeAdapter(Document).validate_python({**shown, "records": data["records"], "origin": data["origin"]})
+    except (ValidationError, KeyError) as error:
+        problem = first_validation_error(error) if isinstance(error, ValidationError) else f"it has no {error}"
+        raise InputError(f"{path} is a damaged report ({problem}); name a file as `llmops bench` wrote it.") from error
 
 
-def _distribution(value: dict[str, Any] | None) -> Distribution | None:
-    return None if value is None else Distribution(**value)
+def _shown(value: Any) -> Any:
+    """Return a value of a report, which others may have written, with its texts as they can be printed."""
+    if isinstance(value, str):
+        return escape_unsafe(value)
+    if isinstance(value, dict):
+        return {escape_unsafe(str(name)): _shown(one) for name, one in value.items()}
+    return [_shown(one) for one in value] if isinstance(value, list) else value
 
 
 def machine() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from rich.box import SIMPLE, SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from llmops.perf.report.document import Document
 from llmops.perf.report.run_warnings import list_warnings
@@ -17,7 +18,12 @@ def show(document: Document, console: Console) -> None:
     if document.sweep:
         console.print(_sweep(document))
     for note in list_warnings(document):
-        console.print(f"[yellow]![/] {note}", highlight=False)
+        console.print(warning_line(note))
+
+
+def warning_line(text: str) -> Text:
+    """Return a line that begins with a coloured mark."""
+    return Text.assemble(("! ", "yellow"), text)
 
 
 def _latencies(summary: Summary) -> Table:

@@ -1,8 +1,8 @@
 """The interface of workloads, which yield sessions, which yield requests; and tool definitions."""
 
-import json
 from typing import Any, Protocol
 
+from llmops.input_files import parse_json
 from llmops.perf.records import Record, Request
 
 
@@ -69,7 +69,7 @@ def is_valid_call(name: str, arguments: str, tools: list[dict[str, Any]]) -> boo
     if name not in by_name:
         return False
     try:
-        value = json.loads(arguments or "{}")
+        value = parse_json(arguments or "{}")
     except ValueError:
         return False
     return isinstance(value, dict) and all(key in value for key in by_name[name].get("required", ()))

@@ -120,9 +120,42 @@ TYPES = [
 ]
 
 
+BENCH = "bench URL/v1 -n 3 --warmup 0 --turns 2 --timeout 5s"
+WORDS = events({"choices": [{"delta": {"content": 5}}]})
+CALL = {"index": 0, "function": {"name": "get_weather", "arguments": "[" * 100_000}}
+CALLS = events({"choices": [{"delta": {"tool_calls": [CALL]}}]})
+NOW = "2026-11-26T00:00:00Z"
+VERSION = {"name": f"v1{ESCAPE}", "engine": "", "replicas": [], "weight": 1e12, "state": "active"}
+ROLLOUT = {
+    "id": "1",
+    "model": "m",
+    "stable": VERSION["name"],
+    "candidate": "v2",
+    "state": "shifting",
+    "percent": 5,
+    "reason": "",
+    "started_at": NOW,
+    "changed_at": NOW,
+    "open": True,
+    "settings": {},
+    "versions": [VERSION],
+}
+ROW = {"metric": "ttft", "stable": 1.0, "canary": 2.0, "unit": "s", "state": "ok", "note": ""}
+
+
+def rollout_with(**verdict: object) -> Answer:
+    return lambda one: reply(one, json.dumps([{**ROLLOUT, "verdict": verdict}]).encode())
+
+
 @pytest.mark.parametrize(
     ("command", "answer", "message"),
     [
+        # before the fixes, these hung for ever, lost the run, printed the escapes, or ended with tracebacks
+        (BENCH, with_models(lambda one: reply(one, WORDS, "text/event-stream")), "Error protocol"),
+        (f"{BENCH} --tools 1", with_models(lambda one: reply(one, CALLS, "text/event-stream")), "0 of them valid"),
+        (BENCH, with_models(lambda one: reply(one, b'{"error": {"code": "[/x]"}}', status=429)), "http_429 [/x]"),
+        ("rollout status m --url URL", rollout_with(decision="a", reason="b", rows=[ROW]), "v1\\x1b]0"),
+        ("rollout status m --url URL", rollout_with(decision="a", reason="b", rows=[{}]), "verdict has another form"),
         (KEY, endless, "sends more than 32 MiB in one response"),
         (CHAT, endless, "sends more than 32 MiB in one response"),
         (CHAT, with_models(lambda one: endless(one, "text/event-stream", b"data: ")), "more than 4 MiB in one line"),

