@@ -3,18 +3,12 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Any, Self, cast
 
 from llmops.gateway.errors import ApiError, EngineError
-from llmops.gateway.interfaces import (
-    Engine,
-    EngineRequest,
-    Failover,
-    SchedulingParams,
-    TokenBatch,
-    TokenStream,
-)
+from llmops.gateway.interfaces import Engine, EngineRequest, SchedulingParams, TokenBatch, TokenSink, TokenStream
 from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
 
 FAULTS = ("slow", "errors", "scrambled", "language", "quality")
@@ -51,7 +45,7 @@ class FaultyEngine(Engine):
             vocabulary = next(iter(self._pool.replicas.values())).model.card.vocab_size
             request = replace(request, input_ids=[*_misread(request.input_ids, vocabulary)])
         stream = await self._pool.open(request)
-        return FaultyStream(stream, self._fault, request.end_ids, self._pool)
+        return cast(TokenStream, FaultyStream(stream, self._fault, request.end_ids, self._pool))
 
 
 def _misread(ids: Sequence[int], vocabulary: int) -> Iterator[int]:
@@ -60,8 +54,8 @@ def _misread(ids: Sequence[int], vocabulary: int) -> Iterator[int]:
         yield FIRST_TEXT_TOKEN + (token + 1) % (vocabulary - FIRST_TEXT_TOKEN) if is_changed else token
 
 
-class FaultyStream(TokenStream):
-    """The tokens of a request, with a fault. The reader gets all batches."""
+class FaultyStream:
+    """The tokens of a request, with a fault. Everything else is that of the stream."""
 
     def __init__(self, stream: TokenStream, fault: str, end_ids: Collection[int], pool: ReplicaPool) -> None:
         self._stream = stream
@@ -72,39 +66,14 @@ class FaultyStream(TokenStream):
         self._thai = itertools.cycle(thai)
         self._last = time.perf_counter()
 
-    @property
-    def cached_tokens(self) -> int | None:  # type: ignore[override]
-        return self._stream.cached_tokens
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
-    @property
-    def ended(self) -> Collection[int]:  # type: ignore[override]
-        return self._stream.ended
+    def __aiter__(self) -> Self:
+        return self
 
-    @property
-    def moves(self) -> Sequence[Failover]:  # type: ignore[override]
-        return self._stream.moves
-
-    @property
-    def replica(self) -> str:  # type: ignore[override]
-        return self._stream.replica
-
-    @property
-    def version(self) -> str:  # type: ignore[override]
-        return self._stream.version
-
-    def beginning(self) -> Sequence[int]:
-        return self._stream.beginning()
-
-    @property
-    def splices(self) -> Mapping[str, int]:  # type: ignore[override]
-        return self._stream.splices
-
-    @property
-    def is_failing_over(self) -> bool:  # type: ignore[override]
-        return self._stream.is_failing_over
-
-    def cancel(self) -> None:
-        self._stream.cancel()
+    def attach(self, sink: TokenSink, taken: list[TokenBatch] | None = None) -> None:
+        """Take no sink: the reader gets all batches."""
 
     async def __anext__(self) -> TokenBatch:
         batch = await self._stream.__anext__()

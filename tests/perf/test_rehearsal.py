@@ -47,6 +47,8 @@ def test_the_report_counts_what_a_rollout_must_not_do():
 
 
 class Stream(TokenStream):
+    version, cached_tokens = "canary", 3
+
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
 
@@ -83,6 +85,13 @@ async def test_faults_change_tokens_and_no_lengths():
     assert len(scrambled) == 4
     assert scrambled[-1] == 2
     assert set(scrambled).isdisjoint({500, 501, 502})
+
+
+async def test_everything_but_its_tokens_is_that_of_the_replicas_stream():
+    stream = await FaultyEngine(Pool(), "slow").open(EngineRequest("1", [1], 4, end_ids=(2,)))
+    assert (stream.version, stream.cached_tokens, stream.is_failing_over) == ("canary", 3, False)
+    stream.attach(lambda batch: True)
+    assert [batch.tokens async for batch in stream] == [[500], [501], [502], [2]]
 
 
 async def test_a_version_of_lower_quality_misreads_its_prompts():
