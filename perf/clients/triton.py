@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpc import aio
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from llmops import contract
 from llmops.connection_errors import grpc_call_error
@@ -23,7 +23,6 @@ from llmops.input_files import parse_json
 from llmops.perf.records import Record, Request
 from llmops.untrusted_text import escape_unsafe
 
-SERVICE = "/inference.GRPCInferenceService"
 _OUTPUT_IDS = contract.OUTPUT_IDS.name
 _PUBLIC = {tensor.name: tensor for tensor in contract.ENSEMBLE_INPUTS}
 #: Tokens beyond those that were asked for, after which a server counts as one that never ends.
@@ -63,23 +62,14 @@ class TritonBenchClient:
     def __init__(self, target: TritonTarget) -> None:
         self._target = target
         self._channel = aio.insecure_channel(target.address, options=CHANNEL_OPTIONS)
-        self._stream = self._channel.stream_stream(
-            f"{SERVICE}/ModelStreamInfer",
-            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-        )
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._count = 0
 
     async def read_metadata(self) -> dict[str, Any]:
         """Return the metadata of the engine model (docs/contract.md). Raises ServerError."""
-        call = self._channel.unary_unary(
-            f"{SERVICE}/ModelConfig",
-            request_serializer=service_pb2.ModelConfigRequest.SerializeToString,
-            response_deserializer=service_pb2.ModelConfigResponse.FromString,
-        )
         name = f"{self._target.model}{ENGINE_SUFFIX}"
         try:
-            response = await call(service_pb2.ModelConfigRequest(name=name), timeout=10)
+            response = await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=name), timeout=10)
         except aio.AioRpcError as error:
             raise ServerError(f"Triton at {self._target.address} does not serve {name}: {error.details()}.") from error
         text = response.config.parameters[METADATA_PARAMETER].string_value
@@ -94,7 +84,7 @@ class TritonBenchClient:
     async def send(self, request: Request, start: float | None = None) -> Record:
         message = self._message(request)
         record = Record(start=time.perf_counter() if start is None else start, requested=request.max_tokens)
-        call = self._stream(timeout=self._target.timeout)
+        call = self._stub.ModelStreamInfer(timeout=self._target.timeout)
         try:
             await call.write(message)
             await call.done_writing()
@@ -183,13 +173,9 @@ async def first_model(address: str) -> str:
     Raises ServerError.
     """
     async with aio.insecure_channel(address) as channel:
-        call = channel.unary_unary(
-            f"{SERVICE}/RepositoryIndex",
-            request_serializer=service_pb2.RepositoryIndexRequest.SerializeToString,
-            response_deserializer=service_pb2.RepositoryIndexResponse.FromString,
-        )
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
-            index = await call(service_pb2.RepositoryIndexRequest(ready=True), timeout=10)
+            index = await stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=10)
         except aio.AioRpcError as error:
             raise grpc_call_error(address, error) from error
     names = sorted(m.name.removesuffix(ENGINE_SUFFIX) for m in index.models if m.name.endswith(ENGINE_SUFFIX))

@@ -117,33 +117,22 @@ class Probe:
             **tensors,
         }
         message = self.message({name: value for name, value in given.items() if value is not None}, request_id)
-        call = self.client.start_call()
         result = ProbeResponse()
         try:
-            await call.write(message)
-            await call.done_writing()
-            await self._read(call, result, on_response)
+            await self._send(message, result, on_response)
         except aio.AioRpcError as error:
             result.error = error.details() or error.code().name
-        finally:
-            call.cancel()
         return result
 
     async def stop(self, request_id: str) -> None:
         """Send a request with `stop` true, to stop a running one."""
-        call = self.client.start_call()
         tensors = {
             contract.INPUT_IDS.name: [0],
             contract.INPUT_LENGTHS.name: 1,
             contract.REQUEST_OUTPUT_LEN.name: 1,
             contract.STOP.name: True,
         }
-        try:
-            await call.write(self.message(tensors, request_id))
-            await call.done_writing()
-            await self._read(call, ProbeResponse(), None)
-        finally:
-            call.cancel()
+        await self._send(self.message(tensors, request_id), ProbeResponse())
 
     def message(self, tensors: dict[str, Any], request_id: str = "") -> service_pb2.ModelInferRequest:
         message = service_pb2.ModelInferRequest(
@@ -169,6 +158,15 @@ class Probe:
             writer.floats(tensor, value)
         else:
             writer.scalar(tensor, value)
+
+    async def _send(self, message: Any, result: ProbeResponse, on_response: OnResponse | None = None) -> None:
+        call = self.client.start_call()
+        try:
+            await call.write(message)
+            await call.done_writing()
+            await self._read(call, result, on_response)
+        finally:
+            call.cancel()
 
     async def _read(self, call: Any, result: ProbeResponse, on_response: OnResponse | None) -> None:
         for _ in range(MAX_RESPONSES):
