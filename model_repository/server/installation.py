@@ -10,6 +10,7 @@ import ctypes.util
 import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -195,7 +196,12 @@ def _assemble_backends(root: Path, stub: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     check_own_folders(target, cache_dir())
     sources = [*(root / "backends" / "python").glob("*.*"), stub]
+    # what the stub's interpreter compiled at an earlier start, or another user put there; a server
+    # that starts beside this one compiles it again
+    shutil.rmtree(target / "__pycache__", ignore_errors=True)
     for entry in target.iterdir():
+        if entry.name == "__pycache__" and entry.lstat().st_uid == os.getuid():
+            continue
         if entry.name not in {source.name for source in sources} and not entry.name.startswith("."):
             raise ResourceError(f"{entry} is not a file of Triton's Python backend; remove it.")
     for source in sources:

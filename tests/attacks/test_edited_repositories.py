@@ -178,6 +178,18 @@ def test_a_backend_that_another_user_put_into_the_cache_is_not_run(
     assert {link: link.readlink() for link in backends.iterdir()} == links
 
 
+def test_what_was_compiled_in_the_cache_is_neither_run_nor_a_reason_to_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the fix, no server started where one had run before: its stub compiles the backend's module."""
+    monkeypatch.setenv("LLMOPS_CACHE", str(tmp_path / "cache"))
+    compiled = find_installation().backends / "python/__pycache__"
+    compiled.mkdir()
+    (compiled / "triton_python_backend_utils.cpython-311.pyc").write_bytes(b"not ours")
+    find_installation()
+    assert not compiled.exists()
+
+
 @pytest.mark.parametrize("name", ["a,b", 'a"b', "a,readonly=false"])
 def test_dockers_mounts_keep_a_folders_name(name: str) -> None:
     """Before the fix, a comma in a folder's name began another option of the mount."""
