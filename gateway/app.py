@@ -151,7 +151,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     checkpoints = _create_checkpoints(settings)
     if usage is not None and checkpoints is not None:
         usage.find_owners = checkpoints.usage_owners
-    adopting = [check for check in (limits, usage) if check is not None]
+    adopting = [check for check in (authentication, limits, usage) if check is not None]
     conversations = ConversationRoutes(
         settings, service, stored_responses, _price_function(billing), checkpoints, adopting
     )

@@ -420,6 +420,7 @@ class ResumableChats:
             if claimed.times > MAX_TAKEOVERS:
                 raise UnavailableError("The gateways that generated this answer were lost, one after the other.")
             run = await self._continue(run_id, record, begun, checkpoint, context)
+            context.background_task = run.task
             await asyncio.shield(run.task)
         except Exception as error:
             if not isinstance(error, ApiError):

@@ -154,8 +154,13 @@ class Authentication(Check):
             raise ForbiddenError(
                 f"This API key does not have the scope '{scopes[0]}', which {path} asks for; use a key that has it."
             )
-        if caller.key_id and scope.get("method") == "POST":
+        if caller.key_id:
             self._running.enter(context, scope)
+
+    def adopt(self, context: RequestContext) -> None:
+        # its key may be revoked here, too
+        if context.caller.key_id:
+            self._running.enter(context, {})
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
         self._running.leave(context)

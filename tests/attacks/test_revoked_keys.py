@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import time
 
+import httpx
 import pytest
 
 from tests.attacks.harness import Engine, connect, record, scaled
 from tests.support import forked_cli
+from tests.support.servers import Valkey
 from tests.support.waiting import wait_until
 
 #: Seconds after `llmops key revoke --now` within which the key's running answers end.
@@ -23,7 +25,7 @@ def llmops(*arguments: str) -> str:
 
 @pytest.fixture
 def begun(start, programs, tmp_path, card):
-    """A store, a gateway, and for each of two keys a stream that runs for minutes."""
+    """A store, two keys, for each of them a stream that runs for minutes, and their gateway."""
     store = f"sqlite:///{tmp_path}/store.db"
     llmops("tenant", "create", "acme", "--store", store)
     keys = [llmops("key", "create", "--tenant", "acme", "--user", f"{n}@acme.example", "--store", store) for n in "ab"]
@@ -42,7 +44,7 @@ def begun(start, programs, tmp_path, card):
         made.sendall(sent)
         assert made.recv(12) == b"HTTP/1.1 200"
         streams.append(made)
-    return store, keys, streams
+    return store, keys, streams, gateway
 
 
 def ended_after(stream, seconds: float) -> float | None:
@@ -58,8 +60,56 @@ def ended_after(stream, seconds: float) -> float | None:
     return None
 
 
+def in_background(gateway, key: str) -> str:
+    body = {"model": "tiny", "input": "Hello", "max_output_tokens": 200, "background": True}
+    made = httpx.post(f"{gateway.url}/v1/responses", json=body, headers={"authorization": f"Bearer {key}"})
+    return str(made.raise_for_status().json()["id"])
+
+
+def test_a_revoked_key_reads_no_running_answer_of_its_user(begun):
+    """Before the fix, it read on as long as the answer of the user's other key went on."""
+    store, (first, _), _, gateway = begun
+    second = llmops("key", "create", "--tenant", "acme", "--user", "a@acme.example", "--store", store)
+    path = f"/v1/responses/{in_background(gateway, first)}?stream=true"
+    with connect(gateway) as reader:
+        reader.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {second}\r\n\r\n".encode())
+        assert reader.recv(12) == b"HTTP/1.1 200"
+        llmops("key", "revoke", second, "--now", "--store", store)
+        assert ended_after(reader, BOUND) is not None
+
+
+def test_an_answer_that_another_gateway_took_over_ends_with_its_key(start, programs, tmp_path, card):
+    """Before the fix, it went on to its end, and was billed."""
+    store = f"sqlite:///{tmp_path}/store.db"
+    llmops("tenant", "create", "acme", "--store", store)
+    key = llmops("key", "create", "--tenant", "acme", "--user", "a@acme.example", "--store", store)
+    engine = Engine(tmp_path / "engine", card, tokens=2000, seconds_per_token=0.5)
+    programs.callback(engine.stop)
+    shared = {"redis": programs.enter_context(Valkey()).url, "resume": {"lease": "2s"}, "lookups": {"fresh": "3s"}}
+    outbox = {"usage": {"outbox": str(tmp_path / "outbox")}}
+    one, other = (start(engine.address, store=store, **shared, **outbox) for _ in range(2))
+    for gateway in (one, other):
+        gateway.ready()
+    headers, run = {"authorization": f"Bearer {key}"}, in_background(one, key)
+    wait_until(lambda: "msg_" in httpx.get(f"{one.url}/v1/responses/{run}", headers=headers).text, "tokens")
+    one.kill()
+    other.found("(continues after)")
+    llmops("key", "revoke", key, "--now", "--store", store)
+    began = time.monotonic()
+    wait_until(lambda: "its key was revoked with --now" in other.log, "the end of the answer")
+    record(f"ended {time.monotonic() - began:.1f} s after the command")
+    assert time.monotonic() - began < BOUND
+    second = llmops("key", "create", "--tenant", "acme", "--user", "a@acme.example", "--store", store)
+
+    def stored() -> str:
+        again = httpx.get(f"{other.url}/v1/responses/{run}", headers={"authorization": f"Bearer {second}"})
+        return str(again.json()["status"])
+
+    wait_until(lambda: stored() == "cancelled", "what there is of it in the store")
+
+
 def test_running_answers_of_a_revoked_key_go_on_unless_it_is_revoked_now(begun):
-    store, (first, second), (revoked, other) = begun
+    store, (first, second), (revoked, other), _ = begun
     llmops("key", "revoke", second, "--store", store)
     began = time.monotonic()
     llmops("key", "revoke", first, "--now", "--store", store)
