@@ -107,7 +107,12 @@ class BackgroundSaver:
             self._delta += 1
         if run.finish is not None:
             _end(self._builder, run, stored=True)
-            return await self._saver.save(self._entry(running=False), self._new)
+            entry = self._entry(running=False)
+            saved = await self._saver.try_save(entry, self._new)
+            if self._form.response.get("conversation"):
+                # what readers see at last
+                self._form.response["conversation"] = entry.response["conversation"]
+            return saved
         if self._store.shared and not await self._store.put(self._entry(running=True).to_row(), new=False):
             if await self._store.find(run.id, self._owner) is None:
                 run.discard()
@@ -127,6 +132,8 @@ def _end(builder: ResponseBuilder, run: AnswerRun, stored: bool | None = None) -
     if run.finish is None:
         return []
     builder.response["store"] = run.saved if stored is None else stored
+    if "conversation" in builder.response and isinstance(run.format, BackgroundFormat):
+        builder.response["conversation"] = run.format.response["conversation"]
     if run.error is not None:
         return builder.fail(run.error)
     if run.finish == "cancelled":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel
 
 from llmops.gateway.conversations.answer_run import AnswerFormat, AnswerLog, AnswerRun
-from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError, log_detail
+from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError, UnavailableError, log_detail
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta
 from llmops.gateway.http.request_context import RequestContext
@@ -32,6 +32,9 @@ RETENTION_SECONDS, MAX_RETAINED_RUNS = 60.0, 1000
 #: Seconds between two writes of an unfinished answer to the store: what a crash of the gateway
 #: loses.
 SAVE_INTERVAL = 2.0
+#: Seconds for which the end of a response in the background waits for a store that is away: no
+#: client may have seen the response.
+MAX_STORE_OUTAGE = 300.0
 
 
 class AnswerState(NamedTuple):
@@ -106,6 +109,7 @@ class ChatRun(AnswerRun):
         # what was in the log when the checkpoint had a number of bytes
         self._marks: deque[tuple[int, int]] = deque()
         self._offered, self._is_taken_over = False, log is not None
+        self._closing = self._is_store_away = False
         self._writing: asyncio.Task[bool] | None = None
         if checkpoint is not None:
             self._marks.append((checkpoint.size, len(self.log)))
@@ -136,6 +140,7 @@ class ChatRun(AnswerRun):
 
         An answer without a checkpoint in Redis is stopped.
         """
+        self._closing = True
         self._offered = self._checkpoint is not None and self._checkpoint.holds
         self.answer.cancel()
 
@@ -195,6 +200,10 @@ class ChatRun(AnswerRun):
             if self.failure is not None:
                 self.error = self.failure.body()["error"]
             self.saved = await self._stored()
+            deadline = time.monotonic() + MAX_STORE_OUTAGE
+            while self._background and self._is_store_away and not self._closing and time.monotonic() < deadline:
+                await asyncio.sleep(SAVE_INTERVAL)
+                self.saved = await self._stored()
             if self._checkpoint is None or await self._checkpoint.finish(self._encoded_end()):
                 self.over, self.visible = True, len(self.log)
                 if recorder is not None:
@@ -231,12 +240,15 @@ class ChatRun(AnswerRun):
             await asyncio.shield(self._writing)
 
     async def _stored(self) -> bool:
+        was_away, self._is_store_away = self._is_store_away, False
         if self._save is None:
             return False
         try:
             return await self._save(self)
         except ApiError as error:
-            log.warning("The answer %s was not stored: %s", self.id, error.full_message)
+            self._is_store_away = isinstance(error, UnavailableError)
+            if not (was_away and self._is_store_away):
+                log.warning("The answer %s was not stored: %s", self.id, error.full_message)
             return False
 
     def _show(self) -> None:

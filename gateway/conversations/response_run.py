@@ -14,7 +14,7 @@ from llmops.gateway.conversations.event_replay import encode_events
 from llmops.gateway.conversations.items import Item
 from llmops.gateway.conversations.response_builder import Event, ResponseBuilder
 from llmops.gateway.conversations.response_store import ResponseStore, StoredResponse
-from llmops.gateway.errors import ApiError, CancelledStreamError, log_detail
+from llmops.gateway.errors import ApiError, CancelledStreamError, UnavailableError, log_detail
 from llmops.gateway.generation.answer import Answer, ChoiceDelta
 from llmops.gateway.generation.answer_events import AnswerEvents
 from llmops.gateway.http.request_context import RequestContext
@@ -36,29 +36,43 @@ class ResponseSaver:
         """
         self.store, self._add = store, add
 
-    async def save(self, entry: StoredResponse, new: bool = True) -> bool:
-        """Store a response that has ended. Returns False if that was not possible.
+    async def save(self, entry: StoredResponse) -> bool:
+        """Store a response that has ended. Returns False if that was not possible."""
+        try:
+            return await self.try_save(entry)
+        except ApiError as error:
+            log.warning("Response %s was not stored: %s", entry.id, error.full_message)
+            entry.response["conversation"] = None
+            return False
+
+    async def try_save(self, entry: StoredResponse, new: bool = True) -> bool:
+        """Store a response that has ended. Returns False if it is too large.
+
+        A response that cannot be added to its conversation names none any longer.
 
         Args:
             entry: The response.
             new: Insert the response if it is not stored. Otherwise it is only replaced.
+
+        Raises:
+            UnavailableError: The store is away.
         """
         if self._add is not None:
             try:
                 await self._add(entry)
+            except UnavailableError:
+                raise
             except ApiError as error:
                 log.warning("Response %s was not added to its conversation: %s", entry.id, error.full_message)
+                entry.response["conversation"] = None
+            self._add = None
         if self.store is None:
             return True
         row, limit = entry.to_row(), self.store.limits.item_bytes
         if row.size > limit:
             log.warning("Response %s was not stored: it has %d bytes, and at most %d are", row.id, row.size, limit)
             return False
-        try:
-            await self.store.put(row, new=new)
-        except ApiError as error:
-            log.warning("Response %s was not stored: %s", row.id, error.full_message)
-            return False
+        await self.store.put(row, new=new)
         return True
 
 
@@ -66,7 +80,7 @@ class ResponseRun(AnswerEvents):
     """One response, streamed to its client or collected.
 
     However the response ends, it is stored before the client sees its end. If it cannot be stored,
-    its last state says `"store": false`.
+    its last state says `"store": false`, and `"conversation": null` if it is not in its conversation.
     """
 
     def __init__(
@@ -188,12 +202,13 @@ class ResponseRun(AnswerEvents):
             self._tasks.start(self._save(), "response")
 
     async def _save(self) -> bool:
-        """Store the last state if there is one to store. Returns False if it could not be stored."""
+        """Store the last state if there is one to store. Returns False if that changed the state."""
         entry, self._unsaved = self._unsaved, None
-        if entry is None or await asyncio.shield(self._saver.save(entry)):
+        if entry is None:
             return True
-        for event in self._last:
-            if "response" in event:
-                event["response"]["store"] = False
-        self._builder.response["store"] = False
-        return False
+        changes = {} if await asyncio.shield(self._saver.save(entry)) else {"store": False}
+        if self._builder.response.get("conversation") and not entry.response["conversation"]:
+            changes["conversation"] = None
+        for response in (self._builder.response, *(event.get("response", {}) for event in self._last)):
+            response.update(changes)
+        return not changes

@@ -10,7 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
+from llmops.gateway.conversations.response_store import ResponseRecord
+from llmops.gateway.conversations.sql_responses import SqlResponses
+from llmops.gateway.errors import UnavailableError
 from tests.attacks.harness import MIB, Engine, Gateway, Neighbour, record, scaled
+from tests.support.gateway_stack import running
+from tests.support.waiting import eventually
 
 #: Bytes that the gateway may grow by, whatever a client refers to: half of `limits.held_bytes`,
 #: which is counted, and as much again for what is parsed at the moment.
@@ -93,6 +98,55 @@ def test_an_owner_that_stores_much_evicts_nobody_else(engine: Engine, start: Cal
     found = [victim.get(one).status_code for one in kept]
     record(f"{found.count(200)} of {len(found)} responses of the victim are there")
     assert found == [200] * len(kept)
+
+
+async def test_a_response_names_no_conversation_that_lacks_it(card, tokenizer, tmp_path) -> None:
+    """Before the fix, responses named a full conversation, which had none of their turns."""
+    settings = {"store": f"sqlite:///{tmp_path}/store.db", "conversations": {"conversation_bytes": 120}, "open": True}
+    async with running(card, tokenizer, **settings) as stack:
+        stack.say("42")
+        item = {"type": "message", "role": "user", "content": "a" * 110}
+        made = await stack.client.post("/v1/conversations", json={"items": [item]})
+        body = {"model": "tiny", "input": "What is it?", "conversation": made.json()["id"]}
+        whole = (await stack.client.post("/v1/responses", json=body)).json()
+        events = (await stack.client.post("/v1/responses", json={**body, "stream": True})).text
+        last = json.loads(events.rpartition("data: ")[2])["response"]
+        later = (await stack.client.post("/v1/responses", json={**body, "background": True})).json()
+        await eventually(lambda: _is_over(stack.client, later["id"]))
+        for one in (whole, last, later):
+            stored = (await stack.client.get(f"/v1/responses/{one['id']}")).json()
+            assert (stored["conversation"], stored["store"]) == (None, True)
+        assert (whole["conversation"], last["conversation"]) == (None, None)
+
+
+async def test_the_end_of_a_response_in_the_background_outlasts_the_store(
+    card, tokenizer, tmp_path, monkeypatch
+) -> None:
+    """Before the fix, a response that ended while the store was away was billed, and lost: "its gateway is gone"."""
+    monkeypatch.setattr("llmops.gateway.conversations.chat_run.SAVE_INTERVAL", 0.05)
+    put, failures = SqlResponses.put, []
+
+    async def away(self: SqlResponses, row: ResponseRecord, new: bool = True) -> bool:
+        if not row.running and len(failures) < 3:
+            failures.append(row.id)
+            raise UnavailableError("away")
+        return await put(self, row, new)
+
+    monkeypatch.setattr(SqlResponses, "put", away)
+    async with running(card, tokenizer, store=f"sqlite:///{tmp_path}/store.db", open=True) as stack:
+        stack.say("42")
+        body = {"model": "tiny", "input": "What is it?", "background": True}
+        made = (await stack.client.post("/v1/responses", json=body)).json()
+        await eventually(lambda: _is_over(stack.client, made["id"]))
+        await eventually(lambda: len(failures) == 3)
+        stack.server.should_exit = True
+    async with running(card, tokenizer, store=f"sqlite:///{tmp_path}/store.db", open=True) as stack:
+        found = (await stack.client.get(f"/v1/responses/{made['id']}")).json()
+    assert (found["status"], found["output"][0]["content"][0]["text"]) == ("completed", "42")
+
+
+async def _is_over(client: httpx.AsyncClient, response_id: str) -> bool:
+    return (await client.get(f"/v1/responses/{response_id}")).json()["status"] == "completed"
 
 
 def test_unknown_fields_are_not_stored(gateway: Gateway) -> None:
