@@ -36,6 +36,9 @@ MAX_UNREAD_BYTES_TOTAL = 64 * 2**20
 MAX_HEADER_BYTES_TOTAL = 16 * 2**20
 #: The search for connections to close is expensive, so one in this many is closed at once.
 EVICTION_DIVISOR = 64
+#: The place of connections that do not read a response among those to close, behind those whose
+#: `progress` is a number.
+UNREAD = 3
 #: Seconds without another search after one that found no connection to close.
 EVICTION_RETRY_DELAY = 0.1
 
@@ -174,12 +177,13 @@ class ConnectionLimits:
             log.warning("%s%s", message, suffix)
 
     def _make_room(self) -> bool:
-        """Close some of the connections without a complete request.
+        """Close some of the connections without a complete request, or with an unread response.
 
         Returns False if there are none.
 
         Connections that never had a request go first, then idle ones, then those whose request is
-        incomplete; of each kind those of the address with the most connections, the oldest first.
+        incomplete, and at last those that do not read a response; of each kind those of the address
+        with the most connections, the oldest first.
         """
         if monotonic() < self._next_eviction:
             return False
@@ -197,6 +201,8 @@ class ConnectionLimits:
             for connection in same_client:
                 number += 1
                 progress = connection.progress
+                if progress is None and connection in self.unread:
+                    progress = UNREAD
                 if progress is not None:
                     yield progress, -len(same_client), number, connection
 

@@ -97,7 +97,9 @@ class InMemoryLimiter(Limiter):
                 self._held.pop(bound.name, None)
 
     def _forget(self, now: float) -> None:
-        """Drop the records that are full again and have no budget."""
+        """Drop the records that are full again and have no budget. Those in debt take longer than a minute."""
         self._records = {
-            name: record for name, record in self._records.items() if record[0] > now - MINUTE or record[3]
+            name: record
+            for name, record in self._records.items()
+            if record[0] > now - MINUTE or record[3] or min(record[1], record[2]) < 0
         }

@@ -40,6 +40,25 @@ def test_idle_connections_keep_nobody_out(start):
             assert other.seconds
 
 
+def test_unread_answers_keep_nobody_out(start):
+    """Before the fix, three addresses that read nothing kept others out: 152 of 159 requests failed."""
+    limit = scaled(90, 500)
+    gateway = start(limits={"connections": limit})
+    asked = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 100
+    with contextlib.ExitStack() as stack:
+        for number in range(limit):
+            held = stack.enter_context(connect(gateway, f"127.0.1.{number % 3 + 1}", receive_buffer=4096))
+            held.sendall(asked)
+        time.sleep(scaled(1, 5))
+        answers = []
+        for _ in range(20):
+            other = stack.enter_context(connect(gateway, "127.0.0.99"))
+            other.sendall(LIVE)
+            answers.append(other.recv(12))
+        record(f"{answers.count(b'HTTP/1.1 200')} of {len(answers)} answered")
+        assert set(answers) == {b"HTTP/1.1 200"}
+
+
 def test_twenty_thousand_connections(start):
     """More than the limit: the gateway stays small, and others are served."""
     count = scaled(1000, 19_000)

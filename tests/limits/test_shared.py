@@ -262,8 +262,12 @@ def test_callers_that_come_and_go_take_no_memory():
     limiter = InMemoryLimiter(clock)
     debtor = [Limit("debtor", money=100, period=1)]
     limiter.settle(debtor, Settlement(spent=70))
+    tokens = [Limit("with tokens", tokens=1000)]
+    limiter.settle(tokens, Settlement(tokens=10_000))
     for at in range(3 * MAX_RECORDS):
         clock.now += 0.01
         limiter.reserve_now([Limit(f"client {at}", 60)], [LimitRequest(1)])
-    assert len(limiter._records) <= MAX_RECORDS + 1
+    assert len(limiter._records) <= MAX_RECORDS + 2
+    # five minutes repay five thousand of them
+    assert limiter.reserve_now(tokens, [LimitRequest()]).decision.left[0][1] == pytest.approx(-4000)
     assert limiter.reserve_now(debtor, [LimitRequest()]).decision.left[0][3] == 30
