@@ -152,7 +152,11 @@ def _container(role: str, plan: MultiNodePlan) -> dict[str, Any]:
         "image": plan.image,
         "resources": {"limits": {"nvidia.com/gpu": gpus}, "requests": {"nvidia.com/gpu": gpus}},
         # RDMA needs pinned memory
-        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
         "volumeMounts": [
             {"name": "models", "mountPath": str(plan.root), "readOnly": True},
             {"name": "launch", "mountPath": SCRIPTS_DIR},

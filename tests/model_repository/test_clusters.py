@@ -98,6 +98,9 @@ def test_the_leaderworkerset_is_one_pod_per_machine(repository: Path, tmp_path: 
         assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
         assert {mount["name"] for mount in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
         assert container["volumeMounts"][0]["mountPath"] == str(tmp_path)
+        rights = container["securityContext"]
+        assert (rights["allowPrivilegeEscalation"], rights["seccompProfile"]) == (False, {"type": "RuntimeDefault"})
+        assert rights["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     leader, worker = (template[part]["spec"] for part in ("leaderTemplate", "workerTemplate"))
     assert leader["serviceAccountName"] == objects["ServiceAccount"]["metadata"]["name"]
     assert worker["automountServiceAccountToken"] is False
