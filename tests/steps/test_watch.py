@@ -80,7 +80,7 @@ def test_whoever_watches_ends_up_with_what_the_cache_has(data) -> None:
     chunk, kv.MAX_HASHES_PER_MESSAGE = kv.MAX_HASHES_PER_MESSAGE, 5
     try:
         subscription, contents, gateway = watching()
-        held: set[int] = set()
+        held, now = set[int](), 0.0
         names = st.lists(st.integers(0, 2**64 - 1), max_size=6, unique=True)
         for action in data.draw(st.lists(st.sampled_from(["store", "remove", "clear", "send"]), max_size=30)):
             changes = []
@@ -96,13 +96,13 @@ def test_whoever_watches_ends_up_with_what_the_cache_has(data) -> None:
                 changes = [runtime.KvCacheEvent(KV_CLEARED)]
                 held.clear()
             else:
-                subscription.flush(0.0, state_of())
-                subscription.acknowledge(len(gateway.steps), 0.0)
+                subscription.flush(now := now + 1.0, state_of())
+                subscription.acknowledge(len(gateway.steps), now)
             contents.apply(changes)
             subscription.kv_events.add(changes)
         while subscription.kv_events:
-            subscription.flush(0.0, state_of())
-            subscription.acknowledge(len(gateway.steps), 0.0)
+            subscription.flush(now := now + 1.0, state_of())
+            subscription.acknowledge(len(gateway.steps), now)
         assert gateway.names == held == set(contents.hashes())
         assert all(len(step.report.kv_hashes) <= 5 for step in gateway.steps)
     finally:
@@ -122,6 +122,28 @@ def test_a_silent_engine_says_its_state_each_second_and_a_change_at_once() -> No
     subscription.flush(11.11, busy)
     subscription.flush(11.5, busy)
     assert gateway.beats == [idle, busy]
+
+
+def test_changes_of_the_cache_wait_for_tokens_or_a_tenth_of_a_second() -> None:
+    subscription, contents, gateway = watching()
+    subscription.claim(0)
+
+    def step(now: float, name: int, tokens: bool = False) -> None:
+        changes = [runtime.KvCacheEvent(KV_STORED, [name])]
+        contents.apply(changes)
+        subscription.kv_events.add(changes)
+        if tokens:
+            subscription.add(0, 0, [1], [])
+        subscription.flush(now, state_of())
+
+    subscription.flush(9.99, state_of())
+    for at in range(100):
+        step(10.0 + at / 50, at)
+    # two seconds of 50 steps each
+    assert 15 <= len(gateway.steps) - 1 <= 20
+    step(12.0, 100, tokens=True)
+    step(12.01, 101, tokens=True)
+    assert gateway.names == set(range(102))
 
 
 def test_a_state_is_not_kept_for_later_and_comes_while_the_window_is_closed() -> None:

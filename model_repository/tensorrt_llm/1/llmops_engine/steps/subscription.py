@@ -7,6 +7,7 @@ by what the requests may generate.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 #: Seconds between two checks with Triton whether the stream still lives. Each is a round trip
 #: between processes on the engine thread: every 0.05 s they took 1.4 % of its time.
 CANCEL_POLL_INTERVAL = 0.5
-#: Minimum seconds between two messages that carry only a changed state.
+#: Minimum seconds between two messages without tokens, for a changed state or changes of the cache.
 STATE_INTERVAL = 0.1
 #: Seconds between two checks above which this process was held up or a step was long, so that
 #: messages of gateways are still unread.
@@ -128,7 +129,8 @@ class Subscription:
         self._unacknowledged: deque[StepMessage] = deque()
         self._last_state: EngineState | None = None
         # times of time.monotonic(): of the last cancel poll, acknowledgement, check and message
-        self._polled_at = self._acknowledged_at = self._sent_at = 0.0
+        self._polled_at = self._acknowledged_at = 0.0
+        self._sent_at = -math.inf
         self._checked_at: float | None = None
 
     @property
@@ -212,7 +214,9 @@ class Subscription:
             return
         if state is not None:
             state = state._replace(next_slot=self._next_slot)
-        if (self._pending or self.kv_events) and len(self._unacknowledged) < self._window:
+        # a gateway without requests here hears of the cache several times a second, not at each step
+        is_due = self._pending or (self.kv_events and now - self._sent_at >= STATE_INTERVAL)
+        if is_due and len(self._unacknowledged) < self._window:
             self._index += 1
             step = _step_message(self._index, self._pending)
             step.report = self._report(state, step)
