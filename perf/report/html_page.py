@@ -12,8 +12,8 @@ from llmops.perf.options import BenchOptions
 from llmops.perf.report.document import Document
 from llmops.perf.report.plots import plots
 from llmops.perf.report.run_warnings import list_warnings
-from llmops.perf.report.summary import LATENCIES, PERCENTILES, Summary
-from llmops.perf.report.terminal import milliseconds, rates, sweep_rows
+from llmops.perf.report.summary import Summary
+from llmops.perf.report.terminal import LATENCY_COLUMNS, latency_rows, milliseconds, rates, sweep_rows
 
 #: Options that readers of a report do not need.
 UNSAID = {"simulated", "url", "model", "timeout", "verify", "usage", "stream", "seed"}
@@ -33,7 +33,7 @@ def render_page(document: Document) -> str:
         key_figures(_key_figures(document.summary)),
         *(note(text) for text in list_warnings(document)),
         _fleet(document),
-        f"<h2>Latency, ms</h2>{_latencies(document.summary)}",
+        f"<h2>Latency, ms</h2>{data_table(LATENCY_COLUMNS, latency_rows(document.summary))}",
         _sweep(document),
         f'<h2>Plots</h2><div class="plots">{"".join(plot.svg() for plot in plots(document))}</div>',
         f'<div class="pair"><section><h2>Throughput</h2>{key_value_table(rates(document.summary))}</section>',
@@ -74,16 +74,6 @@ def _key_figures(summary: Summary) -> list[tuple[str, str]]:
 
 def _machine(document: Document) -> list[tuple[str, str]]:
     return [(key.replace("_", " "), str(value)) for key, value in document.machine.items()]
-
-
-def _latencies(summary: Summary) -> str:
-    rows = []
-    for key, label in LATENCIES.items():
-        value = getattr(summary, key)
-        if value is not None:
-            figures = (value.mean, value.p50, value.p90, value.p95, value.p99, value.maximum)
-            rows.append([label, *(milliseconds(figure) for figure in figures), f"{value.count:,}"])
-    return data_table(["", "mean", *(f"p{p}" for p in PERCENTILES), "max", "n"], rows)
 
 
 def _sweep(document: Document) -> str:

@@ -1,5 +1,7 @@
 """The report of a run as a table in the terminal."""
 
+from collections.abc import Iterable, Sequence
+
 from rich.box import SIMPLE, SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -9,14 +11,17 @@ from llmops.perf.report.document import Document
 from llmops.perf.report.run_warnings import list_warnings
 from llmops.perf.report.summary import LATENCIES, PERCENTILES, Distribution, Summary
 
+LATENCY_COLUMNS = ("", "mean", *(f"p{p}" for p in PERCENTILES), "max", "n")
+
 
 def show(document: Document, console: Console) -> None:
     """Print latencies, rates and warnings."""
     summary = document.summary
-    console.print(_latencies(summary))
-    console.print(_rates(summary))
+    console.print(figures_table(latency_rows(summary), LATENCY_COLUMNS, "Latency, ms"))
+    console.print(figures_table(rates(summary)))
     if document.sweep:
-        console.print(_sweep(document))
+        columns = ("req/s asked", "achieved", "good", "TTFT p99", "e2e p99", "holds")
+        console.print(figures_table(sweep_rows(document), columns, "Sweep"))
     for note in list_warnings(document):
         console.print(warning_line(note))
 
@@ -26,31 +31,32 @@ def warning_line(text: str) -> Text:
     return Text.assemble(("! ", "yellow"), text)
 
 
-def _latencies(summary: Summary) -> Table:
-    table = Table(title="Latency, ms", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    table.add_column("")
-    for name in ("mean", *(f"p{p}" for p in PERCENTILES), "max", "n"):
-        table.add_column(name, justify="right")
+def figures_table(rows: Iterable[Sequence[str]], columns: Sequence[str] = ("", ""), title: str | None = None) -> Table:
+    """Return a table of figures. A first column without a name has their labels."""
+    has_header = any(columns)
+    box = SIMPLE_HEAD if has_header else SIMPLE
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=has_header, box=box)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number or name else "left")
+    for cells in rows:
+        table.add_row(*cells)
+    return table
+
+
+def latency_rows(summary: Summary) -> list[list[str]]:
+    """Return the cells of each latency under LATENCY_COLUMNS."""
+    rows = []
     for key, label in LATENCIES.items():
         value: Distribution | None = getattr(summary, key)
         if value is not None:
-            cells = (value.mean, value.p50, value.p90, value.p95, value.p99, value.maximum)
-            table.add_row(label, *(milliseconds(cell) for cell in cells), f"{value.count:,}")
-    return table
+            figures = (value.mean, value.p50, value.p90, value.p95, value.p99, value.maximum)
+            rows.append([label, *(milliseconds(figure) for figure in figures), f"{value.count:,}"])
+    return rows
 
 
 def milliseconds(value: float) -> str:
     """Format milliseconds with about four digits: 0.28, 14.03, 538.1, 1,465."""
     return f"{value:,.{0 if value >= 1000 else 1 if value >= 100 else 2}f}"
-
-
-def _rates(summary: Summary) -> Table:
-    table = Table(show_header=False, box=SIMPLE)
-    table.add_column("")
-    table.add_column("", justify="right")
-    for label, value in rates(summary):
-        table.add_row(label, value)
-    return table
 
 
 def rates(summary: Summary) -> list[tuple[str, str]]:
@@ -88,15 +94,6 @@ def generator_cost(summary: Summary) -> str:
     per_token = f", {summary.own_cpu_us_per_token:.1f} µs/token" if summary.own_cpu_us_per_token is not None else ""
     lag = f", late p99 {summary.own_lag_p99_ms:.1f} ms" if summary.own_lag_p99_ms is not None else ""
     return f"{100 * summary.own_cpu_share:.1f} % of a core{per_token}{lag}"
-
-
-def _sweep(document: Document) -> Table:
-    table = Table(title="Sweep", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for name in ("req/s asked", "achieved", "good", "TTFT p99", "e2e p99", "holds"):
-        table.add_column(name, justify="right")
-    for cells in sweep_rows(document):
-        table.add_row(*cells)
-    return table
 
 
 def sweep_rows(document: Document) -> list[list[str]]:

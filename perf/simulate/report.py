@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich.box import SIMPLE, SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from llmops.objectives import Objective
 from llmops.perf.report import terminal
@@ -36,12 +34,7 @@ def document_of(
 
 def show(document: Document, console: Console) -> None:
     terminal.show(document, console)
-    table = Table(title="Fleet", title_justify="left", title_style="bold", show_header=False, box=SIMPLE)
-    table.add_column("")
-    table.add_column("", justify="right")
-    for label, value in fleet_rows(document):
-        table.add_row(label, value)
-    console.print(table)
+    console.print(terminal.figures_table(fleet_rows(document), title="Fleet"))
 
 
 def fleet_rows(document: Document) -> list[tuple[str, str]]:
@@ -87,13 +80,9 @@ def _over_time(scaled: Sequence[Sequence[float]], most: int = 12) -> str:
 
 def show_comparison(documents: Sequence[tuple[str, Document]], console: Console) -> None:
     """Print a column for each policy, all on the same requests."""
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("")
-    for name, _ in documents:
-        table.add_column(name, justify="right")
-    for label, *cells in zip(*[_cells(document) for _, document in documents], strict=True):
-        table.add_row(label[0], label[1], *(cell[1] for cell in cells))
-    console.print(table)
+    figures = zip(*(_cells(document) for _, document in documents), strict=True)
+    rows = [[first[0], first[1], *(cell[1] for cell in others)] for first, *others in figures]
+    console.print(terminal.figures_table(rows, ["", *(name for name, _ in documents)]))
 
 
 def _cells(document: Document) -> list[tuple[str, str]]:
