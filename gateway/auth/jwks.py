@@ -78,13 +78,17 @@ class JwksCache:
         begun = self._begun
         if self._keys is None:
             await asyncio.shield(self._read())
-        elif kid in self._keys and self._clock() - self._read_at >= self._refresh and self._clock() - self._tried_at >= MIN_REFRESH_INTERVAL:
+        elif kid in self._keys and self._is_due():
             self._read()
         if self._keys is None:
             raise UnavailableError("Tokens cannot be checked now; try again.", code="keys_unavailable")
         if not self._knows(kid, begun):
             await self._next_reading(kid, begun)
         return self._keys.get(kid)
+
+    def _is_due(self) -> bool:
+        now = self._clock()
+        return now - self._read_at >= self._refresh and now - self._tried_at >= MIN_REFRESH_INTERVAL
 
     async def _next_reading(self, kid: str | None, begun: int) -> None:
         """Wait for the key, or until keys are read that were asked for after reading number `begun`.

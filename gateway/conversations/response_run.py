@@ -80,7 +80,8 @@ class ResponseRun(AnswerEvents):
     """One response, streamed to its client or collected.
 
     However the response ends, it is stored before the client sees its end. If it cannot be stored,
-    its last state says `"store": false`, and `"conversation": null` if it is not in its conversation.
+    its last state says `"store": false`, and `"conversation": null` if it is not in its
+    conversation.
     """
 
     def __init__(

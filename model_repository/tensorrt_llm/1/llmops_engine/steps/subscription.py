@@ -214,7 +214,7 @@ class Subscription:
             return
         if state is not None:
             state = state._replace(next_slot=self._next_slot)
-        # a gateway without requests here hears of the cache several times a second, not at each step
+        # a gateway without requests here gets changes of the cache ten times a second, not each step
         is_due = self._pending or (self.kv_events and now - self._sent_at >= STATE_INTERVAL)
         if is_due and len(self._unacknowledged) < self._window:
             self._index += 1
