@@ -12,6 +12,7 @@ was not confirmed.
 import logging
 from collections.abc import Iterator
 from importlib.metadata import version
+from itertools import pairwise
 from struct import Struct
 from typing import Any
 
@@ -100,7 +101,11 @@ class SafeRecords:
             if batch.compression_type:
                 return _reject(COMPRESSED, base, end)
             if batch.validate_crc():
-                return ReadBatch(batch, list(batch))
+                records = list(batch)
+                # brokers do not check the offsets of records, the last of which the ledger commits
+                offsets = (base - 1, *(record.offset for record in records), end)
+                if all(one < following for one, following in pairwise(offsets)):
+                    return ReadBatch(batch, records)
         except Exception:  # of the library's C code too, such as SystemError for a negative size
             log.debug("The batch at offset %d cannot be read.", base, exc_info=True)
         return _reject(DAMAGED, base, end)

@@ -16,8 +16,11 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaClient, AIOKafkaProducer, TopicPartition
 from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.record.util import calc_crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -443,6 +446,41 @@ async def test_a_compressed_record_is_never_unpacked(kafka, folder):
 def _peak(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+@pytest.mark.parametrize("deltas", [[2**63 - 1], [-3], [1, 0]])
+async def test_offsets_that_a_writer_gives_records_do_not_stop_the_ledger(kafka, store, url, deltas, caplog):
+    """Before the fix, each such record ended the ledger, with twice the pause of the one before, up to a minute."""
+    sink, honest = KafkaSink(kafka, LedgerSink(url)), [event(seq) for seq in range(4)]
+    await sink.write(honest[:2])
+    async with at_work(kafka, url):
+        await arrived(sink, honest[:2])
+        # the record after two of the gateway
+        await _produce(kafka, [delta - 2 * (delta == 2**63 - 1) for delta in deltas])
+        await sink.write(honest[2:])
+        await arrived(sink, honest)
+    assert "failed" not in caplog.text
+    assert await counts(store) == {"damaged batch": 1}
+    await sink.close()
+
+
+async def _produce(kafka: KafkaSettings, deltas: list[int]) -> None:
+    """Write a batch whose records have these offsets, from its own."""
+    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, MIB)
+    for delta in deltas:
+        builder.append(delta, NOON.second, None, b"x", [])
+    builder.set_producer_state(-1, -1, -1)
+    batch = bytearray(builder.build())
+    # the last offset is what brokers check
+    batch[23:27] = (len(deltas) - 1).to_bytes(4, "big")
+    batch[17:21] = calc_crc32c(bytes(batch[21:])).to_bytes(4, "big")
+    client = AIOKafkaClient(bootstrap_servers=kafka.servers)
+    await client.bootstrap()
+    await client.set_topics([kafka.topic])
+    node = client.cluster.leader_for_partition(TopicPartition(kafka.topic, 0))
+    given = {"transactional_id": None, "required_acks": -1, "timeout": 10_000}
+    await client.send(node, ProduceRequest(**given, topics=[(kafka.topic, [(0, bytes(batch))])]))
+    await client.close()
 
 
 async def test_a_record_is_bounded_before_it_is_parsed(kafka, store, url):
