@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
-
-from llmops.perf.simulate.clock import Clock
 
 #: Relative deviation from the target below which nothing changes, as in the controller.
 TOLERANCE = 0.1
@@ -90,70 +87,3 @@ def _recommend(total: float, target: float, current: int) -> int:
     if current and abs(total / (target * current) - 1) <= TOLERANCE:
         return current
     return math.ceil(total / target)
-
-
-class ScalableFleet(Protocol):
-    """A fleet to scale: replicas by number, of which the first ones run."""
-
-    clock: Clock
-
-    def sums(self) -> Mapping[str, float]:
-        """Return the sums that Prometheus would have.
-
-        They are waiting requests, used shares of KV caches, and requests/s.
-        """
-        ...
-
-    def set_ready(self, number: int) -> None: ...
-
-    def drain(self, number: int) -> None:
-        """Remove a replica. Its answers continue on others."""
-        ...
-
-
-class AutoscaledFleet:
-    """A fleet under an autoscaler that decides every `period`, as long as anything else happens.
-
-    The newest replica is removed first, as in a StatefulSet. `on_change` is called with the time
-    and the new number.
-    """
-
-    def __init__(self, fleet: ScalableFleet, scaling: AutoscalingSpec, on_change: Callable[[float, int], None]) -> None:
-        self._fleet, self._scaling, self._on_change = fleet, scaling, on_change
-        self._autoscaler = Autoscaler(scaling)
-        self._count = scaling.least
-        # starts of each replica, so that one that was removed while it started never becomes ready
-        self._starts = [0] * scaling.most
-
-    def begin(self) -> None:
-        for number in range(self._count, self._scaling.most):
-            self._fleet.drain(number)
-        self._on_change(0.0, self._count)
-        self._again()
-
-    def _again(self) -> None:
-        self._fleet.clock.at(self._fleet.clock.now + self._scaling.period, self._look)
-
-    def _look(self) -> None:
-        clock = self._fleet.clock
-        recommended = self._autoscaler.replicas(clock.now, self._count, self._fleet.sums())
-        if recommended != self._count:
-            for number in range(recommended, self._count):
-                self._starts[number] += 1
-                self._fleet.drain(number)
-            for number in range(self._count, recommended):
-                self._start(number)
-            self._count = recommended
-            self._on_change(clock.now, recommended)
-        if not clock.is_over:
-            self._again()
-
-    def _start(self, number: int) -> None:
-        self._starts[number] += 1
-        start, clock = self._starts[number], self._fleet.clock
-
-        def come() -> None:
-            if self._starts[number] == start:
-                self._fleet.set_ready(number)
-
-        clock.at(clock.now + self._scaling.cold_start, come)

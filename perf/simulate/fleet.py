@@ -17,7 +17,7 @@ from llmops.gateway.routing.admission.degradation import Degradation, Degradatio
 from llmops.gateway.routing.admission.request_queue import POLL_INTERVAL
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
 from llmops.gateway.routing.replicas.gauge_scraper import SCRAPE_INTERVAL
-from llmops.perf.simulate.autoscaler import AutoscaledFleet, AutoscalingSpec
+from llmops.perf.simulate.autoscaler import Autoscaler, AutoscalingSpec
 from llmops.perf.simulate.clock import Clock
 from llmops.perf.simulate.engine import EngineSpec
 from llmops.perf.simulate.gateways import SimulatedGateway
@@ -167,9 +167,7 @@ class SimulatedFleet:
         if self._rollout is not None and self.spec.rollout is not None:
             self.clock.at(self.spec.rollout, self._rollout.start)
         if self.spec.scaling is not None:
-            AutoscaledFleet(
-                self, self.spec.scaling, lambda now, count: self.outcome.scaled.append((now, count))
-            ).begin()
+            AutoscaledFleet(self, self.spec.scaling).begin()
         # a run makes no garbage, and searching for it takes a third of the time
         gc.disable()
         try:
@@ -201,12 +199,6 @@ class SimulatedFleet:
             "kv": sum(1 - view.free_blocks / view.blocks for view in ready),
             "requests": len(self._came) / RATE_SECONDS,
         }
-
-    def set_ready(self, number: int) -> None:
-        self.set(f"replica-{number}", "ready")
-
-    def drain(self, number: int) -> None:
-        self.fail(f"replica-{number}")
 
     def _replica(self, number: int, name: str) -> SimulatedReplica:
         spec = self.spec
@@ -334,3 +326,50 @@ class SimulatedFleet:
         wanted = RoutingRequest(job.known_tokens, answer=job.answer - made, hashes=known)
         job.queued_request = QueuedRequest(job.tenant, wanted, self.clock.now, job.tier, moved=True, payload=job)
         self._gateways[job.gateway].arrive(job)
+
+
+class AutoscaledFleet:
+    """A fleet under an autoscaler that decides every `period`, as long as anything else happens.
+
+    The newest replica is removed first, as in a StatefulSet. Its answers continue on others.
+    """
+
+    def __init__(self, fleet: SimulatedFleet, scaling: AutoscalingSpec) -> None:
+        self._fleet, self._scaling = fleet, scaling
+        self._autoscaler = Autoscaler(scaling)
+        self._count = scaling.least
+        # starts of each replica, so that one that was removed while it started never becomes ready
+        self._starts = [0] * scaling.most
+
+    def begin(self) -> None:
+        for number in range(self._count, self._scaling.most):
+            self._fleet.fail(f"replica-{number}")
+        self._fleet.outcome.scaled.append((0.0, self._count))
+        self._again()
+
+    def _again(self) -> None:
+        self._fleet.clock.at(self._fleet.clock.now + self._scaling.period, self._look)
+
+    def _look(self) -> None:
+        clock = self._fleet.clock
+        recommended = self._autoscaler.replicas(clock.now, self._count, self._fleet.sums())
+        if recommended != self._count:
+            for number in range(recommended, self._count):
+                self._starts[number] += 1
+                self._fleet.fail(f"replica-{number}")
+            for number in range(self._count, recommended):
+                self._start(number)
+            self._count = recommended
+            self._fleet.outcome.scaled.append((clock.now, recommended))
+        if not clock.is_over:
+            self._again()
+
+    def _start(self, number: int) -> None:
+        self._starts[number] += 1
+        start, clock = self._starts[number], self._fleet.clock
+
+        def come() -> None:
+            if self._starts[number] == start:
+                self._fleet.set(f"replica-{number}", "ready")
+
+        clock.at(clock.now + self._scaling.cold_start, come)
