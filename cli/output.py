@@ -33,7 +33,7 @@ def console(*, stderr: bool = False, **more: Any) -> Console:
     """
     from rich.console import Console
 
-    colours = None if os.environ.get("NO_COLOR") else "auto"
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     return Console(stderr=stderr, color_system=colours, markup=False, **more)
 
 

@@ -207,7 +207,7 @@ class ResponseRun(AnswerEvents):
         entry, self._unsaved = self._unsaved, None
         if entry is None:
             return True
-        changes = {} if await asyncio.shield(self._saver.save(entry)) else {"store": False}
+        changes: dict[str, bool | None] = {} if await asyncio.shield(self._saver.save(entry)) else {"store": False}
         if self._builder.response.get("conversation") and not entry.response["conversation"]:
             changes["conversation"] = None
         for response in (self._builder.response, *(event.get("response", {}) for event in self._last)):
