@@ -13,6 +13,7 @@ from typing import TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llmops.background import cancel_tasks
 from llmops.clocks import wait_with_timeout
 from llmops.errors import InputError, LlmopsError
 from llmops.gateway.auth.audit import AuditCount, AuditLog
@@ -55,13 +56,15 @@ _Found = KeyRow | UnavailableError
 class KeyDirectory(Directory):
     """API keys in the store.
 
-    Runs one query at a time; look-ups that arrive meanwhile share the next one.
+    Runs one query for keys at a time; look-ups that arrive meanwhile share the next one. Look-ups
+    of one user of an identity provider share one, too: its tokens may be any number.
     """
 
     def __init__(self, url: str) -> None:
         self._store = LazyStore(url, pool_size=2)
         self._waiting: dict[str, asyncio.Future[_Found | None]] = {}
         self._looking: asyncio.Task[None] | None = None
+        self._members: dict[tuple[str, str, Identity], asyncio.Task[Caller]] = {}
 
     def takes(self, credential: str) -> bool:
         return is_secret(credential)
@@ -88,6 +91,7 @@ class KeyDirectory(Directory):
     async def close(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
+        await cancel_tasks(*self._members.values())
         await self._store.close()
 
     async def member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
@@ -112,7 +116,8 @@ class KeyDirectory(Directory):
             CredentialUnavailableError: The store failed on this user.
         """
         try:
-            return await wait_with_timeout(STORE_TIMEOUT, self._member(tenant, user, identity, scopes, until))
+            found = await self._shared_member(tenant, user, identity)
+            return replace(found, scopes=scopes, until=until)
         except InvalidKeyError:
             raise
         except (SQLAlchemyError, ValueError, TypeError, OverflowError) as error:
@@ -125,7 +130,16 @@ class KeyDirectory(Directory):
         except LlmopsError as error:
             raise keys_unavailable(error.message) from error
 
-    async def _member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
+    async def _shared_member(self, tenant: str, user: str, identity: Identity) -> Caller:
+        key = tenant, user, identity
+        task = self._members.get(key)
+        if task is None:
+            work = wait_with_timeout(STORE_TIMEOUT, self._member(tenant, user, identity))
+            task = self._members[key] = asyncio.create_task(work, name="find-member")
+            task.add_done_callback(lambda _: self._members.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def _member(self, tenant: str, user: str, identity: Identity) -> Caller:
         async with self._store.read() as connection:
             of, known = await find_tenant(connection, tenant), await find_user_by_identity(connection, *identity)
         if of is None or of.deleted_at is not None:
@@ -143,7 +157,7 @@ class KeyDirectory(Directory):
             raise InvalidKeyError(_NOT_A_MEMBER_MESSAGE)
         quotas = _quotas(f"tenant {tenant}", of.limits)
         share = f"{tenant}/{known.id}"
-        return Caller(tenant, known.id, "", share, known.tier, scopes=scopes, quotas=tuple(quotas), until=until)
+        return Caller(tenant, known.id, "", share, known.tier, quotas=tuple(quotas))
 
     async def _row(self, hashed: str) -> KeyRow | None:
         waiting = self._waiting.get(hashed)

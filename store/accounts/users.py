@@ -16,7 +16,8 @@ from llmops.store.tables import identities, users
 from llmops.untrusted_text import escape_unsafe, is_safe_text
 
 DEFAULT_TIER = "free"
-_EMAIL = re.compile(r"[^@\s]+@[^@\s]+")
+#: Without the Kelvin sign, whose lower case is the letter k: its user would be that of kate@x.
+_EMAIL = re.compile(r"[^@\s\u212a]+@[^@\s\u212a]+")
 _COLUMNS = select(users.c.id, users.c.email, users.c.tier, users.c.tenant_id, users.c.created_at)
 
 
@@ -39,9 +40,9 @@ async def ensure_user(
     Raises:
         InputError: The address is invalid, or belongs to a user of another tenant.
     """
-    email = email.lower()
-    if not _EMAIL.fullmatch(email) or len(email) > 255 or not is_safe_text(email):
+    if not _EMAIL.fullmatch(email) or len(email.lower()) > 255 or not is_safe_text(email):
         raise InputError(f"'{escape_unsafe(email)}' is not an e-mail address; write one such as ann@example.com.")
+    email = email.lower()
     values = {"id": str(uuid4()), "email": email, "tier": tier, "tenant_id": tenant_id, "created_at": by.at}
     done = await connection.execute(insert(connection, users).values(values).on_conflict_do_nothing())
     if done.rowcount:
@@ -69,6 +70,8 @@ async def bind_identity(connection: AsyncConnection, user: User, issuer: str, su
         InputError: The user is bound to another subject of this provider: an address can be
             reassigned to another person. Deleting the row of `identities` lets the new person in.
     """
+    # another subject may be bound at this moment
+    await connection.execute(select(users.c.id).where(users.c.id == user.id).with_for_update())
     here = select(identities.c.subject).where(identities.c.user_id == user.id, identities.c.issuer == issuer)
     bound = (await connection.execute(here)).scalars().all()
     if bound and subject not in bound:

@@ -18,17 +18,22 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jwt.algorithms import RSAAlgorithm
+from sqlalchemy import Engine
+from sqlalchemy.event import listen, remove
 from sqlalchemy.exc import DBAPIError
 
 from llmops.gateway.auth import jwks as jwks_module
 from llmops.gateway.auth import keys
 from llmops.gateway.auth.credential_cache import CachedDirectory
+from llmops.gateway.auth.directory import Identity
 from llmops.gateway.auth.jwks import MIN_REFRESH_INTERVAL, JwksCache
 from llmops.gateway.auth.keys import KeyDirectory
 from llmops.gateway.auth.oidc import OidcDirectory
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
+from llmops.gateway.interfaces import Caller
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant, delete_tenant
+from llmops.store.accounts.users import ensure_user
 from llmops.store.audit import AuditContext
 from tests.attacks.harness import MIB, scaled
 from tests.gateway.test_oidc import Issuer
@@ -235,6 +240,46 @@ async def test_a_token_that_no_database_takes_is_no_outage_for_others(issuer, st
         while await outcome(cached, gone) == "caller":
             await asyncio.sleep(0.05)
         assert await outcome(cached, gone) == "refused"
+
+
+async def test_an_address_that_folds_to_another_is_refused(issuer, store, url):
+    """Before the fix, who had the address with a Kelvin sign was the user with the letter k."""
+    async with store.write() as connection:
+        await create_tenant(connection, "acme", Limits(), BY)
+        await ensure_user(connection, "acme", "kate@acme.example", BY)
+    async with tokens_at(issuer, KeyDirectory(url)) as tokens:
+        token = issuer.token(sub="other", email="\u212aate@acme.example")
+        assert await outcome(tokens, token) == "refused"
+
+
+async def test_two_subjects_with_one_address_are_not_one_user(store, url):
+    """Before the fix, PostgreSQL bound both of them to the user in 19 of 20 tries."""
+    async with store.write() as connection:
+        await create_tenant(connection, "acme", Limits(), BY)
+        for number in range(10):
+            await ensure_user(connection, "acme", f"u{number}@acme.example", BY)
+    directory = KeyDirectory(url)
+    for number in range(10):
+        asked = [
+            directory.member("acme", f"u{number}@acme.example", Identity("https://i", sub), frozenset(), 0.0)
+            for sub in (f"a{number}", f"b{number}")
+        ]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(one) for one in found} == {InvalidKeyError, Caller}
+    await directory.close()
+
+
+async def test_a_user_with_many_tokens_holds_up_no_other(issuer, store, url):
+    """Before the fix, 1,500 tokens of one user at once had others' new tokens get 503 for seconds."""
+    statements = []
+    async with store.write() as connection:
+        await create_tenant(connection, "acme", Limits(), BY)
+    async with tokens_at(issuer, KeyDirectory(url)) as tokens:
+        crowd = [issuer.token("ec", "ES256", email="ann@acme.example", jti=str(number)) for number in range(50)]
+        listen(Engine, "before_cursor_execute", note := lambda *given: statements.append(given[2]))
+        assert {await one for one in asyncio.as_completed([outcome(tokens, one) for one in crowd])} == {"caller"}
+        remove(Engine, "before_cursor_execute", note)
+    assert len([one for one in statements if "FROM tenants" in one]) < 5
 
 
 async def test_made_up_keys_do_not_hold_up_the_tokens_of_a_new_key(issuer):
