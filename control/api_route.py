@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, urlencode
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute, APIRouter
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
@@ -93,6 +94,13 @@ def add_routes(app: FastAPI, router: APIRouter) -> None:
     route's path.
     """
     app.router.routes.extend(router.routes)
+
+
+async def json_response(make: Callable[[], BaseModel], exclude_unset: bool = False) -> Response:
+    """Return a response that is made and encoded in a thread: a report can have megabytes."""
+    options = {"by_alias": True, "exclude_unset": exclude_unset}
+    content = await asyncio.to_thread(lambda: make().model_dump_json(**options).encode())
+    return Response(content, media_type="application/json")
 
 
 async def _read_json_object(request: Request) -> bytes:

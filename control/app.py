@@ -29,6 +29,7 @@ from llmops.gateway.auth.authentication import create_authentication, keys_requi
 from llmops.gateway.http.error_handlers import add_exception_handlers
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.server import DrainingServer, bind, tune_garbage_collector, uvicorn_config
+from llmops.gateway.ratelimit.read_limit import ReadLimit
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.web.browser_security import OriginCheck, TrustedHostCheck
 from llmops.gateway.web.pages import add_pages
@@ -120,6 +121,7 @@ def create_app(settings: GatewaySettings, make_jobs: MakeJobs, gateway: str | No
             OriginCheck(),
             *([authentication] if authentication else []),
             TrustedHostCheck(settings.web.hosts),
+            *([ReadLimit(settings.limits.reads_per_second)] if settings.limits.reads_per_second else []),
         ],
     )
     add_exception_handlers(app)

@@ -16,8 +16,9 @@ from uuid import UUID
 
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
 
-from llmops.control.api_route import CurrentCaller, make_router
+from llmops.control.api_route import CurrentCaller, json_response, make_router
 from llmops.control.store_access import SharedStore, StoreOfApp
 from llmops.gateway.errors import ForbiddenError, InvalidRequestError
 from llmops.gateway.http.request_body import FailFastModel
@@ -149,29 +150,31 @@ class _TimeSpan:
     more: bool
 
 
-@router.get("/usage/completions", summary="Show usage by time")
+@router.get("/usage/completions", summary="Show usage by time", response_model=BucketPage)
 async def organization_usage(
     store: StoreOfApp, caller: CurrentCaller, query: Annotated[OrganizationUsageQuery, Query()]
-) -> BucketPage:
+) -> Response:
     tenant = _require_tenant(caller)
     span = _time_span(query, *USAGE_LIMITS[query.bucket_width])
     only = {"key": query.api_key_ids, "user": query.user_ids, "model": query.models}
     # no usage belongs to a batch or a project
     empty = query.batch is True or bool(query.project_ids)
-    sums = [] if empty else await _bucket_sums(store, tenant, span, query.group_by, only)
     batch = False if "batch" in query.group_by else None
-    return _page(span, sums, lambda usage: _usage_result(usage, batch))
+    async with store.in_turn(caller):
+        sums = [] if empty else await _bucket_sums(store, tenant, span, query.group_by, only)
+        return await json_response(lambda: _page(span, sums, lambda usage: _usage_result(usage, batch)))
 
 
-@router.get("/costs", summary="Show costs by day")
+@router.get("/costs", summary="Show costs by day", response_model=BucketPage)
 async def organization_costs(
     store: StoreOfApp, caller: CurrentCaller, query: Annotated[OrganizationCostsQuery, Query()]
-) -> BucketPage:
+) -> Response:
     tenant = _require_tenant(caller)
     span = _time_span(query, *COST_LIMITS)
     only = {"key": query.api_key_ids, "model": query.line_items}
-    sums = [] if query.project_ids else await _bucket_sums(store, tenant, span, query.group_by, only)
-    return _page(span, sums, _costs_result)
+    async with store.in_turn(caller):
+        sums = [] if query.project_ids else await _bucket_sums(store, tenant, span, query.group_by, only)
+        return await json_response(lambda: _page(span, sums, _costs_result))
 
 
 async def _bucket_sums(

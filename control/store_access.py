@@ -3,9 +3,11 @@
 Each process has one shared store, and store errors become HTTP errors.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated
+from weakref import WeakValueDictionary
 
 from fastapi import Depends
 from sqlalchemy import exc
@@ -14,6 +16,7 @@ from starlette.requests import Request
 
 from llmops.errors import DuplicateNameError, InputError, LlmopsError, UnknownResourceError
 from llmops.gateway.errors import ApiError, InvalidRequestError, NotFoundError, UnavailableError
+from llmops.gateway.interfaces import Caller
 from llmops.store.factory import LazyStore
 
 
@@ -49,6 +52,19 @@ class SharedStore(LazyStore):
     Connections raise UnavailableError while the store does not answer. The reason names hosts and
     files, so it is logged and not sent to clients.
     """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def in_turn(self, caller: Caller) -> AsyncIterator[None]:
+        """Wait for the other requests of the caller's tenant in such a block.
+
+        A report can read a million rows: no tenant may take all connections and threads.
+        """
+        async with self._turns.setdefault(caller.tenant_id or caller.share, asyncio.Lock()):
+            yield
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:

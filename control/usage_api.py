@@ -8,10 +8,11 @@ from uuid import UUID
 from fastapi import Query
 from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncConnection
+from starlette.responses import Response
 
-from llmops.control.admin.routes import report_fields
+from llmops.control.admin.routes import read_sums, report_fields
 from llmops.control.admin.schemas import AdminSchema, DateRange, UsageReport
-from llmops.control.api_route import CurrentCaller, make_router
+from llmops.control.api_route import CurrentCaller, json_response, make_router
 from llmops.control.store_access import StoreOfApp, client_errors
 from llmops.gateway.errors import ForbiddenError, InvalidRequestError
 from llmops.gateway.interfaces import Caller
@@ -66,19 +67,23 @@ class CallerUsage(UsageReport):
     budgets: tuple[BudgetStatus, ...]
 
 
-@router.get("/api/usage", summary="Show the caller's own usage", response_model_exclude_unset=True)
+@router.get("/api/usage", summary="Show the caller's own usage", response_model=CallerUsage)
 async def read_own_usage(
     store: StoreOfApp, caller: CurrentCaller, query: Annotated[CallerUsageQuery, Query()]
-) -> CallerUsage:
+) -> Response:
     owner = query.of or ("user" if caller.tenant_id and not caller.key_id else "key")
     _check_permission(owner, query.by, caller)
     now = datetime.now(UTC)
     with client_errors():
         period = DateRange.resolve(query.first, query.last, now)
-    async with store.read() as connection:
-        report = await report_fields(connection, _usage_filter(owner, caller, period), query.by)
-        budgets = await _read_budgets(connection, caller, now)
-    return CallerUsage(period=period, of=owner, budgets=budgets, **report)
+    async with store.in_turn(caller):
+        async with store.read() as connection:
+            total, sums = await read_sums(connection, _usage_filter(owner, caller, period), query.by)
+            budgets = await _read_budgets(connection, caller, now)
+        return await json_response(
+            lambda: CallerUsage(period=period, of=owner, budgets=budgets, **report_fields(total, sums)),
+            exclude_unset=True,
+        )
 
 
 def _check_permission(owner: UsageOwner, groups: Sequence[str], caller: Caller) -> None:

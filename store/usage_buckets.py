@@ -1,5 +1,6 @@
 """Usage of a tenant in buckets of time: days from the totals, hours and minutes from the records."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from llmops.store.tables import SUMMED, tenant_totals, usage_records, usage_totals, users
-from llmops.store.usage_queries import UsageSum, user_belongs_to_tenant
+from llmops.store.usage_queries import MANY_ROWS, UsageSum, user_belongs_to_tenant
 
 DAY = 86_400
 
@@ -71,13 +72,18 @@ async def bucket_sums(
         statement = _sum_days(tenant_id, begins, ends, by, only, columns <= {"model"}, connection.dialect.name)
     else:
         statement = _sum_records(tenant_id, begins, ends, width, by, only)
-    found = []
-    for row in (await connection.execute(statement)).mappings():
-        counted = {name: int(row[name]) for name in SUMMED}
-        found.append(
-            BucketSum(_bucket_start(row["bucket"], width), UsageSum({name: row[name] for name in by}, **counted))
-        )
-    return found
+    rows = (await connection.execute(statement)).mappings().all()
+
+    def sums() -> list[BucketSum]:
+        return [
+            BucketSum(
+                _bucket_start(row["bucket"], width),
+                UsageSum({name: row[name] for name in by}, **{name: int(row[name]) for name in SUMMED}),
+            )
+            for row in rows
+        ]
+
+    return sums() if len(rows) < MANY_ROWS else await asyncio.to_thread(sums)
 
 
 def _sum_days(

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Path, Query
 from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.requests import Request
+from starlette.responses import Response
 
 from llmops.control.admin.reconcile import reconcile
 from llmops.control.admin.schemas import (
@@ -45,7 +46,7 @@ from llmops.control.admin.schemas import (
     to_dollars,
     to_micros,
 )
-from llmops.control.api_route import ControlRoute, add_routes, make_router
+from llmops.control.api_route import ControlRoute, add_routes, json_response, make_router
 from llmops.control.store_access import client_errors
 from llmops.gateway.errors import ForbiddenError
 from llmops.gateway.http.error_handlers import add_exception_handlers
@@ -335,8 +336,8 @@ def _price_read(price: prices.Price, in_force: Mapping[str, prices.Price]) -> Pr
 # -- usage and the audit log
 
 
-@router.get("/usage", summary="Report usage and its cost", response_model_exclude_unset=True)
-async def read_usage(session: Session, query: Annotated[UsageReportQuery, Query()]) -> UsageReport:
+@router.get("/usage", summary="Report usage and its cost", response_model=UsageReport)
+async def read_usage(session: Session, query: Annotated[UsageReportQuery, Query()]) -> Response:
     async with session.read() as connection:
         period = DateRange.resolve(query.first, query.last, session.by.at)
         if query.tenant and await tenants.find_tenant(connection, query.tenant) is None:
@@ -350,7 +351,8 @@ async def read_usage(session: Session, query: Annotated[UsageReportQuery, Query(
             first=period.first,
             last=period.last,
         )
-        return UsageReport(period=period, **await report_fields(connection, usage_filter, query.by))
+        total, sums = await read_sums(connection, usage_filter, query.by)
+    return await json_response(lambda: UsageReport(period=period, **report_fields(total, sums)), exclude_unset=True)
 
 
 @router.post("/usage/reconcile", summary="Compare the ledger with gateways and engines")
@@ -400,15 +402,18 @@ def audit_entry_read(entry: AuditLogEntry) -> AuditEntryRead:
     )
 
 
-async def report_fields(connection: AsyncConnection, usage_filter: UsageFilter, by: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a UsageReport except its period.
-
-    They are totals, and lines for each group of `by`.
-    """
+async def read_sums(
+    connection: AsyncConnection, usage_filter: UsageFilter, by: Sequence[str]
+) -> tuple[UsageSum, Sequence[UsageSum]]:
+    """Return the total of usage, and the sums of each group of `by`."""
     groups = tuple(dict.fromkeys(by))
     (total,) = await sum_usage(connection, usage_filter)
-    sums = await sum_usage(connection, usage_filter, groups) if groups else ()
-    return {**_totals(total), "lines": tuple(_usage_line(one) for one in sums)}
+    return total, await sum_usage(connection, usage_filter, groups) if groups else ()
+
+
+def report_fields(total: UsageSum, sums: Sequence[UsageSum]) -> dict[str, Any]:
+    """Return the fields of a UsageReport except its period."""
+    return {**_totals(total), "lines": tuple(map(_usage_line, sums))}
 
 
 def _totals(usage: UsageSum) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """GET /api/usage, /api/models and OpenAI's organization endpoints, counted against the records themselves."""
 
+import asyncio
 import json
 import random
 from collections import Counter
@@ -10,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from llmops.control import openai_usage, usage_api
 from llmops.gateway.auth.authentication import Authentication
 from llmops.gateway.interfaces import Caller
 from llmops.store.accounts.limits import Budget, Limits
@@ -282,3 +284,39 @@ async def test_what_the_organization_cannot_be_asked(acme):
         assert (await ask("usage/completions", start_time=0, **{"group_by[]": "color"}))[0] == 400
         assert await ask("costs", start_time=0, bucket_width="1h") == (400, "bucket_width")
         assert (await ask("costs", acme.plain, start_time=0))[0] == 403
+
+
+@ONLY_SQLITE
+async def test_reports_of_a_tenant_take_turns_and_keep_no_other_tenant_waiting(url, monkeypatch):
+    (secret, _, _), (other, _, _) = [await make_key(url, tenant) for tenant in ("acme", "zeta")]
+    now, most, allowed = Counter(), Counter(), asyncio.Event()
+
+    def slow(module, name, tenant_of):
+        query = getattr(module, name)
+
+        async def slowly(connection, of, *more):
+            tenant = tenant_of(of)
+            now[tenant] += 1
+            most[tenant] = max(most[tenant], now[tenant])
+            if tenant == "acme":
+                await allowed.wait()
+            now[tenant] -= 1
+            return await query(connection, of, *more)
+
+        monkeypatch.setattr(module, name, slowly)
+
+    slow(usage_api, "read_sums", lambda usage_filter: usage_filter.tenant_id)
+    slow(openai_usage, "bucket_sums", lambda tenant: tenant)
+    paths = (
+        "/api/usage?of=tenant",
+        "/v1/organization/costs?start_time=0",
+        "/v1/organization/usage/completions?start_time=0",
+    )
+    async with control(url) as client:
+        asked = [asyncio.create_task(client.get(path, headers=bearer(secret))) for path in paths * 3]
+        for path in paths:
+            answer = await asyncio.wait_for(client.get(path, headers=bearer(other)), 5)
+            assert answer.status_code == 200
+        allowed.set()
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+    assert most == {"acme": 1, "zeta": 1}
