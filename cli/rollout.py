@@ -56,19 +56,12 @@ def command() -> None:
     "--percent",
     type=click.FloatRange(0, 100, min_open=True),
     default=5,
-    show_default=True,
     help="Percent of the requests in the first step; then 25, 50 and 100.",
 )
 @click.option("--auto", is_flag=True, help="Let the judge move the weights, in both directions.")
 @click.option("--approve", is_flag=True, help="Wait for `promote` after each step that the judge has passed.")
-@click.option("--keep-old", type=DURATION, default="30m", show_default=True, help="Keep the old replicas for so long.")
-@click.option(
-    "--drain-timeout",
-    type=DURATION,
-    default="5m",
-    show_default=True,
-    help="Time for running answers before replicas stop.",
-)
+@click.option("--keep-old", type=DURATION, default="30m", help="Keep the old replicas for so long.")
+@click.option("--drain-timeout", type=DURATION, default="5m", help="Time for running answers before replicas stop.")
 @click.option(
     "--twin",
     is_flag=True,

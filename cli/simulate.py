@@ -66,7 +66,6 @@ CACHE_BLOCK_TOKENS = 128
     "policies",
     metavar="POLICY,…",
     default="cheapest",
-    show_default=True,
     help="How replicas are chosen: cheapest is the gateway's own; least-loaded, power-of-two, affinity, random. "
     f"+{NO_QUEUE} after a name lets requests in at once. Several names are compared on the same requests.",
 )
@@ -97,30 +96,15 @@ CACHE_BLOCK_TOKENS = 128
 @click.option("--bench", type=click.Path(path_type=Path), help="Replay the requests of a `llmops bench --json` file.")
 @click.option("-d", "--duration", type=Duration(), help="How long requests arrive.  [default: 10m; with --day 24h]")
 @click.option(
-    "--skip",
-    type=Duration(zero=True),
-    default="0s",
-    show_default=True,
-    help="Leave this long at the beginning out of the report.",
+    "--skip", type=Duration(zero=True), default="0s", help="Leave this long at the beginning out of the report."
 )
-@click.option("--turns", default="5", show_default=True, help="Turns per conversation, a distribution.")
+@click.option("--turns", default="5", help="Turns per conversation, a distribution.")
 @click.option(
-    "-i",
-    "--input",
-    "input_",
-    default="lognormal:250,0.6",
-    show_default=True,
-    help="Length of a message in tokens, a distribution.",
+    "-i", "--input", "input_", default="lognormal:250,0.6", help="Length of a message in tokens, a distribution."
 )
-@click.option(
-    "-o",
-    "--output",
-    default="lognormal:334,0.6",
-    show_default=True,
-    help="Length of an answer in tokens, a distribution.",
-)
-@click.option("--think-time", type=Duration(zero=True), default="30s", show_default=True, help="Pause between turns.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all that is drawn at random.")
+@click.option("-o", "--output", default="lognormal:334,0.6", help="Length of an answer in tokens, a distribution.")
+@click.option("--think-time", type=Duration(zero=True), default="30s", help="Pause between turns.")
+@click.option("--seed", type=int, default=0, help="Seed of all that is drawn at random.")
 @click.option(
     "--slo",
     multiple=True,
@@ -129,9 +113,7 @@ CACHE_BLOCK_TOKENS = 128
 )
 @click.option("--json", "json_path", type=OutputFile(), help="Write the whole run to this file.")
 @click.option("--html", "html_path", type=OutputFile(), help="Write a page to this file.")
-@click.option(
-    "-j", "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes that share the replicas."
-)
+@click.option("-j", "--jobs", type=click.IntRange(1), default=1, help="Processes that share the replicas.")
 def command(json_path: Path | None, html_path: Path | None, policies: str, **parameters: Any) -> None:
     """Simulate a fleet behind the gateway's own routing, queue and limits.
 
