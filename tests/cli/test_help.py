@@ -53,7 +53,7 @@ def test_help_is_written_in_sentences():
 
 
 def test_no_color_removes_all_styling():
-    script = "from llmops.cli.output import console; console(force_terminal=True).print('[bold red]x[/]')"
+    script = "from llmops.cli.output import console; console(force_terminal=True).print('x', style='bold red')"
     plain, coloured = (
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
                        env={**os.environ, "TERM": "xterm", **more}).stdout
