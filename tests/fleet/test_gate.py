@@ -226,6 +226,16 @@ def test_those_who_are_refused_do_not_all_come_back_at_once() -> None:
     assert 400 <= gate().retry_after(ticket("a"), 1000.0, [view("a")], 0.0) <= 600
 
 
+def test_who_ignores_retry_after_keeps_no_other_away() -> None:
+    """Before the fix, 400 tries a second of one client had others return after an hour, long after its end."""
+    door, now, place = gate(seed=1), 0.0, view("a", prefill_rate=10.0)
+    for now in (number / 400 for number in range(400 * 600)):
+        door.retry_after(ticket("flood", tier="interactive"), 2.0, [place], now)
+    for later in (0.0, 600.0):
+        waits = [door.retry_after(ticket("a", tier="interactive"), 2.0, [place], now + later) for _ in range(20)]
+        assert max(waits) < 60
+
+
 def test_a_full_queue_takes_the_place_of_whoever_has_most() -> None:
     door, views = gate(AdmissionLimits(entries=10, bytes=1000)), [view("a", waiting_tokens=1000)]
     flood = [ticket("flood", arrived=float(number), tier="interactive", bytes=50) for number in range(10)]

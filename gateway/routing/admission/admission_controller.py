@@ -195,13 +195,13 @@ class AdmissionController:
         growth = self._slow_start.growth(now)
         departures = growth * self._throughput.rate(views) / max(self.queue.mean_cost, 1.0)
         rank = self.queue.rank(request)
-        away = sum(clients.update(now) for clients in self._rejected[: rank + 1])
+        away = sum(clients.count(request.tenant, now) for clients in self._rejected[: rank + 1])
         limit = min(self.queue.tier(request).max_wait, request.deadline - request.arrived)
         wait /= growth
         # half: requests also lose their place in a full queue, or wait longer than was predicted
         room = max(wait - limit, wait / 2, MIN_RETRY_AFTER)
         seconds = spread_retry_after(room, away, departures, self._rng)
-        self._rejected[rank].add(seconds)
+        self._rejected[rank].add(request.tenant, now, seconds)
         return seconds
 
     def push(self, request: QueuedRequest, views: Sequence[ReplicaView], now: float) -> list[QueuedRequest]:
