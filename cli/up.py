@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 #: Tokens of the bundled model's answers if a request sets no limit. The model seldom stops by
 #: itself, and 512 tokens take about 20 seconds on two cores.
 DEMO_TOKENS = 512
+CHAT = "chat/completions"
 FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
 
 
@@ -109,19 +110,33 @@ def command(
         click.echo(f"Repository {repository}. Starting Triton ...", err=True)
         stack.start_tritons(repository, replicas)
         stack.start_versions(models, repository.parent / f"{repository.name}-versions")
-        stack.run_gateway(list(models), lambda ready: _announce(ready, time.monotonic() - started))
+        first = next(iter(models.values()))
+        stack.run_gateway(list(models), lambda ready: _announce(ready, first, time.monotonic() - started))
 
 
-def _announce(ready: Ready, seconds: float) -> None:
-    url, model = ready.url, ready.models[0]
+def _announce(ready: Ready, engine: Path, seconds: float) -> None:
+    """Say what runs, with a request that the first model, of this engine folder, can answer."""
+    url, (path, body) = ready.url, _first_request(engine)
     key = " -H 'authorization: Bearer KEY'" if ready.keys_needed else ""
-    body = (
-        f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"What is the capital of France?"}}]}}'
-    )
     click.echo(
         f"\nReady after {seconds:.0f} s: {url}/v1 serves {', '.join(ready.models)}.\n{ready.exposure}\n\nTry it:\n"
     )
-    click.echo(f"  curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' \\\n    -d '{body}'\n")
-    click.echo(
-        f"  {'LLMOPS_API_KEY=KEY ' if key else ''}{llmops_command()} chat --url {url}/v1\n\nCtrl-C ends everything."
-    )
+    text = f'{{"model":"{ready.models[0]}",{body}}}'
+    click.echo(f"  curl -N {url}/v1/{path}{key} -H 'content-type: application/json' \\\n    -d '{text}'\n")
+    if path == CHAT:
+        click.echo(f"  {'LLMOPS_API_KEY=KEY ' if key else ''}{llmops_command()} chat --url {url}/v1\n")
+    click.echo("Ctrl-C ends everything.")
+
+
+def _first_request(engine: Path) -> tuple[str, str]:
+    """Return the path and the fields of a request that an engine can answer."""
+    from llmops.build.engine_folder.manifest import EngineManifest
+    from llmops.build.engine_folder.manifest_extras import CrossEncoderExtra, EncoderExtra
+
+    extra = EngineManifest.load(engine).extra
+    question = "What is the capital of France?"
+    if isinstance(extra, EncoderExtra):
+        return "embeddings", f'"input":"{question}"'
+    if isinstance(extra, CrossEncoderExtra):
+        return "rerank", f'"query":"{question}","documents":["Paris is its capital.","Bread is made of flour."]'
+    return CHAT, f'"stream":true,"messages":[{{"role":"user","content":"{question}"}}]'

@@ -126,7 +126,8 @@ class AutoModel:
                     vectors = await self._embed(head.model, list(missing.values()))
             except (ApiError, TimeoutError) as error:
                 if self._problems.is_new(head.model, type(error).__name__):
-                    log.warning("The embedding model %s of the router does not answer: %s", head.model, error)
+                    reason = str(error) or f"it took more than {1000 * SCORE_TIMEOUT:g} ms"
+                    log.warning("The embedding model %s of the router does not answer: %s", head.model, reason)
                 return None
             self._problems.is_new(head.model, None)
             for key, vector in zip(missing, vectors, strict=True):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from llmops.cli.stack import MAX_RESTARTS, Stack
-from llmops.cli.up import DEMO_TOKENS, command
+from llmops.cli.stack import MAX_RESTARTS, Ready, Stack
+from llmops.cli.up import DEMO_TOKENS, _announce, command
 from llmops.errors import ResourceError, ServerError
 from tests.model_repository.test_launch import echo_repository
 from tests.model_repository.test_multi_gpu import engine, marker
@@ -202,6 +203,16 @@ def test_an_engine_folder_is_served_under_the_given_name(tiny_engine: Path, tmp_
     command.main([str(tiny_engine), "--name", "mine", "--port", "0", "--dir", str(tmp_path)], standalone_mode=False)
     assert served == ["mine"]
     assert next(tmp_path.glob("*-repository/mine/config.pbtxt")).is_file()
+
+
+@pytest.mark.parametrize(("kind", "path"), [("openvino", "chat/completions"), ("encoder", "embeddings")])
+def test_the_request_to_try_is_one_that_the_model_can_answer(kind, path, tmp_path: Path, capsys) -> None:
+    shutil.copy(f"tests/build/data/engines/{kind}.json", tmp_path / "engine.json")
+    _announce(Ready("http://127.0.0.1:9000", ["mine"], "", False), tmp_path, 1.0)
+    shown = capsys.readouterr().out
+    assert f"/v1/{path} " in shown
+    assert ("llmops chat" in shown) == (kind == "openvino")
+    assert json.loads(shown.split("-d '")[1].split("'")[0])["model"] == "mine"
 
 
 # -- Tests of the settings that `llmops up` gives its gateway

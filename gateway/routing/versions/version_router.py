@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class VersionRouter:
-    """Chooses a version for each request, before its prompt is read with the version's tokenizer."""
+    """A router that chooses each request's version, before the version's tokenizer reads the prompt."""
 
     def __init__(self, directory: VersionDirectory, pools: PoolRegistry) -> None:
         self._directory, self._pools = directory, pools
