@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.options import Duration, OutputFile, option_groups, reject_options, reject_other_options
+from llmops.cli.options import ANY_PATH, Duration, OutputFile, option_groups, reject_options, reject_other_options
 from llmops.cli.output import console
 from llmops.cli.service.command_defaults import bench_defaults
 from llmops.cli.service.service_command import file_options, for_each_model
@@ -56,7 +56,7 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
     default="poisson",
     help="With --rate: spacing of requests.",
 )
-@click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
+@click.option("--trace", type=ANY_PATH, help="Replay a JSONL trace (timestamp, input_length, …).")
 @click.option("-n", "--requests", type=click.IntRange(1), help="Sessions to start.  [default: 100]")
 @click.option(
     "-d",
@@ -67,7 +67,7 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
 @click.option("--warmup", type=click.IntRange(0), help="Warm-up sessions, not counted.  [default: one per user]")
 @click.option("-i", "--input", "input_", default="64", help="Prompt tokens, a distribution.")
 @click.option("-o", "--output", default="64", help="Answer tokens, a distribution.")
-@click.option("--prompts", type=click.Path(path_type=Path), help="Your own prompts: JSONL, or lines of text.")
+@click.option("--prompts", type=ANY_PATH, help="Your own prompts: JSONL, or lines of text.")
 @click.option("--prefix-tokens", type=click.IntRange(0), default=0, help="Tokens of a shared system prompt.")
 @click.option("--turns", help="Turns per conversation, a distribution.  [default: 1]")
 @click.option("--think-time", type=Duration(zero=True), default="0s", help="Pause between an answer and the next turn.")
@@ -95,7 +95,7 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
 @click.option("--seed", type=int, default=0, help="Seed of all that is drawn at random.")
 @click.option("--json", "json_path", type=OutputFile(), help="Write the whole run here; - for stdout.")
 @click.option("--html", "html_path", type=OutputFile(), help="Write a page with plots here.")
-@click.option("--compare", nargs=2, type=click.Path(path_type=Path), help="Compare two --json files; sends no load.")
+@click.option("--compare", nargs=2, type=ANY_PATH, help="Compare two --json files; sends no load.")
 def command(**parameters: Any) -> None:
     """Load-test URL: an OpenAI endpoint (http://host:port/v1), or Triton itself (grpc://host:port).
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.build.target_facts import NAMES
-from llmops.cli.options import option_groups, reject_options, reject_other_options
+from llmops.cli.options import ANY_PATH, FILE_PATH, option_groups, reject_options, reject_other_options
 from llmops.cli.service.command_defaults import build_defaults
 from llmops.cli.service.service_command import file_options, for_each_model, model_option
 
@@ -31,12 +31,10 @@ if TYPE_CHECKING:
 @click.argument("checkpoint", required=False)
 @file_options
 @model_option
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The engine folder to make.")
+@click.option("-o", "--output", type=ANY_PATH, help="The engine folder to make.")
 @click.option("--target", type=click.Choice(NAMES), default="openvino", help="Kind of engine to build.")
 @click.option(
-    "--quant",
-    default="none",
-    help="Weights: none, int8 or int4 on openvino; fp8, int4_awq and others elsewhere.",
+    "--quant", default="none", help="Weights: none, int8 or int4 on openvino; fp8, int4_awq and others elsewhere."
 )
 @click.option("--kv-cache", default="auto", help="KV cache precision.")
 @click.option("--group-size", type=int, help="Weights that share a scale, for 4-bit formats.")
@@ -54,7 +52,7 @@ if TYPE_CHECKING:
 @click.option(
     "--plan",
     "plan_file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE_PATH,
     help="Build what `llmops plan --save FILE` planned: target, precision, layout and limits come from it.",
 )
 @click.option(
@@ -92,7 +90,7 @@ if TYPE_CHECKING:
 @click.option(
     "--extra-llm-api-options",
     "extra_options",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE_PATH,
     help="pytorch: a YAML file of LLM-API options, as trtllm-serve takes it; flags and --set win over it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest, or with --dry-run the plan, as JSON.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmops.cli.options import described_options, reject_other_options
+from llmops.cli.options import FILE_PATH, described_options, reject_other_options
 from llmops.output_files import write_text
 from llmops.yaml_files import write_yaml
 
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 @click.option("--build-image", metavar="REF", help="The pushed image of Dockerfile.build, with its digest.")
 @click.option("--claim", default="llmops-models", help="The PersistentVolumeClaim of engines.")
 @click.option("--mounted", default="/models", help="The path at which pods mount the claim.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.  [default: stdout]"
-)
+@click.option("-o", "--output", type=FILE_PATH, help="Write to this file.  [default: stdout]")
 @click.option("--schema-only", is_flag=True, help="Write the JSON Schema of the chart's values instead.")
 def command(
     file: Path,

@@ -5,14 +5,13 @@ from pathlib import Path
 import click
 
 from llmops.cli.accounts.admin_client import default_store, require_store_extra
+from llmops.cli.options import FILE_PATH
 
 PORT = 9100
 
 
 @click.command("control")
-@click.option(
-    "--config", type=click.Path(path_type=Path, dir_okay=False), help="YAML file with the gateway's settings."
-)
+@click.option("--config", type=FILE_PATH, help="YAML file with the gateway's settings.")
 @click.option(
     "--store",
     metavar="URL",

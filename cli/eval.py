@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmops.cli.options import EXISTING_FOLDER
+
 if TYPE_CHECKING:
     from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
 
 
 @click.command()
-@click.argument("engine", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("engine", type=EXISTING_FOLDER)
 @click.option(
     "--against", metavar="CHECKPOINT", help="Measure again, against this source. Default: show what the build measured."
 )

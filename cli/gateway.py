@@ -5,11 +5,13 @@ from typing import Any
 
 import click
 
+from llmops.cli.options import FILE_PATH
+
 REPLICA = "One of several servers to use as one: HOST:PORT, or dns:NAME:PORT for all that it stands for; repeatable."
 
 
 @click.command("gateway")
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="YAML file with settings.")
+@click.option("--config", type=FILE_PATH, help="YAML file with settings.")
 @click.option("--triton", metavar="HOST:PORT", help="Triton's gRPC endpoint.  [default: 127.0.0.1:8001]")
 @click.option("--replica", "replicas", metavar="ADDRESS", multiple=True, help=REPLICA)
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")

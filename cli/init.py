@@ -6,20 +6,14 @@ from typing import Any
 
 import click
 
-from llmops.cli.options import reject_other_options
+from llmops.cli.options import FILE_PATH, reject_other_options
 from llmops.errors import InputError
 from llmops.output_files import write_text
 
 
 @click.command()
 @click.argument("checkpoint", default="smollm2")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default="llmops.yaml",
-    help="The file to write.",
-)
+@click.option("-o", "--output", type=FILE_PATH, default="llmops.yaml", help="The file to write.")
 @click.option("--name", help="Served model name. Default: from the checkpoint.")
 @click.option(
     "--gpu", help="Plan the service for this kind of GPU, e.g. h100-sxm. Default: for the CPU of this machine."

@@ -13,6 +13,12 @@ from llmops.units import parse_duration
 
 Command = TypeVar("Command", bound=click.Command)
 
+#: Types of parameters that are paths.
+ANY_PATH = click.Path(path_type=Path)
+FILE_PATH = click.Path(path_type=Path, dir_okay=False)
+EXISTING_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+EXISTING_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
+
 
 class Duration(click.ParamType):
     """A duration with its unit, as seconds: 500ms, 0.5s, 2m, 1h."""
@@ -134,18 +140,12 @@ def add_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 #: For commands about a described service as a whole.
 described_options = add_options(
-    click.option(
-        "-f",
-        "--file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        default="llmops.yaml",
-        help="The description of the service.",
-    ),
+    click.option("-f", "--file", type=FILE_PATH, default="llmops.yaml", help="The description of the service."),
     click.option("--profile", help="Name of the profile of the file to use."),
 )
 #: For commands that train a head on vectors of labelled texts.
 training_options = add_options(
-    click.argument("examples", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False)),
+    click.argument("examples", metavar="FILE", type=EXISTING_FILE),
     click.option("--url", metavar="URL", required=True, help="A gateway that serves the embedding model."),
     click.option("--model", metavar="NAME", required=True, help="The embedding model, such as minilm."),
     click.option("-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="The head to write."),

@@ -11,7 +11,7 @@ import click
 from llmops.build.plan.speed.workload import TARGET_LATENCIES, PlanWorkload
 from llmops.build.quant_formats import PLANNED
 from llmops.build.target_facts import GPU_TARGETS
-from llmops.cli.options import Duration, OutputFile, Share, option_groups, reject_options
+from llmops.cli.options import EXISTING_FOLDER, FILE_PATH, Duration, OutputFile, Share, option_groups, reject_options
 from llmops.cli.output import console, table_console
 from llmops.cli.service.command_defaults import plan_defaults
 from llmops.cli.service.service_command import file_options, for_each_model, model_option
@@ -127,7 +127,7 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
 )
 @click.option(
     "--measured",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE_PATH,
     help="Correct the times by what `llmops verify --calibrate FILE` measured on your host.",
 )
 @click.option("--timing", default="auto", help="auto, silicon (measured tables) or roofline.")
@@ -138,7 +138,7 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
 @click.option("--save", type=OutputFile(), help="Write the build plan for `llmops build --plan`.")
 @click.option(
     "--rules",
-    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    type=EXISTING_FOLDER,
     metavar="FOLDER",
     help="Write NAME.yaml there: Prometheus' rules for intensity and bandwidth without DCGM.",
 )

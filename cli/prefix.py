@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmops.cli.options import EXISTING_FILE
 from llmops.cli.output import print_json
 from llmops.errors import InputError
 from llmops.input_files import MAX_LIST_BYTES, parse_json, read_bounded
@@ -45,13 +46,7 @@ def command() -> None:
 
 
 @command.command("explain")
-@click.argument(
-    "files",
-    metavar="FILE…",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-)
+@click.argument("files", metavar="FILE…", nargs=-1, required=True, type=EXISTING_FILE)
 @click.option("--url", metavar="URL", default="http://127.0.0.1:9000", help="A gateway.")
 @click.option("--model", metavar="NAME", help="The model whose tokens count.  [default: the body's, or the first one]")
 @click.option(

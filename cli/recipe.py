@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llmops.cli.options import FILE_PATH
+
 if TYPE_CHECKING:
     from llmops.build.recipes.catalog import Recipe
 
@@ -58,9 +60,7 @@ def show(name: str, as_json: bool) -> None:
 
 @command.command("use")
 @click.argument("name")
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file to write.  [default: NAME.json]"
-)
+@click.option("-o", "--output", type=FILE_PATH, help="The file to write.  [default: NAME.json]")
 def use(name: str, output: Path | None) -> None:
     """Write the recipe NAME to a file, to be changed or built as it is."""
     from llmops.build.recipes.catalog import find_recipe

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from llmops.cli.options import serving_option
+from llmops.cli.options import ANY_PATH, serving_option
 from llmops.cli.output import print_line
 from llmops.cli.service.command_defaults import repo_defaults
 from llmops.cli.service.service_command import current_selection, file_options, for_all_models
@@ -14,7 +14,7 @@ from llmops.cli.service.service_command import current_selection, file_options, 
 @click.command(cls=for_all_models(repo_defaults))
 @click.argument("engines", nargs=-1, required=True, metavar="ENGINE...")
 @file_options
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the repository.")
+@click.option("-o", "--output", required=True, type=ANY_PATH, help="Folder for the repository.")
 @click.option(
     "--max-queue-size",
     type=click.IntRange(0),

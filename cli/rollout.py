@@ -12,7 +12,7 @@ import click
 from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.accounts.param_types import DURATION, typed_values
-from llmops.cli.options import OutputFile
+from llmops.cli.options import EXISTING_FOLDER, OutputFile
 from llmops.cli.output import format_timestamp, print_fields, print_json, print_line, print_table
 from llmops.errors import ServerError
 from llmops.input_files import MALFORMED
@@ -47,7 +47,7 @@ def command() -> None:
 @click.option(
     "--to",
     "engine",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=EXISTING_FOLDER,
     help="Engine folder of the new version, which `llmops up` serves beside the old one.",
 )
 @click.option("--replica", "replicas", multiple=True, metavar="HOST:PORT", help="Or a replica that runs; repeatable.")
@@ -232,8 +232,8 @@ def pin(model: str, key: str, version: str | None, admin: AdminClient, as_json: 
 
 
 @command.command("rehearse")
-@click.option("--from", "old", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Old engine folder.")
-@click.option("--to", "new", type=click.Path(path_type=Path, exists=True, file_okay=False), help="New engine folder.")
+@click.option("--from", "old", type=EXISTING_FOLDER, help="Old engine folder.")
+@click.option("--to", "new", type=EXISTING_FOLDER, help="New engine folder.")
 @click.option(
     "--fault",
     type=click.Choice(["slow", "errors", "scrambled", "language", "quality"]),

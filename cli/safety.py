@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.cli.openai_client import ChatClient, embed_texts
-from llmops.cli.options import training_options
+from llmops.cli.options import EXISTING_FILE, training_options
 from llmops.cli.output import print_line
 from llmops.errors import InputError, LlmopsError, ServerError
 from llmops.input_files import MALFORMED
@@ -30,13 +30,8 @@ def command() -> None:
 
 
 @command.command("test")
-@click.argument("examples", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    required=True,
-    help="The gateway's settings, which describe the filters.",
-)
+@click.argument("examples", metavar="FILE", type=EXISTING_FILE)
+@click.option("--config", type=EXISTING_FILE, required=True, help="The gateway's settings, which describe the filters.")
 @click.option("--url", metavar="URL", help="A gateway with the models that filters of kind `model` ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def check(examples: Path, config: Path, url: str | None, as_json: bool) -> None:
@@ -123,12 +118,7 @@ def train(examples: Path, url: str, model: str, output: Path, max_false_positive
 @command.command("redteam")
 @click.option("--url", metavar="URL", default="http://127.0.0.1:9000", help="The gateway.")
 @click.option("--model", metavar="NAME", required=True, help="The model to ask.")
-@click.option(
-    "--list",
-    "listed",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Prompts of your own, as for test.",
-)
+@click.option("--list", "listed", type=EXISTING_FILE, help="Prompts of your own, as for test.")
 @click.option("--json", "as_json", is_flag=True, help="Print one object for each prompt.")
 def redteam(url: str, model: str, listed: Path | None, as_json: bool) -> None:
     """Send adversarial prompts through a running deployment and print what became of each.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from llmops.cli.options import Duration, reject_options, serving_option
+from llmops.cli.options import ANY_PATH, Duration, reject_options, serving_option
 from llmops.cli.output import print_line
 from llmops.connection_errors import check_url
 from llmops.errors import InputError, ServerError
@@ -26,7 +26,7 @@ PORT = click.IntRange(0, 65535)
 
 
 @click.command()
-@click.argument("repository", type=click.Path(path_type=Path))
+@click.argument("repository", type=ANY_PATH)
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
     "--http", is_flag=True, help="Also start Triton's HTTP server; of the embedded Triton, on 127.0.0.1 only."
@@ -43,10 +43,7 @@ PORT = click.IntRange(0, 65535)
     help="Time that running requests get at shutdown.",
 )
 @click.option(
-    "--ready-timeout",
-    type=Duration(whole=True),
-    default="30m",
-    help="Time that all models may take to load.",
+    "--ready-timeout", type=Duration(whole=True), default="30m", help="Time that all models may take to load."
 )
 @click.option(
     "--hang-timeout",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.options import Duration, OutputFile, option_groups, reject_options
+from llmops.cli.options import ANY_PATH, FILE_PATH, Duration, OutputFile, option_groups, reject_options
 from llmops.cli.output import console as terminal_console
 from llmops.cli.output import table_console
 from llmops.errors import InputError
@@ -54,13 +54,11 @@ CACHE_BLOCK_TOKENS = 128
     "--plan",
     "plan_path",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE_PATH,
     help="The plan of one replica, written by `llmops plan --save FILE`.",
 )
 @click.option("--replicas", type=click.IntRange(1), help="Number of replicas.  [default: the plan's]")
-@click.option(
-    "--config", type=click.Path(path_type=Path), help="The gateway's settings, of which slo, tiers and waiting count."
-)
+@click.option("--config", type=ANY_PATH, help="The gateway's settings, of which slo, tiers and waiting count.")
 @click.option(
     "--policy",
     "policies",
@@ -92,8 +90,8 @@ CACHE_BLOCK_TOKENS = 128
 @click.option(
     "--rollout", type=Duration(), metavar="TIME", help="At this time a roll-out to as many other replicas begins."
 )
-@click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
-@click.option("--bench", type=click.Path(path_type=Path), help="Replay the requests of a `llmops bench --json` file.")
+@click.option("--trace", type=ANY_PATH, help="Replay a JSONL trace (timestamp, input_length, …).")
+@click.option("--bench", type=ANY_PATH, help="Replay the requests of a `llmops bench --json` file.")
 @click.option("-d", "--duration", type=Duration(), help="How long requests arrive.  [default: 10m; with --day 24h]")
 @click.option(
     "--skip", type=Duration(zero=True), default="0s", help="Leave this long at the beginning out of the report."

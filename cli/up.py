@@ -10,7 +10,7 @@ import click
 
 from llmops.build.checkpoint.known_models import BUNDLED
 from llmops.build.target_facts import NAMES, TargetName
-from llmops.cli.options import reject_options, reject_other_options, serving_option
+from llmops.cli.options import ANY_PATH, FILE_PATH, reject_options, reject_other_options, serving_option
 from llmops.cli.service.command_defaults import up_defaults
 from llmops.cli.service.service_command import current_selection, file_options, for_all_models
 from llmops.distribution import llmops_command
@@ -45,7 +45,7 @@ FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
 @click.option(
     "--dir",
     "folder",
-    type=click.Path(path_type=Path),
+    type=ANY_PATH,
     help="Where engine and repository go.  [default: ~/.cache/llmops/up; the repository of an ENGINE: beside it]",
 )
 @click.option(
@@ -60,7 +60,7 @@ FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
 @click.option(
     "--open", "open_", is_flag=True, default=None, help="Require no API key, even where others can reach the gateway."
 )
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Gateway settings (YAML).")
+@click.option("--config", type=FILE_PATH, help="Gateway settings (YAML).")
 def command(
     checkpoint: str,
     target: TargetName,

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import click
 
+from llmops.cli.options import EXISTING_FOLDER
 from llmops.cli.output import print_line
 
 
 @click.command()
-@click.argument("engine", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("engine", type=EXISTING_FOLDER)
 @click.option("--to", required=True, metavar="VERSION", help="TensorRT-LLM to serve it with: 1.3, or exactly 1.2.1.")
 @click.option("--dry-run", is_flag=True, help="Say what would change; change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.options import OutputFile, serving_option
+from llmops.cli.options import EXISTING_FOLDER, OutputFile, serving_option
 from llmops.cli.output import console
 from llmops.cli.service.command_defaults import verify_defaults
 from llmops.cli.service.service_command import file_options, for_each_model
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @file_options
 @click.option(
     "--engine",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=EXISTING_FOLDER,
     help="Engine folder to check against; served for the checks unless --triton or --url is given.",
 )
 @serving_option
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @click.option("--html", type=OutputFile(), help="Write an HTML report to this file.")
 @click.option(
     "--textfile",
-    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    type=EXISTING_FOLDER,
     metavar="FOLDER",
     help="Write llm_eval_score for Prometheus into this folder of the node exporter.",
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 from click.core import ParameterSource
 
+from llmops.cli.options import FILE_PATH
 from llmops.cli.service.command_defaults import name_file_keys
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def file_options(command: Command) -> Command:
         "-f",
         "--file",
         "described",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE_PATH,
         expose_value=False,
         help="Defaults from this llmops.yaml; flags override them.",
     )
