@@ -98,8 +98,11 @@ def add_routes(app: FastAPI, router: APIRouter) -> None:
 
 async def json_response(make: Callable[[], BaseModel], exclude_unset: bool = False) -> Response:
     """Return a response that is made and encoded in a thread: a report can have megabytes."""
-    options = {"by_alias": True, "exclude_unset": exclude_unset}
-    content = await asyncio.to_thread(lambda: make().model_dump_json(**options).encode())
+
+    def encode() -> bytes:
+        return make().model_dump_json(by_alias=True, exclude_unset=exclude_unset).encode()
+
+    content = await asyncio.to_thread(encode)
     return Response(content, media_type="application/json")
 
 
