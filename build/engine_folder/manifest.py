@@ -3,6 +3,7 @@
 It is the only file of a build that later stages read.
 """
 
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -55,14 +56,15 @@ def _inside(value: str) -> str:
 _Inside = Annotated[str, AfterValidator(_inside)]
 
 
-def _check_shown(text: str) -> str:
-    if not is_safe_text(text):
-        raise ValueError("it has a control character, or one that cannot be seen")
-    return text
-
-
-#: A text that commands print.
-_ShownText = Annotated[str, AfterValidator(_check_shown)]
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value, with the names of its fields."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts(list(value.items()))
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _texts(one)
 
 
 class _ManifestModel(BaseModel):
@@ -193,7 +195,7 @@ class EngineManifest(_ManifestModel):
     key: str
     name: str
     target: TargetName
-    architecture: _ShownText
+    architecture: str
     model_dir: _Inside = "model"
     source: Source
     versions: dict[str, str]
@@ -219,6 +221,17 @@ class EngineManifest(_ManifestModel):
             return extra_type(info.data["target"], value).model_validate(value)
         except ValidationError as error:
             raise PydanticCustomError("extra", "{problem}", {"problem": first_validation_error(error)}) from None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_texts(cls, value: Any, info: ValidationInfo) -> Any:
+        """Reject texts that a terminal obeys: commands print them. Golden prompts have line breaks.
+
+        This validator is the last, because the last one runs first.
+        """
+        if info.field_name != "golden" and not all(map(is_safe_text, _texts(value))):
+            raise ValueError("it has a control character, or one that cannot be seen")
+        return value
 
     @field_serializer("extra")
     def _as_given(self, extra: ManifestExtra) -> dict[str, Any]:

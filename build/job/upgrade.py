@@ -4,6 +4,7 @@ A plan of the upgrade says what changes, what is lost, and which files are rewri
 """
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -171,8 +172,8 @@ def _rebuild_command(manifest: EngineManifest, directory: Path) -> str:
         quant = "fp8"
     cache, parallel, limits = manifest.quantisation.kv_cache, manifest.parallelism, manifest.limits
     words = [
-        f"llmops build {manifest.source.checkpoint} -o {directory}-1.3 --target pytorch --set image=trtllm-1.3",
-        f"--quant {quant} --tp {parallel.tp_size} --pp {parallel.pp_size} --max-batch-size {limits.max_batch_size}",
-        f"--max-seq-len {limits.max_seq_len}",
+        f"llmops build {shlex.quote(manifest.source.checkpoint)} -o {shlex.quote(f'{directory}-1.3')}",
+        f"--target pytorch --set image=trtllm-1.3 --quant {quant} --tp {parallel.tp_size} --pp {parallel.pp_size}",
+        f"--max-batch-size {limits.max_batch_size} --max-seq-len {limits.max_seq_len}",
     ]
     return " ".join([*words, *([f"--kv-cache {cache}"] if cache == "fp8" else [])])

@@ -14,6 +14,7 @@ from llmops.build.engine_folder.manifest_extras import (
     PytorchExtra,
     TensorrtExtra,
 )
+from llmops.build.job.upgrade import plan_upgrade
 from llmops.errors import InputError
 
 # written by builds before `extra` had a model per target (golden answers and most source files left out)
@@ -81,3 +82,27 @@ def test_a_tampered_manifest_leads_nowhere_and_asks_for_no_machine(
     inner[place[-1]] = value
     with pytest.raises(InputError, match=place[-1]):
         load(tmp_path, content)
+
+
+@pytest.mark.parametrize(
+    "place", ["name", "source.checkpoint", "quantisation.weights", "versions", "extra.image", "plan"]
+)
+def test_a_text_that_a_terminal_obeys_is_refused(tmp_path: Path, place: str) -> None:
+    """Before the fix, commands printed lines that the engine's maker wrote."""
+    content = written("tensorrt")
+    *above, last = place.split(".")
+    (content[above[0]] if above else content)[last] = (
+        {"a": "x\nBuilt."} if last in ("versions", "plan") else "x\x1b[2J\nBuilt."
+    )
+    with pytest.raises(InputError, match="control character") as refused:
+        load(tmp_path, content)
+    assert "\n" not in refused.value.message
+
+
+def test_a_command_to_copy_quotes_the_name_of_the_checkpoint(tmp_path: Path) -> None:
+    """Before the fix, the shell obeyed what the engine's maker wrote there."""
+    content = written("tensorrt")
+    content["source"]["checkpoint"] = "x; touch y"
+    load(tmp_path, content)
+    with pytest.raises(InputError, match="llmops build 'x; touch y' -o "):
+        plan_upgrade(tmp_path, "1.3")
