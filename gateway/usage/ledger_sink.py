@@ -71,7 +71,7 @@ def write_events(connection: Connection, events: Sequence[UsageEvent]) -> WriteR
     whose tenant, user and key do not belong together, is parked with its reason.
     """
     unpriced = {event.model for event in events if event.price_id is None}
-    prices = {model: list_prices_async(connection, model) for model in sorted(unpriced)}
+    prices = {model: list_prices_async(connection, _text("model", model) or "") for model in sorted(unpriced)}
     priced = [_priced(event, prices) for event in events]
     records = [_record(event) for event in priced]
     owners = find_record_owners(connection, records)

@@ -312,6 +312,15 @@ async def test_costs_near_the_end_of_the_numbers_drop_no_other_event(store):
     assert await bill(store) == (9, MAX_SUM)
 
 
+async def test_no_text_of_an_event_holds_up_a_gateway_without_kafka(store, url):
+    """Before the fix, PostgreSQL refused to look up the price of a model with U+0000, again and again."""
+    sink, texts = LedgerSink(url), ("model", "request_id", "tenant_id", "user_id", "key_id", "version", "priority")
+    events = [event(at, price_id=None, **{name: "a\0\x1b" + 500 * "x"}) for at, name in enumerate(texts)]
+    await sink.write(events)
+    assert await sink.confirmed([one.id for one in events]) == {one.id for one in events}
+    await sink.close()
+
+
 async def test_one_event_that_the_tables_refuse_is_parked_alone(store, monkeypatch):
     """Whatever else goes wrong with one event, the others of its batch are on the bill."""
     written = ledger_module.write_events
