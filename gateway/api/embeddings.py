@@ -1,11 +1,11 @@
 """POST /v1/embeddings."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,10 +22,6 @@ from llmops.gateway.routing.model_registry import ModelLookup
 from llmops.gateway.routing.served_models import EmbeddingModel
 from llmops.gateway.schemas.request_fields import RequestModel, TokenId
 from llmops.gateway.schemas.response_schemas import EmbeddingList
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 #: Numbers that are encoded between two turns for other requests: a few milliseconds.
 FLOATS_PER_TURN = 4096
@@ -145,8 +141,6 @@ def _shorten(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np
     """
     if dimensions is None or dimensions == vectors.shape[1]:
         return vectors
-    import numpy as np
-
     cut = vectors[:, :dimensions]
     lengths = np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
     return np.asarray(cut / lengths, dtype=np.float32)

@@ -1,11 +1,11 @@
 """POST /v1/moderations, answered by the gateway's own safety filters."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,10 +22,6 @@ from llmops.gateway.safety.policy import Safety
 from llmops.gateway.safety.services import Embed
 from llmops.gateway.schemas.request_fields import RequestModel
 from llmops.gateway.schemas.response_schemas import ModerationResponse
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class ModerationRequest(RequestModel):

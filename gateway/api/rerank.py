@@ -1,11 +1,11 @@
 """POST /v1/rerank, /v2/rerank and /rerank."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,10 +21,6 @@ from llmops.gateway.routing.model_registry import ModelLookup
 from llmops.gateway.routing.served_models import EncoderInput, EncoderModel
 from llmops.gateway.schemas.request_fields import RequestModel
 from llmops.gateway.schemas.response_schemas import RerankResponse
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _IGNORED_FIELDS = frozenset({"max_chunks_per_doc", "priority", "user"})
 

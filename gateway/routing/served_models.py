@@ -6,7 +6,10 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llmops.contract import LORA_TASK_ID, Tensor
 from llmops.gateway.interfaces import Engine, EngineRequest, ModelMetadata, SamplingParams
@@ -14,10 +17,6 @@ from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.gateway.triton.encoder_client import TritonEncoder
 from llmops.gateway.triton.model_metadata import EncoderMetadata
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class Model(ABC):
@@ -164,8 +163,6 @@ class EmbeddingModel(EncoderModel):
         return [EncoderInput(self.tokenizer.frame.ids(text)) for text in (query, *documents)]
 
     async def scores(self, rows: Sequence[EncoderInput], caller: str = "", trace: str = "") -> NDArray[np.float32]:
-        import numpy as np
-
         vectors = await self.embed([row.ids for row in rows], caller, trace)
         vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return np.asarray(vectors[1:] @ vectors[0], dtype=np.float32)

@@ -1,11 +1,11 @@
 """Text encoders on Triton: token ids become requests, and responses become vectors."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
 from llmops.contract import EMBEDDING_IDS, EMBEDDING_LENGTHS, SCORE_TYPES
@@ -14,10 +14,6 @@ from llmops.gateway.ratelimit.fairness import FairShares
 from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.gateway.telemetry.trace_context import TRACEPARENT
 from llmops.gateway.triton.model_metadata import EncoderMetadata
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 TokenRows = Sequence[Sequence[int]]
 CallMetadata = Sequence[tuple[str, str]]
@@ -111,8 +107,6 @@ class TritonEncoder:
 
 
 def _build_request(model: str, rows: TokenRows, types: TokenRows | None) -> service_pb2.ModelInferRequest:
-    import numpy as np
-
     lengths = np.array([[len(row)] for row in rows], dtype=np.int32)
     tensors = [(EMBEDDING_IDS, _pad_rows(rows)), (EMBEDDING_LENGTHS, lengths)]
     if types is not None:
@@ -125,8 +119,6 @@ def _build_request(model: str, rows: TokenRows, types: TokenRows | None) -> serv
 
 
 def _pad_rows(rows: TokenRows) -> NDArray[np.int32]:
-    import numpy as np
-
     padded = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
     for at, row in enumerate(rows):
         padded[at, : len(row)] = row
@@ -134,8 +126,6 @@ def _pad_rows(rows: TokenRows) -> NDArray[np.int32]:
 
 
 def _join_responses(responses: Sequence[Any], rows: int, dimensions: int) -> NDArray[np.float32]:
-    import numpy as np
-
     raw = b"".join(content for response in responses for content in response.raw_output_contents)
     if len(raw) != 4 * rows * dimensions:
         raise EngineError("The encoder's answer does not have the size it announced.")
