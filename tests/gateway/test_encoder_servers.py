@@ -180,7 +180,7 @@ class ByRoute(Check):
     """A key for each route, with a few tokens a minute."""
 
     async def before(self, scope, context) -> None:
-        context.caller = Caller("acme", ANN, "key-a", quotas=(Quota(context.route, tpm=60),))
+        context.caller = Caller("acme", ANN, f"key of {context.route}", quotas=(Quota(context.route, tpm=60),))
 
 
 async def test_what_they_read_is_reserved_and_billed(card, tmp_path) -> None:
