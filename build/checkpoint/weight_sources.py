@@ -214,8 +214,7 @@ def _gguf_name(name: str) -> str:
 def _find(checkpoint: Checkpoint, stored: str, requested: str) -> TensorInfo:
     if stored not in checkpoint.tensors:
         raise CheckpointError(
-            f"{checkpoint.ref} has no tensor {requested}: it is incomplete or not a plain decoder; download it "
-            "again, or "
-            "use another checkpoint."
+            f"{checkpoint.ref} has no tensor {requested}: it is incomplete or not a plain decoder; download it again, "
+            "or use another checkpoint."
         )
     return checkpoint.tensors[stored]

@@ -184,8 +184,7 @@ def sampling_defaults(checkpoint: Checkpoint) -> RecommendedSampling:
         first = error.errors()[0]
         raise CheckpointError(
             f"{checkpoint.ref}: generation_config.json: {first['loc'][0]} is {first['input']!r} "
-            f"({explain_error(first)}); "
-            "correct it or remove the line."
+            f"({explain_error(first)}); correct it or remove the line."
         ) from error
 
 

@@ -118,8 +118,7 @@ def _document(text: str, index: int, body: RerankRequest, model: EncoderModel, r
     if body.truncation is False and min(len(ids), body.max_tokens_per_doc or len(ids)) > room:
         raise ContextLengthError(
             f"Document {index} has more than the {room} tokens that the query leaves it of this model's maximum "
-            "context "
-            f"length of {model.card.max_seq_len}; shorten it, or leave truncation out to have it cut.",
+            f"context length of {model.card.max_seq_len}; shorten it, or leave truncation out to have it cut.",
             param=f"documents[{index}]",
         )
     return ids[:limit]

@@ -91,8 +91,7 @@ class TrustedHostCheck(Check):
         if not is_local_host(host) and host not in self._hosts:
             raise ForbiddenError(
                 f"This gateway requires no API key and does not accept the host name '{host[:80]}'. Use its IP "
-                "address, "
-                "or add the name to the setting web.hosts.",
+                "address, or add the name to the setting web.hosts.",
                 code="unknown_host",
             )
 

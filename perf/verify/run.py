@@ -237,8 +237,7 @@ async def _read_metadata(client: TritonClient, name: str) -> ModelMetadata:
     if not text:
         raise InputError(
             f"{name}{ENGINE_SUFFIX} announces nothing (no {METADATA_PARAMETER}): it is not from `llmops repo`, so "
-            "there is no "
-            "promise to hold it to."
+            "there is no promise to hold it to."
         )
     return parse_model_metadata(text)
 

@@ -53,8 +53,7 @@ def explain_infeasible(
         if disaggregated is not None:
             also = (
                 f" Only prefill and decode on separate workers keep the targets ({disaggregated.name}, "
-                f"{disaggregated.gpus} x "
-                f"{disaggregated.gpu.name}), which llmops does not deploy."
+                f"{disaggregated.gpus} x {disaggregated.gpu.name}), which llmops does not deploy."
             )
         return (
             f"no layout keeps the latency targets: the best reachable are TTFT p95 {1e3 * ttft:.0f} ms and TPOT "

@@ -144,9 +144,8 @@ def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[
     if requested and not uses_paged_context(argv):
         raise InputError(
             f"--set {SERVE}{requested[0]}=true needs paged context FMHA, which --kv-cache {request.kv_cache} with "
-            "--quant "
-            f"{request.quant_format.name} does not have; use --kv-cache auto, or --kv-cache fp8 with --quant fp8 "
-            "or w4a8_awq."
+            f"--quant {request.quant_format.name} does not have; use --kv-cache auto, or --kv-cache fp8 with --quant "
+            "fp8 or w4a8_awq."
         )
 
 

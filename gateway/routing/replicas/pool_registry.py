@@ -336,8 +336,7 @@ class UnstablePromptReporter:
             return
         log.warning(
             "%d %% of the prompts of %s for %s differ from token %d on and are equal again after it. Text that "
-            "changes, "
-            "such as a date, belongs at the end of the prompt",
+            "changes, such as a date, belongs at the end of the prompt",
             *(round(100 * divergence.share), tenant or "all tenants", self._model, divergence.token),
         )
         if len(self._tenants) < MAX_TENANT_SERIES:
