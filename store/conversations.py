@@ -7,7 +7,7 @@ names the last message of the branch that is shown. A replacement of a message i
 nothing is overwritten.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -292,19 +292,28 @@ async def purge_deleted(connection: AsyncConnection, before: datetime) -> int:
 
 
 async def list_inactive(
-    connection: AsyncConnection, before: datetime, tenants: Sequence[str], others: bool
-) -> Sequence[Conversation]:
-    """Return up to PURGE_BATCH_SIZE conversations without a change since `before`.
+    connection: AsyncConnection, before: datetime, tenants: Sequence[str], others: bool, without: Collection[str] = ()
+) -> Sequence[str]:
+    """Return the ids of up to PURGE_BATCH_SIZE conversations without a change since `before`.
 
     Args:
         connection: The connection.
         before: The time of the last change.
         tenants: The tenants whose conversations are returned.
         others: Return the conversations of all other tenants instead.
+        without: Ids that are left out.
     """
     named = conversations.c.tenant_id.in_(tenants)
-    due = select(*_CONVERSATION).where(conversations.c.updated_at < before, ~named if others else named)
-    return [Conversation(**row) for row in (await connection.execute(due.limit(PURGE_BATCH_SIZE))).mappings()]
+    due = select(conversations.c.id).where(conversations.c.updated_at < before, ~named if others else named)
+    due = due.where(conversations.c.id.not_in(without)).limit(PURGE_BATCH_SIZE)
+    return (await connection.execute(due)).scalars().all()
+
+
+async def read_conversation(connection: AsyncConnection, conversation_id: str) -> Conversation | None:
+    """Return a conversation of any user, also a deleted one."""
+    statement = select(*_CONVERSATION).where(conversations.c.id == conversation_id)
+    row = (await connection.execute(statement)).mappings().first()
+    return None if row is None else Conversation(**row)
 
 
 async def purge_inactive(connection: AsyncConnection, ids: Sequence[str], before: datetime) -> int:

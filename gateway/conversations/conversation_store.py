@@ -23,6 +23,7 @@ from llmops.gateway.conversations.database import Database
 from llmops.gateway.errors import ForbiddenError, InvalidRequestError, NotFoundError, RateLimitError
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import ConversationSettings
+from llmops.input_files import MALFORMED
 from llmops.store import conversations as table
 from llmops.store.conversations import Conversation, NewMessage, StoredMessage
 
@@ -337,14 +338,33 @@ class ConversationStore:
             due.append((settings.days, list(own), True))
         for days, tenants, others in due:
             before = now - timedelta(days=days)
-            inactive = partial(table.list_inactive, before=before, tenants=tenants, others=others)
-            while rows := await self._database.read(inactive):
-                for row in rows:
-                    if archive is not None and row.deleted_at is None:
-                        archive(await self._database.read(partial(self._branch, conversation=row)))
-                ids = [row.id for row in rows]
-                purged += await self._database.write(partial(table.purge_inactive, ids=ids, before=before))
+            damaged: list[str] = []
+            inactive = partial(table.list_inactive, before=before, tenants=tenants, others=others, without=damaged)
+            while ids := await self._database.read(inactive):
+                if archive is not None:
+                    damaged += [one for one in ids if not await self._archive(one, archive)]
+                archived = [one for one in ids if one not in damaged]
+                purged += await self._database.write(partial(table.purge_inactive, ids=archived, before=before))
         return purged
+
+    async def _archive(self, conversation_id: str, archive: Callable[[Branch], None]) -> bool:
+        """Archive a conversation that no user deleted. Return False if a row of it cannot be read."""
+
+        async def read(connection: AsyncConnection) -> Branch | None:
+            found = await table.read_conversation(connection, conversation_id)
+            return None if found is None or found.deleted_at else await self._branch(connection, found)
+
+        try:
+            branch = await self._database.read(read)
+            if branch is not None:
+                archive(branch)
+        except MALFORMED as error:
+            reason = type(error).__name__
+            log.error(
+                "Conversation %s cannot be archived, and is kept: a row is damaged (%s).", conversation_id, reason
+            )
+            return False
+        return True
 
     async def _branch(
         self, connection: AsyncConnection, conversation: Conversation, after: str | None = None

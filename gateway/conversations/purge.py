@@ -56,6 +56,8 @@ class PurgeTask:
                     self._archive,
                     error.strerror or error,
                 )
+            except Exception:
+                log.exception("Conversations were not purged.")
             await asyncio.sleep(PURGE_INTERVAL)
 
     async def purge(self) -> int:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+from datetime import timedelta
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from llmops.errors import InputError
 from llmops.gateway.auth.directory import CredentialUnavailableError
 from llmops.gateway.auth.keys import KeyDirectory
-from llmops.gateway.interfaces import Usage
+from llmops.gateway.conversations.conversation_store import ConversationStore
+from llmops.gateway.conversations.purge import PurgeTask
+from llmops.gateway.interfaces import Caller, Usage
+from llmops.gateway.settings import ConversationSettings
 from llmops.gateway.usage.billing import Billing
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
@@ -42,6 +47,30 @@ async def test_a_damaged_key_is_an_outage_of_that_key_alone(tmp_path: Path, chan
     await directory.close()
     assert isinstance(found.pop(2), CredentialUnavailableError)
     assert [caller.key_id for caller in found] == [key for at, (_, key, _) in enumerate(keys) if at != 2]
+
+
+@pytest.mark.parametrize("change", ["metadata = '{'", "updated_at = '2020-99-99'", "title = x'80'"])
+async def test_a_damaged_conversation_is_kept_and_keeps_no_other_from_being_purged(
+    tmp_path: Path, change: str, caplog
+) -> None:
+    """Before the fix, the task ended in silence, and no tenant's conversations were purged any more."""
+    (tmp_path / "archive").mkdir()
+    url, settings = f"sqlite:///{tmp_path}/store.db", ConversationSettings(days=10)
+    ids = []
+    chats = ConversationStore(url, settings, lambda: BY.at)
+    for user in range(3):
+        ids.append((await chats.create(Caller("acme", str(UUID(int=user + 1))), [])).id)
+    await chats.close()
+    execute(tmp_path, f"UPDATE conversations SET {change} WHERE id = '{ids[1]}'")
+    chats = ConversationStore(url, settings, lambda: BY.at + timedelta(days=20))
+
+    async def opened() -> ConversationStore:
+        return chats
+
+    assert await PurgeTask(opened, tmp_path / "archive").purge() == 2
+    assert f"{ids[1]} cannot be archived, and is kept" in caplog.text
+    assert await PurgeTask(opened, None).purge() == 1
+    await chats.close()
 
 
 @pytest.mark.parametrize("change", ["input_micros = 'x'", "input_micros = -1", "valid_from = 'soon'"])
