@@ -22,18 +22,31 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.build.engine_folder.manifest import FILE_NAME
+from llmops.build.job.build_engine import build
+from llmops.build.spec import BuildSpec
 from llmops.build.target_facts import TargetName
+from llmops.cache import cache_dir
 from llmops.cli.accounts.admin_client import current_audit_context, default_store
 from llmops.cli.output import print_line
+from llmops.cli.progress import make_progress
+from llmops.cli.service.command_defaults import default_quant, name_file_keys, repo_defaults, spec_of
+from llmops.cli.service.service_file import LoadedService
 from llmops.errors import InputError, ServerError
+from llmops.gateway.auth.authentication import keys_required
+from llmops.gateway.http.server import bind
+from llmops.gateway.logging_setup import configure_logging
+from llmops.gateway.settings import GatewaySettings, SamplingSettings, SettingsLayers, load_settings
+from llmops.model_repository.generate import generate_repository, read_engines
+from llmops.model_repository.launch import Ports, TritonServer, gpus_of_replicas, start_triton
+from llmops.model_repository.repository.compatibility import check_target
+from llmops.model_repository.server.exposure import describe_stack_exposure
 from llmops.model_repository.server.fault_watch import FaultSources, RestartBudget
+from llmops.model_repository.server.triton_log import LogLine
+from llmops.urls import is_loopback
 
 if TYPE_CHECKING:
     from llmops.cli.local_replicas import LocalReplicas
-    from llmops.cli.service.service_file import LoadedService
     from llmops.gateway.app import Plugin
-    from llmops.gateway.settings import GatewaySettings, SettingsLayers
-    from llmops.model_repository.launch import TritonServer
 
 #: Owner of the first key of a store.
 FIRST_TENANT = "default"
@@ -53,13 +66,6 @@ def build_engine(
     checkpoint: str, target: TargetName, quant: str | None, tp: int, name: str | None, folder: Path | None
 ) -> Path:
     """Return the engine folder of `checkpoint`, built if it does not exist yet."""
-    from llmops.build.job.build_engine import build
-    from llmops.build.spec import BuildSpec
-    from llmops.cache import cache_dir
-    from llmops.cli.progress import make_progress
-    from llmops.cli.service.command_defaults import default_quant
-    from llmops.model_repository.repository.compatibility import check_target
-
     if is_engine_folder(checkpoint):
         return Path(checkpoint)
     check_target(target)
@@ -107,12 +113,6 @@ def build_described(loaded: LoadedService, tenants_apart: bool = False) -> tuple
     Return its repository, and its models with their engine folders. `tenants_apart` as for
     `read_engines`.
     """
-    from llmops.build.job.build_engine import build
-    from llmops.cli.progress import make_progress
-    from llmops.cli.service.command_defaults import name_file_keys, repo_defaults, spec_of
-    from llmops.model_repository.generate import generate_repository, read_engines
-    from llmops.model_repository.repository.compatibility import check_target
-
     specs = {}
     for name in loaded.service.models:
         with name_file_keys(loaded, name):
@@ -135,8 +135,6 @@ def make_repository(
     Return it, and its models with their engine folders. `tenants_apart` as for `read_engines`. The
     engine is served under `name`, or under the name that its build gave it.
     """
-    from llmops.model_repository.generate import generate_repository, read_engines
-
     repository = (folder or engine.absolute().parent) / f"{engine.absolute().name}-repository"
     engines = read_engines((f"{name}={engine}" if name else str(engine),), serving=serving, tenants_apart=tenants_apart)
     generate_repository(engines, repository)
@@ -179,11 +177,6 @@ class Stack:
                 none either.
             plugins: What the gateway serves besides.
         """
-        from llmops.gateway.auth.authentication import keys_required
-        from llmops.gateway.http.server import bind
-        from llmops.gateway.settings import SamplingSettings, load_settings
-        from llmops.urls import is_loopback
-
         self._settings = load_settings(config, host=host, port=port, store=store, open=open_, log_level="warning")
         if self._settings.sampling.max_tokens is None and max_tokens is not None:
             self._settings = self._settings.model_copy(update={"sampling": SamplingSettings(max_tokens=max_tokens)})
@@ -229,8 +222,6 @@ class Stack:
             ResourceError: The machine has too few GPUs.
             ServerError: A model does not load; the message has Triton's reason.
         """
-        from llmops.model_repository.launch import gpus_of_replicas
-
         shares = gpus_of_replicas(repository, count)
         for triton in [self._start(repository, visible_gpus=gpus) for gpus in shares]:
             self._await(triton)
@@ -258,8 +249,6 @@ class Stack:
         asyncio.run(restore_versions(self._settings.store, self._versions, models, list(self._tritons)))
 
     def _start(self, repository: Path, **options: Any) -> TritonServer:
-        from llmops.model_repository.launch import Ports, start_triton
-
         triton = start_triton(repository, ports=Ports(0, 0, 0), on_log=_print_problems, **options)
         self._tritons[triton] = threading.Event()
         self._exit.callback(self._stop, triton)
@@ -296,7 +285,6 @@ class Stack:
             click.Abort: A second signal ended the gateway.
         """
         from llmops.gateway.launcher import run
-        from llmops.gateway.logging_setup import configure_logging
 
         configure_logging("warning")
         addresses = [triton.grpc_address for triton in self._tritons]
@@ -336,8 +324,6 @@ class Stack:
         threading.Thread(target=wait, name="announce", daemon=True).start()
 
     def _exposure(self, url: str, keys_needed: bool) -> str:
-        from llmops.model_repository.server.exposure import describe_stack_exposure
-
         first = next(iter(self._tritons))
         grpc, metrics = first.grpc_address, str(first.metrics_url)
         return describe_stack_exposure(self._settings.host, url, grpc, metrics, keys=keys_needed)
@@ -433,8 +419,6 @@ def _on_signals(handler: Any) -> None:
         signal.signal(number, handler)
 
 
-def _print_problems(line: object) -> None:
-    from llmops.model_repository.server.triton_log import LogLine
-
-    if isinstance(line, LogLine) and line.level in ("error", "warning") and not line.is_noise:
+def _print_problems(line: LogLine) -> None:
+    if line.level in ("error", "warning") and not line.is_noise:
         print(line, flush=True)
