@@ -204,6 +204,8 @@ class ChatRun(AnswerRun):
             while self._background and self._is_store_away and not self._closing and time.monotonic() < deadline:
                 await asyncio.sleep(SAVE_INTERVAL)
                 self.saved = await self._stored()
+            if self._background and self._is_store_away:
+                log.warning("The answer %s was not stored, as the store stayed away.", self.id)
             if self._checkpoint is None or await self._checkpoint.finish(self._encoded_end()):
                 self.over, self.visible = True, len(self.log)
                 if recorder is not None:
@@ -248,7 +250,8 @@ class ChatRun(AnswerRun):
         except ApiError as error:
             self._is_store_away = isinstance(error, UnavailableError)
             if not (was_away and self._is_store_away):
-                log.warning("The answer %s was not stored: %s", self.id, error.full_message)
+                tried = "is not stored yet" if self._background and self._is_store_away else "was not stored"
+                log.warning("The answer %s %s: %s", self.id, tried, error.full_message)
             return False
 
     def _show(self) -> None:

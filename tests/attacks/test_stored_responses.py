@@ -120,7 +120,7 @@ async def test_a_response_names_no_conversation_that_lacks_it(card, tokenizer, t
 
 
 async def test_the_end_of_a_response_in_the_background_outlasts_the_store(
-    card, tokenizer, tmp_path, monkeypatch
+    card, tokenizer, tmp_path, monkeypatch, caplog
 ) -> None:
     """Before the fix, a response that ended while the store was away was billed, and lost: "its gateway is gone"."""
     monkeypatch.setattr("llmops.gateway.conversations.chat_run.SAVE_INTERVAL", 0.05)
@@ -143,6 +143,25 @@ async def test_the_end_of_a_response_in_the_background_outlasts_the_store(
     async with running(card, tokenizer, store=f"sqlite:///{tmp_path}/store.db", open=True) as stack:
         found = (await stack.client.get(f"/v1/responses/{made['id']}")).json()
     assert (found["status"], found["output"][0]["content"][0]["text"]) == ("completed", "42")
+    assert f"{made['id']} is not stored yet: away" in caplog.text
+    assert "was not stored" not in caplog.text
+
+
+async def test_the_log_names_a_response_whose_store_stays_away(card, tokenizer, tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr("llmops.gateway.conversations.chat_run.SAVE_INTERVAL", 0.05)
+    monkeypatch.setattr("llmops.gateway.conversations.chat_run.MAX_STORE_OUTAGE", 0.2)
+    put = SqlResponses.put
+
+    async def away(self: SqlResponses, row: ResponseRecord, new: bool = True) -> bool:
+        if not row.running:
+            raise UnavailableError("away")
+        return await put(self, row, new)
+
+    monkeypatch.setattr(SqlResponses, "put", away)
+    async with running(card, tokenizer, store=f"sqlite:///{tmp_path}/store.db", open=True) as stack:
+        body = {"model": "tiny", "input": "What is it?", "background": True}
+        made = (await stack.client.post("/v1/responses", json=body)).json()
+        await eventually(lambda: f"{made['id']} was not stored, as the store stayed away" in caplog.text)
 
 
 async def _is_over(client: httpx.AsyncClient, response_id: str) -> bool:
