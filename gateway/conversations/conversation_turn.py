@@ -82,7 +82,6 @@ class ConversationTurn:
         items = [item for message in settled for item in message_items(message)]
         self.history = [*to_messages(items, system), *new]
         self._row: StoredMessage | None = None
-        self._parent = branch.messages[-1].item_id if branch.messages else ""
 
     @property
     def conversation_id(self) -> str:

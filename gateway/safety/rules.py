@@ -120,7 +120,7 @@ class RuleFilter(TextFilter):
             InputError: RE2 does not take the pattern.
         """
         self.name, self.categories, self.width = name, (category,), width
-        self._finding = Finding(name, category)
+        self.finding = Finding(name, category)
         self._pattern = _compile(name, pattern, ignore_case) if pattern else None
         # RE2's \b knows ASCII only: "stra" is no word of "straße"
         listed = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
@@ -138,10 +138,6 @@ class RuleFilter(TextFilter):
         if self._search(text, 0) is not None:
             return True
         return "\\" in text and self._search(_ESCAPE.sub(_character, text), 0) is not None
-
-    @property
-    def finding(self) -> Finding:
-        return self._finding
 
     def search(self, text: str, start: int = 0) -> Span | None:
         """Return the first match in `text` from character `start` on, also of a text in escapes.

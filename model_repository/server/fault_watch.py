@@ -274,7 +274,7 @@ class FaultWatch:
         Raises:
             OSError: The log cannot be read.
         """
-        self._sources, self._own_page = sources, own_page
+        self._own_page = own_page
         self._log = KernelLog(sources.kernel_log) if sources.kernel_log is not None else None
         self._gpus = _visible_gpus() if self._log is not None else ()
         self._detectors = {url: GpuFaultDetector() for url in sources.pages}

@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
@@ -177,8 +177,7 @@ class Runner:
         return await self._measured(lambda run: self._arrive(run, arrivals, limit, max_concurrency))
 
     async def _measured(self, phase: Callable[[LoadRun], object]) -> LoadRun:
-        async with AsyncExitStack() as stack:
-            cost = await stack.enter_async_context(GeneratorCostMeter())
+        async with GeneratorCostMeter() as cost:
             run = LoadRun(start=time.perf_counter(), cost=cost)
             await phase(run)  # type: ignore[misc]
             run.end = max((record.end for record in run.records), default=time.perf_counter())

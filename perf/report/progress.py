@@ -40,7 +40,7 @@ class Bar(options.BenchProgress):
         self._progress.stop()
 
     def phase(self, name: str, sessions: int | None, seconds: float | None) -> None:
-        self._sessions, self._seconds = sessions, seconds
+        self._sessions = sessions
         self._begun, self._done, self._failed, self._tokens = time.perf_counter(), 0, 0, 0
         self._progress.reset(self._task, description=name, total=sessions or seconds, text="")
         self._progress.refresh()
