@@ -192,7 +192,7 @@ async def show_tenant(session: Session, tenant: TenantId) -> TenantRead:
 @router.patch("/tenants/{tenant}", summary="Change the limits of a tenant")
 async def update_tenant(session: Session, tenant: TenantId, body: TenantUpdate) -> TenantRead:
     async with session.write() as connection:
-        found = await tenants.require_tenant(connection, tenant)
+        found = await tenants.lock_tenant(connection, tenant)
         limits = _merge_limits(found.limits, body)
         return _tenant_read(await tenants.update_tenant(connection, tenant, limits, session.by))
 
@@ -259,7 +259,7 @@ async def show_key(session: Session, key: KeyId) -> KeyDetails:
 @router.patch("/keys/{key}", summary="Change the settings of a key")
 async def update_key(session: Session, key: KeyId, body: KeyUpdate) -> KeyRead:
     async with session.write() as connection:
-        found = await keys.require_key(connection, key)
+        found = await keys.lock_key(connection, key)
         updated = await keys.update_key(connection, found, _merge_spec(found.spec, body), session.by)
         return KeyRead(**_key_fields(updated, session.by.at))
 
@@ -267,7 +267,7 @@ async def update_key(session: Session, key: KeyId, body: KeyUpdate) -> KeyRead:
 @router.post("/keys/{key}/rotate", summary="Give a key another secret")
 async def rotate_key(session: Session, key: KeyId, body: KeyRotate) -> KeyWithSecret:
     async with session.write() as connection:
-        found = await keys.require_key(connection, key)
+        found = await keys.lock_key(connection, key)
         secret = await keys.rotate_key(connection, found, timedelta(seconds=body.overlap_seconds), session.by)
         rotated = await keys.require_key(connection, found.id)
         return KeyWithSecret(**_key_fields(rotated, session.by.at), key=secret)
@@ -276,7 +276,7 @@ async def rotate_key(session: Session, key: KeyId, body: KeyRotate) -> KeyWithSe
 @router.post("/keys/{key}/revoke", summary="Revoke a key permanently")
 async def revoke_key(session: Session, key: KeyId, body: KeyRevoke) -> KeyRead:
     async with session.write() as connection:
-        found = await keys.require_key(connection, key)
+        found = await keys.lock_key(connection, key)
         await keys.revoke_key(connection, found, session.by, body.now)
         return KeyRead(**_key_fields(await keys.require_key(connection, found.id), session.by.at))
 

@@ -188,6 +188,16 @@ async def require_key(connection: AsyncConnection, key: str) -> KeyRow:
     return found
 
 
+async def lock_key(connection: AsyncConnection, key: str) -> KeyRow:
+    """Return a key as `require_key` does, and lock it for other writers until the transaction ends.
+
+    A change is made of what was read, so that of two changes at once the first would be undone.
+    """
+    found = await require_key(connection, key)
+    await connection.execute(select(api_keys.c.id).where(api_keys.c.id == found.id).with_for_update(key_share=True))
+    return await require_key(connection, found.id)
+
+
 async def list_keys(
     connection: AsyncConnection, tenant_id: str | None = None, user_id: str | None = None
 ) -> Sequence[KeyRow]:

@@ -86,6 +86,15 @@ async def require_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
     return found
 
 
+async def lock_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
+    """Return a tenant as `require_tenant` does, and lock it for other writers.
+
+    The lock is held until the transaction ends.
+    """
+    await connection.execute(select(tenants.c.id).where(tenants.c.id == tenant_id).with_for_update(key_share=True))
+    return await require_tenant(connection, tenant_id)
+
+
 async def list_tenants(connection: AsyncConnection, deleted: bool = False) -> Sequence[Tenant]:
     """Return tenants by name, with `deleted` including the deleted ones."""
     statement = select(tenants).order_by(tenants.c.id)
