@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmops.build.quant_formats import QuantFormat
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
 #: Costs of AWQ's two passes: the second (awq_lite) tries eleven strengths of smoothing on top of
 #: itself.
 _AWQ_PASSES = (1, 12)
+
+
+#: ModelOpt's kernels for integers, as torch names their files. ModelOpt compiles them in 52 s.
+KERNELS = "modelopt_cuda_ext"
+COMPILING = "ModelOpt compiles its kernels for integers first, once on this machine: that takes about a minute."
 
 
 def quantize(
@@ -56,6 +63,8 @@ def quantize(
     tokens = sum(len(ids) for ids in found)
     passes = _AWQ_PASSES if quant_format.grouped else (1,)
     total = sum(passes) * forward_cost([ids.numel() for ids in batches(found, batch_size)])
+    if compiles_kernels(config):
+        progress.note(COMPILING)
     with (
         progress.stage(_title(quant_format, len(found), tokens, settings), total), silence_libraries(),
         torch.inference_mode(),
@@ -149,12 +158,30 @@ def modelopt_config(quant_format: QuantFormat, kv_cache: str, group_size: int | 
     return config
 
 
+def compiles_kernels(config: dict[str, Any]) -> bool:
+    """Return True if ModelOpt will compile kernels for this argument of `mtq.quantize`.
+
+    It does for integers on a GPU, with nvcc, unless torch keeps the kernels of an earlier build.
+    """
+    from torch.utils import cpp_extension
+
+    if not has_gpu() or not any(isinstance(part.get("num_bits"), int) for part in _quantizers(config)):
+        return False
+    kept = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
+    compiler = Path(cpp_extension.CUDA_HOME or "", "bin", "nvcc")
+    return os.access(compiler, os.X_OK) and not any(kept.glob(f"**/{KERNELS}/*.so"))
+
+
 def _set_group_size(config: dict[str, Any], group_size: int) -> None:
+    for part in _quantizers(config):
+        if "block_sizes" in part:
+            part["block_sizes"][-1] = group_size
+
+
+def _quantizers(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for entry in config["quant_cfg"]:
         cfg = entry.get("cfg")
-        for part in cfg if isinstance(cfg, list) else [cfg]:
-            if part and "block_sizes" in part:
-                part["block_sizes"][-1] = group_size
+        yield from (part for part in (cfg if isinstance(cfg, list) else [cfg]) if part)
 
 
 def _kv_entries(kv_cache: str) -> list[dict[str, Any]]:

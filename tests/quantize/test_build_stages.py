@@ -14,6 +14,7 @@ from llmops.build.engine_folder.manifest_extras import PytorchExtra
 from llmops.build.progress import SilentProgress
 from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
 from llmops.build.quant_formats import FORMATS
+from llmops.build.quantize import quantizer
 from llmops.build.quantize.calibration import CalibrationSettings
 from llmops.build.quantize.model_loading import has_gpu, load_model, load_tokenizer
 from llmops.build.quantize.quantizer import quantize
@@ -49,6 +50,30 @@ def test_calibration_knows_how_much_is_left(checkpoint, quant, group):
     ((title, total, advanced),) = progress.stages
     assert title == f"Calibrating {quant} on 5 sequences (240 tokens) of the bundled texts"
     assert advanced == pytest.approx(total)
+
+
+def test_a_build_says_that_kernels_are_compiled_first(checkpoint, tmp_path, monkeypatch):
+    from torch.utils import cpp_extension
+
+    source, settings = checkpoint("llama"), CalibrationSettings(size=2, seq_len=48, batch_size=2)
+
+    def notes(quant: str, group: int | None) -> list[str]:
+        progress = SilentProgress()
+        quantize(load_model(source), load_tokenizer(source), FORMATS[quant], "auto", group, settings, progress)
+        return progress.notes
+
+    monkeypatch.setattr(quantizer, "has_gpu", lambda: True)
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "kept"))
+    assert notes("int4_awq", 32) == []
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").touch(0o755)
+    assert notes("int4_awq", 32) == [quantizer.COMPILING]
+    assert notes("fp8", None) == []
+    kept = tmp_path / "kept" / "py311_cu128" / quantizer.KERNELS
+    kept.mkdir(parents=True)
+    (kept / f"{quantizer.KERNELS}.so").touch()
+    assert notes("int4_awq", 32) == []
 
 
 # what the kernel says that the build took at most, and the models that are in memory when the export is read back.
