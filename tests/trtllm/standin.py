@@ -402,6 +402,7 @@ class LLM:
         self.world = tensor_parallel_size * (kwargs.get("pipeline_parallel_size") or 1)
         self.events: list[dict[str, Any]] = []
         self.kept: tuple[list[int], list[int]] = ([], [])
+        self.reads = 0
         self._iteration = 0
         self.used = 7
         self.blocks: set[int] = set()
@@ -504,6 +505,7 @@ class LLM:
         there by then.
         """
         _off_the_loop()
+        self.reads += 1
         return self._fetched()
 
     def _fetched(self) -> list[dict[str, Any]]:
