@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import Depends, FastAPI
@@ -11,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute, APIRouter
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
 from llmops.gateway.errors import (
@@ -31,6 +32,11 @@ MAX_BODY_BYTES = 64 * 2**10
 
 #: Seconds in which the whole body must arrive.
 BODY_TIMEOUT = 30.0
+
+#: Items of a list that are read at a time. Making 500 keys holds the event loop for some 50 ms.
+PAGE_SIZE = 500
+
+ItemT = TypeVar("ItemT")
 
 _JSON = (b"content-type", b"application/json")
 
@@ -104,6 +110,54 @@ async def json_response(make: Callable[[], BaseModel], exclude_unset: bool = Fal
 
     content = await asyncio.to_thread(encode)
     return Response(content, media_type="application/json")
+
+
+async def list_response(
+    read: Callable[[ItemT | None, int], Awaitable[Sequence[ItemT]]],
+    show: Callable[[ItemT], BaseModel | None],
+    limit: int = sys.maxsize,
+) -> Response:
+    """Return a JSON array whose items are read from the store as the client reads them.
+
+    The event loop, and the memory of a client that reads slowly, have one page at a time. The first
+    one is read before the response begins, so that its errors have their status.
+
+    Args:
+        read: Returns the items after one of them (None: the first), at most as many as the number.
+        show: Returns an item as the client sees it, or None for an item to leave out.
+        limit: Number of items to read at most.
+    """
+    pages = _encoded_pages(read, show, limit)
+    first = await anext(pages)
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"[" + first
+        is_empty = not first
+        async for page in pages:
+            if page:
+                yield page if is_empty else b"," + page
+                is_empty = False
+        yield b"]"
+
+    return StreamingResponse(body(), media_type="application/json")
+
+
+async def _encoded_pages(
+    read: Callable[[ItemT | None, int], Awaitable[Sequence[ItemT]]],
+    show: Callable[[ItemT], BaseModel | None],
+    left: int,
+) -> AsyncIterator[bytes]:
+    last: ItemT | None = None
+    while left:
+        size = min(left, PAGE_SIZE)
+        page = await read(last, size)
+        left = left - size if len(page) == size else 0
+        last = page[-1] if page else None
+        shown = filter(None, map(show, page))
+        part = b",".join([one.model_dump_json(by_alias=True).encode() for one in shown])
+        # while the client reads, memory holds the text alone
+        del page, shown
+        yield part
 
 
 async def _read_json_object(request: Request) -> bytes:

@@ -19,6 +19,9 @@ from llmops.gateway.errors import ApiError, InvalidRequestError, NotFoundError, 
 from llmops.gateway.interfaces import Caller
 from llmops.store.factory import LazyStore
 
+#: Connections of all requests. Each of SQLite has a thread, for which a process may have no room.
+CONNECTIONS = 5
+
 
 class ConflictError(ApiError):
     """A 409 response: the object that a request creates exists already."""
@@ -54,7 +57,7 @@ class SharedStore(LazyStore):
     """
 
     def __init__(self, url: str) -> None:
-        super().__init__(url)
+        super().__init__(url, pool_size=CONNECTIONS, max_overflow=0)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import delete, select
+from sqlalchemy import and_, delete, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.tables import audit
@@ -69,6 +69,7 @@ async def list_audit_entries(
     limit: int = 100,
     action: str = "",
     subject: str | None = None,
+    after: AuditLogEntry | None = None,
 ) -> Sequence[AuditLogEntry]:
     """Return the newest entries first.
 
@@ -79,8 +80,12 @@ async def list_audit_entries(
         limit: The number of entries at most.
         action: Only entries whose action begins with this text.
         subject: Only entries about this subject.
+        after: The last entry of the previous page, or None for the first page.
     """
     statement = select(audit).order_by(audit.c.created_at.desc(), audit.c.id).limit(limit)
+    if after is not None:
+        same = and_(audit.c.created_at == after.created_at, audit.c.id > after.id)
+        statement = statement.where(or_(audit.c.created_at < after.created_at, same))
     if tenant_id is not None:
         statement = statement.where(audit.c.tenant_id == tenant_id)
     if since is not None:

@@ -22,6 +22,8 @@ BUSY_TIMEOUT = 10.0
 CONNECT_TIMEOUT = 10.0
 #: Seconds for closing a connection: a server that hangs does not confirm it.
 CLOSE_TIMEOUT = 1.0
+#: Connections that a store opens beyond its pool while all of that are in use, and closes afterwards.
+MAX_OVERFLOW = 10
 _WRITES = "llmops_writes"
 ResultT = TypeVar("ResultT")
 
@@ -91,17 +93,21 @@ class Store:
         await self.close()
 
 
-def connect(location: StoreUrl, pool_size: int = 5, busy_seconds: float = BUSY_TIMEOUT) -> Store:
+def connect(
+    location: StoreUrl, pool_size: int = 5, busy_seconds: float = BUSY_TIMEOUT, max_overflow: int = MAX_OVERFLOW
+) -> Store:
     """Return the database as it is, without opening a connection yet.
 
     Args:
         location: Location of the database.
-        pool_size: Maximum number of connections.
+        pool_size: Number of connections that stay open.
         busy_seconds: Seconds for which a SQLite writer waits for another one.
+        max_overflow: Number of further connections while all others are in use.
     """
+    pool = {"pool_size": pool_size, "max_overflow": max_overflow}
     if location.file is None:
-        return Store(location, _postgres_engine(location, pool_size))
-    return Store(location, *_sqlite_engines(location, pool_size, busy_seconds))
+        return Store(location, _postgres_engine(location, pool))
+    return Store(location, *_sqlite_engines(location, pool, busy_seconds))
 
 
 class _Connection(asyncpg.Connection):  # type: ignore[misc]
@@ -112,10 +118,10 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
             await super().close(timeout=timeout)
 
 
-def _postgres_engine(location: StoreUrl, pool_size: int) -> AsyncEngine:
+def _postgres_engine(location: StoreUrl, pool: dict[str, int]) -> AsyncEngine:
     options = {"timeout": CONNECT_TIMEOUT, "connection_class": _Connection}
     with translate_database_errors(location):
-        engine = create_async_engine(location.url, pool_size=pool_size, connect_args=options)
+        engine = create_async_engine(location.url, connect_args=options, **pool)
     event.listen(engine.sync_engine, "checkout", _discard_closed_connection)
     return engine
 
@@ -132,7 +138,7 @@ def _discard_closed_connection(_: object, record: ConnectionPoolEntry, __: objec
         raise DisconnectionError
 
 
-def _sqlite_engines(location: StoreUrl, pool_size: int, busy_seconds: float) -> tuple[AsyncEngine, Engine]:
+def _sqlite_engines(location: StoreUrl, pool: dict[str, int], busy_seconds: float) -> tuple[AsyncEngine, Engine]:
     if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
         raise MissingDependencyError(
             f"This Python has SQLite {sqlite3.sqlite_version}, and a store needs 3.35 or later; use another Python, or "
@@ -141,7 +147,7 @@ def _sqlite_engines(location: StoreUrl, pool_size: int, busy_seconds: float) -> 
     # isolation_level None: Python's driver begins transactions late and commits before DDL, so
     # transactions are begun here
     options = {"isolation_level": None, "timeout": busy_seconds}
-    engine = create_async_engine(location.url, pool_size=pool_size, connect_args=options)
+    engine = create_async_engine(location.url, connect_args=options, **pool)
     alone = create_engine(
         location.url.set(drivername="sqlite"), pool_size=1, connect_args=options, execution_options={_WRITES: True}
     )

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import NamedTuple
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, and_, delete, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.columns import insert
@@ -38,6 +39,15 @@ class DeadLetter:
     source: str
     value: bytes
     event_id: str | None = None
+
+
+class ListedLetter(NamedTuple):
+    """A stored dead letter, how often it arrived, and the time of its last arrival."""
+
+    id: str
+    count: int
+    last_at: datetime
+    letter: DeadLetter
 
 
 def add_dead_letters(connection: Connection, parked: Iterable[DeadLetter], at: datetime) -> None:
@@ -85,12 +95,19 @@ async def count_dead_letters(connection: AsyncConnection) -> dict[str, int]:
     return {reason: int(count) for reason, count in await connection.execute(counts)}
 
 
-async def list_dead_letters(connection: AsyncConnection, limit: int) -> Sequence[tuple[DeadLetter, int, datetime]]:
-    """Return the newest dead letters, each with its count and the time of the last arrival."""
+async def list_dead_letters(
+    connection: AsyncConnection, limit: int, after: ListedLetter | None = None
+) -> Sequence[ListedLetter]:
+    """Return the newest dead letters, or those that follow `after`."""
     columns = dead_letters.c
-    statement = select(columns.reason, columns.source, columns.value, columns.event_id, columns.count, columns.last_at)
+    statement = select(
+        columns.id, columns.count, columns.last_at, columns.reason, columns.source, columns.value, columns.event_id
+    )
+    if after is not None:
+        same = and_(columns.last_at == after.last_at, columns.id > after.id)
+        statement = statement.where(or_(columns.last_at < after.last_at, same))
     rows = await connection.execute(statement.order_by(columns.last_at.desc(), columns.id).limit(limit))
-    return [(DeadLetter(*row[:4]), row.count, row.last_at) for row in rows.all()]  # type: ignore[misc]
+    return [ListedLetter(*row[:3], DeadLetter(*row[3:])) for row in rows.all()]
 
 
 async def prune_dead_letters(connection: AsyncConnection, before: datetime) -> int:

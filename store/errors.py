@@ -84,6 +84,12 @@ def translate_database_errors(location: StoreUrl) -> Iterator[None]:
     """
     try:
         yield
+    except RuntimeError as error:
+        # each connection of SQLite has a thread
+        if "start new thread" not in str(error):
+            raise
+        reason = "cannot be asked: this process can start no thread; raise its limit of memory or of threads."
+        raise ResourceError(f"The store {location} {reason}") from error
     except (TimeoutError, DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         cause = _driver_error(error)
         match = _sqlite(cause) if location.file else _postgres(cause)

@@ -10,12 +10,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.clocks import wait_with_timeout
 from llmops.errors import ResourceError
-from llmops.store.database import ResultT, Store, connect
+from llmops.store.database import MAX_OVERFLOW, ResultT, Store, connect
 from llmops.store.migrate import migrate
 from llmops.store.store_url import StoreUrl
 
 
-async def open_store(url: str, pool_size: int = 5) -> Store:
+async def open_store(url: str, pool_size: int = 5, max_overflow: int = MAX_OVERFLOW) -> Store:
     """Open the store at `url`. Create and migrate it if necessary.
 
     Raises:
@@ -25,7 +25,7 @@ async def open_store(url: str, pool_size: int = 5) -> Store:
     """
     location = StoreUrl.parse(url)
     location.create()
-    store = connect(location, pool_size)
+    store = connect(location, pool_size, max_overflow=max_overflow)
     try:
         await migrate(store)
     except BaseException:
@@ -52,8 +52,8 @@ async def within(seconds: float, work: Awaitable[ResultT]) -> ResultT:
 class LazyStore:
     """A store that its first use opens, so that a process starts while the store is unreachable."""
 
-    def __init__(self, url: str, pool_size: int = 5) -> None:
-        self.url, self._pool_size = url, pool_size
+    def __init__(self, url: str, pool_size: int = 5, max_overflow: int = MAX_OVERFLOW) -> None:
+        self.url, self._pool_size, self._max_overflow = url, pool_size, max_overflow
         self._store: Store | None = None
         self._opening = asyncio.Lock()
 
@@ -85,5 +85,5 @@ class LazyStore:
     async def _opened(self) -> Store:
         async with self._opening:
             if self._store is None:
-                self._store = await open_store(self.url, self._pool_size)
+                self._store = await open_store(self.url, self._pool_size, self._max_overflow)
         return self._store

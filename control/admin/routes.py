@@ -46,7 +46,7 @@ from llmops.control.admin.schemas import (
     to_dollars,
     to_micros,
 )
-from llmops.control.api_route import ControlRoute, add_routes, json_response, make_router
+from llmops.control.api_route import ControlRoute, add_routes, json_response, list_response, make_router
 from llmops.control.store_access import client_errors
 from llmops.gateway.errors import ForbiddenError
 from llmops.gateway.http.error_handlers import add_exception_handlers
@@ -57,6 +57,7 @@ from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.accounts.users import DEFAULT_TIER, ensure_user, require_user
 from llmops.store.audit import AuditContext, AuditLogEntry
 from llmops.store.database import Store
+from llmops.store.dead_letters import ListedLetter
 from llmops.store.factory import LazyStore
 from llmops.store.tables import SUMMED
 from llmops.store.usage_queries import UsageFilter, UsageSum, spent_micros, sum_usage
@@ -234,15 +235,22 @@ async def create_key(session: Session, body: KeyCreate) -> KeyWithSecret:
         return KeyWithSecret(**_key_fields(key, session.by.at), key=secret)
 
 
-@router.get("/keys", summary="List keys without their secrets")
-async def list_keys(session: Session, query: Annotated[KeyListQuery, Query()]) -> tuple[KeyRead, ...]:
+@router.get("/keys", summary="List keys without their secrets", response_model=tuple[KeyRead, ...])
+async def list_keys(session: Session, query: Annotated[KeyListQuery, Query()]) -> Response:
     now = session.by.at
     async with session.read() as connection:
         if query.tenant:
             await tenants.require_tenant(connection, query.tenant)
         owner = await require_user(connection, query.user) if query.user else None
-        found = await keys.list_keys(connection, query.tenant, owner.id if owner else None)
-    return tuple(KeyRead(**_key_fields(key, now)) for key in found if query.all or key.state(now) == "active")
+
+    async def read(after: keys.KeyRow | None, limit: int) -> Sequence[keys.KeyRow]:
+        async with session.read() as connection:
+            return await keys.list_keys(connection, query.tenant, owner.id if owner else None, limit, after)
+
+    def show(key: keys.KeyRow) -> KeyRead | None:
+        return KeyRead(**_key_fields(key, now)) if query.all or key.state(now) == "active" else None
+
+    return await list_response(read, show)
 
 
 @router.get("/keys/{key}", summary="Show a key, what is spent of its budget, and its tenant's limits")
@@ -361,32 +369,47 @@ async def reconcile_usage(session: Session, body: ReconciliationRequest) -> Reco
         return await reconcile(connection, session.by, body)
 
 
-@router.get("/usage/dead-letters", summary="List usage events that could not be billed")
-async def list_dead_letters(
-    session: Session, query: Annotated[DeadLetterListQuery, Query()]
-) -> tuple[DeadLetterRead, ...]:
-    async with session.read() as connection:
-        found = await dead_letters.list_dead_letters(connection, query.limit)
-    return tuple(
-        DeadLetterRead(
-            reason=letter.reason,
-            source=escape_unsafe(letter.source),
-            signed=letter.event_id is not None,
-            count=count,
-            last_at=last,
-            value=escape_unsafe(letter.value.decode("utf-8", "replace"), MAX_EVENT_CHARACTERS),
-        )
-        for letter, count, last in found
+@router.get(
+    "/usage/dead-letters",
+    summary="List usage events that could not be billed",
+    response_model=tuple[DeadLetterRead, ...],
+)
+async def list_dead_letters(session: Session, query: Annotated[DeadLetterListQuery, Query()]) -> Response:
+    async def read(after: ListedLetter | None, limit: int) -> Sequence[ListedLetter]:
+        async with session.read() as connection:
+            return await dead_letters.list_dead_letters(connection, limit, after)
+
+    return await list_response(read, _dead_letter_read, query.limit)
+
+
+def _dead_letter_read(listed: ListedLetter) -> DeadLetterRead:
+    letter = listed.letter
+    return DeadLetterRead(
+        reason=letter.reason,
+        source=escape_unsafe(letter.source),
+        signed=letter.event_id is not None,
+        count=listed.count,
+        last_at=listed.last_at,
+        value=escape_unsafe(letter.value.decode("utf-8", "replace"), MAX_EVENT_CHARACTERS),
     )
 
 
-@router.get("/audit", summary="List administrative changes and rejected requests")
-async def read_audit(session: Session, query: Annotated[AuditQuery, Query()]) -> tuple[AuditEntryRead, ...]:
-    async with session.read() as connection:
-        found = await audit.list_audit_entries(
-            connection, tenant_id=query.tenant, since=query.since, limit=query.limit, action=query.action or ""
-        )
-    return tuple(map(audit_entry_read, found))
+@router.get(
+    "/audit", summary="List administrative changes and rejected requests", response_model=tuple[AuditEntryRead, ...]
+)
+async def read_audit(session: Session, query: Annotated[AuditQuery, Query()]) -> Response:
+    async def read(after: AuditLogEntry | None, limit: int) -> Sequence[AuditLogEntry]:
+        async with session.read() as connection:
+            return await audit.list_audit_entries(
+                connection,
+                tenant_id=query.tenant,
+                since=query.since,
+                limit=limit,
+                action=query.action or "",
+                after=after,
+            )
+
+    return await list_response(read, audit_entry_read, query.limit)
 
 
 def audit_entry_read(entry: AuditLogEntry) -> AuditEntryRead:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import RowMapping, String, bindparam, case, or_, select
+from sqlalchemy import RowMapping, String, bindparam, case, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import InputError, UnknownResourceError
@@ -108,6 +108,8 @@ _KEYS = (
     .join(users, users.c.id == api_keys.c.user_id)
     .join(tenants)
 )
+_ORDER = (users.c.tenant_id, users.c.email, api_keys.c.created_at, api_keys.c.id)
+
 _HASHED = bindparam("hashed", type_=String)
 # composed once: that would take as long as the query itself
 _BY_HASH = _KEYS.add_columns(
@@ -199,10 +201,24 @@ async def lock_key(connection: AsyncConnection, key: str) -> KeyRow:
 
 
 async def list_keys(
-    connection: AsyncConnection, tenant_id: str | None = None, user_id: str | None = None
+    connection: AsyncConnection,
+    tenant_id: str | None = None,
+    user_id: str | None = None,
+    limit: int = 500,
+    after: KeyRow | None = None,
 ) -> Sequence[KeyRow]:
-    """Return keys by tenant and user, the oldest first, including refused ones."""
-    statement = _KEYS.order_by(users.c.tenant_id, users.c.email, api_keys.c.created_at, api_keys.c.id)
+    """Return keys by tenant and user, the oldest first, including refused ones.
+
+    Args:
+        connection: A connection to the store.
+        tenant_id: Only keys of this tenant.
+        user_id: Only keys of this user.
+        limit: The number of keys at most.
+        after: The last key of the previous page, or None for the first page.
+    """
+    statement = _KEYS.order_by(*_ORDER).limit(limit)
+    if after is not None:
+        statement = statement.where(tuple_(*_ORDER) > (after.tenant_id, after.email, after.created_at, after.id))
     if tenant_id is not None:
         statement = statement.where(users.c.tenant_id == tenant_id)
     if user_id is not None:

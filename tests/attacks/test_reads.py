@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import sys
 import threading
 import time
 from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx
 
 from llmops.gateway.ratelimit.read_limit import MAX_OPEN_READS
-from tests.attacks.harness import Engine, Neighbour, connect, record, scaled
+from llmops.store.factory import open_store
+from llmops.store.tables import api_keys
+from tests.attacks.harness import MIB, Engine, Neighbour, connect, record, scaled, status
+from tests.store.control_client import make_key
+from tests.support.live_process import LLMOPS, LiveProcess
 
 ATTACKERS = 8
 
@@ -118,3 +127,46 @@ def used_in(gateway, seconds: float) -> float:
     before, start = gateway.cpu(), time.monotonic()
     time.sleep(seconds)
     return (gateway.cpu() - before) / (time.monotonic() - start)
+
+
+class LimitedControl(LiveProcess):
+    """`llmops control` that may have 1 GiB of addresses."""
+
+    def __init__(self, folder: Path, store: str) -> None:
+        limited = (
+            f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_AS, ({1024 * MIB},) * 2); "
+            "os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        command = [*LLMOPS, "control", "--store", store, "--port", "0"]
+        super().__init__([sys.executable, "-c", limited, *command], folder / "control.log")
+        self.host, self.port = "127.0.0.1", int(self.found(r"listens on http://127.0.0.1:(\d+)"))
+
+
+def test_slow_readers_of_a_long_list_do_not_end_control(tmp_path: Path, programs: contextlib.ExitStack) -> None:
+    """Before the fix, each had a thread and the whole list in memory, and control answered nobody any more."""
+    url = f"sqlite:///{tmp_path}/store.db"
+
+    async def fill() -> str:
+        secret, _, user = await make_key(url)
+        rows = [
+            {"hash": f"{number:064x}", "id": f"key-{number}", "prefix": "sk-llmops-ab", "user_id": user}
+            | {"tier": "free", "scopes": ["inference"], "created_at": datetime(2026, 1, 1, tzinfo=UTC)}
+            for number in range(scaled(4000, 20_000))
+        ]
+        async with await open_store(url) as store, store.write() as connection:
+            await connection.execute(api_keys.insert(), rows)
+        return secret
+
+    head = f"host: x\r\nauthorization: Bearer {asyncio.run(fill())}\r\n\r\n"
+    control = LimitedControl(tmp_path, url)
+    programs.callback(control.stop)
+    sent = f"GET /api/admin/keys HTTP/1.1\r\n{head}".encode()
+    readers = [programs.enter_context(connect(control, receive_buffer=4096)) for _ in range(100)]
+    with Neighbour(control) as neighbour:
+        for reader in readers:
+            reader.sendall(sent)
+        answers = Counter(reader.recv(15) for reader in readers)
+    record(f"{answers}, p95 {neighbour.quantile(0.95) * 1000:.0f} ms, {control.peak() / MIB:.0f} MB")
+    assert set(answers) <= {b"HTTP/1.1 200 OK", b"HTTP/1.1 503 Se"}
+    assert neighbour.failures == 0
+    assert status(control, sent) == 200

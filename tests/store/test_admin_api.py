@@ -3,15 +3,20 @@
 import asyncio
 import json
 import re
+from datetime import UTC, datetime
+from functools import partial
 
 import httpx
 import pytest
 from sqlalchemy import make_url
 
+from llmops.control import api_route
 from llmops.control.app import control_plugin
 from llmops.gateway.app import create_app as create_gateway
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts.key_secrets import hash_secret, is_secret
+from llmops.store.dead_letters import DeadLetter, add_dead_letters
+from llmops.store.factory import open_store
 from tests.store.control_client import bearer, control, make_key
 from tests.support.gateway_stack import app_client
 
@@ -85,6 +90,40 @@ async def test_a_tenant_from_nothing_to_a_key(url):
         (f"key:{admin_id}", action) for action in ("key.rotate", "key.update", "key.update", "key.create")
     ]
     assert secret not in json.dumps(log)
+
+
+async def test_a_list_of_many_keys_has_each_once(url, monkeypatch):
+    """The event loop makes a page at a time: 20,000 keys held it for 1.9 s."""
+    monkeypatch.setattr(api_route, "PAGE_SIZE", 2)
+    secret, admin, _ = await make_key(url)
+    async with control(url) as client:
+        client.headers.update(bearer(secret))
+        assert (await client.post("/api/admin/tenants", json={"id": "acme"})).status_code == 201
+        made = []
+        for number in range(7):
+            key = {"tenant": "acme", "user": f"{number % 3}@acme.example", "budget": {"usd": 5, "period": "day"}}
+            made.append((await client.post("/api/admin/keys", json=key)).json())
+        await client.post(f"/api/admin/keys/{made[0]['id']}/revoke", json={})
+        listed = (await client.get("/api/admin/keys")).json()
+        assert listed[:-1] == [
+            {name: value for name, value in made[number].items() if name != "key"} for number in (3, 6, 1, 4, 2, 5)
+        ]
+        assert listed[-1]["id"] == admin
+        every = (await client.get("/api/admin/keys", params={"all": True, "tenant": "acme"})).json()
+        assert [key["id"] for key in every] == [made[number]["id"] for number in (0, 3, 6, 1, 4, 2, 5)]
+        user = (await client.get("/api/admin/keys", params={"user": "1@acme.example"})).json()
+        assert [key["id"] for key in user] == [made[number]["id"] for number in (1, 4)]
+        log = (await client.get("/api/admin/audit", params={"action": "key."})).json()
+        assert [line["subject"] for line in log[:8]] == [made[number]["id"] for number in (0, 6, 5, 4, 3, 2, 1, 0)]
+        assert (await client.get("/api/admin/audit", params={"action": "key.", "limit": 5})).json() == log[:5]
+        letters = [DeadLetter("not signed by a gateway", "t[0] at 1", b"%d" % number) for number in range(7)]
+        async with await open_store(url) as store:
+            for day in (1, 2):
+                at = datetime(2026, 1, day, tzinfo=UTC)
+                await store.transact(partial(add_dead_letters, parked=letters[3 * day :], at=at))
+        parked = (await client.get("/api/admin/usage/dead-letters", params={"limit": 3})).json()
+        assert {line["value"] for line in parked[:1]} == {"6"}
+        assert len({line["value"] for line in parked}) == len(parked) == 3
 
 
 NOT_JSON = "The body is not valid JSON; send a JSON object, with names and texts in double quotes."

@@ -4,6 +4,7 @@ import re
 import shutil
 import socket
 import sqlite3
+import threading
 
 import pytest
 
@@ -150,6 +151,16 @@ async def test_a_full_database_keeps_what_it_had(newest_file, folder, by):
             await fill(store, (f"tenant-{number}" for number in range(10_000)))
         async with store.read() as connection:
             assert [tenant.id for tenant in await list_tenants(connection)] == ["acme"]
+
+
+async def test_a_process_that_can_start_no_thread(folder, monkeypatch):
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("aiosqlite.core.Thread", Refused)
+    said = (await refused(f"sqlite:///{folder}/store.db")).message
+    assert said.endswith("cannot be asked: this process can start no thread; raise its limit of memory or of threads.")
 
 
 async def test_a_file_is_its_owners_alone(folder):
