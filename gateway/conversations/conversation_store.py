@@ -130,7 +130,8 @@ class ConversationStore:
         """
         before = await self.find(caller, after) if after else None
         user = owner_id(caller)
-        found = await self._database.read(
+        look = self._database.search if text else self._database.read
+        found = await look(
             lambda connection: table.list_conversations(connection, user, limit=limit + 1, before=before, text=text),
             user,
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 # Seconds that a request waits for the store before it counts as away.
 STORE_TIMEOUT = 5.0
+#: Searches that a gateway process runs at a time.
+MAX_SEARCHES = 2
 #: Seconds between two lines of the log: a caller that sends many requests at once waits for itself.
 LOG_INTERVAL = 1.0
 
@@ -37,6 +39,7 @@ class Database:
         self._store = LazyStore(url, pool_size=2)
         self._subject, self._advice = subject, advice
         self._lines = RepeatedLines(LOG_INTERVAL)
+        self._searches = asyncio.Semaphore(MAX_SEARCHES)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def read(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str | None = None) -> T:
@@ -49,12 +52,24 @@ class Database:
         """
         return await self._answered(self._in_turn(owner, self._store.read, work))
 
+    async def search(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str) -> T:
+        """Run `work` that takes the store up to a second; otherwise as `read`.
+
+        MAX_SEARCHES run at a time, so that other work finds a connection and a core of the store.
+        """
+        return await self._answered(self._in_turn(owner, self._searching, work))
+
     async def write(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str | None = None) -> T:
         """Run `work` in a transaction; otherwise as `read`."""
         return await self._answered(self._in_turn(owner, self._store.write, work))
 
     async def close(self) -> None:
         await self._store.close()
+
+    @asynccontextmanager
+    async def _searching(self) -> AsyncIterator[AsyncConnection]:
+        async with self._searches, self._store.read() as connection:
+            yield connection
 
     async def _in_turn(
         self,
