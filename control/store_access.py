@@ -17,10 +17,8 @@ from starlette.requests import Request
 from llmops.errors import DuplicateNameError, InputError, LlmopsError, UnknownResourceError
 from llmops.gateway.errors import ApiError, InvalidRequestError, NotFoundError, UnavailableError
 from llmops.gateway.interfaces import Caller
+from llmops.store.database import MAX_OVERFLOW
 from llmops.store.factory import LazyStore
-
-#: Connections of all requests. Each of SQLite has a thread, for which a process may have no room.
-CONNECTIONS = 5
 
 
 class ConflictError(ApiError):
@@ -57,7 +55,8 @@ class SharedStore(LazyStore):
     """
 
     def __init__(self, url: str) -> None:
-        super().__init__(url, pool_size=CONNECTIONS, max_overflow=0)
+        # each connection of SQLite has a thread, for which a process may have no room
+        super().__init__(url, max_overflow=0 if url.startswith("sqlite") else MAX_OVERFLOW)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager

@@ -45,7 +45,7 @@ class ListedLetter(NamedTuple):
     """A stored dead letter, how often it arrived, and the time of its last arrival."""
 
     id: str
-    count: int
+    arrivals: int
     last_at: datetime
     letter: DeadLetter
 

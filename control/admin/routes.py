@@ -388,7 +388,7 @@ def _dead_letter_read(listed: ListedLetter) -> DeadLetterRead:
         reason=letter.reason,
         source=escape_unsafe(letter.source),
         signed=letter.event_id is not None,
-        count=listed.count,
+        count=listed.arrivals,
         last_at=listed.last_at,
         value=escape_unsafe(letter.value.decode("utf-8", "replace"), MAX_EVENT_CHARACTERS),
     )
