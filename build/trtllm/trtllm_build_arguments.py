@@ -1,6 +1,6 @@
 """Translate a build request to the exact `trtllm-build` arguments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from llmops.build.quant_formats import FORMATS
@@ -10,28 +10,12 @@ from llmops.errors import InputError
 
 
 @dataclass(frozen=True)
-class LoraOptions:
-    """The LoRA adapters that the engine must be able to load.
-
-    `modules` has TensorRT-LLM's names of the adapted modules; the largest rank is given too.
-    """
-
-    directories: Sequence[str] = ()
-    max_rank: int = 64
-    modules: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class SpeculativeOptions:
-    """Speculative decoding: `mode` as in `--speculative_decoding_mode`, and `max_draft_len` tokens."""
-
-    mode: str
-    max_draft_len: int
-
-
-@dataclass(frozen=True)
 class EngineOptions:
-    """The inputs of `trtllm-build`. Lengths are in tokens; `extra` overrides any flag."""
+    """The inputs of `trtllm-build`. Lengths are in tokens.
+
+    `features` are the flags of LoRA adapters and of speculative decoding; `extra` overrides any
+    flag.
+    """
 
     subject: FlagContext
     max_batch_size: int
@@ -40,8 +24,7 @@ class EngineOptions:
     max_num_tokens: int
     tokens_per_block: int = 32
     workers: int = 1
-    lora: LoraOptions | None = None
-    speculative: SpeculativeOptions | None = None
+    features: Mapping[str, Value] = field(default_factory=dict)
     extra: Mapping[str, Value] = field(default_factory=dict)
 
 
@@ -61,8 +44,7 @@ def build_arguments(options: EngineOptions, checkpoint_dir: str, output_dir: str
         "max_beam_width": 1,
         **_inflight_batching(options),
         **_plugins(options.subject),
-        **_lora(options.lora),
-        **_speculative(options.speculative),
+        **options.features,
         "workers": options.workers,
         **options.extra,
     }
@@ -121,20 +103,3 @@ def _plugins(subject: FlagContext) -> dict[str, Value]:
         if subject.quant == "fp8":
             chosen["user_buffer"] = "enable"
     return chosen
-
-
-def _lora(lora: LoraOptions | None) -> dict[str, Value]:
-    if lora is None:
-        return {}
-    chosen: dict[str, Value] = {"lora_plugin": "auto", "max_lora_rank": lora.max_rank}
-    if lora.directories:
-        chosen["lora_dir"] = list(lora.directories)
-    if lora.modules:
-        chosen["lora_target_modules"] = list(lora.modules)
-    return chosen
-
-
-def _speculative(speculative: SpeculativeOptions | None) -> dict[str, Value]:
-    if speculative is None:
-        return {}
-    return {"speculative_decoding_mode": speculative.mode, "max_draft_len": speculative.max_draft_len}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmops.build.targets.nvidia import stage_estimates
 from llmops.build.trtllm.flag_rules import FlagContext
-from llmops.build.trtllm.trtllm_build_arguments import EngineOptions, LoraOptions, build_arguments
+from llmops.build.trtllm.trtllm_build_arguments import EngineOptions, build_arguments
 from llmops.build.trtllm.trtllm_build_flags import FLAGS, effective_flags, from_argv, to_argv
 from llmops.cli.main import cli
 from llmops.errors import InputError
@@ -22,11 +22,10 @@ def options(family="llama", quant="none", tp=1, pp=1, **asked):
     lora = asked.pop("lora", None)
     values = {"max_batch_size": 64, "max_input_len": 1024, "max_seq_len": 2048, "max_num_tokens": 8192, **asked}
     extra = values.pop("extra", {})
-    speculative = values.pop("speculative", None)
-    return EngineOptions(
-        subject=FlagContext(family, quant, tp, pp), workers=tp * pp, extra=extra, speculative=speculative,
-        lora=LoraOptions(*lora) if lora else None, **values,
-    )  # fmt: skip
+    names = ("lora_dir", "max_lora_rank", "lora_target_modules")
+    features = {"lora_plugin": "auto", **dict(zip(names, lora, strict=True))} if lora else {}
+    subject = FlagContext(family, quant, tp, pp)
+    return EngineOptions(subject=subject, workers=tp * pp, extra=extra, features=features, **values)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)

@@ -9,7 +9,7 @@ from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.targets.nvidia.build_request import COMMON_OPTIONS, BuildRequest, positive_option
 from llmops.build.trtllm.backend_parameters import checked_parameters
 from llmops.build.trtllm.flag_rules import FlagContext, paged_context
-from llmops.build.trtllm.trtllm_build_arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
+from llmops.build.trtllm.trtllm_build_arguments import EngineOptions, build_arguments
 from llmops.build.trtllm.trtllm_build_flags import Value, effective_flags, from_argv, to_argv
 from llmops.errors import InputError
 
@@ -50,8 +50,7 @@ def engine_arguments(request: BuildRequest, adapters: list[AdapterCheckpoint]) -
         max_num_tokens=request.limits.max_num_tokens,
         tokens_per_block=positive_option(spec, "tokens_per_block", (spec.plan or {}).get("tokens_per_block", 32)),
         workers=positive_option(spec, "workers", spec.tp * spec.pp),
-        lora=_lora(spec, adapters),
-        speculative=_speculative(spec),
+        features={**_lora(spec, adapters), **_speculative(spec)},
         extra=_extra_flags(spec),
     )
     return [
@@ -71,36 +70,36 @@ def max_input_len(request: BuildRequest) -> int:
     return positive_option(request.spec, "max_input_len", longest)
 
 
-def _lora(spec: BuildSpec, adapters: list[AdapterCheckpoint]) -> LoraOptions | None:
-    """Return room for the given adapters, and for more if the user says so."""
+def _lora(spec: BuildSpec, adapters: list[AdapterCheckpoint]) -> dict[str, Value]:
+    """Return the flags that make room for the given adapters, and for more if the user says so."""
     extra_modules = spec.options.get("lora_modules")
     if not adapters and extra_modules is None:
-        return None
+        return {}
     modules = {module: None for adapter in adapters for module in adapter.modules}
     modules |= dict.fromkeys(str(extra_modules).split(",") if extra_modules else ())
     largest = max((adapter.rank for adapter in adapters), default=64)
     rank = positive_option(spec, "max_lora_rank", largest)
     if adapters and rank < largest:
         raise InputError(f"--set max_lora_rank={rank}: one of the adapters has rank {largest}; leave it out.")
-    return LoraOptions(max_rank=rank, modules=tuple(modules))
+    named: dict[str, Value] = {"lora_target_modules": list(modules)} if modules else {}
+    return {"lora_plugin": "auto", "max_lora_rank": rank, **named}
 
 
-def _speculative(spec: BuildSpec) -> SpeculativeOptions | None:
+def _speculative(spec: BuildSpec) -> dict[str, Value]:
     mode = spec.options.get("speculative_mode")
     if mode is None:
-        return None
+        return {}
     if mode not in SPECULATIVE_MODES:
         raise InputError(
             f"--set speculative_mode={mode}: needs draft heads in the checkpoint, which llmops does not make; use "
             f"{' or '.join(SPECULATIVE_MODES)}, or --target pytorch with llm.speculative_config."
         )
     sizes = lookahead_sizes(spec)
-    if sizes is None:
-        return SpeculativeOptions(str(mode), positive_option(spec, "max_draft_len", 4))
-    length = lookahead_draft_len(*sizes)
-    if positive_option(spec, "max_draft_len", length) != length:
+    length = 4 if sizes is None else lookahead_draft_len(*sizes)
+    chosen = positive_option(spec, "max_draft_len", length)
+    if sizes is not None and chosen != length:
         raise InputError(f"--set max_draft_len: lookahead={','.join(map(str, sizes))} makes it {length}; leave it out.")
-    return SpeculativeOptions(str(mode), length)
+    return {"speculative_decoding_mode": str(mode), "max_draft_len": chosen}
 
 
 def lookahead_sizes(spec: BuildSpec) -> list[int] | None:
