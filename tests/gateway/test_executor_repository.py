@@ -19,8 +19,7 @@ from tests.support.manifests import engine_manifest
 from tests.support.processes import commands, descendants
 from tests.support.programs import install_program
 from tests.support.stack import ready_triton
-from tests.trtllm.installed import install_executor
-from tests.trtllm.test_executor_runtime import MPIRUN
+from tests.trtllm.installed import MPIRUN, install_executor
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
 

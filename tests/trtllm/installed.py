@@ -12,6 +12,22 @@ from tests.trtllm.test_adapters import write_adapter
 
 HERE = Path(__file__).parent
 
+#: A program in the place of mpirun: it starts the ranks, and ends with the last of them.
+MPIRUN = """#!{python}
+import os, subprocess, sys
+words = sys.argv[1:]
+count, program = int(words[words.index("-n") + 1]), words[words.index("-n") + 2:]
+ranks = [subprocess.Popen(program, env={{**os.environ, "OMPI_COMM_WORLD_RANK": str(rank),
+                                        "OMPI_COMM_WORLD_SIZE": str(count)}}) for rank in range(count)]
+codes = []
+while len(codes) < count:
+    pid, status = os.wait()
+    codes.append(os.waitstatus_to_exitcode(status))
+    if codes[-1]:
+        [rank.kill() for rank in ranks]
+sys.exit(max(map(abs, codes)))
+"""
+
 
 def adapter_repository(root: Path, template: str = "", **spec: Any) -> Path:
     """Make the repository of a `pytorch` engine with the adapter `tiny-sql`, and return its path."""

@@ -17,7 +17,7 @@ from llmops.kv_blocks import adapter_salt, block_hashes
 from tests.support.model_code import version_folder
 from tests.support.programs import install_program
 from tests.trtllm import standin_executor as standin
-from tests.trtllm.installed import install_executor
+from tests.trtllm.installed import MPIRUN, install_executor
 from tests.trtllm.runtime_requests import ask
 
 PARAMETERS = {
@@ -186,22 +186,6 @@ def test_the_backends_parameters_become_the_executors(folder):
     assert (config.peft_cache_config.lora_prefetch_dir, config.peft_cache_config.host_cache_size) == ("/adapters", 2000)
     assert (config.extended_runtime_perf_knob_config.cuda_graph_mode, config.gpu_weights_percent) == (True, 0.5)
     assert (config.normalize_log_probs, config.enable_chunked_context, config.max_batch_size) == (False, True, 4)
-
-
-MPIRUN = """#!{python}
-import os, subprocess, sys
-words = sys.argv[1:]
-count, program = int(words[words.index("-n") + 1]), words[words.index("-n") + 2:]
-ranks = [subprocess.Popen(program, env={{**os.environ, "OMPI_COMM_WORLD_RANK": str(rank),
-                                        "OMPI_COMM_WORLD_SIZE": str(count)}}) for rank in range(count)]
-codes = []
-while len(codes) < count:
-    pid, status = os.wait()
-    codes.append(os.waitstatus_to_exitcode(status))
-    if codes[-1]:
-        [rank.kill() for rank in ranks]
-sys.exit(max(map(abs, codes)))
-"""
 
 
 @pytest.fixture
