@@ -1,11 +1,10 @@
 """`llmops bench` without the command line: options in, a report document out."""
 
 import random
-from dataclasses import fields
 
 from llmops.connection_errors import check_url
 from llmops.errors import LlmopsError, ServerError
-from llmops.perf.clients.base import Client, RequestOptions
+from llmops.perf.clients.base import Client
 from llmops.perf.load.objectives import meets_objectives
 from llmops.perf.load.runner import LoadRun, Runner, StopCondition, arrival_times
 from llmops.perf.load.sweep import SweepStep, highest_rate
@@ -49,26 +48,23 @@ async def _connect(options: BenchOptions) -> tuple[Client, str, PromptForm, Fill
 
 
 async def _openai(options: BenchOptions) -> tuple[Client, str, PromptForm, Filler]:
-    from llmops.perf.clients.openai import OpenAIBenchClient, OpenAITarget, first_model
+    from llmops.perf.clients.openai import OpenAIBenchClient, first_model
 
     check_url(options.url, "URL")
     auth = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     model = options.model or await first_model(options.url, {**options.headers, **auth})
     chat = options.via == "chat"
-    manner = {one.name: getattr(options, one.name) for one in fields(RequestOptions)}
-    target = OpenAITarget(options.url, model, chat, **manner)
-    return OpenAIBenchClient(target), model, "chat" if chat else "prompt", WordFiller()
+    client = OpenAIBenchClient(options.url, model, chat, options)
+    return client, model, "chat" if chat else "prompt", WordFiller()
 
 
 async def _triton(options: BenchOptions) -> tuple[Client, str, PromptForm, Filler]:
-    from llmops.perf.clients.triton import TritonBenchClient, TritonTarget, first_model
+    from llmops.perf.clients.triton import TritonBenchClient, first_model
 
     address = options.url.removeprefix("grpc://")
     model = options.model or await first_model(address)
     ensemble = options.via == "ensemble"
-    client = TritonBenchClient(
-        TritonTarget(address, model, ensemble, options.stream, options.ignore_eos, options.timeout)
-    )
+    client = TritonBenchClient(address, model, options, ensemble)
     if ensemble:
         return client, model, "prompt", WordFiller()
     try:

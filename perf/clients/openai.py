@@ -4,7 +4,6 @@ import asyncio
 import json
 import ssl
 import time
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,25 +16,17 @@ from llmops.perf.records import Record, Request
 from llmops.untrusted_text import is_safe_text
 
 
-@dataclass
-class OpenAITarget(RequestOptions):
-    """An endpoint and its options. `url` ends in /v1."""
-
-    url: str
-    model: str
-    chat: bool = True
-
-
 class OpenAIBenchClient:
     """A `Client` of an OpenAI endpoint."""
 
-    def __init__(self, target: OpenAITarget) -> None:
-        self._target = target
-        self._http = HttpClient(target.url)
-        self._path = urlsplit(target.url).path.rstrip("/") + ("/chat/completions" if target.chat else "/completions")
-        self._headers = {"content-type": "application/json", "accept": "*/*", **target.headers}
-        if target.api_key:
-            self._headers["authorization"] = f"Bearer {target.api_key}"
+    def __init__(self, url: str, model: str, chat: bool, options: RequestOptions) -> None:
+        """Create a client of the endpoint at `url`, which ends in /v1."""
+        self._model, self._chat, self._options = model, chat, options
+        self._http = HttpClient(url)
+        self._path = urlsplit(url).path.rstrip("/") + ("/chat/completions" if chat else "/completions")
+        self._headers = {"content-type": "application/json", "accept": "*/*", **options.headers}
+        if options.api_key:
+            self._headers["authorization"] = f"Bearer {options.api_key}"
 
     async def send(self, request: Request, start: float | None = None) -> Record:
         data = render("POST", self._path, self._http.netloc, self._headers, self._body(request))
@@ -57,8 +48,8 @@ class OpenAIBenchClient:
     async def _exchange(self, connection: Connection, data: bytes, request: Request, record: Record) -> None:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        answer = ResponseRecorder(record, request, self._target.stream, done, connection.abort)
-        timer = loop.call_later(self._target.timeout, answer.time_out)
+        answer = ResponseRecorder(record, request, self._options.stream, done, connection.abort)
+        timer = loop.call_later(self._options.timeout, answer.time_out)
         try:
             connection.send(data, answer)
             await done
@@ -69,19 +60,19 @@ class OpenAIBenchClient:
             timer.cancel()
 
     def _body(self, request: Request) -> bytes:
-        target = self._target
-        body: dict[str, Any] = {"model": target.model, "max_tokens": request.max_tokens, "stream": target.stream}
-        if target.chat:
+        options = self._options
+        body: dict[str, Any] = {"model": self._model, "max_tokens": request.max_tokens, "stream": options.stream}
+        if self._chat:
             body["messages"] = request.messages
         else:
             body["prompt"] = request.prompt
         if request.tools:
             body["tools"] = request.tools
-        if target.ignore_eos and not request.tools:
+        if options.ignore_eos and not request.tools:
             body |= {"ignore_eos": True, "min_tokens": request.max_tokens}
-        if target.stream:
+        if options.stream:
             body["stream_options"] = {"include_usage": True}
-        return json.dumps(body | target.extra).encode()
+        return json.dumps(body | options.extra).encode()
 
     async def close(self) -> None:
         self._http.close()

@@ -8,7 +8,6 @@ Triton's protobuf messages, without tritonclient's own client.
 
 import struct
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from grpc import aio
@@ -20,6 +19,7 @@ from llmops.contract import EMPTY_FINAL_PARAMETER, ENGINE_SUFFIX, FINAL_RESPONSE
 from llmops.errors import ServerError
 from llmops.gateway.triton.request_writer import MessageTensorWriter
 from llmops.input_files import parse_json
+from llmops.perf.clients.base import RequestOptions
 from llmops.perf.records import Record, Request
 from llmops.untrusted_text import escape_unsafe
 
@@ -36,55 +36,39 @@ CHANNEL_OPTIONS = [
 ]
 
 
-@dataclass(frozen=True)
-class TritonTarget:
-    """A Triton server.
-
-    `address` is HOST:PORT, `model` the served NAME. `ensemble` selects NAME instead of
-    NAME-tensorrt_llm.
-    """
-
-    address: str
-    model: str
-    ensemble: bool = False
-    stream: bool = True
-    ignore_eos: bool = True
-    timeout: float = 600.0
-
-    @property
-    def triton_model(self) -> str:
-        return self.model if self.ensemble else f"{self.model}{ENGINE_SUFFIX}"
-
-
 class TritonBenchClient:
     """A `Client` of Triton. Create it inside the event loop that uses it."""
 
-    def __init__(self, target: TritonTarget) -> None:
-        self._target = target
-        self._channel = aio.insecure_channel(target.address, options=CHANNEL_OPTIONS)
+    def __init__(self, address: str, model: str, options: RequestOptions, ensemble: bool = False) -> None:
+        """Create a client of the served NAME `model` at `address`, HOST:PORT.
+
+        It calls NAME-tensorrt_llm, or NAME with `ensemble`.
+        """
+        self._address, self._model, self._options, self._ensemble = address, model, options, ensemble
+        self._channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._count = 0
 
     async def read_metadata(self) -> dict[str, Any]:
         """Return the metadata of the engine model (docs/contract.md). Raises ServerError."""
-        name = f"{self._target.model}{ENGINE_SUFFIX}"
+        name = f"{self._model}{ENGINE_SUFFIX}"
         try:
             response = await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=name), timeout=10)
         except aio.AioRpcError as error:
-            raise ServerError(f"Triton at {self._target.address} does not serve {name}: {error.details()}.") from error
+            raise ServerError(f"Triton at {self._address} does not serve {name}: {error.details()}.") from error
         text = response.config.parameters[METADATA_PARAMETER].string_value
         try:
             metadata = parse_json(text) if text else {}
         except ValueError:
             metadata = None
         if not isinstance(metadata, dict):
-            raise ServerError(f"Triton at {self._target.address} does not describe {name} as `llmops repo` does.")
+            raise ServerError(f"Triton at {self._address} does not describe {name} as `llmops repo` does.")
         return metadata
 
     async def send(self, request: Request, start: float | None = None) -> Record:
         message = self._message(request)
         record = Record(start=time.perf_counter() if start is None else start, requested=request.max_tokens)
-        call = self._stub.ModelStreamInfer(timeout=self._target.timeout)
+        call = self._stub.ModelStreamInfer(timeout=self._options.timeout)
         try:
             await call.write(message)
             await call.done_writing()
@@ -110,7 +94,7 @@ class TritonBenchClient:
             count = self._tokens(inner, request, record)
             if count:
                 record.tokens_out += count
-                if self._target.stream:
+                if self._options.stream:
                     record.chunks.append(now)
                     record.first = record.first or now
             if request.cancel_after is not None and record.tokens_out >= request.cancel_after:
@@ -127,7 +111,7 @@ class TritonBenchClient:
 
     def _tokens(self, response: Any, request: Request, record: Record) -> int:
         raw = dict(zip((output.name for output in response.outputs), response.raw_output_contents, strict=False))
-        if self._target.ensemble:
+        if self._ensemble:
             # text has no counts: a message is a token, except for half characters that the server
             # holds back
             return int(len(raw.get(contract.TEXT_OUTPUT, b"")) > 4)
@@ -139,9 +123,10 @@ class TritonBenchClient:
 
     def _message(self, request: Request) -> Any:
         self._count += 1
-        message = service_pb2.ModelInferRequest(model_name=self._target.triton_model, id=f"bench-{self._count}")
+        name = self._model if self._ensemble else f"{self._model}{ENGINE_SUFFIX}"
+        message = service_pb2.ModelInferRequest(model_name=name, id=f"bench-{self._count}")
         message.parameters[EMPTY_FINAL_PARAMETER].bool_param = True
-        (self._ensemble_inputs if self._target.ensemble else self._engine_inputs)(MessageTensorWriter(message), request)
+        (self._ensemble_inputs if self._ensemble else self._engine_inputs)(MessageTensorWriter(message), request)
         return message
 
     def _engine_inputs(self, tensors: MessageTensorWriter, request: Request) -> None:
@@ -150,17 +135,17 @@ class TritonBenchClient:
         tensors.ids(contract.INPUT_IDS, ids)
         tensors.scalar(contract.INPUT_LENGTHS, len(ids))
         tensors.scalar(contract.REQUEST_OUTPUT_LEN, request.max_tokens)
-        tensors.scalar(contract.STREAMING, self._target.stream)
+        tensors.scalar(contract.STREAMING, self._options.stream)
         tensors.scalar(contract.RUNTIME_TOP_K, 1)
-        if self._target.ignore_eos:
+        if self._options.ignore_eos:
             tensors.scalar(contract.END_ID, -1)
 
     def _ensemble_inputs(self, tensors: MessageTensorWriter, request: Request) -> None:
         tensors.text(_PUBLIC[contract.TEXT_INPUT], str(request.prompt))
         tensors.scalar(_PUBLIC[contract.MAX_TOKENS], request.max_tokens)
-        tensors.scalar(_PUBLIC[contract.STREAM], self._target.stream)
+        tensors.scalar(_PUBLIC[contract.STREAM], self._options.stream)
         tensors.scalar(_PUBLIC[contract.TOP_K], 1)
-        if self._target.ignore_eos:
+        if self._options.ignore_eos:
             tensors.scalar(_PUBLIC[contract.END_ID.name], -1)
 
     async def close(self) -> None:

@@ -24,7 +24,8 @@ from llmops.control import models_api
 from llmops.control.reconcile import SERVED_TOKENS_METRIC, served_tokens
 from llmops.errors import ResourceError, ServerError
 from llmops.gateway.errors import UnavailableError
-from llmops.perf.clients.triton import TritonBenchClient, TritonTarget
+from llmops.perf.clients.base import RequestOptions
+from llmops.perf.clients.triton import TritonBenchClient
 from llmops.perf.records import Request
 from llmops.untrusted_text import UNSAFE_CHARACTERS
 from tests.attacks.harness import MIB
@@ -260,7 +261,7 @@ async def bench_client(card: str) -> AsyncIterator[TritonBenchClient]:
     triton.add_generic_rpc_handlers([HostileTriton(card)])
     port = triton.add_insecure_port("127.0.0.1:0")
     await triton.start()
-    client = TritonBenchClient(TritonTarget(f"127.0.0.1:{port}", "m"))
+    client = TritonBenchClient(f"127.0.0.1:{port}", "m", RequestOptions())
     yield client
     await client.close()
     await triton.stop(None)
