@@ -31,7 +31,7 @@ from llmops.build.targets.nvidia.nvidia_job import NvidiaJob
 from llmops.build.targets.nvidia.quantize_stages import quantised_checkpoint
 from llmops.build.trtllm.backend_files import copy_adapters
 from llmops.build.trtllm.extra_llm_options import contradiction
-from llmops.build.trtllm.llm_args import LlmParallelism, ServingOptions, make_llm_args
+from llmops.build.trtllm.llm_args import make_llm_args
 from llmops.build.trtllm.release_profiles import profile_of_release
 from llmops.errors import InputError
 
@@ -142,10 +142,10 @@ def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[s
     if request.checkpoint.architecture.recurrent:
         # asserted in _torch/pyexecutor/mamba_cache_manager.py, MambaHybridCacheManager
         overrides = {"kv_cache_config.enable_block_reuse": False, **overrides}
-    parallel = LlmParallelism(spec.tp, spec.pp, spec.ep, request.checkpoint.architecture.moe is not None)
-    serving = ServingOptions.of_plan(spec.plan)
-    version = request.image.tensorrt_llm
-    arguments = make_llm_args(request.limits, parallel, request.kv_cache, overrides, version, serving)
+    version, is_mixture = request.image.tensorrt_llm, request.checkpoint.architecture.moe is not None
+    arguments = make_llm_args(
+        request.limits, request.parallelism, request.kv_cache, overrides, version, is_mixture=is_mixture, plan=spec.plan
+    )
     profile_of_release(arguments, version, request.weights)
     return arguments
 

@@ -8,10 +8,9 @@ each release.
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any
 
-from llmops.build.engine_folder.manifest import EngineLimits
+from llmops.build.engine_folder.manifest import EngineLimits, Parallelism
 from llmops.build.trtllm.image_selection import release_of
 from llmops.build.trtllm.llm_fields import DECODING_TYPES, SPECULATIVE, TABLES, TOP, Field, Table
 from llmops.errors import InputError
@@ -34,75 +33,46 @@ class FieldError(InputError):
         self.path = path
 
 
-@dataclass(frozen=True)
-class LlmParallelism:
-    """The split over GPUs. `ep` spreads experts over the tensor-parallel GPUs."""
-
-    tp: int
-    pp: int
-    ep: int
-    moe: bool
-
-
-@dataclass(frozen=True)
-class ServingOptions:
-    """Serving options that a plan decides.
-
-    `kv_cache_fraction` is the share of the GPU memory left by the weights.
-    """
-
-    kv_cache_fraction: float = 0.9
-    chunked_prefill: bool = True
-    tokens_per_block: int = 32
-
-    @classmethod
-    def of_plan(cls, plan: Mapping[str, Any] | None) -> Self:
-        """Return the options of a BuildPlan as a dict.
-
-        Fields that it leaves out keep their defaults.
-        """
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in (plan or {}).items() if name in known})
-
-
 def make_llm_args(
     limits: EngineLimits,
-    parallel: LlmParallelism,
+    parallel: Parallelism,
     kv_cache: str,
     overrides: Mapping[str, Any],
     version: str,
-    serving: ServingOptions | None = None,
+    *,
+    is_mixture: bool = False,
+    plan: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return neutral arguments without `model` and `tokenizer`, which the serving side adds.
 
-    `overrides` win over the plan.
+    `overrides` win over the `plan`, a BuildPlan as a dict. With `is_mixture` the model has experts.
 
     Raises:
         InputError: `version` would not accept a field or value.
     """
-    serving = serving or ServingOptions()
+    planned = {"kv_cache_fraction": 0.9, "chunked_prefill": True, "tokens_per_block": 32, **(plan or {})}
     arguments: dict[str, Any] = {
         "backend": "pytorch",
-        "tensor_parallel_size": parallel.tp,
-        "pipeline_parallel_size": parallel.pp,
+        "tensor_parallel_size": parallel.tp_size,
+        "pipeline_parallel_size": parallel.pp_size,
         "max_batch_size": limits.max_batch_size,
         "max_seq_len": limits.max_seq_len,
         "max_num_tokens": limits.max_num_tokens,
         "kv_cache_config": {
             "enable_block_reuse": True,
-            "free_gpu_memory_fraction": serving.kv_cache_fraction,
-            "tokens_per_block": serving.tokens_per_block,
+            "free_gpu_memory_fraction": planned["kv_cache_fraction"],
+            "tokens_per_block": planned["tokens_per_block"],
             "dtype": kv_cache,
         },
         "scheduler_config": {"capacity_scheduler_policy": "GUARANTEED_NO_EVICT"},
         "cuda_graph_config": {"enable_padding": True, "batch_sizes": _graph_sizes(limits.max_batch_size)},
-        "enable_chunked_prefill": serving.chunked_prefill,
+        "enable_chunked_prefill": planned["chunked_prefill"],
         "guided_decoding_backend": "xgrammar",
         "skip_tokenizer_init": False,
     }
-    if parallel.moe:
-        arguments["moe_expert_parallel_size"] = parallel.ep
-        arguments["moe_tensor_parallel_size"] = parallel.tp // parallel.ep
+    if is_mixture:
+        arguments["moe_expert_parallel_size"] = parallel.ep_size
+        arguments["moe_tensor_parallel_size"] = parallel.tp_size // parallel.ep_size
     for path, value in overrides.items():
         _set(arguments, path, value)
     check_llm_args(arguments, version)

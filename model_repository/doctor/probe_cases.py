@@ -5,11 +5,11 @@ They cover every kind of argument that `build` can produce, and every kind of re
 
 from typing import Any
 
-from llmops.build.engine_folder.manifest import EngineLimits
+from llmops.build.engine_folder.manifest import EngineLimits, Parallelism
 from llmops.build.trtllm.backend_parameters import PARAMETERS
 from llmops.build.trtllm.container_images import TrtllmImage
 from llmops.build.trtllm.image_selection import release_of
-from llmops.build.trtllm.llm_args import LlmParallelism, make_llm_args
+from llmops.build.trtllm.llm_args import make_llm_args
 from llmops.build.trtllm.release_profiles import CHECKED, profile_of_release, profiles_per_release
 
 #: Modules that `serve` imports for target pytorch. The executor's module imports
@@ -89,16 +89,11 @@ def _profiles(version: str) -> dict[str, Any]:
     if release_of(version) < (1, 2):
         return made
     for kv_cache in ("auto", "fp8"):
-        for parallel in (
-            LlmParallelism(1, 1, 1, moe=False),
-            LlmParallelism(8, 1, 1, moe=False),
-            LlmParallelism(8, 1, 8, moe=True),
-        ):
+        for tp, ep in ((1, 1), (8, 1), (8, 8)):
+            parallel, is_mixture = Parallelism(tp_size=tp, ep_size=ep), ep > 1
             for name, speculative in _SPECULATION.items():
                 overrides = {"speculative_config": speculative} if speculative else {}
-                arguments = make_llm_args(limits, parallel, kv_cache, overrides, version)
-                key = (
-                    f"kv {kv_cache}, tp {parallel.tp}{', experts' if parallel.moe else ''}{', ' + name if name else ''}"
-                )
+                arguments = make_llm_args(limits, parallel, kv_cache, overrides, version, is_mixture=is_mixture)
+                key = f"kv {kv_cache}, tp {tp}{', experts' if is_mixture else ''}{', ' + name if name else ''}"
                 made[key] = [one.as_json() for one in profiles_per_release(arguments)]
     return made

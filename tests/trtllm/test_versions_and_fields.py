@@ -2,11 +2,9 @@
 
 import pytest
 
-from llmops.build.engine_folder.manifest import EngineLimits
+from llmops.build.engine_folder.manifest import EngineLimits, Parallelism
 from llmops.build.trtllm.image_selection import check_image, check_trtllm_installed, image_for, image_of
 from llmops.build.trtllm.llm_args import (
-    LlmParallelism,
-    ServingOptions,
     arguments_for_release,
     check_llm_args,
     make_llm_args,
@@ -38,15 +36,13 @@ def test_checkpoints_serve_on_every_later_release_but_not_before_1_2():
 
 
 def test_a_plan_decides_how_it_is_served_unless_the_user_does():
-    serving = ServingOptions.of_plan(
-        {"kv_cache_fraction": 0.83, "chunked_prefill": False, "tokens_per_block": 64, "gpu": "x"}
-    )
-    made = make_llm_args(LIMITS, LlmParallelism(2, 1, 1, moe=False), "auto", {}, "1.2.1", serving)
+    plan = {"kv_cache_fraction": 0.83, "chunked_prefill": False, "tokens_per_block": 64, "gpu": "x"}
+    made = make_llm_args(LIMITS, Parallelism(tp_size=2), "auto", {}, "1.2.1", plan=plan)
     cache = made["kv_cache_config"]
     assert (cache["free_gpu_memory_fraction"], cache["tokens_per_block"]) == (0.83, 64)
     assert made["enable_chunked_prefill"] is False
     wanted = {"enable_chunked_prefill": True, "kv_cache_config.free_gpu_memory_fraction": 0.5}
-    made = make_llm_args(LIMITS, LlmParallelism(2, 1, 1, moe=False), "auto", wanted, "1.2.1", serving)
+    made = make_llm_args(LIMITS, Parallelism(tp_size=2), "auto", wanted, "1.2.1", plan=plan)
     assert made["kv_cache_config"]["free_gpu_memory_fraction"] == 0.5
     assert made["enable_chunked_prefill"] is True
 
