@@ -15,6 +15,7 @@ from llmops.cli.service.service_command import file_options, for_each_model, mod
 
 if TYPE_CHECKING:
     from llmops.build.engine_folder.manifest import EngineManifest
+    from llmops.build.quality.quality_gates import QualityMetrics
 
 
 @option_groups(
@@ -214,7 +215,7 @@ def _summary(manifest: EngineManifest, output: Path, cached: bool) -> str:
     size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     state = "Up to date, nothing done (--force builds it again):" if cached else "Built"
     limits, weights = manifest.limits, manifest.quantisation.weights
-    quality = _quality(manifest) if manifest.quality else ""
+    quality = _quality(manifest, manifest.quality) if manifest.quality is not None else ""
     if not manifest.complete:
         return quality + _left_over(manifest, output, size)
     return quality + (
@@ -224,11 +225,11 @@ def _summary(manifest: EngineManifest, output: Path, cached: bool) -> str:
     )
 
 
-def _quality(manifest: EngineManifest) -> str:
-    from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
+def _quality(manifest: EngineManifest, quality: QualityMetrics) -> str:
+    from llmops.build.quality.quality_gates import QualityGates
     from llmops.cli.eval import quality_lines
 
-    return "\n".join([*quality_lines(QualityMetrics(**manifest.quality or {}), QualityGates.of_engine(manifest)), ""])
+    return "\n".join([*quality_lines(quality, QualityGates.of_engine(manifest)), ""])
 
 
 def _left_over(manifest: EngineManifest, output: Path, size: int) -> str:

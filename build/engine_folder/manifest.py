@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from llmops.build.engine_folder.manifest_extras import AdapterEntry, ManifestExtra, NvidiaExtra, extra_type
+from llmops.build.quality.quality_gates import QualityMetrics
 from llmops.build.target_facts import TargetName
 from llmops.errors import InputError, first_validation_error
 from llmops.untrusted_text import is_safe_text
@@ -207,7 +208,7 @@ class EngineManifest(_ManifestModel):
     complete: bool = True
     weight_bytes: dict[_Inside, int] = Field(default_factory=dict)
     plan: dict[str, Any] | None = None
-    quality: dict[str, Any] | None = None
+    quality: QualityMetrics | None = None
     golden: Golden | None = None
     extra: SerializeAsAny[ManifestExtra] = Field(default_factory=dict, validate_default=True)
 

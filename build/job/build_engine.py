@@ -26,6 +26,7 @@ from llmops.build.engine_folder.build_stages import remove_stages, remove_unfini
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, Source, measure_weights
 from llmops.build.plan.build_plan import BuildPlan
 from llmops.build.progress import Progress, SilentProgress
+from llmops.build.quality.quality_gates import QualityMetrics
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.build_target import TargetJob, get_target
 from llmops.errors import InputError
@@ -153,7 +154,7 @@ def _make(job: TargetJob[Any], source: Source, key: str, workdir: Path, progress
         complete=result.complete,
         weight_bytes=measure_weights(workdir / result.model_dir) if result.complete else {},
         plan=spec.plan,
-        quality=result.quality,
+        quality=QualityMetrics(**result.quality) if result.quality else None,
         golden=result.golden,
         extra=result.extra,
     )

@@ -39,7 +39,7 @@ def evaluate(
         return _measure_engine(folder, manifest, against, progress), gates
     if manifest.quality is None:
         raise InputError(f"{folder} has no figures: its build measured none. Give the source: --against CHECKPOINT.")
-    return QualityMetrics(**manifest.quality), gates
+    return manifest.quality, gates
 
 
 def _evaluate_checkpoint(

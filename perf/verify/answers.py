@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2
 from llmops import contract
 from llmops.build.checkpoint.chat_template import fixed_date
 from llmops.build.engine_folder.manifest import EngineManifest, Golden, GoldenAnswer
-from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
+from llmops.build.quality.quality_gates import QualityGates
 from llmops.build.quant_formats import FORMATS
 from llmops.contract import POSTPROCESSING_SUFFIX, PREPROCESSING_SUFFIX
 from llmops.errors import LlmopsError
@@ -234,7 +234,7 @@ def limits(manifest: EngineManifest, tokens: int) -> tuple[float, float]:
 
 def _measured(manifest: EngineManifest) -> float | None:
     """Return what the build measured of its own weights, or None if it changed none."""
-    return QualityMetrics(**manifest.quality).golden_agreement if manifest.quality else None
+    return manifest.quality.golden_agreement if manifest.quality is not None else None
 
 
 def _scatter(share: float, tokens: int) -> float:

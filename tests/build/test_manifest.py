@@ -71,6 +71,7 @@ def test_what_is_not_of_the_target_is_refused_in_one_sentence(
         (("limits", "max_num_tokens"), 10**18),
         (("tokenizer", "vocab_size"), 2**40),
         (("tokenizer", "end_ids"), [0] * 100_000),
+        (("quality",), {"perplexity": "low"}),
     ],
 )
 def test_a_tampered_manifest_leads_nowhere_and_asks_for_no_machine(
