@@ -52,6 +52,10 @@ CONSUMER_GROUP = "llmops-ledger"
 #: Records of one batch, which is one transaction.
 BATCH_SIZE = 1000
 
+#: Records of a batch that follows one without any event. A writer of the topic can send small ones
+#: faster than a transaction for each thousand would park them, and events wait behind them.
+FLOOD_BATCH_SIZE = 5000
+
 #: Milliseconds without a heartbeat after which Kafka removes this consumer from its group.
 SESSION_TIMEOUT_MS = 10_000
 
@@ -96,6 +100,7 @@ class Ledger(LeaderJob):
         """
         self._kafka, self._store_url, self._keys = kafka, store, signing_keys(kafka)
         self._single_reads_left = 0
+        self._is_flooded = False
         self._begun: set[TopicPartition] = set()
 
     async def run(self) -> None:
@@ -139,7 +144,7 @@ class Ledger(LeaderJob):
     async def _process_batch(self, consumer: AIOKafkaConsumer, store: Store) -> None:
         for partition in consumer.assignment() - self._begun:
             await self._begin_partition(consumer, store, partition)
-        size = 1 if self._single_reads_left else BATCH_SIZE
+        size = 1 if self._single_reads_left else FLOOD_BATCH_SIZE if self._is_flooded else BATCH_SIZE
         batch = await consumer.getmany(timeout_ms=POLL_TIMEOUT_MS, max_records=size)
         if kafka_batches.REJECTED:
             await _add_dead_letters(store, _take_rejected_batches(self._kafka.topic))
@@ -151,6 +156,7 @@ class Ledger(LeaderJob):
             return
         self._single_reads_left = max(self._single_reads_left - 1, 0)
         events, rejected = self._validate_records([record for records in batch.values() for record in records])
+        self._is_flooded = not events
         await _add_dead_letters(store, rejected)
         await write_until_accepted(store, events)
         offsets = {partition: records[-1].offset + 1 for partition, records in batch.items() if records}

@@ -510,6 +510,26 @@ async def test_a_record_is_bounded_before_it_is_parsed(kafka, store, url):
     await sink.close()
 
 
+async def test_many_small_records_are_parked_in_few_transactions(kafka, store, url, monkeypatch):
+    """Before the fix, 600,000 records of one byte held events up for 53 s, a transaction for each thousand of them."""
+    park, parked = ledger_module._add_dead_letters, []
+
+    async def counted(store: Store, letters: list[DeadLetter]) -> None:
+        parked.append(len(letters))
+        await park(store, letters)
+
+    monkeypatch.setattr(ledger_module, "_add_dead_letters", counted)
+    monkeypatch.setattr(ledger_module, "BATCH_SIZE", 10)
+    monkeypatch.setattr(ledger_module, "FLOOD_BATCH_SIZE", 1000, raising=False)
+    async with stranger(kafka) as producer:
+        await asyncio.gather(*[await producer.send(kafka.topic, b"%d" % (one % 10), partition=0) for one in range(500)])
+    async with at_work(kafka, url):
+        while sum((await counts(store)).values()) < 500:
+            await asyncio.sleep(0.05)
+    assert sum(parked) == 500
+    assert len([one for one in parked if one]) < 20
+
+
 async def test_parked_values_of_strangers_do_not_fill_the_store(store, monkeypatch):
     monkeypatch.setattr("llmops.store.dead_letters.MAX_ROWS", 20)
     assert MAX_ROWS >= 1000
