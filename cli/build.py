@@ -14,8 +14,7 @@ from llmops.cli.service.command_defaults import build_defaults
 from llmops.cli.service.service_command import file_options, for_each_model, model_option
 
 if TYPE_CHECKING:
-    from llmops.build.engine_folder.manifest import EngineManifest
-    from llmops.build.quality.quality_gates import QualityMetrics
+    from llmops.build.engine_folder.manifest import EngineManifest, QualityMetrics
 
 
 @option_groups(

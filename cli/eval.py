@@ -10,7 +10,8 @@ import click
 from llmops.cli.options import EXISTING_FOLDER
 
 if TYPE_CHECKING:
-    from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
+    from llmops.build.engine_folder.manifest import QualityMetrics
+    from llmops.build.quality.quality_gates import QualityGates
 
 
 @click.command()
@@ -40,7 +41,7 @@ def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> 
     quality, gates = evaluate(engine, against, limits, make_progress())
     if as_json:
         verdict = {"limits": asdict(gates), "passed": gates.passes(quality)}
-        click.echo(json.dumps({**quality.as_dict(), **verdict}, indent=2))
+        click.echo(json.dumps({**quality.model_dump(), **verdict}, indent=2))
     else:
         click.echo("\n".join(quality_lines(quality, gates)))
     gates.check(quality)

@@ -23,7 +23,6 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from llmops.build.engine_folder.manifest_extras import AdapterEntry, ManifestExtra, NvidiaExtra, extra_type
-from llmops.build.quality.quality_gates import QualityMetrics
 from llmops.build.target_facts import TargetName
 from llmops.errors import InputError, first_validation_error
 from llmops.untrusted_text import is_safe_text
@@ -183,6 +182,28 @@ class Golden(_ManifestModel):
 
     source: str
     answers: list[GoldenAnswer]
+
+
+class QualityMetrics(_ManifestModel):
+    """The quality of a quantised model, as its build measured it.
+
+    `golden_agreement` is the share of greedy answer tokens that stayed the same. `weight_error` is
+    the largest relative error of one weight, at `weight_error_at`. `narrowest` and `widest` are
+    (calibrated range over what the evaluation texts reach, layer).
+    """
+
+    perplexity: float
+    perplexity_ratio: float
+    top1_agreement: float
+    mean_kl: float
+    worst_token_kl: float
+    golden_agreement: float | None
+    tokens: int
+    prompts: int = 0
+    weight_error: float | None = None
+    weight_error_at: str = ""
+    narrowest: tuple[float, str] | None = None
+    widest: tuple[float, str] | None = None
 
 
 class EngineManifest(_ManifestModel):

@@ -23,10 +23,9 @@ from llmops.build.engine_folder.atomic_folder import (
 )
 from llmops.build.engine_folder.build_lock import exclusive_replacement
 from llmops.build.engine_folder.build_stages import remove_stages, remove_unfinished_stages
-from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, Source, measure_weights
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, QualityMetrics, Source, measure_weights
 from llmops.build.plan.build_plan import BuildPlan
 from llmops.build.progress import Progress, SilentProgress
-from llmops.build.quality.quality_gates import QualityMetrics
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.build_target import TargetJob, get_target
 from llmops.errors import InputError

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmops.build.engine_folder.atomic_folder import scratch_folder
-from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
-from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, QualityMetrics
+from llmops.build.quality.quality_gates import QualityGates
 from llmops.errors import InputError
 
 if TYPE_CHECKING:

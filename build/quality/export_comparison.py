@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.engine_folder.manifest import QualityMetrics
 from llmops.build.progress import Progress, SilentProgress
 from llmops.build.quality.checkpoint_models import load_exported
 from llmops.build.quality.layerwise_model import LayerwiseModel
 from llmops.build.quality.measures import Comparison, largest_difference, range_coverage
-from llmops.build.quality.quality_gates import QualityMetrics
 from llmops.build.quality.reference_answers import ReferenceAnswers, SketchCollector, golden_agreement
 from llmops.build.quantize.forward_progress import layer_progress
 

@@ -10,34 +10,7 @@ from llmops.build.quant_formats import FORMATS, QualityLimits
 from llmops.errors import BuildError, InputError
 
 if TYPE_CHECKING:
-    from llmops.build.engine_folder.manifest import EngineManifest
-
-
-@dataclass(frozen=True)
-class QualityMetrics:
-    """The quality metrics in engine.json.
-
-    `golden_agreement` is the share of greedy answer tokens that stayed the same. `weight_error` is
-    the largest relative error of one weight, at `weight_error_at`. `narrowest` and `widest` are
-    (calibrated range over what the evaluation texts reach, layer).
-    """
-
-    perplexity: float
-    perplexity_ratio: float
-    top1_agreement: float
-    mean_kl: float
-    worst_token_kl: float
-    golden_agreement: float | None
-    tokens: int
-    prompts: int = 0
-    weight_error: float | None = None
-    weight_error_at: str = ""
-    narrowest: tuple[float, str] | None = None
-    widest: tuple[float, str] | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the metrics as JSON values."""
-        return asdict(self)
+    from llmops.build.engine_folder.manifest import EngineManifest, QualityMetrics
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from llmops.build.checkpoint.golden_prompts import TOKENS
-from llmops.build.engine_folder.manifest import EngineManifest, Quantisation
+from llmops.build.engine_folder.manifest import EngineManifest, QualityMetrics, Quantisation
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
 from llmops.build.progress import SilentProgress
-from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
+from llmops.build.quality.quality_gates import QualityGates
 from llmops.build.quant_formats import FORMATS
 from llmops.build.quantize import quantizer
 from llmops.build.quantize.calibration import CalibrationSettings
@@ -158,7 +158,7 @@ def test_an_engine_is_held_to_the_limits_that_it_was_built_with():
         extra=PytorchExtra(tensorrt_llm="1.2.1", llm_args={}, quality_limits={"min_top1": "0.5"}),
         quantisation=Quantisation(weights="fp8"),
     )
-    worse = QualityMetrics(**{**QUALITY.as_dict(), "top1_agreement": 0.6})
+    worse = QUALITY.model_copy(update={"top1_agreement": 0.6})
     QualityGates.of_engine(manifest).check(worse)
     with pytest.raises(BuildError, match=r"top-1 agreement 0\.6 is under 0\.9 "):
         QualityGates.of_engine(manifest, {"min_top1": 0.9}).check(worse)
@@ -168,7 +168,9 @@ def test_smoothing_is_no_fault_but_swapped_shards_are():
     """SmolLM2-135M in INT8 SmoothQuant, as measured: an outlier makes one weight round coarsely."""
     gates = QualityGates.from_options({}, "int8_sq")
     smoothed = {"perplexity_ratio": 1.0874, "top1_agreement": 0.8005, "mean_kl": 0.1475, "weight_error": 0.4238}
-    found = QualityMetrics(**{**QUALITY.as_dict(), **smoothed, "narrowest": (0.137, "model.layers.13.mlp.down_proj")})
+    found = QualityMetrics(
+        **{**QUALITY.model_dump(), **smoothed, "narrowest": (0.137, "model.layers.13.mlp.down_proj")}
+    )
     gates.check(found)
     with pytest.raises(BuildError, match="is off by 131%"):
-        gates.check(QualityMetrics(**{**found.as_dict(), "weight_error": 1.31}))
+        gates.check(QualityMetrics(**{**found.model_dump(), "weight_error": 1.31}))

@@ -9,10 +9,9 @@ from typing import Any
 from llmops.build.checkpoint.file_checks import read_json
 from llmops.build.checkpoint.hashing import digest_if_file
 from llmops.build.engine_folder.build_stages import finished_stage, stage
-from llmops.build.engine_folder.manifest import Golden
+from llmops.build.engine_folder.manifest import Golden, QualityMetrics
 from llmops.build.environment import installed_version
 from llmops.build.progress import Progress
-from llmops.build.quality.quality_gates import QualityMetrics
 from llmops.build.targets.nvidia.build_request import BuildRequest
 
 #: Version of the stages. Increase it when the same inputs give other files than before.
@@ -175,7 +174,7 @@ class _QuantizeStages:
         from llmops.build.quality.reference_answers import ReferenceAnswers
 
         quality = measure_export(exported, self.spec.target, self.checkpoint, ReferenceAnswers(answers), self.progress)
-        (part / "quality.json").write_text(json.dumps(quality.as_dict()))
+        (part / "quality.json").write_text(json.dumps(quality.model_dump()))
 
 
 def _golden(answers: Path) -> Golden:
