@@ -17,10 +17,9 @@ from llmops.gateway.routing.admission.degradation import (
 )
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier
 from llmops.perf.simulate.arrivals import ConversationArrivals
-from llmops.perf.simulate.engine import EngineSpec
+from llmops.perf.simulate.engine import EngineSpec, LinearStepTimes
 from llmops.perf.simulate.fleet import FleetSpec, SimulatedFleet
 from tests.support.gateway_stack import running
-from tests.support.step_times import LinearStepTimes
 from tests.support.waiting import eventually
 
 RULES = DegradationRules(max_tokens=64, prompt_tokens=500, first_tier="interactive")

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from llmops.cli.main import cli
 from llmops.perf.simulate.arrivals import ConversationArrivals
 from llmops.perf.simulate.autoscaler import Autoscaler, AutoscalingSpec
-from llmops.perf.simulate.engine import EngineSpec
+from llmops.perf.simulate.engine import EngineSpec, LinearStepTimes
 from llmops.perf.simulate.fleet import FleetSpec, SimulatedFleet, SimulationOutcome
-from tests.support.step_times import LinearStepTimes
 
 RULE = AutoscalingSpec(1, 20, {"waiting": 8.0})
 

@@ -21,12 +21,11 @@ from llmops.cli.main import cli
 from llmops.gateway.routing.admission.admission_controller import AdmissionLimits
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier
 from llmops.perf.simulate.arrivals import DAY, ConversationArrivals
-from llmops.perf.simulate.engine import EngineSpec, PlannedStepTimes
+from llmops.perf.simulate.engine import EngineSpec, LinearStepTimes, PlannedStepTimes
 from llmops.perf.simulate.fleet import Arrivals, FleetSpec, ReplicaFailure, SimulatedFleet, SimulationOutcome
 from llmops.perf.simulate.replica import SimulatedRequest
 from llmops.perf.simulate.totals import sum_up
 from llmops.perf.workloads.lengths import parse_lengths
-from tests.support.step_times import LinearStepTimes
 
 # 10 ms a step, 0.1 ms more for each sequence, 20,000 prompt tokens/s
 ENGINE = EngineSpec(LinearStepTimes(0.01, 0.0001, 0.00005), blocks=1000, block_tokens=100, max_batch_size=32)
