@@ -23,9 +23,10 @@ BLOCK_TOKENS = 512
 MAX_LENGTH = 10_000_000
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """Return the lines that are not blank, with their numbers in the file. Raises InputError."""
     try:
-        lines = [line for line in read_lines(path) if line.strip()]
+        lines = [(number, line) for number, line in enumerate(read_lines(path), 1) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InputError(f"{path} cannot be read as text ({reason}); name a file that can.") from error
@@ -54,7 +55,7 @@ class PromptFile:
         self._output = output
         self._form = form
         self._seed = seed
-        self._prompts = [self._parse(path, number, line) for number, line in enumerate(_lines(path), 1)]
+        self._prompts = [self._parse(path, number, line) for number, line in _lines(path)]
 
     def _parse(self, path: Path, number: int, line: str) -> dict[str, Any]:
         if path.suffix not in (".jsonl", ".json") and not line.startswith("{"):
@@ -92,7 +93,7 @@ class TraceEntry:
 
 def read_trace(path: Path) -> list[TraceEntry]:
     """Return entries sorted by time. `timestamp` in the file is in milliseconds."""
-    entries = [_entry(path, number, line) for number, line in enumerate(_lines(path), 1)]
+    entries = [_entry(path, number, line) for number, line in _lines(path)]
     return sorted(entries, key=lambda entry: entry.at)
 
 

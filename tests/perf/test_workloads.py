@@ -114,16 +114,16 @@ def test_a_trace_keeps_times_lengths_and_shared_blocks(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: not JSON"),
-        ("[1]", "line 2: not a JSON object"),
-        ({"timestamp": 1, "input_length": 4}, "line 2: timestamp"),
-        ({"timestamp": -1, "input_length": 4, "output_length": 1}, "line 2: a time below 0"),
+        ("{", "line 3: not JSON"),
+        ("[1]", "line 3: not a JSON object"),
+        ({"timestamp": 1, "input_length": 4}, "line 3: timestamp"),
+        ({"timestamp": -1, "input_length": 4, "output_length": 1}, "line 3: a time below 0"),
     ],
 )
 def test_a_broken_trace_names_the_line(tmp_path, line, message):
     good = {"timestamp": 0, "input_length": 4, "output_length": 1}
     with pytest.raises(InputError, match=message):
-        read_trace(write_lines(tmp_path / "trace.jsonl", good, line))
+        read_trace(write_lines(tmp_path / "trace.jsonl", good, "", line))
 
 
 def test_prompts_come_from_json_lines_and_plain_lines(tmp_path):
