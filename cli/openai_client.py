@@ -12,7 +12,7 @@ import httpx
 from llmops.connection_errors import check_url, http_connection_error, http_status_error
 from llmops.errors import InputError, ServerError
 from llmops.input_files import MALFORMED
-from llmops.response_limits import UNCOMPRESSED, bound_response
+from llmops.response_limits import EVENTS, UNCOMPRESSED, bound_response
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,7 +84,7 @@ class ChatClient:
         """
         body = {"model": model, "messages": messages, "stream": True, **options}
         try:
-            with self._http.stream("POST", "/chat/completions", json=body) as response:
+            with self._http.stream("POST", "/chat/completions", json=body, extensions=EVENTS) as response:
                 if response.status_code != 200:
                     response.read()
                     self._raise_for(response)

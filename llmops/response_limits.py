@@ -2,7 +2,8 @@
 
 `llmops key`, `chat`, `verify`, control and exporters talk to any server that their user names.
 Its responses are not compressed, and are bounded in size and time. Server-sent events have no
-end, so each line of them is bounded instead.
+end, so each line of them is bounded instead, where the request has the extensions EVENTS: what a
+server calls events is read as a whole elsewhere.
 """
 
 import time
@@ -23,6 +24,9 @@ MAX_LINE_BYTES = 4 * 2**20
 #: before the headers.
 MAX_RESPONSE_SECONDS = 60.0
 
+#: Extensions of a request whose client reads server-sent events line by line.
+EVENTS: Any = {"events": True}
+
 #: Headers of requests whose responses are bounded: a few kilobytes can unpack to gigabytes.
 UNCOMPRESSED: Mapping[str, str] = {"accept-encoding": "identity"}
 
@@ -39,7 +43,8 @@ def bound_response(response: httpx.Response) -> None:
     """
     if response.headers.get("content-encoding", "identity") != "identity":
         raise UnboundedResponseError("sends a compressed response, although the request excludes compression")
-    is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+    # an error is read as a whole
+    is_stream = response.is_success and response.request.extensions.get("events", False)
     response.stream = _BoundedStream(response.stream, is_stream)
 
 

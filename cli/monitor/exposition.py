@@ -64,6 +64,10 @@ class MetricsPage:
             yield dict(labels), value - last if value >= last else value
 
 
+#: Pages of a window that are kept. Those between two of them are dropped as the next one comes.
+MAX_PAGES = 4
+
+
 class MetricsWindow:
     """The pages of one process within a time window. Rates are between the first and the last page."""
 
@@ -77,6 +81,8 @@ class MetricsWindow:
         self._pages: deque[MetricsPage] = deque()
 
     def add(self, page: MetricsPage) -> None:
+        if len(self._pages) > 1 and self._pages[-1].at - self._pages[-2].at < self._window / MAX_PAGES:
+            self._pages.pop()
         self._pages.append(page)
         while len(self._pages) > 2 and self._pages[1].at <= page.at - self._window:
             self._pages.popleft()

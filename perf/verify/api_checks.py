@@ -10,12 +10,15 @@ from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.perf.verify.answers import golden_of, limits
 from llmops.perf.verify.findings import Finding, VerifyCheck, WrongError, check, expect, refused, unseen, works, wrong
+from llmops.response_limits import EVENTS
 from llmops.sequences import common_prefix_length
 
 CHECKS: list[VerifyCheck] = []
 _CHAT = [{"role": "user", "content": "Name the four seasons of the year in order."}]
 _PROMPT = "The capital of France is"
 _NEW = 12
+#: Events of a stream after which a server counts as one that does not end. The longest has 64 tokens.
+MAX_EVENTS = 1000
 
 
 @dataclass
@@ -44,13 +47,14 @@ class ApiContext:
         """Return the events before [DONE]."""
         events: list[str] = []
         request = {"model": self.model, "stream": True, **body}
-        async with self.http.stream("POST", path, json=request) as response:
+        async with self.http.stream("POST", path, json=request, extensions=EVENTS) as response:
             if response.status_code != 200:
                 await response.aread()
                 raise WrongError(f"{path} answers {response.status_code}: {_message(response)}")
             async for line in response.aiter_lines():
                 if line.startswith("data:"):
                     events.append(line.removeprefix("data:").strip())
+                    expect(len(events) <= MAX_EVENTS, f"the stream of {path} has more than {MAX_EVENTS} events")
         expect(events and events[-1] == "[DONE]", f"the stream of {path} does not end with [DONE]")
         return [json.loads(event) for event in events[:-1]]
 

@@ -19,7 +19,7 @@ from starlette.requests import Request as HttpRequest
 from tritonclient.grpc import service_pb2 as pb
 
 from llmops import contract
-from llmops.cli.monitor.exposition import MetricsPage
+from llmops.cli.monitor.exposition import MAX_PAGES, MetricsPage, MetricsWindow
 from llmops.control import models_api
 from llmops.control.reconcile import SERVED_TOKENS_METRIC, served_tokens
 from llmops.errors import ResourceError, ServerError
@@ -38,6 +38,8 @@ ESCAPE = "\x1b]0;owned\x07\x1b[2J\u202e"
 BOUND_MIB = 200
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
+#: The content type of server-sent events.
+EVENTS = "text/event-stream"
 
 
 def reply(handler: BaseHTTPRequestHandler, body: bytes, kind: str = "application/json", status: int = 200) -> None:
@@ -49,8 +51,19 @@ def reply(handler: BaseHTTPRequestHandler, body: bytes, kind: str = "application
 
 def endless(handler: BaseHTTPRequestHandler, kind: str = "application/json", start: bytes = b"") -> None:
     reply(handler, start, kind)
+    piece = b"data: {}\n\n" * 100_000 if kind == EVENTS else b"x" * MIB
     for _ in range(3000):
-        handler.wfile.write(b"x" * MIB)
+        handler.wfile.write(piece)
+
+
+def endless_events_to_streams(handler: BaseHTTPRequestHandler) -> None:
+    if handler.path.endswith("/models"):
+        reply(handler, b'{"data": [{"id": "m"}]}')
+    elif handler.path.endswith("/chat/completions") and b'"stream": true' in handler.body.replace(b":true", b": true"):
+        endless(handler, EVENTS)
+    else:
+        choice = {"message": {"content": "x"}, "text": "x", "finish_reason": "stop"}
+        reply(handler, json.dumps({"choices": [choice], "usage": {"completion_tokens": 1}}).encode())
 
 
 def with_models(answer: Answer) -> Answer:
@@ -73,7 +86,7 @@ def events(*data: object) -> bytes:
 def server(answer: Answer) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("content-length") or 0))
+            self.body = self.rfile.read(int(self.headers.get("content-length") or 0))
             with contextlib.suppress(OSError):
                 answer(self)
 
@@ -157,9 +170,14 @@ def rollout_with(**verdict: object) -> Answer:
         (BENCH, with_models(lambda one: reply(one, b'{"error": {"code": "[/x]"}}', status=429)), "http_429 [/x]"),
         ("rollout status m --url URL", rollout_with(decision="a", reason="b", rows=[ROW]), "v1\\x1b]0"),
         ("rollout status m --url URL", rollout_with(decision="a", reason="b", rows=[{}]), "verdict has another form"),
+        # before the fixes, what the server called events had no bound: 815 MB in 2 s, and a traceback
+        (KEY, lambda one: endless(one, EVENTS), "sends more than 32 MiB in one response"),
+        (CHAT, lambda one: endless(one, EVENTS), "sends more than 32 MiB in one response"),
+        ("verify --url URL", lambda one: endless(one, EVENTS), "sends more than 32 MiB in one response"),
+        ("verify --url URL", endless_events_to_streams, "more than 1000 events"),
         (KEY, endless, "sends more than 32 MiB in one response"),
         (CHAT, endless, "sends more than 32 MiB in one response"),
-        (CHAT, with_models(lambda one: endless(one, "text/event-stream", b"data: ")), "more than 4 MiB in one line"),
+        (CHAT, with_models(lambda one: endless(one, "text/event-stream; x", b"data: ")), "more than 4 MiB in one line"),
         (CHAT, with_models(lambda one: reply(one, events(*TYPES), "text/event-stream")), "like an OpenAI endpoint"),
         (CHAT, with_models(lambda one: reply(one, b"data: " + b'{"a":' * 100_000, "text/event-stream")), "OpenAI"),
         (CHAT, lambda one: reply(one, b"[" * 100_000), "does not answer like an OpenAI endpoint"),
@@ -194,6 +212,15 @@ def test_a_page_of_a_hundred_thousand_models_is_refused() -> None:
     page = "".join(f'llmops_active_streams{{model="m{at}"}} 1\n' for at in range(100_000))
     with pytest.raises(ValueError, match="too many samples"):
         MetricsPage(page, 0.0)
+
+
+def test_top_keeps_few_pages_however_often_it_looks() -> None:
+    """Before the fix, looks each half second at pages of 2 MB took 560 MB."""
+    recent = MetricsWindow(15.0)
+    for look in range(200):
+        recent.add(MetricsPage("", look / 2))
+        assert len(recent._pages) <= MAX_PAGES + 3
+    assert recent.seconds == pytest.approx(15, abs=15 / MAX_PAGES)
 
 
 def test_a_sample_of_a_hundred_thousand_labels_is_refused() -> None:
