@@ -86,6 +86,21 @@ def http_url_problem(text: str) -> str:
     return ""
 
 
+def without_secrets(url: str) -> str:
+    """Return a URL for the log, without its user, password and query, which may be secrets."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+
+def failure_reason(error: Exception) -> str:
+    """Return why a request failed, for the log: without its URL, which may have a secret."""
+    import httpx
+
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"status {error.response.status_code}"
+    return str(error) or type(error).__name__
+
+
 async def fetch_bounded(
     client: httpx.AsyncClient, url: str, max_bytes: int, headers: Mapping[str, str] | None = None
 ) -> bytes:

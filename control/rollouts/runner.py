@@ -41,7 +41,7 @@ from llmops.store.rollouts import (
     set_replicas,
 )
 from llmops.untrusted_text import escape_unsafe
-from llmops.urls import refuse_metadata_address
+from llmops.urls import failure_reason, refuse_metadata_address
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,8 @@ async def notify_webhook(rollout: Rollout, actor: str) -> None:
         ):
             response.raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-        log.warning("The webhook of the roll-out of %s did not take '%s' (%s).", rollout.model, rollout.state, error)
+        reason = failure_reason(error)
+        log.warning("The webhook of the roll-out of %s did not take '%s' (%s).", rollout.model, rollout.state, reason)
 
 
 async def apply_event(

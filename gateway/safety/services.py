@@ -23,6 +23,7 @@ from llmops.gateway.errors import ApiError
 from llmops.gateway.safety.filters import FilterUnavailableError, Finding, TextFilter
 from llmops.gateway.settings import GuardSettings
 from llmops.input_files import MALFORMED, parse_json, read_json
+from llmops.urls import failure_reason, without_secrets
 
 #: Bytes of a moderation service's answer: one result has a few kilobytes.
 MAX_ANSWER_BYTES = 1 << 20
@@ -179,7 +180,7 @@ class ModerationFilter(TextFilter):
                         raise ValueError("the answer is too long")
             return self._finding(parse_json(answer))
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, *MALFORMED) as error:
-            raise FilterUnavailableError(f"{self._url}: {error or type(error).__name__}") from error
+            raise FilterUnavailableError(f"{without_secrets(self._url)}: {failure_reason(error)}") from error
 
     async def close(self) -> None:
         await self._client.aclose()

@@ -26,6 +26,7 @@ from llmops import __version__
 from llmops.errors import ResourceError
 from llmops.gateway.telemetry.request_timeline import FinishedRequest, RequestTimeline, TimelineStage, build_timeline
 from llmops.response_limits import UNCOMPRESSED, bound_response
+from llmops.urls import failure_reason, without_secrets
 
 #: OpenTelemetry's `gen_ai.operation.name` by route. Every other route counts as `chat`, so a new
 #: endpoint that is not a chat needs an entry here.
@@ -66,9 +67,9 @@ class OtlpSpanExporter:
         try:
             answer = self._client.post(self._endpoint, content=self.message(batch).SerializeToString())
         except httpx.HTTPError as error:
-            raise ResourceError(f"{self._endpoint}: {str(error) or type(error).__name__}") from error
+            raise ResourceError(f"{without_secrets(self._endpoint)}: {failure_reason(error)}") from error
         if not answer.is_success:
-            raise ResourceError(f"{self._endpoint} answers {answer.status_code}")
+            raise ResourceError(f"{without_secrets(self._endpoint)} answers {answer.status_code}")
 
     def message(self, batch: Sequence[FinishedRequest]) -> ExportTraceServiceRequest:
         message = ExportTraceServiceRequest()

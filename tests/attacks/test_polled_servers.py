@@ -42,7 +42,7 @@ from llmops.store.factory import open_store
 from llmops.store.rollouts import ModelVersion, create_rollout
 from llmops.urls import fetch_bounded, is_metadata_address
 from tests.attacks.harness import MIB, record
-from tests.attacks.test_hostile_servers import Answer, endless, reply, server
+from tests.attacks.test_hostile_servers import EVENTS, Answer, endless, reply, server
 from tests.store.conftest import databases, folder, kind, newest_database, newest_file, postgres, store, url
 from tests.store.test_rollouts import begin, carry_out, rollout
 
@@ -89,7 +89,11 @@ def deep(handler: BaseHTTPRequestHandler) -> None:
     reply(handler, b'{"status":' * 200_000)
 
 
-NEVER_ENDING = pytest.mark.parametrize("answer", [endless, bomb, drip, elsewhere, deep])
+def endless_events(handler: BaseHTTPRequestHandler) -> None:
+    endless(handler, EVENTS)
+
+
+NEVER_ENDING = pytest.mark.parametrize("answer", [endless, endless_events, bomb, drip, elsewhere, deep])
 
 
 class Cost:
@@ -137,6 +141,23 @@ async def test_an_odd_prometheus_is_no_data(body: object) -> None:
 async def test_a_webhook_without_an_end_holds_no_roll_out_up(answer: Answer) -> None:
     with server(answer) as url, Cost():
         await notify_webhook(rollout(webhook=url), "tester")
+
+
+async def test_no_secret_of_a_url_is_in_the_log(caplog) -> None:
+    """Before the fix, each failure logged the user, password and query of the URL, and a webhook's path."""
+    with server(lambda handler: handler.send_error(404)) as url:
+        secret = url.replace("//", "//me:SECRET@") + "/given?key=SECRET"
+        with pytest.raises(ResourceError) as traces:
+            OtlpSpanExporter(secret, 5).send([])
+        for place in (secret, secret.replace("http", "ftp", 1)):
+            judge = ModerationFilter("x", place, model=None, key_env=None, timeout=5)
+            with pytest.raises(FilterUnavailableError, match="/given: ") as judged:
+                await judge.judge("text")
+            await judge.close()
+            assert "SECRET" not in f"{traces.value} {judged.value}"
+        await notify_webhook(rollout(webhook=f"{url}/SECRET"), "tester")
+    assert "(status 404)" in caplog.text
+    assert "SECRET" not in caplog.text
 
 
 @pytest.mark.parametrize(
