@@ -204,7 +204,7 @@ class Reservation(QuotaReservation):
         limits, usage = self._limits, outcome.usage
         limits.open.discard(self)
         if usage is not None and not self._bounded and outcome.finish in _NATURAL_FINISH_REASONS:
-            limits.expected.note(self._model, usage.completion_tokens // self._answers)
+            limits.expected.note(self._model, usage.completion_tokens // self._answers, self._plan.owner)
         total = _total_tokens(usage) if usage is not None else 0
         # used without a reservation
         unasked = total if total and not self._model else 0
@@ -259,7 +259,7 @@ class Reservation(QuotaReservation):
         """Return the tokens to reserve for prompt and answer.
 
         A length that the client set is reserved in full. Otherwise the usual length of this model's
-        answers is reserved, and never more than a full bucket gives.
+        answers to the caller is reserved, and never more than a full bucket gives.
         """
         limit, bounded = bounds.tokens, self._bounded
         if prompt + (most if bounded else 0) > limit:
@@ -267,7 +267,8 @@ class Reservation(QuotaReservation):
             raise request_exceeds_limit(bounds.smallest, prompt, most if bounded else 0)
         if bounded:
             return prompt + most
-        return int(min(prompt + min(most, self._limits.expected.of(self._model) * self._answers), limit))
+        expected = self._limits.expected.of(self._model, self._plan.owner) * self._answers
+        return int(min(prompt + min(most, expected), limit))
 
     def _affordable(self, given: int, prompt: int, most: int) -> int:
         """Return the longest answer that `given` micro-dollars pay for, at most `most` tokens."""

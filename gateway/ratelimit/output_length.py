@@ -1,35 +1,42 @@
-"""An estimate of the length of answers whose client sets no maximum."""
+"""An estimate of the length of answers whose client sets no maximum, for each caller."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
+from collections import OrderedDict, deque
 
-#: The estimate in tokens for a model without any answers yet.
+#: The estimate in tokens for a caller without any answers of a model yet.
 INITIAL_TOKENS = 256
-#: Answers of a model on which its estimate is based.
+#: Answers of a model to a caller on which an estimate is based.
 WINDOW = 200
 #: The quantile of the lengths that is reserved: most answers stay below it.
 QUANTILE = 0.9
+#: Estimates that are kept; the one noted longest ago is forgotten first.
+MAX_ESTIMATES = 2000
 
 
 class OutputLengthEstimate:
-    """The 90th percentile of the lengths of a model's last answers, in tokens.
+    """The 90th percentile of the lengths of a model's last answers to each caller, in tokens.
 
-    Only answers that the model itself ended are counted.
+    Only answers that the model itself ended are counted. Callers do not share an estimate: long
+    answers of one would have others reserve as much, who then get less than their quotas allow.
     """
 
     def __init__(self) -> None:
-        self._models: dict[str, tuple[deque[int], list[int]]] = {}
+        self._answers: OrderedDict[tuple[str, str], tuple[deque[int], list[int]]] = OrderedDict()
 
-    def of(self, model: str) -> int:
-        """Return the estimate for `model`, in tokens."""
-        lengths = self._models[model][1] if model in self._models else []
+    def of(self, model: str, caller: str = "") -> int:
+        """Return the estimate of an answer of `model` to `caller`, in tokens."""
+        known = self._answers.get((caller, model))
+        lengths = known[1] if known is not None else []
         return lengths[int(len(lengths) * QUANTILE)] if lengths else INITIAL_TOKENS
 
-    def note(self, model: str, tokens: int) -> None:
+    def note(self, model: str, tokens: int, caller: str = "") -> None:
         """Record the length of an answer, in tokens."""
-        order, lengths = self._models.setdefault(model, (deque(), []))
+        order, lengths = self._answers.setdefault((caller, model), (deque(), []))
+        self._answers.move_to_end((caller, model))
+        if len(self._answers) > MAX_ESTIMATES:
+            self._answers.popitem(last=False)
         if len(order) == WINDOW:
             del lengths[bisect_left(lengths, order.popleft())]
         order.append(tokens)
