@@ -9,7 +9,8 @@ extra.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, MutableSequence, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -37,7 +38,10 @@ from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import context_of
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.schemas.conversation_requests import BranchRequest, ConversationRequest, ItemsRequest
+from llmops.input_files import MALFORMED
 from llmops.store.conversations import Conversation, NewMessage
+
+log = logging.getLogger(__name__)
 
 #: Conversations on a page of the list, and items on a page: by default and at most.
 DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 50, 1000
@@ -94,9 +98,10 @@ class ConversationEndpoints:
         if "conversation_id" in request.path_params:
             return _lines(_once(await self._read(request)), _id(request))
         tenant, user = _subject(request)
-        branches = self._store.everything(_caller(request), tenant, user)
-        responses = self._stored_responses(user or _caller(request).owner, tenant or "")
-        return _lines(branches, tenant or user or "conversations", responses)
+        damaged: list[str] = []
+        branches = self._store.everything(_caller(request), tenant, user, damaged)
+        responses = self._stored_responses(user or _caller(request).owner, tenant or "", damaged)
+        return _lines(branches, tenant or user or "conversations", responses, damaged)
 
     async def purge(self, request: Request) -> Response:
         """Delete all data of the caller for good.
@@ -156,11 +161,18 @@ class ConversationEndpoints:
         kept = await self._store.remove(_caller(request), _id(request), request.path_params["item_id"])
         return json_response(_openai(kept))
 
-    async def _stored_responses(self, owner: str, tenant: str) -> AsyncIterator[StoredResponse]:
+    async def _stored_responses(
+        self, owner: str, tenant: str, damaged: MutableSequence[str]
+    ) -> AsyncIterator[StoredResponse]:
         for response_id, one in await self._responses.list(owner, tenant):
-            row = await self._responses.find(response_id, one)
-            if row is not None:
-                yield row.decoded()
+            try:
+                row = await self._responses.find(response_id, one)
+                stored = row.decoded() if row is not None else None
+            except MALFORMED:
+                damaged.append(response_id)
+                continue
+            if stored is not None:
+                yield stored
 
     async def _created(self, request: Request) -> Conversation:
         body = await self._intake.load(ConversationRequest, request)
@@ -243,17 +255,33 @@ def _new_messages(client_items: Sequence[dict[str, Any]]) -> list[NewMessage]:
 
 
 def _lines(
-    branches: AsyncIterator[Branch], name: str, responses: AsyncIterator[StoredResponse] | None = None
+    branches: AsyncIterator[Branch],
+    name: str,
+    responses: AsyncIterator[StoredResponse] | None = None,
+    damaged: list[str] | None = None,
 ) -> Response:
-    """Stream conversations as JSON lines, then stored responses with their input."""
+    """Stream conversations as JSON lines, then stored responses with their input.
+
+    With `damaged`, what cannot be read is named in the last lines: others are exported without it.
+    """
 
     async def lines() -> AsyncIterator[bytes]:
         async for branch in branches:
-            yield export_line(branch)
+            try:
+                line = export_line(branch)
+            except MALFORMED:
+                if damaged is None:
+                    raise
+                damaged.append(public_id(branch.conversation))
+                continue
+            yield line
         if responses is not None:
             async for stored in responses:
-                line = {**stored.response, "input": stored.items}
-                yield (json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+                shown = {**stored.response, "input": stored.items}
+                yield (json.dumps(shown, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+        for one in damaged or ():
+            log.error("%s was left out of an export: a row of it is damaged.", one)
+            yield (json.dumps({"id": one, "error": "This cannot be read: a row of it is damaged."}) + "\n").encode()
 
     headers = {"content-disposition": f'attachment; filename="{name}.jsonl"'}
     return StreamingResponse(lines(), media_type="application/x-ndjson", headers=headers)

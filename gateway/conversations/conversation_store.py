@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, MutableSequence, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -289,11 +289,16 @@ class ConversationStore:
     # -- everything of an owner
 
     async def everything(
-        self, caller: Caller, tenant: str | None = None, user: str | None = None
+        self,
+        caller: Caller,
+        tenant: str | None = None,
+        user: str | None = None,
+        damaged: MutableSequence[str] | None = None,
     ) -> AsyncIterator[Branch]:
         """Yield all conversations of the caller, of a tenant or of a user.
 
-        Each comes with the branch that is shown.
+        Each comes with the branch that is shown. `damaged` gets the public ids of those that cannot
+        be read; without it, their errors pass.
         """
         turn = owner_id(caller)
         owned = partial(table.conversation_ids, user_id=user or turn)
@@ -304,7 +309,13 @@ class ConversationStore:
             return None if conversation is None else await self._branch(connection, conversation)
 
         for owner, key in await self._database.read(ids, turn):
-            branch = await self._database.read(partial(read, owner=owner, key=key), turn)
+            try:
+                branch = await self._database.read(partial(read, owner=owner, key=key), turn)
+            except MALFORMED:
+                if damaged is None:
+                    raise
+                damaged.append(_public_id(key))
+                continue
             if branch is not None:
                 yield branch
 
@@ -399,7 +410,11 @@ def row_id(conversation_id: str) -> str:
 
 def public_id(conversation: Conversation) -> str:
     """Return the id under which clients know the conversation."""
-    return f"conv_{UUID(conversation.id).hex}"
+    return _public_id(conversation.id)
+
+
+def _public_id(key: str) -> str:
+    return f"conv_{UUID(key).hex}"
 
 
 def message_items(message: StoredMessage) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sqlite3
 from datetime import timedelta
 from pathlib import Path
@@ -12,17 +13,19 @@ from uuid import UUID
 import pytest
 
 from llmops.errors import InputError
+from llmops.gateway.app import create_app
 from llmops.gateway.auth.directory import CredentialUnavailableError
 from llmops.gateway.auth.keys import KeyDirectory
 from llmops.gateway.conversations.conversation_store import ConversationStore
 from llmops.gateway.conversations.purge import PurgeTask
 from llmops.gateway.interfaces import Caller, Usage
-from llmops.gateway.settings import ConversationSettings
+from llmops.gateway.settings import ConversationSettings, GatewaySettings
 from llmops.gateway.usage.billing import Billing
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
 from llmops.store.rollouts import ModelVersion, create_rollout, open_rollouts
 from tests.store.control_client import BY, make_key
+from tests.support.gateway_stack import app_client
 
 
 def execute(folder: Path, statement: str) -> None:
@@ -71,6 +74,20 @@ async def test_a_damaged_conversation_is_kept_and_keeps_no_other_from_being_purg
     assert f"{ids[1]} cannot be archived, and is kept" in caplog.text
     assert await PurgeTask(opened, None).purge() == 1
     await chats.close()
+
+
+@pytest.mark.parametrize("change", ["metadata = '{'", "updated_at = '2020-99-99'", "title = x'80'"])
+async def test_an_export_names_what_is_damaged_and_has_the_rest(tmp_path: Path, change: str) -> None:
+    """Before the fix, an export ended at the damaged row, each time: two of five conversations came."""
+    settings = GatewaySettings(store=f"sqlite:///{tmp_path}/store.db", open=True)
+    async with app_client(create_app(settings), "http://127.0.0.1") as client:
+        ids = [(await client.post("/v1/conversations", json={})).json()["id"] for _ in range(5)]
+        execute(tmp_path, f"UPDATE conversations SET {change} WHERE id = '{UUID(ids[2][5:])}'")
+        answer = await client.get("/api/conversations/export")
+    assert answer.status_code == 200, answer.text
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert [line["id"] for line in lines] == [*ids[:2], *ids[3:], ids[2]]
+    assert "damaged" in lines[-1]["error"]
 
 
 @pytest.mark.parametrize("change", ["input_micros = 'x'", "input_micros = -1", "valid_from = 'soon'"])
