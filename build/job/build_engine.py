@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from llmops import __version__
 from llmops.build import encoder
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
@@ -28,7 +30,7 @@ from llmops.build.plan.build_plan import BuildPlan
 from llmops.build.progress import Progress, SilentProgress
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.build_target import TargetJob, get_target
-from llmops.errors import InputError
+from llmops.errors import CheckpointError, InputError, first_validation_error
 
 #: Version of the build itself. Increase it when the same inputs give another engine than before.
 _REVISION = 4
@@ -111,7 +113,13 @@ def _build(job: TargetJob[Any], progress: Progress, force: bool) -> tuple[Engine
             job.check()
         check_space(output, max(0, job.disk_bytes - job.kept_bytes))
         with StagingFolder(output) as workdir:
-            manifest = _make(job, source, key, workdir, progress)
+            try:
+                manifest = _make(job, source, key, workdir, progress)
+            except ValidationError as error:
+                raise CheckpointError(
+                    f"{job.checkpoint.ref} has a value that an engine cannot have "
+                    f"({first_validation_error(error, 'its settings')}); correct it in the checkpoint."
+                ) from error
     # The engine is in its place, so stages kept for a restart are not needed any longer.
     remove_stages(output)
     return (manifest, False) if present is None else (present, True)

@@ -34,6 +34,7 @@ from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.attacks.harness import MIB, record, scaled
+from tests.support.tiny_models import write_checkpoint
 from tests.support.tokenizer_files import write_tokenizer
 
 CONFIG = {
@@ -414,6 +415,17 @@ def test_the_tokenizer_of_an_encoder_is_tried_too(tmp_path: Path) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": _broken_map()["normalizer"]}))
     with pytest.raises(CheckpointError, match=r"tokenizer of .* is damaged"):
         build(BuildSpec(str(folder), tmp_path / "engine"), SilentProgress())
+
+
+@pytest.mark.parametrize("ids", [10**400, list(range(2000))], ids=["large", "many"])
+def test_token_ids_that_no_engine_can_have(tmp_path: Path, ids: object) -> None:
+    """Before the fix, they were a traceback."""
+    folder = write_checkpoint(tmp_path / "checkpoint", "llama")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": ids}))
+    with pytest.raises(CheckpointError, match="has a value that an engine cannot have") as refusal:
+        build(BuildSpec(str(folder), tmp_path / "engine"), SilentProgress())
+    assert len(refusal.value.message) < 1000
 
 
 def test_a_tensor_of_many_dimensions(tmp_path: Path) -> None:
