@@ -146,12 +146,24 @@ def _gateway(settings: GatewaySettings) -> dict[str, Any]:
     excluded: dict[str, Any] = dict.fromkeys(CHART_SETTINGS, True)
     excluded |= {"timeouts": {"drain"}, "usage": {"outbox", "bytes"}}
     said = settings.model_dump(mode="json", exclude_defaults=True, exclude=excluded)
+    _reject_passwords("gateway", said)
     found: dict[str, Any] = {"settings": {name: value for name, value in said.items() if value != {}}}
     if settings.timeouts.drain != type(settings.timeouts)().drain:
         found["drainSeconds"] = math.ceil(settings.timeouts.drain)
     if settings.usage.bytes != UsageSettings().bytes:
         found["outbox"] = {"mebibytes": math.ceil(settings.usage.bytes / 2**20)}
     return found
+
+
+def _reject_passwords(name: str, value: Any) -> None:
+    """Raise InputError if a URL among the settings has a password: a ConfigMap would show it."""
+    if isinstance(value, str) and re.match(r"\w+://[^/?#]*@", value):
+        raise InputError(
+            f"{name}: its URL has a user or a password, which the chart's ConfigMap would show; leave them out, and "
+            "give the secret through the environment."
+        )
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        _reject_passwords(f"{name}.{key}", one)
 
 
 def _pool(

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llmops.errors import InputError
 from llmops.gateway.settings import load_settings
 from llmops.units import parse_duration
 from llmops.yaml_files import write_yaml
@@ -429,6 +430,23 @@ def test_a_description_becomes_values_that_the_chart_takes(tmp_path, monkeypatch
     assert done.returncode == 0, done.stderr
     (rule,) = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "PrometheusRule"]
     assert rule["spec"]["groups"][-1] == group
+
+
+def test_a_password_in_a_url_does_not_become_part_of_a_config_map(tmp_path):
+    from click.testing import CliRunner
+
+    from llmops.cli.main import cli
+
+    file, output = tmp_path / "llmops.yaml", tmp_path / "values.yaml"
+    model = {"checkpoint": "meta-llama/Llama-3.1-8B-Instruct", "build": {"target": "tensorrt"}}
+    traces = {"endpoint": "https://me:hunter2@traces.example/v1/traces"}
+    file.write_text(yaml.safe_dump({"models": {"llama-8b": model}, "gateway": {"traces": traces}}))
+    with pytest.raises(InputError, match=r"gateway\.traces\.endpoint: its URL has a user or a password") as refused:
+        CliRunner().invoke(
+            cli, ["chart", "-f", str(file), "-o", str(output)], catch_exceptions=False, standalone_mode=False
+        )
+    assert "hunter2" not in str(refused.value)
+    assert not output.exists()
 
 
 def test_helm_reads_each_text_that_we_write_as_the_same_text(tmp_path):
