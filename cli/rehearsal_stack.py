@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI
 
 from llmops.cli.stack import Stack, make_repository
 from llmops.gateway.interfaces import Engine
+from llmops.gateway.routing.cost_model import DEFAULT_STEP_SECONDS
 from llmops.gateway.routing.replicas.pool_registry import PoolRegistry
 from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
 from llmops.perf.planted_faults import FaultyEngine
@@ -25,7 +27,14 @@ def main(engine: str, folder: str, store: str, fault: str) -> None:
 
     def plant(app: FastAPI) -> object:
         def wrap(pool: ReplicaPool) -> Engine:
-            return FaultyEngine(pool, fault) if fault and pool.version not in ("", INITIAL_VERSION) else pool
+            if not fault or pool.version in ("", INITIAL_VERSION):
+                return pool
+            return FaultyEngine(pool, fault, partial(pace, pool.name))
+
+        def pace(model: str) -> float:
+            stable = [pool for pool in pools.pools_of(model) if pool.version == INITIAL_VERSION]
+            steps = [replica.view.step_seconds for pool in stable for replica in pool.replicas.values()]
+            return max(steps, default=0.0) or DEFAULT_STEP_SECONDS
 
         @asynccontextmanager
         async def nothing() -> AsyncIterator[None]:

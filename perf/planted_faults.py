@@ -2,8 +2,7 @@
 
 import asyncio
 import itertools
-import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self, cast
 
@@ -16,6 +15,9 @@ PLANTED_ERROR = "An error that the rehearsal has planted."
 #: One request of this many fails with the fault `errors`. With the fault `quality`, the version reads
 #: one token of so many of its prompts as another one: answers stay fluent, and are wrong more often.
 ERROR_PERIOD, QUALITY_PERIOD = 20, 3
+#: With the fault `slow`, a token takes this many times as long as one of the stable version. The engine
+#: goes on meanwhile, so that waiting as long as a token took would hardly delay the tokens after it.
+SLOWNESS = 2.0
 #: Tokens with lower ids may be special tokens of the chat template, which are not replaced.
 FIRST_TEXT_TOKEN = 100
 _THAI = "สวัสดีครับ ผมไม่เข้าใจคำถามของคุณ กรุณาลองอีกครั้ง "
@@ -31,9 +33,10 @@ class PlantedError(EngineError):
 class FaultyEngine(Engine):
     """The replicas of a version, with a fault."""
 
-    def __init__(self, pool: ReplicaPool, fault: str) -> None:
+    def __init__(self, pool: ReplicaPool, fault: str, pace: Callable[[], float]) -> None:
+        """Plant a fault. `pace` returns the seconds that the stable version takes for a token."""
         self.gated = pool.gated
-        self._pool, self._fault, self._requests = pool, fault, itertools.count(1)
+        self._pool, self._fault, self._pace, self._requests = pool, fault, pace, itertools.count(1)
 
     def check(self, turn: SchedulingParams) -> None:
         self._pool.check(turn)
@@ -45,7 +48,7 @@ class FaultyEngine(Engine):
             vocabulary = next(iter(self._pool.replicas.values())).model.card.vocab_size
             request = replace(request, input_ids=[*_misread(request.input_ids, vocabulary)])
         stream = await self._pool.open(request)
-        return cast(TokenStream, FaultyStream(stream, self._fault, request.end_ids, self._pool))
+        return cast(TokenStream, FaultyStream(stream, self._fault, request.end_ids, self._pool, self._pace))
 
 
 def _misread(ids: Sequence[int], vocabulary: int) -> Iterator[int]:
@@ -57,14 +60,20 @@ def _misread(ids: Sequence[int], vocabulary: int) -> Iterator[int]:
 class FaultyStream:
     """The tokens of a request, with a fault. Everything else is that of the stream."""
 
-    def __init__(self, stream: TokenStream, fault: str, end_ids: Collection[int], pool: ReplicaPool) -> None:
+    def __init__(
+        self,
+        stream: TokenStream,
+        fault: str,
+        end_ids: Collection[int],
+        pool: ReplicaPool,
+        pace: Callable[[], float],
+    ) -> None:
         self._stream = stream
-        self._fault, self._end_ids = fault, end_ids
+        self._fault, self._end_ids, self._pace = fault, end_ids, pace
         model = next(iter(pool.replicas.values())).model
         self._vocabulary = model.card.vocab_size
         thai: Sequence[int] = model.tokenizer.encode(_THAI, add_special_tokens=False)
         self._thai = itertools.cycle(thai)
-        self._last = time.perf_counter()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -78,8 +87,7 @@ class FaultyStream:
     async def __anext__(self) -> TokenBatch:
         batch = await self._stream.__anext__()
         if self._fault == "slow":
-            await asyncio.sleep(time.perf_counter() - self._last)
-            self._last = time.perf_counter()
+            await asyncio.sleep(SLOWNESS * self._pace() * len(batch.tokens))
         return batch._replace(tokens=[self._replace(token) for token in batch.tokens])
 
     def _replace(self, token: int) -> int:

@@ -1,5 +1,6 @@
 """The report of a rehearsal, and the faults that it plants."""
 
+import time
 from types import SimpleNamespace
 
 from llmops.gateway.interfaces import Engine, EngineRequest, TokenBatch, TokenStream
@@ -74,12 +75,18 @@ class Pool(Engine):
 
 
 async def answer(fault: str) -> list[int]:
-    stream = await FaultyEngine(Pool(), fault).open(EngineRequest("1", [1], 4, end_ids=(2,)))
+    stream = await FaultyEngine(Pool(), fault, lambda: 0.01).open(EngineRequest("1", [1], 4, end_ids=(2,)))
     return [token async for batch in stream for token in batch.tokens]
 
 
-async def test_faults_change_tokens_and_no_lengths():
+async def test_a_slow_version_takes_twice_as_long_for_a_token_as_the_stable_one_however_fast_its_engine_is():
+    begun = time.monotonic()
     assert await answer("slow") == [500, 501, 502, 2]
+    # the tokens are there at once, and a token of the stable version takes 10 ms
+    assert time.monotonic() - begun >= 0.08
+
+
+async def test_faults_change_tokens_and_no_lengths():
     assert await answer("language") == [7, 8, 9, 2]
     scrambled = await answer("scrambled")
     assert len(scrambled) == 4
@@ -88,7 +95,7 @@ async def test_faults_change_tokens_and_no_lengths():
 
 
 async def test_everything_but_its_tokens_is_that_of_the_replicas_stream():
-    stream = await FaultyEngine(Pool(), "slow").open(EngineRequest("1", [1], 4, end_ids=(2,)))
+    stream = await FaultyEngine(Pool(), "slow", lambda: 0.01).open(EngineRequest("1", [1], 4, end_ids=(2,)))
     assert (stream.version, stream.cached_tokens, stream.is_failing_over) == ("canary", 3, False)
     stream.attach(lambda batch: True)
     assert [batch.tokens async for batch in stream] == [[500], [501], [502], [2]]
@@ -96,5 +103,5 @@ async def test_everything_but_its_tokens_is_that_of_the_replicas_stream():
 
 async def test_a_version_of_lower_quality_misreads_its_prompts():
     pool = Pool()
-    await FaultyEngine(pool, "quality").open(EngineRequest("1", [1, 300, 301, 302, 2, 303, 999], 4))
+    await FaultyEngine(pool, "quality", lambda: 0.01).open(EngineRequest("1", [1, 300, 301, 302, 2, 303, 999], 4))
     assert pool.seen == [1, 300, 301, 403, 2, 303, 200]
