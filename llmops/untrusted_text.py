@@ -7,6 +7,7 @@ a reader. Names, addresses and identifiers contain none of them. Unchecked text 
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 #: Characters that `escape_unsafe` prints by default: enough for every valid name.
@@ -81,3 +82,16 @@ def _shown_with_lines(found: re.Match[str]) -> str:
 def _escaped(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def json_texts(value: Any, *, names: bool = False) -> Iterator[str]:
+    """Yield all texts in a JSON value, with the names of fields if `names` is set, in any order."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict):
+            waiting.extend([*one, *one.values()] if names else one.values())
+        elif isinstance(one, (list, tuple)):
+            waiting.extend(one)

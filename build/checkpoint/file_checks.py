@@ -4,7 +4,7 @@ Every fault becomes a CheckpointError that names the file.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from llmops.build.checkpoint.description import FileState, FileStatus, TensorInfo
 from llmops.errors import CheckpointError
 from llmops.input_files import MAX_CONFIG_BYTES, leads_outside, parse_json
+from llmops.untrusted_text import json_texts
 
 
 def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
@@ -114,24 +115,13 @@ def reject_named_files(folder: Path, settings: Mapping[str, Any]) -> None:
         CheckpointError: A text is the path of such a file. The message names the JSON file alone.
     """
     for name, content in settings.items():
-        for text in _texts(content):
+        for text in json_texts(content):
             for path in (Path(text), folder / text):
                 if os.path.isfile(path) and leads_outside(path, folder):
                     raise CheckpointError(
                         f"{folder / name} names another file of this machine, which would become part of the engine; "
                         "remove that entry."
                     )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value but the names of its fields."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, (dict, list)):
-            waiting.extend(one.values() if isinstance(one, dict) else one)
 
 
 def check_tensor_ranges(path: Path, tensors: Iterable[TensorInfo], size: int) -> None:

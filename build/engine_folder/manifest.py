@@ -3,7 +3,6 @@
 It is the only file of a build that later stages read.
 """
 
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -25,7 +24,7 @@ from pydantic_core import PydanticCustomError
 from llmops.build.engine_folder.manifest_extras import AdapterEntry, ManifestExtra, NvidiaExtra, extra_type
 from llmops.build.target_facts import TargetName
 from llmops.errors import InputError, first_validation_error
-from llmops.untrusted_text import is_safe_text
+from llmops.untrusted_text import is_safe_text, json_texts
 
 E = TypeVar("E", bound=ManifestExtra)
 FILE_NAME = "engine.json"
@@ -54,17 +53,6 @@ def _inside(value: str) -> str:
 
 #: A folder relative to the engine's own.
 _Inside = Annotated[str, AfterValidator(_inside)]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value, with the names of its fields."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from _texts(list(value.items()))
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _texts(one)
 
 
 class _ManifestModel(BaseModel):
@@ -251,7 +239,7 @@ class EngineManifest(_ManifestModel):
 
         This validator is the last, because the last one runs first.
         """
-        if info.field_name != "golden" and not all(map(is_safe_text, _texts(value))):
+        if info.field_name != "golden" and not all(map(is_safe_text, json_texts(value, names=True))):
             raise ValueError("it has a control character, or one that cannot be seen")
         return value
 

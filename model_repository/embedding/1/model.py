@@ -25,9 +25,8 @@ class TritonPythonModel:
         self._output = config["output"][0]["name"]
         # float32 throughout: bfloat16 arithmetic would move the vectors by more than rounding. Threads
         # are not pinned: models that share cores would wait for each other
-        precision = {"INFERENCE_PRECISION_HINT": "f32"}
-        properties = {"PERFORMANCE_HINT": "LATENCY", "ENABLE_CPU_PINNING": False, **precision}
-        self._model = ov.Core().compile_model(parameters["model_path"], "CPU", properties)
+        hints = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "ENABLE_CPU_PINNING": False}
+        self._model = ov.Core().compile_model(parameters["model_path"], "CPU", hints)
         self._vocab_size, self._max_length = int(parameters["vocab_size"]), int(parameters["max_seq_len"])
         self._max_batch, self._types = int(parameters["max_batch_size"]), int(parameters.get("type_vocab_size", "1"))
 
