@@ -13,7 +13,21 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, String, and_, cast, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    ScalarSelect,
+    Select,
+    String,
+    and_,
+    cast,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.tables import conversations, messages, responses, users
@@ -132,9 +146,28 @@ async def list_conversations(
         text: Only conversations whose title or messages contain this text, in any case. Of the
             messages, those of the newest conversations are searched, up to SEARCH_SIZE characters.
     """
-    table = conversations.c
     listed = [column for column in _CONVERSATION if column.name != "system_prompt"]
-    statement = select(*listed).where(table.user_id == user_id, table.deleted_at.is_(None))
+    rows = await connection.execute((await _listed(connection, listed, user_id, before, text)).limit(limit))
+    return [Conversation(**row) for row in rows.mappings()]
+
+
+async def list_ids(
+    connection: AsyncConnection, user_id: str, *, before: Conversation | None = None, text: str | None = None
+) -> Sequence[str]:
+    """Return the ids of the conversations that `list_conversations` returns without a limit."""
+    found = await connection.execute(await _listed(connection, [conversations.c.id], user_id, before, text))
+    return [row[0] for row in found]
+
+
+async def _listed(
+    connection: AsyncConnection,
+    columns: Sequence[Column[Any]],
+    user_id: str,
+    before: Conversation | None,
+    text: str | None,
+) -> Select[Any]:
+    table = conversations.c
+    statement = select(*columns).where(table.user_id == user_id, table.deleted_at.is_(None))
     if before is not None:
         earlier = and_(table.updated_at == before.updated_at, table.id > before.id)
         statement = statement.where(or_(table.updated_at < before.updated_at, earlier))
@@ -146,8 +179,7 @@ async def list_conversations(
         # a scalar: PostgreSQL may run EXISTS once over the messages of all users
         found = said.limit(1).scalar_subquery().is_not(None)
         statement = statement.where(or_(table.title.icontains(text, autoescape=True), found))
-    rows = await connection.execute(statement.order_by(table.updated_at.desc(), table.id).limit(limit))
-    return [Conversation(**row) for row in rows.mappings()]
+    return statement.order_by(table.updated_at.desc(), table.id)
 
 
 def _contains(connection: AsyncConnection, text: str) -> ColumnElement[bool]:
@@ -163,17 +195,15 @@ def _contains(connection: AsyncConnection, text: str) -> ColumnElement[bool]:
     return and_(short, func.instr(func.lower(content), func.lower(text)) > 0)
 
 
-async def _oldest_searched(connection: AsyncConnection, user_id: str) -> datetime | None:
-    """Return the last change of the oldest conversation whose messages are searched, None for all."""
+async def _oldest_searched(connection: AsyncConnection, user_id: str) -> ScalarSelect[datetime] | None:
+    """Return a query of the oldest searched conversation's last change, or None if all are searched."""
     table = conversations.c
     own = table.user_id == user_id, table.deleted_at.is_(None)
     if ((await connection.execute(select(func.sum(table.size)).where(*own))).scalar() or 0) <= SEARCH_SIZE:
         return None
     newer = func.sum(table.size).over(order_by=(table.updated_at.desc(), table.id)) - table.size
     ranked = select(table.updated_at, newer.label("newer")).where(*own).subquery()
-    oldest = select(func.min(ranked.c.updated_at)).where(ranked.c.newer < SEARCH_SIZE)
-    found: datetime | None = (await connection.execute(oldest)).scalar()
-    return found
+    return select(func.min(ranked.c.updated_at)).where(ranked.c.newer < SEARCH_SIZE).scalar_subquery()
 
 
 async def read_messages(connection: AsyncConnection, conversation_id: str) -> Sequence[StoredMessage]:

@@ -65,11 +65,14 @@ class ConversationEndpoints:
 
         `q` searches titles and messages.
         """
-        query = request.query_params
+        query, caller = request.query_params, _caller(request)
         limit = page_limit(query, DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
         text = (query.get("q") or "").replace("\0", "")[:MAX_SEARCH_CHARACTERS]
-        found, more = await self._store.list(_caller(request), limit=limit, after=query.get("after"), text=text)
-        return json_response({"object": "list", "data": [_listed(one) for one in found], "has_more": more})
+        page: dict[str, Any] = {"limit": limit, "after": query.get("after"), "text": text}
+        try:
+            return _list_response(*await self._store.list(caller, **page))
+        except MALFORMED:
+            return _list_response(*await self._store.list_readable(caller, lambda one: _list_response([one]), **page))
 
     async def get(self, request: Request) -> Response:
         """Return a conversation with its messages."""
@@ -211,6 +214,10 @@ class ConversationEndpoints:
         return await self._store.read(
             context.caller, _id(request), after, hold=lambda size: self._intake.hold(size, context)
         )
+
+
+def _list_response(conversations: Sequence[Conversation], more: bool = False) -> Response:
+    return json_response({"object": "list", "data": [_listed(one) for one in conversations], "has_more": more})
 
 
 def _listed(conversation: Conversation) -> dict[str, Any]:

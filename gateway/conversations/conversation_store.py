@@ -22,6 +22,7 @@ from llmops.clocks import utc_now
 from llmops.gateway.conversations.database import Database
 from llmops.gateway.errors import ForbiddenError, InvalidRequestError, NotFoundError, RateLimitError
 from llmops.gateway.interfaces import Caller
+from llmops.gateway.logging_setup import RepeatedLines
 from llmops.gateway.settings import ConversationSettings
 from llmops.input_files import MALFORMED
 from llmops.store import conversations as table
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds without a report after which the gateway that generates a message counts as gone.
 LOST_AFTER = 10.0
+#: Seconds between two lines of the log about the same damaged conversation.
+LOG_INTERVAL = 60.0
 #: Copies of a conversation that a request holds: as rows, as messages, and as text to be sent.
 COPIES = 3
 #: Bytes of memory that a message takes beside its text, as a row and as part of a request.
@@ -54,6 +57,7 @@ class ConversationStore:
     def __init__(self, url: str, settings: ConversationSettings, now: Callable[[], datetime] = utc_now) -> None:
         self.settings, self._now = settings, now
         self._database = Database(url, "Conversations", "send the request without a conversation")
+        self._lines = RepeatedLines(LOG_INTERVAL)
 
     async def close(self) -> None:
         await self._database.close()
@@ -135,6 +139,40 @@ class ConversationStore:
             lambda connection: table.list_conversations(connection, user, limit=limit + 1, before=before, text=text),
             user,
         )
+        return found[:limit], len(found) > limit
+
+    async def list_readable(
+        self,
+        caller: Caller,
+        check: Callable[[Conversation], object],
+        *,
+        limit: int,
+        after: str | None = None,
+        text: str | None = None,
+    ) -> tuple[Sequence[Conversation], bool]:
+        """Return what `list` returns, read one by one, without conversations that cannot be read.
+
+        `check` raises an error of MALFORMED for a conversation that cannot be used.
+        """
+        before = await self.find(caller, after) if after else None
+        user = owner_id(caller)
+        look = self._database.search if text else self._database.read
+        ids = await look(lambda connection: table.list_ids(connection, user, before=before, text=text), user)
+        found: MutableSequence[Conversation] = []
+        for key in ids:
+            try:
+                # without its system prompt: those of a page may be large together
+                one = replace(await self.find(caller, _public_id(key)), system_prompt=None)
+                check(one)
+            except NotFoundError:
+                continue
+            except MALFORMED:
+                if (suffix := self._lines.suffix(key)) is not None:
+                    log.error("%s was left out of a list: its row is damaged%s.", _public_id(key), suffix)
+                continue
+            found.append(one)
+            if len(found) > limit:
+                break
         return found[:limit], len(found) > limit
 
     async def read(

@@ -90,6 +90,28 @@ async def test_an_export_names_what_is_damaged_and_has_the_rest(tmp_path: Path, 
     assert "damaged" in lines[-1]["error"]
 
 
+@pytest.mark.parametrize("change", ["metadata = '{'", "updated_at = '2020-99-99'", "title = x'80'", "created_at = ''"])
+@pytest.mark.parametrize("query", ["", "&q=a"])
+async def test_a_list_leaves_out_what_is_damaged(
+    tmp_path: Path, change: str, query: str, monkeypatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the fix, the owner's list was a 500 as long as one row was damaged."""
+    monkeypatch.setattr("llmops.store.conversations.SEARCH_SIZE", 2)
+    settings = GatewaySettings(store=f"sqlite:///{tmp_path}/store.db", open=True)
+    async with app_client(create_app(settings), "http://127.0.0.1") as client:
+        new = {"title": "a", "system_prompt": "b"}
+        ids = [(await client.post("/api/conversations", json=new)).json()["id"] for _ in range(5)]
+        execute(tmp_path, f"UPDATE conversations SET {change} WHERE id = '{UUID(ids[2][5:])}'")
+        url, listed = f"/api/conversations?limit=2{query}", []
+        page = (await client.get(url)).json()
+        while page["has_more"]:
+            listed += page["data"]
+            page = (await client.get(f"{url}&after={listed[-1]['id']}")).json()
+    assert [one["id"] for one in listed + page["data"]] == [ids[4], ids[3], ids[1], ids[0]]
+    is_searched = bool(query) and "title" in change
+    assert caplog.text.count(f"{ids[2]} was left out of a list") == (0 if is_searched else 1)
+
+
 @pytest.mark.parametrize("change", ["input_micros = 'x'", "input_micros = -1", "valid_from = 'soon'"])
 async def test_a_damaged_price_leaves_the_prices_that_were_read(tmp_path: Path, change: str, caplog) -> None:
     """Before the fix, the task that reads prices ended, and later prices were never billed."""
