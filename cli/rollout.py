@@ -13,11 +13,20 @@ from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.accounts.param_types import DURATION, typed_values
 from llmops.cli.options import EXISTING_FOLDER, OutputFile
-from llmops.cli.output import format_timestamp, print_fields, print_json, print_line, print_table
+from llmops.cli.output import (
+    format_timestamp,
+    print_fields,
+    print_json,
+    print_line,
+    print_result,
+    print_results,
+    print_table,
+)
 from llmops.errors import ServerError
 from llmops.input_files import MALFORMED
 
 if TYPE_CHECKING:
+    from llmops.control.admin.schemas import AuditEntryRead
     from llmops.control.rollouts.schemas import RolloutRead, VersionRead
 
 #: What comes next in a state, and what a person can do.
@@ -90,6 +99,7 @@ def start(
 
     New replicas start beside the old ones, then get more and more of the requests.
     """
+    from llmops.build.engine_folder.manifest import EngineManifest
     from llmops.control.rollouts.schemas import RolloutCreate, RolloutRead
 
     if (engine is None) == (not replicas):
@@ -97,7 +107,8 @@ def start(
     for replica in replicas:
         _check_replica(replica)
     if engine is not None:
-        _check_engine(engine)
+        # a folder without a manifest is an error before replicas are started
+        EngineManifest.load(engine)
     fallback = engine.resolve().name if engine is not None else replicas[0].removeprefix("dns:").partition(":")[0]
     body = RolloutCreate(
         model=model,
@@ -109,12 +120,8 @@ def start(
         **typed_values({"min_seconds": min_time.total_seconds() if min_time is not None else None, **options}),
     )
     rollout = admin.request("POST", ("rollouts",), RolloutRead, body=body)
-    if as_json:
-        print_json(rollout.data())
-    else:
-        print_line(
-            f"{model}: {rollout.candidate} starts beside {rollout.stable}. Watch it: llmops rollout status {model}"
-        )
+    text = f"{model}: {rollout.candidate} starts beside {rollout.stable}. Watch it: llmops rollout status {model}"
+    print_result(rollout, as_json, text)
 
 
 @command.command("status")
@@ -125,13 +132,17 @@ def status(model: str | None, admin: AdminClient, as_json: bool) -> None:
 
     Shown are the versions, the verdict, and why.
     """
-    rollouts = _list(admin, model)
-    latest = {rollout.model: rollout for rollout in reversed(rollouts)}
+    from llmops.control.rollouts.schemas import RolloutQuery, RolloutRead
+
+    query = RolloutQuery(**typed_values({"model": model}))
+    found = admin.request("GET", ("rollouts",), tuple[RolloutRead, ...], query=query)
+    latest = {rollout.model: rollout for rollout in reversed(found)}
     if as_json:
         print_json([rollout.data() for rollout in latest.values()])
-    elif not latest:
+        return
+    if not latest:
         click.echo("No roll-outs. Start one: llmops rollout start MODEL --to ENGINE", err=True)
-    for rollout in () if as_json else latest.values():
+    for rollout in latest.values():
         try:
             _print_status(rollout)
         except MALFORMED as error:
@@ -150,11 +161,9 @@ def _action(name: str, event: str, text: str) -> click.Command:
 
         body = RolloutChange(model=model, action="promote fully" if full else event, reason=reason)  # type: ignore[arg-type]
         rollout = admin.request("POST", ("rollouts", "actions"), RolloutRead, body=body)
-        if as_json:
-            print_json(rollout.data())
-            return
-        print_line(f"{model}: {rollout.state}, {rollout.percent:g} % of the requests go to {rollout.candidate}.")
-        if event == "rollback" and rollout.settings.get("allow_capacity_loss"):
+        text = f"{model}: {rollout.state}, {rollout.percent:g} % of the requests go to {rollout.candidate}."
+        print_result(rollout, as_json, text)
+        if event == "rollback" and rollout.settings.get("allow_capacity_loss") and not as_json:
             took = _start_seconds(admin, rollout)
             known = f" Those of {rollout.candidate} took {took:.0f} s to start." if took else ""
             print_line(f"Replicas of {rollout.stable} that had to make room start again.{known}")
@@ -189,25 +198,22 @@ def history(model: str | None, admin: AdminClient, as_json: bool) -> None:
 
     query = RolloutQuery(**typed_values({"model": model}))
     found = admin.request("GET", ("rollouts", "history"), RolloutHistory, query=query)
-    if as_json:
-        print_json([entry.data() for entry in found.entries])
-        return
-    if not found.entries:
-        click.echo("No roll-outs yet. Start one: llmops rollout start MODEL --to ENGINE", err=True)
-        return
-    rows = [
-        [
-            format_timestamp(entry.created_at),
-            entry.actor,
-            entry.subject,
-            entry.action.removeprefix("rollout."),
-            f"{entry.detail['percent']:g} %" if "percent" in entry.detail else "",
-            str(entry.detail.get("candidate") or entry.detail.get("version") or ""),
-            str(entry.detail.get("reason") or entry.detail.get("key") or ""),
-        ]
-        for entry in found.entries
+    empty = "No roll-outs yet. Start one: llmops rollout start MODEL --to ENGINE"
+    columns = ("when", "who", "model", "state", "new", "version", "reason")
+    print_results(found.entries, as_json, empty, columns, _history_row, right=("new",))
+
+
+def _history_row(entry: AuditEntryRead) -> list[str]:
+    detail = entry.detail
+    return [
+        format_timestamp(entry.created_at),
+        entry.actor,
+        entry.subject,
+        entry.action.removeprefix("rollout."),
+        f"{detail['percent']:g} %" if "percent" in detail else "",
+        str(detail.get("candidate") or detail.get("version") or ""),
+        str(detail.get("reason") or detail.get("key") or ""),
     ]
-    print_table(("when", "who", "model", "state", "new", "version", "reason"), rows, right=("new",))
 
 
 @command.command("pin")
@@ -222,13 +228,10 @@ def pin(model: str, key: str, version: str | None, admin: AdminClient, as_json: 
     """
     from llmops.control.rollouts.schemas import PinCreate
 
-    pinned = admin.request(
-        "POST", ("rollouts", "pins"), PinCreate, body=PinCreate(model=model, key=key, version=version)
-    )
-    if as_json:
-        print_json(pinned.data())
-    else:
-        click.echo(f"{key} gets {version} of {model}." if version else f"{key} gets {model} by the weights again.")
+    body = PinCreate(model=model, key=key, version=version)
+    pinned = admin.request("POST", ("rollouts", "pins"), PinCreate, body=body)
+    text = f"{key} gets {version} of {model}." if version else f"{key} gets {model} by the weights again."
+    print_result(pinned, as_json, text)
 
 
 @command.command("rehearse")
@@ -275,13 +278,6 @@ def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path
         click.get_current_context().exit(1)
 
 
-def _list(admin: AdminClient, model: str | None) -> tuple[RolloutRead, ...]:
-    from llmops.control.rollouts.schemas import RolloutQuery, RolloutRead
-
-    query = RolloutQuery(**typed_values({"model": model}))
-    return admin.request("GET", ("rollouts",), tuple[RolloutRead, ...], query=query)
-
-
 def _check_replica(text: str) -> None:
     from llmops.gateway.replica_address import parse_replica
 
@@ -289,13 +285,6 @@ def _check_replica(text: str) -> None:
         parse_replica(text)
     except ValueError as error:
         raise click.UsageError(f"--replica: {error}.") from None
-
-
-def _check_engine(folder: Path) -> None:
-    """Raise InputError for a folder without a manifest, before replicas are started."""
-    from llmops.build.engine_folder.manifest import EngineManifest
-
-    EngineManifest.load(folder)
 
 
 def _print_status(rollout: RolloutRead) -> None:
