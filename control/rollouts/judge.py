@@ -28,8 +28,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist, fmean, stdev
 from typing import Literal
 
@@ -197,7 +198,7 @@ class CanaryJudge:
         # the latest sweep of golden prompts, of the stable version and of the canary
         self._golden_scores: dict[bool, Mapping[str, float]] = {False: {}, True: {}}
         self._rollback: str | None = None
-        twin, tolerance = settings.twin is not None, settings.latency_tolerance
+        twin = settings.twin is not None
         errors = settings.false_rollback * ERRORS_PART
         tests = len(_RATES) - 1 + len(_QUANTILES) * 2 + 2
         rest = settings.false_rollback * (1 - ERRORS_PART - GOLDEN_PART) / tests
@@ -206,14 +207,26 @@ class CanaryJudge:
             _RateCriterion(rate, errors if rate.name == "errors" else rest, rate.name != "goodput" or twin)
             for rate in _RATES
         ]
-        beside = "the twin" if twin else "with as many uncached tokens"
-        self._ttft = _ValueCriterion("TTFT", "ms", tolerance, _QUANTILES, rest, beside, _milliseconds, True)
-        self._tpot = _ValueCriterion(
-            "TPOT", "ms", tolerance, _QUANTILES, rest, beside if twin else "", _milliseconds, True
+        latency = partial(
+            _ValueCriterion,
+            unit="ms",
+            tolerance=settings.latency_tolerance,
+            quantiles=_QUANTILES,
+            alpha=rest,
+            show=_milliseconds,
+            follows_load=True,
         )
-        median = _QUANTILES[:1]
-        self._longer = _ValueCriterion("answer length", "tokens", LENGTH_TOLERANCE, median, rest, "longer")
-        self._shorter = _ValueCriterion("answer length", "tokens", LENGTH_TOLERANCE, median, rest, "shorter", _inverse)
+        length = partial(
+            _ValueCriterion,
+            "answer length",
+            unit="tokens",
+            tolerance=LENGTH_TOLERANCE,
+            quantiles=_QUANTILES[:1],
+            alpha=rest,
+        )
+        self._ttft = latency("TTFT", note="the twin" if twin else "with as many uncached tokens")
+        self._tpot = latency("TPOT", note="the twin" if twin else "")
+        self._longer, self._shorter = length(note="longer"), length(note="shorter", show=_inverse)
         self._golden = _GoldenCriterion(settings.quality_tolerance, settings.false_rollback * GOLDEN_PART)
 
     def observe(self, outcome: RequestOutcome) -> None:
@@ -231,21 +244,23 @@ class CanaryJudge:
                 self.observe_golden([stable[name] for name in common], [own[name] for name in common])
             return
         self._requests += canary
+        is_compared = canary or settings.twin in (None, outcome.version)
         for rate in self._rates:
-            if rate.rate.name != "goodput" or canary or settings.twin in (None, outcome.version):
+            if rate.name != "goodput" or (is_compared and outcome.good is not None):
                 rate.observe(outcome, canary)
         if not outcome.ok:
             return
         if outcome.output_tokens:
             self._longer.observe(float(outcome.output_tokens), canary)
             self._shorter.observe(1 / outcome.output_tokens, canary)
-        for criterion, value in ((self._ttft, outcome.ttft_s), (self._tpot, outcome.tpot_s)):
+        size_class = _size_class(outcome) if settings.twin is None else 0
+        latencies = ((self._ttft, outcome.ttft_s, size_class), (self._tpot, outcome.tpot_s, 0))
+        for criterion, value, value_class in latencies:
             if value is not None and value > 0:
                 if not canary:
                     criterion.follow(value)
-                if canary or settings.twin in (None, outcome.version):
-                    by_size = criterion is self._ttft and settings.twin is None
-                    criterion.observe(value, canary, _size_class(outcome) if by_size else 0)
+                if is_compared:
+                    criterion.observe(value, canary, value_class)
 
     def observe_golden(self, stable: Sequence[float], canary: Sequence[float]) -> None:
         """Compare a sweep of golden prompts.
@@ -274,11 +289,12 @@ class CanaryJudge:
         settings = self.settings
         if self._requests < settings.min_requests:
             return "continue", f"{self._requests} of {settings.min_requests} requests of this step have ended."
-        if missing := [criterion.name for criterion in self._criteria() if criterion.has_no_data()]:
+        needed = [(criterion.name, criterion.requirements()) for criterion in self._criteria()]
+        if missing := [name for name, states in needed if "no data" in states.values()]:
             return "continue", f"No comparable requests of {settings.stable} yet for: {', '.join(missing)}."
         if self._elapsed < settings.min_seconds:
             return "continue", f"This step has run for {self._elapsed:.0f} of {settings.min_seconds:.0f} s."
-        if unclear := [name for criterion in self._criteria() for name in criterion.unclear()]:
+        if unclear := [label for _, states in needed for label, state in states.items() if state == "unclear"]:
             return "continue", f"Not yet shown to be as good as {settings.stable}: {', '.join(unclear)}."
         return "promote", f"{settings.canary} is as good as {settings.stable} after {self._requests} requests."
 
@@ -302,29 +318,25 @@ class _Rate:
     """A share of requests that should be small.
 
     Attributes:
-        bad: Returns True for a request that counts, and None for one that says nothing.
+        bad: Returns True for a request that counts.
         margin: Increase that must be excluded for a promotion.
+        of_answers: True if a request that failed says nothing.
     """
 
     name: str
     event: str
-    bad: Callable[[RequestOutcome], bool | None]
+    bad: Callable[[RequestOutcome], bool]
     margin: float
+    of_answers: bool = True
 
 
 _RATES = (
-    _Rate("errors", "failed", lambda outcome: not outcome.ok, 0.02),
-    _Rate(
-        "goodput", "missed their objectives", lambda outcome: None if outcome.good is None else not outcome.good, 0.1
-    ),
-    _Rate("refusals", "were refusals", lambda outcome: outcome.refused if outcome.ok else None, 0.05),
-    _Rate(
-        "other script", "were in another script", lambda outcome: outcome.script_mismatch if outcome.ok else None, 0.05
-    ),
-    _Rate("garbled", "were not text", lambda outcome: outcome.garbled if outcome.ok else None, 0.05),
-    _Rate(
-        "cut", "were cut at max_tokens", lambda outcome: outcome.finish_reason == "length" if outcome.ok else None, 0.1
-    ),
+    _Rate("errors", "failed", lambda outcome: not outcome.ok, 0.02, of_answers=False),
+    _Rate("goodput", "missed their objectives", lambda outcome: not outcome.good, 0.1, of_answers=False),
+    _Rate("refusals", "were refusals", lambda outcome: outcome.refused, 0.05),
+    _Rate("other script", "were in another script", lambda outcome: outcome.script_mismatch, 0.05),
+    _Rate("garbled", "were not text", lambda outcome: outcome.garbled, 0.05),
+    _Rate("cut", "were cut at max_tokens", lambda outcome: outcome.finish_reason == "length", 0.1),
 )
 
 
@@ -341,13 +353,12 @@ class _Criterion(ABC):
     def rows(self) -> Sequence[JudgeRow]:
         """Return the rows of the table."""
 
-    def has_no_data(self) -> bool:
-        """Return True if a promotion needs this criterion and it has compared nothing."""
-        return False
+    @abstractmethod
+    def requirements(self) -> Mapping[str, RowState]:
+        """Return the states of the tests that a promotion needs, by the label of their rows.
 
-    def unclear(self) -> Sequence[str]:
-        """Return what a promotion needs and is not yet shown to be as good."""
-        return ()
+        Without requests of the canary, none are needed.
+        """
 
     @abstractmethod
     def restart_ok(self) -> None:
@@ -373,10 +384,10 @@ class _RateCriterion(_Criterion):
         self._counts = [1, 1]
 
     def observe(self, outcome: RequestOutcome, canary: bool) -> None:
-        """Count a request, unless it says nothing about this event."""
-        event = self.rate.bad(outcome)
-        if event is None:
+        """Count a request, unless it failed and says nothing about this event."""
+        if self.rate.of_answers and not outcome.ok:
             return
+        event = self.rate.bad(outcome)
         if len(self._stable) >= MIN_STABLE:
             # one more event than was seen: few requests do not show that a fault never happens
             share = (self._stable_events + 1) / (len(self._stable) + 2)
@@ -393,7 +404,7 @@ class _RateCriterion(_Criterion):
     def breach(self) -> str | None:
         if not (self._judged and self._test.is_worse):
             return None
-        canary, stable = _share(self._canary), _share(self._stable)
+        canary, stable = fmean(self._canary), fmean(self._stable)
         if canary - stable < TOLERATED_SHARE:
             return None
         return (
@@ -402,23 +413,18 @@ class _RateCriterion(_Criterion):
         )
 
     def rows(self) -> Sequence[JudgeRow]:
-        stable, canary = (_share(some) * 100 if some else None for some in (self._stable, self._canary))
+        stable, canary = (fmean(some) * 100 if some else None for some in (self._stable, self._canary))
         if self.name == "goodput":
             stable, canary = (None if share is None else 100 - share for share in (stable, canary))
-        test = self._no_worse if self._judged else None
-        row = _row(self.name, "%", stable, canary, self.breach() is not None, test)
-        return [replace(row, state="ok") if row.state == "unclear" and self._is_no_worse else row]
+        return [JudgeRow(self.name, "%", stable, canary, self._state() if self._judged else "shown")]
 
-    def has_no_data(self) -> bool:
-        return self._judged and bool(self._canary) and not self._no_worse.count
+    def requirements(self) -> Mapping[str, RowState]:
+        return {self.name: self._state()} if self._judged and self._canary else {}
 
-    def unclear(self) -> Sequence[str]:
-        return [self.name] if self._judged and self._canary and not self._is_no_worse else []
-
-    @property
-    def _is_no_worse(self) -> bool:
+    def _state(self) -> RowState:
         # where nearly every request has the event, an increase by the margin is impossible
-        return self._no_worse.is_ok or self._stable_events / len(self._stable) + self.rate.margin > 1
+        is_certain = self._stable_events > (1 - self.rate.margin) * len(self._stable)
+        return _state(self.breach() is not None, self._no_worse, self._no_worse.is_ok or is_certain)
 
 
 class _ValueCriterion(_Criterion):
@@ -491,26 +497,17 @@ class _ValueCriterion(_Criterion):
 
     def rows(self) -> Sequence[JudgeRow]:
         return [
-            _row(
-                self._label(share),
-                self._unit,
-                *self._values(share),
-                test.is_worse,
-                self._no_worse[share],
-                self._note,
-            )
-            for share, test in self._tests.items()
+            JudgeRow(self._label(share), self._unit, *self._values(share), self._state(share), self._note)
+            for share in self._tests
         ]
 
-    def has_no_data(self) -> bool:
-        return bool(len(self._canary) or self._waiting) and not all(
-            self._no_worse[share].count for share in self._required
-        )
+    def requirements(self) -> Mapping[str, RowState]:
+        has_canary = len(self._canary) or self._waiting
+        return {self._label(share): self._state(share) for share in self._required} if has_canary else {}
 
-    def unclear(self) -> Sequence[str]:
-        if not len(self._canary):
-            return []
-        return [self._label(share) for share in self._required if not self._no_worse[share].is_ok]
+    def _state(self, share: float) -> RowState:
+        no_worse = self._no_worse[share]
+        return _state(self._tests[share].is_worse, no_worse, no_worse.is_ok)
 
     def _label(self, share: float) -> str:
         return f"{self.name} p{share * 100:.0f}"
@@ -575,20 +572,22 @@ class _GoldenCriterion(_Criterion):
         return self._breach
 
     def restart_ok(self) -> None:
-        pass
+        """Keep everything: a sweep is as good evidence as the one before."""
 
-    def unclear(self) -> Sequence[str]:
-        if self._means is None:
-            return []
-        before, after = self._means
-        return [self.name] if before - after - self._tolerance > HOLDING_LOSS * abs(before) else []
+    def requirements(self) -> Mapping[str, RowState]:
+        return {self.name: self._state()}
 
     def rows(self) -> Sequence[JudgeRow]:
         before, after = self._means or (None, None)
-        state: RowState = "shown"
-        if self._means is not None:
-            state = "worse" if self._breach else "unclear" if self.unclear() else "ok"
-        return [JudgeRow("golden prompts", "", before, after, state, f"{self._prompts} prompts")]
+        return [JudgeRow(self.name, "", before, after, self._state(), f"{self._prompts} prompts")]
+
+    def _state(self) -> RowState:
+        if self._means is None:
+            return "shown"
+        if self._breach:
+            return "worse"
+        before, after = self._means
+        return "unclear" if before - after - self._tolerance > HOLDING_LOSS * abs(before) else "ok"
 
 
 def _size_class(outcome: RequestOutcome) -> int:
@@ -598,24 +597,8 @@ def _size_class(outcome: RequestOutcome) -> int:
     return round(3 * math.log2(max(uncached, 0) + 32))
 
 
-def _row(
-    metric: str,
-    unit: str,
-    stable: float | None,
-    canary: float | None,
-    is_worse: bool,
-    test: NoWorseTest | None,
-    note: str = "",
-) -> JudgeRow:
-    """Return a row of the table. A criterion without a test is shown and not judged."""
-    state: RowState = "shown"
-    if test is not None:
-        state = "worse" if is_worse else "no data" if not test.count else "ok" if test.is_ok else "unclear"
-    return JudgeRow(metric, unit, stable, canary, state, note)
-
-
-def _share(events: Collection[bool]) -> float:
-    return sum(events) / len(events)
+def _state(is_worse: bool, test: NoWorseTest, is_ok: bool) -> RowState:
+    return "worse" if is_worse else "no data" if not test.count else "ok" if is_ok else "unclear"
 
 
 def _milliseconds(seconds: float) -> float:
