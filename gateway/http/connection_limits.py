@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import logging
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
@@ -64,6 +64,38 @@ class Connection(Protocol):
 
 
 @dataclass(slots=True)
+class HeldBytes:
+    """Bytes that wait on connections: at most `limit` on all of them together."""
+
+    limit: int
+    sizes: dict[Connection, int] = field(default_factory=dict)
+    total: int = 0
+
+    def hold(self, connection: Connection, size: int) -> Sequence[Connection]:
+        """Note how many bytes wait on a connection.
+
+        Beyond the limit, return the connections to be dropped: those of the addresses that hold the
+        most.
+        """
+        self.release(connection)
+        self.sizes[connection] = size
+        self.total += size
+        dropped: list[Connection] = []
+        if self.total > self.limit:
+            # a quarter at once: the order is expensive
+            for worst in _worst_first(self.sizes):
+                if self.total <= self.limit * 3 // 4:
+                    break
+                self.release(worst)
+                dropped.append(worst)
+        return dropped
+
+    def release(self, connection: Connection) -> None:
+        """Stop counting the bytes of a connection."""
+        self.total -= self.sizes.pop(connection, 0)
+
+
+@dataclass(slots=True)
 class ConnectionLimits:
     """The limits of all connections of one gateway, and what counts against them.
 
@@ -77,10 +109,9 @@ class ConnectionLimits:
         open: Open connections.
         clients: Connections by address, the oldest first.
         rejecting: Connections that are being rejected.
-        pipelined_bytes: Bytes that wait behind requests of all connections.
+        pipelined: Bytes that wait behind requests.
         unread: Connections whose clients do not read, with the bytes in their buffers.
-        unfinished: Connections with a large header that is incomplete, with its bytes.
-        unfinished_bytes: Their sum.
+        unfinished: Bytes of large headers that are incomplete.
         descriptors: File descriptors that the process may have.
     """
 
@@ -93,10 +124,9 @@ class ConnectionLimits:
     open: int = 0
     clients: dict[str, dict[Connection, None]] = field(default_factory=dict)
     rejecting: int = 0
-    pipelined_bytes: int = 0
+    pipelined: HeldBytes = field(default_factory=lambda: HeldBytes(MAX_PIPELINED_BYTES_TOTAL))
     unread: dict[Connection, int] = field(default_factory=dict)
-    unfinished: dict[Connection, int] = field(default_factory=dict)
-    unfinished_bytes: int = 0
+    unfinished: HeldBytes = field(default_factory=lambda: HeldBytes(MAX_HEADER_BYTES_TOTAL))
     descriptors: int = field(default_factory=lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     _lines: RepeatedLines = field(default_factory=lambda: RepeatedLines(LOG_INTERVAL))
     _next_eviction: float = 0.0
@@ -127,13 +157,11 @@ class ConnectionLimits:
         if not same_client:
             del self.clients[address]
 
-    def hold_pipelined(self, size: int) -> bool:
-        """Count bytes that wait behind a request.
-
-        Returns False if all connections together hold too many.
-        """
-        self.pipelined_bytes += size
-        return self.pipelined_bytes <= MAX_PIPELINED_BYTES_TOTAL
+    def hold_pipelined(self, connection: Connection, size: int) -> None:
+        """Note the bytes that wait behind a request. Beyond the limit, drop the worst connections."""
+        for worst in self.pipelined.hold(connection, size):
+            self.report("pipeline", f"Too many requests of {worst.address} wait behind others; dropped.")
+            worst.abort()
 
     def hold_unread(self, connection: Connection, size: int) -> None:
         """Note that a client does not read.
@@ -149,25 +177,10 @@ class ConnectionLimits:
         worst.abort()
 
     def hold_header(self, connection: Connection, size: int) -> None:
-        """Note the bytes of a large header that is incomplete.
-
-        Beyond the limit, drop the largest headers of the worst addresses.
-        """
-        self.unfinished_bytes += size - self.unfinished.get(connection, 0)
-        self.unfinished[connection] = size
-        if self.unfinished_bytes <= MAX_HEADER_BYTES_TOTAL:
-            return
-        # a quarter at once: the order is expensive
-        for worst in _worst_first(self.unfinished):
-            if self.unfinished_bytes <= MAX_HEADER_BYTES_TOTAL * 3 // 4:
-                break
+        """Note the bytes of a large incomplete header. Beyond the limit, drop the worst connections."""
+        for worst in self.unfinished.hold(connection, size):
             self.report("header_bytes", f"A header of {worst.address} was incomplete and too large; dropped.")
-            self.release_header(worst)
             worst.abort()
-
-    def release_header(self, connection: Connection) -> None:
-        """Stop counting an incomplete header."""
-        self.unfinished_bytes -= self.unfinished.pop(connection, 0)
 
     def report(self, reason: str, message: str) -> None:
         """Count a closed connection and log it, at most once per LOG_INTERVAL and reason."""

@@ -240,7 +240,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _release_header(self) -> None:
         if self._holds_header:
             self._holds_header = False
-            self.limits.release_header(self)
+            self.limits.unfinished.release(self)
 
     def _end_of_piece(self, data: bytes, start: int) -> int:
         """Return the offset in `data` up to which the parser may read.
@@ -307,16 +307,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _keep_pipelined(self, data: bytes) -> None:
         self._pipelined = data
-        if not self.limits.hold_pipelined(len(data)):
-            self.limits.report("pipeline", "Too many requests wait behind others on their connections; dropped one.")
-            self._drop()
-        elif len(data) > MAX_PIPELINED_BYTES:
+        self.limits.hold_pipelined(self, len(data))
+        if len(data) > MAX_PIPELINED_BYTES:
             self.flow.pause_reading()
             self.flow.held = True
 
     def _take_pipelined(self) -> bytes:
         data, self._pipelined = self._pipelined, b""
-        self.limits.pipelined_bytes -= len(data)
+        self.limits.pipelined.release(self)
         return data
 
     def on_message_begin(self) -> None:

@@ -10,9 +10,12 @@ import contextlib
 import json
 import socket
 import time
+from dataclasses import dataclass
 
 import pytest
 
+from llmops.gateway.http.connection_limits import connection_limits
+from llmops.gateway.settings import GatewaySettings
 from tests.attacks.harness import LIVE, MIB, Engine, Neighbour, connect, record, scaled
 from tests.support.waiting import GENEROUS
 
@@ -102,3 +105,32 @@ def test_answers_that_nobody_reads_are_bounded_together(start):
     record(f"{grown / MIB:.1f} MiB grown, p95 {other.quantile(0.95) * 1e3:.0f} ms, {other.failures} failures")
     assert grown < UNREAD
     assert other.failures == 0
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A connection with bytes behind a request."""
+
+    address: str
+    progress: int | None = None
+    aborted: bool = False
+
+    def evict(self) -> None:
+        raise AssertionError("only dropped")
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_who_pipelines_the_most_is_dropped():
+    """Before the fix, the connection that sent the last byte was dropped, and its caller's answer with it."""
+    limits = connection_limits(GatewaySettings())
+    attackers = [Waiting("127.0.1.1") for _ in range(70)]
+    for one in attackers:
+        limits.hold_pipelined(one, 16 * MIB // 70)
+    victim = Waiting("127.0.0.99")
+    limits.hold_pipelined(victim, 4096)
+    assert not victim.aborted
+    dropped = [one.aborted for one in attackers].count(True)
+    assert 0 < dropped < 20
+    assert limits.pipelined.total == (70 - dropped) * (16 * MIB // 70) + 4096
