@@ -196,7 +196,7 @@ class LocalReplicas(CheckedReplicas):
             started_twin = ModelVersion(stable.model, twin, str(self.engines[old]))
             try:
                 # the twin is no reason to stop replicas that serve
-                kept = replace(settings, allow_capacity_loss=False)
+                kept = settings.model_copy(update={"allow_capacity_loss": False})
                 await self._start_and_check(started_twin, len(servers), kept, old)
             except InputError as error:
                 await self.stop(started_twin, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Query
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -15,6 +15,7 @@ from llmops.control.rollouts.schemas import (
     RolloutChange,
     RolloutCreate,
     RolloutHistory,
+    RolloutOptions,
     RolloutQuery,
     RolloutRead,
     VersionRead,
@@ -25,21 +26,14 @@ from llmops.store import rollouts
 from llmops.store.audit import list_audit_entries
 from llmops.store.rollouts import ModelVersion, Rollout
 
-_OPTIONS = (
-    *("auto", "approve", "drain_timeout", "keep_old", "allow_capacity_loss", "webhook", "analysis", "prometheus"),
-    *("min_requests", "min_seconds", "quality_tolerance", "twin"),
-)
-
 router = make_router(prefix="/api/admin/rollouts", tags=["admin"], route_class=AdminRoute)
 
 
 @router.post("", status_code=201, summary="Start a roll-out")
 async def start_rollout(session: Session, body: RolloutCreate) -> RolloutRead:
-    options: dict[str, Any] = {name: getattr(body, name) for name in _OPTIONS if getattr(body, name) is not None}
-    if body.percent is not None:
-        options["steps"] = steps_from(body.percent)
+    options = body.model_dump(include=set(RolloutOptions.model_fields))
     async with session.write() as connection:
-        settings = RolloutSettings(**options)
+        settings = RolloutSettings(**options, steps=steps_from(body.percent))
         if bool(body.engine) == bool(body.replicas):
             raise InputError("A roll-out needs the candidate's engine folder, or the addresses of its replicas.")
         if body.replicas and (body.twin or body.allow_capacity_loss):

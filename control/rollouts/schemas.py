@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from llmops.control.admin.schemas import AdminRequest, AdminSchema, AuditEntryRead, SafeText, Timestamp
 from llmops.gateway.replica_address import parse_replica
@@ -49,7 +49,47 @@ Condition = Annotated[str, Field(max_length=4000)]
 RolloutAction = Literal["promote", "promote fully", "pause", "resume", "rollback"]
 
 
-class RolloutCreate(AdminRequest):
+class RolloutOptions(AdminRequest):
+    """The options of a roll-out.
+
+    Attributes:
+        auto: The judge moves the weights; otherwise its verdict is only shown.
+        approve: Every step waits for a person after the judge has passed it.
+        drain_timeout: Seconds that running answers have before replicas are stopped.
+        keep_old: Seconds for which the old replicas are kept after the last step: a rollback is a
+            change of weights until then.
+        allow_capacity_loss: Stop old replicas first where there is no room beside them.
+        webhook: A URL that gets every transition, or an empty string.
+        analysis: PromQL conditions, such as `EXPRESSION < 0.1`, that must hold besides the judge.
+        prometheus: The URL of the Prometheus that knows them.
+        min_requests: Requests of the candidate in a step before the judge can pass it.
+        min_seconds: Seconds of a step before the judge can pass it.
+        quality_tolerance: Mean score that the candidate may lose on golden prompts.
+        twin: Start a baseline twin where there is room: replicas of the stable version with as cold
+            a cache as the candidate's, with which the candidate is compared.
+    """
+
+    auto: bool = False
+    approve: bool = False
+    drain_timeout: float = Field(default=300.0, ge=0, le=MAX_SECONDS)
+    keep_old: float = Field(default=1800.0, ge=0, le=MAX_SECONDS)
+    allow_capacity_loss: bool = False
+    webhook: Url = ""
+    analysis: tuple[Condition, ...] = Field(default=(), max_length=MAX_CONDITIONS)
+    prometheus: Url = ""
+    min_requests: int = Field(default=300, ge=1, le=10**9)
+    min_seconds: float = Field(default=60.0, ge=0, le=MAX_SECONDS)
+    quality_tolerance: float = Field(default=0.0, ge=0, le=1)
+    twin: bool = False
+
+    @field_validator("drain_timeout", "keep_old", "min_requests", "min_seconds", "quality_tolerance", mode="before")
+    @classmethod
+    def _default(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return the default of a number that is null."""
+        return cls.model_fields[info.field_name or ""].default if value is None else value
+
+
+class RolloutCreate(RolloutOptions):
     """A roll-out to start: of an engine folder, or to replicas that already run."""
 
     model: Name
@@ -57,18 +97,6 @@ class RolloutCreate(AdminRequest):
     engine: str = ""
     replicas: tuple[Replica, ...] = Field(default=(), max_length=MAX_REPLICAS)
     percent: float | None = Field(default=None, gt=0, le=100)
-    auto: bool = False
-    approve: bool = False
-    drain_timeout: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
-    keep_old: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
-    allow_capacity_loss: bool = False
-    webhook: Url = ""
-    analysis: tuple[Condition, ...] = Field(default=(), max_length=MAX_CONDITIONS)
-    prometheus: Url = ""
-    min_requests: int | None = Field(default=None, ge=1, le=10**9)
-    min_seconds: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
-    quality_tolerance: float | None = Field(default=None, ge=0, le=1)
-    twin: bool = False
 
 
 class RolloutChange(AdminRequest):

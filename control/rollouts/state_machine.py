@@ -17,23 +17,21 @@ requests, a baseline twin has as many, and the stable version has the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any
+from typing import Self
+
+from pydantic import model_validator
 
 from llmops.control.rollouts.analysis import Condition
+from llmops.control.rollouts.schemas import RolloutOptions
 from llmops.errors import InputError
 from llmops.store.rollouts import Rollout
 
 #: Percent of the requests that the candidate gets in each step.
 DEFAULT_STEPS = (5.0, 25.0, 50.0, 100.0)
-#: Seconds that running answers of a version have to end before its replicas are stopped.
-DEFAULT_DRAIN_TIMEOUT = 300.0
-#: Seconds for which the old replicas stay: a rollback is a change of weights until then.
-DEFAULT_KEEP_OLD = 1800.0
 
 
 class RolloutState(StrEnum):
@@ -70,47 +68,21 @@ SPLIT_STATES = (RolloutState.SHIFTING, RolloutState.WAITING, RolloutState.PAUSED
 FINAL_STATES = (RolloutState.PROMOTED, RolloutState.ROLLED_BACK)
 
 
-@dataclass(frozen=True)
-class RolloutSettings:
-    """The options of a roll-out.
+class RolloutSettings(RolloutOptions):
+    """The options of a roll-out with its steps.
 
     Attributes:
         steps: Percent of the requests in each step, increasing to 100.
-        auto: The judge moves the weights; otherwise its verdict is only shown.
-        approve: Every step waits for a person after the judge has passed it.
-        drain_timeout: Seconds that running answers have before replicas are stopped.
-        keep_old: Seconds for which the old replicas are kept after the last step.
-        allow_capacity_loss: Stop old replicas first where there is no room beside them.
-        webhook: A URL that gets every transition, or an empty string.
-        analysis: PromQL conditions, such as `EXPRESSION < 0.1`, that must hold besides the judge.
-        prometheus: The URL of the Prometheus that knows them.
-        min_requests: Requests of the candidate in a step before the judge can pass it.
-        min_seconds: Seconds of a step before the judge can pass it.
-        quality_tolerance: Mean score that the candidate may lose on golden prompts.
-        twin: Start a baseline twin where there is room: replicas of the stable version with as cold
-            a cache as the candidate's, with which the candidate is compared.
     """
 
-    steps: Sequence[float] = DEFAULT_STEPS
-    auto: bool = False
-    approve: bool = False
-    drain_timeout: float = DEFAULT_DRAIN_TIMEOUT
-    keep_old: float = DEFAULT_KEEP_OLD
-    allow_capacity_loss: bool = False
-    webhook: str = ""
-    analysis: Sequence[str] = ()
-    prometheus: str = ""
-    min_requests: int = 300
-    min_seconds: float = 60.0
-    quality_tolerance: float = 0.0
-    twin: bool = False
+    steps: tuple[float, ...] = DEFAULT_STEPS
 
-    def __post_init__(self) -> None:
-        steps = tuple(self.steps)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        steps = self.steps
         if not steps or steps[-1] != 100 or steps[0] <= 0 or any(a >= b for a, b in pairwise(steps)):
             text = ", ".join(f"{step:g}" for step in steps)
             raise InputError(f"The steps {text} do not increase from above 0 to 100 percent; write 5,25,50,100.")
-
         for text in self.analysis:
             Condition.parse(text)
         if bool(self.analysis) != bool(self.prometheus):
@@ -118,20 +90,18 @@ class RolloutSettings:
                 "Conditions and the Prometheus that knows their values belong together; give both --analysis 'QUERY < "
                 "0.1' and --prometheus http://HOST:9090."
             )
+        return self
 
     @classmethod
     def of(cls, rollout: Rollout) -> RolloutSettings:
         """Return the settings of a stored roll-out. Settings of a newer llmops are left out."""
-        known = {name: rollout.settings[name] for name in cls.__dataclass_fields__ if name in rollout.settings}
-        return cls(**known)
-
-    def data(self) -> Mapping[str, Any]:
-        return asdict(self) | {"steps": list(self.steps), "analysis": list(self.analysis)}
+        return cls(**{name: value for name, value in rollout.settings.items() if name in cls.model_fields})
 
 
-def steps_from(percent: float) -> Sequence[float]:
-    """Return the steps of a roll-out whose first step is `percent`."""
-    return (percent, *(step for step in DEFAULT_STEPS if step > percent))
+def steps_from(percent: float | None) -> tuple[float, ...]:
+    """Return the steps of a roll-out whose first step is `percent`, or the default of it."""
+    first = DEFAULT_STEPS[0] if percent is None else percent
+    return (first, *(step for step in DEFAULT_STEPS if step > first))
 
 
 def transition(rollout: Rollout, event: RolloutEvent, now: datetime, reason: str = "") -> Rollout:
