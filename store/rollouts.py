@@ -4,6 +4,8 @@ Every change of a roll-out is one transaction: its state, the weights of both ve
 of the audit log. A process that is killed leaves either all of them or none.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import RowMapping, delete, select, update
+from sqlalchemy import Row, delete, select, update
 from sqlalchemy.exc import IntegrityError, NoResultFound
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -36,6 +38,10 @@ TWIN_SUFFIX = "-twin"
 OUTCOME_BATCHES = 500
 
 _damaged = LogOnce()
+_ROLLOUT_COLUMNS = (
+    *(column for column in rollouts.c if column.name != "open_model"),
+    rollouts.c.open_model.is_not(None).label("is_open"),
+)
 
 
 @dataclass(frozen=True)
@@ -134,20 +140,20 @@ async def set_replicas(connection: AsyncConnection, model: str, name: str, repli
 
 async def list_rollouts(connection: AsyncConnection, model: str | None = None, limit: int = 100) -> Sequence[Rollout]:
     """Return roll-outs, the newest first."""
-    statement = select(rollouts).order_by(rollouts.c.started_at.desc(), rollouts.c.id).limit(limit)
+    statement = select(*_ROLLOUT_COLUMNS).order_by(rollouts.c.started_at.desc(), rollouts.c.id).limit(limit)
     if model is not None:
         statement = statement.where(rollouts.c.model == model)
-    return [_rollout(row) for row in (await connection.execute(statement)).mappings()]
+    return [Rollout(**row) for row in (await connection.execute(statement)).mappings()]
 
 
 async def open_rollouts(connection: AsyncConnection) -> Sequence[Rollout]:
     """Return the roll-outs that have not ended, without those of which a value is damaged."""
-    statement = select(rollouts.c.id).where(rollouts.c.open_model.is_not(None)).order_by(rollouts.c.started_at)
+    ids = select(rollouts.c.id).where(rollouts.c.open_model.is_not(None)).order_by(rollouts.c.started_at)
     found = []
-    for one in (await connection.execute(statement)).scalars().all():
+    for one in (await connection.execute(ids)).scalars().all():
         try:
-            row = (await connection.execute(select(rollouts).where(rollouts.c.id == one))).mappings().one()
-            found.append(_rollout(row))
+            statement = select(*_ROLLOUT_COLUMNS).where(rollouts.c.id == one)
+            found.append(Rollout(**(await connection.execute(statement)).mappings().one()))
             problem = None
         except (ValueError, TypeError, OverflowError, NoResultFound) as error:
             problem = type(error).__name__
@@ -158,12 +164,13 @@ async def open_rollouts(connection: AsyncConnection) -> Sequence[Rollout]:
 
 async def require_open_rollout(connection: AsyncConnection, model: str) -> Rollout:
     """Return the open roll-out of a model. Raises UnknownResourceError if it has none."""
-    row = (await connection.execute(select(rollouts).where(rollouts.c.open_model == model))).mappings().first()
+    statement = select(*_ROLLOUT_COLUMNS).where(rollouts.c.open_model == model)
+    row = (await connection.execute(statement)).mappings().first()
     if row is None:
         raise UnknownResourceError(
             f"The model {model} has no roll-out in progress; `llmops rollout history {model}` lists the earlier ones."
         )
-    return _rollout(row)
+    return Rollout(**row)
 
 
 async def create_rollout(
@@ -200,9 +207,7 @@ async def create_rollout(
     )
     try:
         async with connection.begin_nested():
-            await connection.execute(
-                rollouts.insert().values(open_model=rollout.model, id=rollout.id, **_columns(rollout))
-            )
+            await connection.execute(rollouts.insert().values(_columns(rollout)))
     except IntegrityError as error:
         raise InputError(
             f"A roll-out of {rollout.model} is in progress. Finish it first: `llmops rollout promote {rollout.model} "
@@ -219,10 +224,7 @@ async def save_rollout(connection: AsyncConnection, rollout: Rollout, by: AuditC
         ResourceError: Another process has changed the roll-out meanwhile.
     """
     current = (rollouts.c.id == rollout.id) & (rollouts.c.revision == rollout.revision - 1)
-    open_model = rollout.model if rollout.is_open else None
-    changed = await connection.execute(
-        update(rollouts).where(current).values(open_model=open_model, **_columns(rollout))
-    )
+    changed = await connection.execute(update(rollouts).where(current).values(_columns(rollout)))
     if changed.rowcount != 1:
         raise ResourceError(f"The roll-out of {rollout.model} has changed meanwhile; look at it again.")
     for name, weight in rollout.weights(await has_twin(connection, rollout)).items():
@@ -273,21 +275,13 @@ async def add_outcomes(connection: AsyncConnection, model: str, outcomes: Sequen
     )
 
 
-@dataclass(frozen=True)
-class OutcomeBatch:
-    """Requests that ended during a roll-out, as a gateway wrote them at once."""
-
-    id: str
-    written_at: datetime
-    outcomes: Sequence[Any]
-
-
 async def read_outcomes(
     connection: AsyncConnection, model: str, since: datetime, until: datetime | None = None
-) -> Sequence[OutcomeBatch]:
+) -> Sequence[Row[str, datetime, Any]]:
     """Return up to OUTCOME_BATCHES batches that were written at `since` or later, oldest first.
 
-    With `until`, only earlier batches are read.
+    A batch has an `id`, `written_at`, and the `outcomes` that a gateway wrote at once. With
+    `until`, only earlier batches are read.
     """
     columns = rollout_outcomes.c
     statement = (
@@ -298,26 +292,15 @@ async def read_outcomes(
     )
     if until is not None:
         statement = statement.where(columns.written_at < until)
-    return [OutcomeBatch(**row) for row in (await connection.execute(statement)).mappings()]
-
-
-def _rollout(row: RowMapping) -> Rollout:
-    values: dict[str, Any] = {str(name): value for name, value in row.items()}
-    is_open = values.pop("open_model") is not None
-    return Rollout(**values, is_open=is_open)
+    return (await connection.execute(statement)).all()
 
 
 def _columns(rollout: Rollout) -> dict[str, Any]:
-    values = vars(rollout) | {"settings": dict(rollout.settings)}
-    return {name: value for name, value in values.items() if name not in ("id", "is_open")}
+    values = {name: value for name, value in vars(rollout).items() if name != "is_open"}
+    return values | {"open_model": rollout.model if rollout.is_open else None}
 
 
 async def _record(connection: AsyncConnection, rollout: Rollout, by: AuditContext, verb: str) -> None:
-    detail = {
-        "rollout": rollout.id,
-        "stable": rollout.stable,
-        "candidate": rollout.candidate,
-        "percent": rollout.percent,
-        "reason": rollout.reason,
-    }
+    names = ("stable", "candidate", "percent", "reason")
+    detail = {"rollout": rollout.id} | {name: getattr(rollout, name) for name in names}
     await record_action(connection, by, f"rollout.{verb}", rollout.model, detail=detail)

@@ -18,7 +18,6 @@ from llmops.control.rollouts.schemas import (
     RolloutOptions,
     RolloutQuery,
     RolloutRead,
-    VersionRead,
 )
 from llmops.control.rollouts.state_machine import RolloutEvent, RolloutSettings, RolloutState, steps_from
 from llmops.errors import InputError
@@ -84,16 +83,5 @@ async def pin_key(session: Session, body: PinCreate) -> PinCreate:
 
 async def _read(connection: AsyncConnection, rollout: Rollout) -> RolloutRead:
     versions = await rollouts.list_versions(connection, rollout.model)
-    names = ("id", "model", "stable", "candidate", "state", "percent", "reason", "started_at", "changed_at")
-    return RolloutRead(
-        **{name: getattr(rollout, name) for name in names},
-        open=rollout.is_open,
-        settings=dict(rollout.settings),
-        verdict=None if rollout.verdict is None else dict(rollout.verdict),
-        versions=tuple(
-            VersionRead(
-                name=one.name, engine=one.engine, replicas=tuple(one.replicas), weight=one.weight, state=one.state
-            )
-            for one in versions
-        ),
-    )
+    shared = {name: value for name, value in vars(rollout).items() if name in RolloutRead.model_fields}
+    return RolloutRead.model_validate(shared | {"open": rollout.is_open, "versions": versions}, from_attributes=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import httpx
+from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.background import cancel_tasks
@@ -25,21 +26,10 @@ from llmops.control.rollouts.judge import CanaryJudge, JudgeSettings, RequestOut
 from llmops.control.rollouts.state_machine import RolloutEvent, RolloutSettings, RolloutState, transition
 from llmops.control.rollouts.version_replicas import VersionReplicas
 from llmops.errors import InputError, LlmopsError, ResourceError
+from llmops.store import rollouts
 from llmops.store.audit import AuditContext
 from llmops.store.factory import LazyStore
-from llmops.store.rollouts import (
-    ModelVersion,
-    OutcomeBatch,
-    Rollout,
-    has_twin,
-    list_versions,
-    open_rollouts,
-    put_version,
-    read_outcomes,
-    save_rollout,
-    save_verdict,
-    set_replicas,
-)
+from llmops.store.rollouts import ModelVersion, Rollout
 from llmops.untrusted_text import escape_unsafe
 from llmops.urls import failure_reason, refuse_metadata_address
 
@@ -89,7 +79,7 @@ async def apply_event(
         ResourceError: Another process has changed the roll-out meanwhile.
     """
     changed = transition(rollout, event, by.at, reason)
-    await save_rollout(connection, changed, by)
+    await rollouts.save_rollout(connection, changed, by)
     return changed
 
 
@@ -104,7 +94,7 @@ class _Canary:
     revision: int
     seen: dict[str, datetime] = field(default_factory=dict)
 
-    def observe(self, batches: list[OutcomeBatch], now: datetime) -> None:
+    def observe(self, batches: Sequence[Row[str, datetime, Any]], now: datetime) -> None:
         for batch in batches:
             if batch.id not in self.seen:
                 self.seen[batch.id] = batch.written_at
@@ -163,7 +153,7 @@ class RolloutRunner(LeaderJob):
     async def look(self) -> None:
         """Advance every open roll-out as far as it can be advanced now."""
         async with self._store.read() as connection:
-            found = await open_rollouts(connection)
+            found = await rollouts.open_rollouts(connection)
         current = {(rollout.id, rollout.revision) for rollout in found}
         # a person has changed the roll-out's state, so the work on its earlier state is over
         stale = [key for key in self._work if key not in current]
@@ -217,10 +207,10 @@ class RolloutRunner(LeaderJob):
             async with self._store.write() as connection:
                 if started.twin is not None:
                     # younger than the stable version, and older than the candidate
-                    await put_version(connection, started.twin, rollout.started_at)
-                await set_replicas(connection, rollout.model, rollout.candidate, started.addresses)
+                    await rollouts.put_version(connection, started.twin, rollout.started_at)
+                await rollouts.set_replicas(connection, rollout.model, rollout.candidate, started.addresses)
                 if started.stable:
-                    await set_replicas(connection, rollout.model, rollout.stable, started.stable)
+                    await rollouts.set_replicas(connection, rollout.model, rollout.stable, started.stable)
         except LlmopsError as error:
             return RolloutEvent.FAILED, f"{rollout.candidate} could not be started: {error.message}"
         except Exception as error:
@@ -243,7 +233,7 @@ class RolloutRunner(LeaderJob):
     async def _stop(self, rollout: Rollout, name: str) -> tuple[RolloutEvent, str]:
         await asyncio.sleep(self._weights_delay)
         async with self._store.read() as connection:
-            twin = (rollout.twin,) if await has_twin(connection, rollout) else ()
+            twin = (rollout.twin,) if await rollouts.has_twin(connection, rollout) else ()
         try:
             if name == rollout.candidate:
                 await self._restore(rollout)
@@ -260,12 +250,12 @@ class RolloutRunner(LeaderJob):
         addresses = await self._replicas.restore(stable, candidate)
         if addresses:
             async with self._store.write() as connection:
-                await set_replicas(connection, rollout.model, rollout.stable, addresses)
+                await rollouts.set_replicas(connection, rollout.model, rollout.stable, addresses)
             await asyncio.sleep(self._weights_delay)
 
     async def _version(self, rollout: Rollout, name: str) -> ModelVersion:
         async with self._store.read() as connection:
-            versions = await list_versions(connection, rollout.model)
+            versions = await rollouts.list_versions(connection, rollout.model)
         found = next((version for version in versions if version.name == name), None)
         if found is None:
             raise InputError(f"The store has no version {name} of {rollout.model} any longer.")
@@ -280,12 +270,12 @@ class RolloutRunner(LeaderJob):
             canary.revision = rollout.revision
             canary.judge.begin_step()
         async with self._store.read() as connection:
-            canary.observe(list(await read_outcomes(connection, rollout.model, canary.since)), self._now())
+            canary.observe(await rollouts.read_outcomes(connection, rollout.model, canary.since), self._now())
         verdict = _combine(canary.judge.verdict(), await canary.analysis.check())
-        data = _verdict_data(verdict)
+        data = asdict(verdict)
         if data != rollout.verdict:
             async with self._store.write() as connection:
-                await save_verdict(connection, rollout, data)
+                await rollouts.save_verdict(connection, rollout, data)
         if (settings.auto or settings.approve) and rollout.state == RolloutState.SHIFTING:
             if verdict.decision == "rollback":
                 await self._apply(rollout, RolloutEvent.FAILED, verdict.reason)
@@ -298,10 +288,10 @@ class RolloutRunner(LeaderJob):
         settings = RolloutSettings.of(rollout)
         analysis = Analysis(settings.prometheus, settings.analysis, time.monotonic)
         async with self._store.read() as connection:
-            twin = rollout.twin if await has_twin(connection, rollout) else None
+            twin = rollout.twin if await rollouts.has_twin(connection, rollout) else None
             canary = _Canary(_make_judge(rollout, twin), analysis, since, rollout.revision)
-            before = await read_outcomes(connection, rollout.model, since, rollout.changed_at)
-            canary.observe(list(before), self._now())
+            before = await rollouts.read_outcomes(connection, rollout.model, since, rollout.changed_at)
+            canary.observe(before, self._now())
         canary.judge.begin_step()
         return canary
 
@@ -309,12 +299,11 @@ class RolloutRunner(LeaderJob):
         by = AuditContext(ACTOR, self._now())
         async with self._store.write() as connection:
             changed = await apply_event(connection, rollout, event, by, reason)
-        log.warning("roll-out of %s: %s, %g %% on %s (%s)", *_summary(changed))
+        log.warning(
+            "roll-out of %s: %s, %g %% on %s (%s)",
+            *(changed.model, changed.state, changed.percent, changed.candidate, changed.reason),
+        )
         await notify_webhook(changed, ACTOR)
-
-
-def _summary(rollout: Rollout) -> tuple[str, str, float, str, str]:
-    return rollout.model, rollout.state, rollout.percent, rollout.candidate, rollout.reason
 
 
 def _make_judge(rollout: Rollout, twin: str | None) -> CanaryJudge:
@@ -340,11 +329,3 @@ def _combine(verdict: Verdict, analysis: AnalysisResult) -> Verdict:
         reason = analysis.reason if verdict.decision == "promote" else f"{analysis.reason} {verdict.reason}"
         return replace(verdict, decision="continue", reason=reason)
     return verdict
-
-
-def _verdict_data(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "decision": verdict.decision,
-        "reason": verdict.reason,
-        "rows": [asdict(row) for row in verdict.rows],
-    }
