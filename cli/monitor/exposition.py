@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from llmops.gateway.telemetry.metric_definitions import ENGINE_BLOCKS, ENGINE_REQUESTS, GATEWAY_METRICS
 from llmops.untrusted_text import escape_unsafe
 
 #: Characters shown of a label: a longer name would fill the screen.
@@ -18,6 +19,12 @@ MAX_VALUE = 1e18
 MAX_LINE_LENGTH = 8192
 #: Samples of a page. A gateway with a hundred models has 20,000.
 MAX_SAMPLES = 50_000
+#: The samples that are kept. A page may have others, of names without end.
+SAMPLE_NAMES = frozenset(
+    name + part
+    for name in (ENGINE_REQUESTS, ENGINE_BLOCKS, *(one.name for one in GATEWAY_METRICS))
+    for part in ("", "_bucket", "_count", "_sum")
+)
 Labels = Mapping[str, str]
 _Series = dict[frozenset[tuple[str, str]], float]
 
@@ -36,7 +43,7 @@ class MetricsPage:
         try:
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
-                    if abs(sample.value) < MAX_VALUE:
+                    if sample.name in SAMPLE_NAMES and abs(sample.value) < MAX_VALUE:
                         labels = (
                             (name, escape_unsafe(value, MAX_LABEL_LENGTH)) for name, value in sample.labels.items()
                         )
@@ -44,9 +51,6 @@ class MetricsPage:
         except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             # the parser fails with various errors on other texts
             raise ValueError(f"not metrics ({type(error).__name__})") from error
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._series
 
     def series(self, name: str) -> Iterator[tuple[Labels, float]]:
         """Return labels and value of each sample of a metric."""

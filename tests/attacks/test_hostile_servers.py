@@ -223,6 +223,14 @@ def test_top_keeps_few_pages_however_often_it_looks() -> None:
     assert recent.seconds == pytest.approx(15, abs=15 / MAX_PAGES)
 
 
+def test_top_keeps_no_series_that_it_does_not_show() -> None:
+    """Before the fix, pages of ever new names took 396 MB."""
+    page = MetricsPage('a{b="c"} 1\nllmops_active_streams{model="m"} 2\nllm_ttft_seconds_sum 3\n', 0.0)
+    assert [*page.series("a")] == []
+    assert [*page.series("llm_ttft_seconds_sum")] == [({}, 3.0)]
+    assert [*page.series("llmops_active_streams")] == [({"model": "m"}, 2.0)]
+
+
 def test_a_sample_of_a_hundred_thousand_labels_is_refused() -> None:
     """The work of the parser grows with the square of the labels: 13 s of CPU."""
     labels = ",".join(f'l{number}="x"' for number in range(100_000))
