@@ -18,7 +18,7 @@ import httpx
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.background import cancel_tasks
+from llmops.background import LogOnce, cancel_tasks, every
 from llmops.clocks import utc_now
 from llmops.control.leader_jobs import LeaderJob
 from llmops.control.rollouts.analysis import Analysis, AnalysisResult
@@ -47,6 +47,8 @@ RESUMED_TIME = timedelta(minutes=10)
 #: Seconds for the receiver of a webhook to answer.
 WEBHOOK_TIMEOUT = 5.0
 ACTOR = "control"
+#: The events that a verdict causes; "continue" causes none.
+_EVENTS = {"rollback": RolloutEvent.FAILED, "promote": RolloutEvent.PASSED}
 _OUTCOME_FIELDS = frozenset(RequestOutcome.__dataclass_fields__)
 
 
@@ -117,7 +119,6 @@ class RolloutRunner(LeaderJob):
         self,
         store: str,
         replicas: VersionReplicas,
-        now: Callable[[], datetime] = utc_now,
         tick: float = TICK,
         weights_delay: float = WEIGHTS_DELAY,
     ) -> None:
@@ -126,25 +127,20 @@ class RolloutRunner(LeaderJob):
         Args:
             store: URL of the store.
             replicas: Starts and stops the replicas of versions.
-            now: The time in UTC.
             tick: Seconds between two looks at the roll-outs.
             weights_delay: Seconds between a change of weights and the stop of replicas.
         """
-        self._url, self._replicas, self._now, self._tick = store, replicas, now, tick
-        self._weights_delay = weights_delay
+        self._url, self._replicas, self._tick, self._weights_delay = store, replicas, tick, weights_delay
         # the work of the current state of each roll-out, by id and revision
         self._work: dict[tuple[str, int], asyncio.Task[tuple[RolloutEvent, str]]] = {}
         self._canaries: dict[str, _Canary] = {}
-        # the states whose error has been logged
-        self._failed: set[tuple[str, int]] = set()
+        self._log_once = LogOnce()
 
     async def run(self) -> None:
         """Carry out all roll-outs of the store until cancelled."""
         self._store = LazyStore(self._url, pool_size=2)
         try:
-            while True:
-                await self.look()
-                await asyncio.sleep(self._tick)
+            await every(self._tick, self.look, immediately=True)
         finally:
             await cancel_tasks(*self._work.values())
             self._work.clear()
@@ -158,7 +154,6 @@ class RolloutRunner(LeaderJob):
         # a person has changed the roll-out's state, so the work on its earlier state is over
         stale = [key for key in self._work if key not in current]
         await cancel_tasks(*map(self._work.pop, stale))
-        self._failed &= current
         self._canaries = {rollout.id: self._canaries[rollout.id] for rollout in found if rollout.id in self._canaries}
         for rollout in found:
             try:
@@ -168,8 +163,7 @@ class RolloutRunner(LeaderJob):
                 log.info("%s", error.message)
             except Exception:
                 # the roll-outs of other models go on
-                if (rollout.id, rollout.revision) not in self._failed:
-                    self._failed.add((rollout.id, rollout.revision))
+                if self._log_once.is_new(rollout.id, f"in revision {rollout.revision}"):
                     log.exception("The roll-out of %s cannot go on; roll it back.", escape_unsafe(rollout.model))
 
     async def _advance(self, rollout: Rollout) -> None:
@@ -180,7 +174,7 @@ class RolloutRunner(LeaderJob):
                 await self._judge(rollout)
             case RolloutState.KEEPING:
                 kept = timedelta(seconds=RolloutSettings.of(rollout).keep_old)
-                if self._now() - rollout.changed_at >= kept:
+                if utc_now() - rollout.changed_at >= kept:
                     reason = f"{rollout.stable} was kept for {kept.total_seconds():g} s"
                     await self._apply(rollout, RolloutEvent.KEPT, reason)
             case RolloutState.RETIRING:
@@ -201,8 +195,7 @@ class RolloutRunner(LeaderJob):
     async def _start(self, rollout: Rollout) -> tuple[RolloutEvent, str]:
         settings, began = RolloutSettings.of(rollout), time.monotonic()
         try:
-            candidate = await self._version(rollout, rollout.candidate)
-            stable = await self._version(rollout, rollout.stable)
+            candidate, stable = await self._versions(rollout, rollout.candidate, rollout.stable)
             started = await self._replicas.start(candidate, stable, settings, rollout.twin)
             async with self._store.write() as connection:
                 if started.twin is not None:
@@ -237,8 +230,8 @@ class RolloutRunner(LeaderJob):
         try:
             if name == rollout.candidate:
                 await self._restore(rollout)
-            for one in (name, *twin):
-                await self._replicas.stop(await self._version(rollout, one), RolloutSettings.of(rollout).drain_timeout)
+            for version in await self._versions(rollout, name, *twin):
+                await self._replicas.stop(version, RolloutSettings.of(rollout).drain_timeout)
         except LlmopsError as error:
             log.warning("The replicas of %s %s could not be stopped. %s", rollout.model, name, error.message)
             return RolloutEvent.STOPPED, f"{rollout.reason}; the replicas of {name} are still there: {error.message}"
@@ -246,20 +239,20 @@ class RolloutRunner(LeaderJob):
 
     async def _restore(self, rollout: Rollout) -> None:
         """Start the old replicas that had to make room. Both versions share what is left meanwhile."""
-        stable, candidate = [await self._version(rollout, one) for one in (rollout.stable, rollout.candidate)]
+        stable, candidate = await self._versions(rollout, rollout.stable, rollout.candidate)
         addresses = await self._replicas.restore(stable, candidate)
         if addresses:
             async with self._store.write() as connection:
                 await rollouts.set_replicas(connection, rollout.model, rollout.stable, addresses)
             await asyncio.sleep(self._weights_delay)
 
-    async def _version(self, rollout: Rollout, name: str) -> ModelVersion:
+    async def _versions(self, rollout: Rollout, *names: str) -> Sequence[ModelVersion]:
         async with self._store.read() as connection:
-            versions = await rollouts.list_versions(connection, rollout.model)
-        found = next((version for version in versions if version.name == name), None)
-        if found is None:
-            raise InputError(f"The store has no version {name} of {rollout.model} any longer.")
-        return found
+            versions = {one.name: one for one in await rollouts.list_versions(connection, rollout.model)}
+        for name in names:
+            if name not in versions:
+                raise InputError(f"The store has no version {name} of {rollout.model} any longer.")
+        return [versions[name] for name in names]
 
     async def _judge(self, rollout: Rollout) -> None:
         settings = RolloutSettings.of(rollout)
@@ -270,17 +263,15 @@ class RolloutRunner(LeaderJob):
             canary.revision = rollout.revision
             canary.judge.begin_step()
         async with self._store.read() as connection:
-            canary.observe(await rollouts.read_outcomes(connection, rollout.model, canary.since), self._now())
+            canary.observe(await rollouts.read_outcomes(connection, rollout.model, canary.since), utc_now())
         verdict = _combine(canary.judge.verdict(), await canary.analysis.check())
         data = asdict(verdict)
         if data != rollout.verdict:
             async with self._store.write() as connection:
                 await rollouts.save_verdict(connection, rollout, data)
-        if (settings.auto or settings.approve) and rollout.state == RolloutState.SHIFTING:
-            if verdict.decision == "rollback":
-                await self._apply(rollout, RolloutEvent.FAILED, verdict.reason)
-            elif verdict.decision == "promote":
-                await self._apply(rollout, RolloutEvent.PASSED, verdict.reason)
+        event = _EVENTS.get(verdict.decision)
+        if event is not None and (settings.auto or settings.approve) and rollout.state == RolloutState.SHIFTING:
+            await self._apply(rollout, event, verdict.reason)
 
     async def _resume_judge(self, rollout: Rollout) -> _Canary:
         """Return a judge that has seen the outcomes before the current step, as another may have."""
@@ -289,14 +280,22 @@ class RolloutRunner(LeaderJob):
         analysis = Analysis(settings.prometheus, settings.analysis, time.monotonic)
         async with self._store.read() as connection:
             twin = rollout.twin if await rollouts.has_twin(connection, rollout) else None
-            canary = _Canary(_make_judge(rollout, twin), analysis, since, rollout.revision)
+            judge_settings = JudgeSettings(
+                stable=rollout.stable,
+                canary=rollout.candidate,
+                twin=twin,
+                min_requests=settings.min_requests,
+                min_seconds=settings.min_seconds,
+                quality_tolerance=settings.quality_tolerance,
+            )
+            canary = _Canary(CanaryJudge(judge_settings, time.monotonic), analysis, since, rollout.revision)
             before = await rollouts.read_outcomes(connection, rollout.model, since, rollout.changed_at)
-            canary.observe(before, self._now())
+            canary.observe(before, utc_now())
         canary.judge.begin_step()
         return canary
 
     async def _apply(self, rollout: Rollout, event: RolloutEvent, reason: str) -> None:
-        by = AuditContext(ACTOR, self._now())
+        by = AuditContext(ACTOR, utc_now())
         async with self._store.write() as connection:
             changed = await apply_event(connection, rollout, event, by, reason)
         log.warning(
@@ -306,26 +305,11 @@ class RolloutRunner(LeaderJob):
         await notify_webhook(changed, ACTOR)
 
 
-def _make_judge(rollout: Rollout, twin: str | None) -> CanaryJudge:
-    settings = RolloutSettings.of(rollout)
-    return CanaryJudge(
-        JudgeSettings(
-            stable=rollout.stable,
-            canary=rollout.candidate,
-            twin=twin,
-            min_requests=settings.min_requests,
-            min_seconds=settings.min_seconds,
-            quality_tolerance=settings.quality_tolerance,
-        ),
-        time.monotonic,
-    )
-
-
 def _combine(verdict: Verdict, analysis: AnalysisResult) -> Verdict:
     """Return the judge's verdict after the roll-out's own conditions in Prometheus."""
-    if analysis.state == "failed" and verdict.decision != "rollback":
+    if verdict.decision == "rollback" or analysis.state == "passed":
+        return verdict
+    if analysis.state == "failed":
         return replace(verdict, decision="rollback", reason=analysis.reason)
-    if analysis.state == "no data" and verdict.decision != "rollback":
-        reason = analysis.reason if verdict.decision == "promote" else f"{analysis.reason} {verdict.reason}"
-        return replace(verdict, decision="continue", reason=reason)
-    return verdict
+    reason = analysis.reason if verdict.decision == "promote" else f"{analysis.reason} {verdict.reason}"
+    return replace(verdict, decision="continue", reason=reason)
