@@ -7,16 +7,16 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.local_replicas import last_line
 from llmops.control.rollouts.schemas import RolloutCreate, RolloutQuery, RolloutRead
 from llmops.errors import ServerError
-from llmops.gateway.routing.quality.golden_prompts import GoldenPrompt, load_golden_prompts
+from llmops.gateway.routing.quality.golden_prompts import load_golden_prompts
 from llmops.perf.planted_faults import PLANTED_ERROR
 from llmops.perf.rehearsal import RehearsalLoad, RehearsalReport, make_report
 from llmops.process import module_command, with_parent_death_signal
@@ -30,42 +30,38 @@ LOAD_SHARE = 0.4
 #: Seconds of load before the roll-out starts and after it has ended.
 MARGIN = 15.0
 CANDIDATE = "candidate"
+#: Percent of the requests in the first step, and requests of the new version in a step: a rehearsal
+#: has two replicas and takes minutes.
+PERCENT, MIN_REQUESTS = 50.0, 60
 #: Tokens of an answer to a golden prompt, and the time between two sweeps.
 QUALITY_TOKENS, QUALITY_INTERVAL = 12, "45s"
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """The two versions of a rehearsal and the steps between them."""
-
-    old: Path
-    new: Path
-    fault: str = ""
-    percent: float = 50.0
-    min_requests: int = 60
-
-
-async def rehearse(rehearsal: Rehearsal, report: Callable[[str], None]) -> RehearsalReport:
+async def rehearse(old: Path, new: Path, fault: str, report: Callable[[str], None]) -> RehearsalReport:
     """Carry a roll-out out under load.
 
     Args:
-        rehearsal: The versions.
+        old: The engine folder of the old version.
+        new: The engine folder of the new version.
+        fault: The fault to plant into the new version, or an empty string.
         report: Called with each step, as a line.
 
     Raises:
         ServerError: A stack does not start, or the roll-out does not end.
     """
-    capacity, quality, prompts = {}, {}, rehearsal_prompts()
+    capacity, quality = {}, {}
+    # with short answers: they share two cores with the load
+    prompts = [replace(prompt, max_tokens=QUALITY_TOKENS) for prompt in load_golden_prompts(None)]
     with tempfile.TemporaryDirectory(prefix="llmops-rehearsal-") as folder:
         report("Measuring the capacity of the new version alone …")
-        async with _stack(rehearsal.new, Path(folder, "new"), "") as (url, model, _):
+        async with _stack(new, Path(folder, "new"), "") as (url, model, _):
             load = RehearsalLoad(url, model)
             capacity["new"], quality["new"] = await load.measure_capacity(), await load.measure_quality(prompts)
         report(f"{_measured(capacity, quality, 'new')} Starting the old version, and measuring it …")
         golden = Path(folder, "golden.jsonl")
         golden.write_text("".join(f"{json.dumps(prompt.data())}\n" for prompt in prompts))
         watched = {"LLMOPS_QUALITY__INTERVAL": QUALITY_INTERVAL, "LLMOPS_QUALITY__PROMPTS": str(golden)}
-        async with _stack(rehearsal.old, Path(folder, "old"), rehearsal.fault, watched) as (url, model, store):
+        async with _stack(old, Path(folder, "old"), fault, watched) as (url, model, store):
             load = RehearsalLoad(url, model)
             capacity["old"], quality["old"] = await load.measure_capacity(), await load.measure_quality(prompts)
             rate, tolerance = LOAD_SHARE * min(capacity.values()), max(quality["old"] - quality["new"], 0.0)
@@ -77,7 +73,7 @@ async def rehearse(rehearsal: Rehearsal, report: Callable[[str], None]) -> Rehea
             running = asyncio.create_task(load.run(rate, stop))
             try:
                 await asyncio.sleep(MARGIN)
-                states, last = await _roll_out(rehearsal, AdminClient(store), model, tolerance, report)
+                states, last = await _roll_out(new, AdminClient(store), model, tolerance, report)
                 await asyncio.sleep(MARGIN)
             finally:
                 stop.set()
@@ -92,23 +88,23 @@ async def rehearse(rehearsal: Rehearsal, report: Callable[[str], None]) -> Rehea
         capacity=capacity,
         quality=quality,
         quality_tolerance=tolerance,
-        fault=rehearsal.fault,
+        fault=fault,
         is_planted=lambda error: PLANTED_ERROR in error,
     )
 
 
 async def _roll_out(
-    rehearsal: Rehearsal, admin: AdminClient, model: str, tolerance: float, report: Callable[[str], None]
+    new: Path, admin: AdminClient, model: str, tolerance: float, report: Callable[[str], None]
 ) -> tuple[dict[str, float], RolloutRead]:
     """Return when each state of the roll-out began first, and the end."""
     body = RolloutCreate(
         model=model,
         name=CANDIDATE,
-        engine=str(rehearsal.new.resolve()),
-        percent=rehearsal.percent,
+        engine=str(new.resolve()),
+        percent=PERCENT,
         auto=True,
         keep_old=MARGIN,
-        min_requests=rehearsal.min_requests,
+        min_requests=MIN_REQUESTS,
         min_seconds=10,
         quality_tolerance=tolerance,
     )
@@ -127,11 +123,6 @@ async def _roll_out(
                 report(f"{state}: {now.reason}")
             if not now.open:
                 return states, now
-
-
-def rehearsal_prompts() -> Sequence[GoldenPrompt]:
-    """Return the golden prompts of the package, with short answers: they share two cores with the load."""
-    return [replace(prompt, max_tokens=QUALITY_TOKENS) for prompt in load_golden_prompts(None)]
 
 
 def _measured(capacity: Mapping[str, float], quality: Mapping[str, float], version: str) -> str:

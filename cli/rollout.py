@@ -255,7 +255,6 @@ def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path
     import json
     from dataclasses import asdict
 
-    from llmops.cli.rehearsal import Rehearsal
     from llmops.cli.rehearsal import rehearse as run
     from llmops.cli.stack import build_engine
 
@@ -263,7 +262,7 @@ def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path
         raise click.UsageError("--same and --to both name the new version; leave one of them out.")
     old = old or build_engine("smollm2", "openvino", "int8" if same else "none", 1, None, None)
     new = old if same else new or build_engine("smollm2", "openvino", "int8", 1, None, None)
-    report = asyncio.run(run(Rehearsal(old, new, fault or ""), lambda line: click.echo(line, err=True)))
+    report = asyncio.run(run(old, new, fault or "", lambda line: click.echo(line, err=True)))
     data = asdict(report)
     if output is not None:
         output.write_text(json.dumps(data, indent=2) + "\n")

@@ -82,12 +82,7 @@ class RehearsalLoad:
             limit = asyncio.Semaphore(QUALITY_USERS)
 
             async def ask(prompt: GoldenPrompt) -> float | None:
-                body = {
-                    "model": self.model,
-                    "messages": [{"role": "user", "content": prompt.prompt}],
-                    "max_tokens": prompt.max_tokens,
-                    "temperature": 0,
-                }
+                body = self._body(prompt.prompt, prompt.max_tokens)
                 async with limit:
                     answer = await client.post(f"{self.url}/v1/chat/completions", json=body)
                 return prompt.score(answer.raise_for_status().json()["choices"][0]["message"]["content"])
@@ -97,30 +92,19 @@ class RehearsalLoad:
 
     async def run(self, rate: float, stop: asyncio.Event) -> None:
         """Offer `rate` requests per second until `stop` is set, and wait for their answers."""
-        tasks: list[asyncio.Task[None]] = []
+        tasks: list[asyncio.Task[RehearsedRequest]] = []
         async with self._client() as client:
             started = time.time()
             while not stop.is_set():
                 number = len(tasks)
                 await asyncio.sleep(max(0.0, started + number / rate - time.time()))
-                tasks.append(asyncio.create_task(self._record(client, number)))
-            await asyncio.gather(*tasks)
-
-    async def _record(self, client: httpx.AsyncClient, number: int) -> None:
-        self.records.append(await self._ask(client, f"user-{number}", number))
+                tasks.append(asyncio.create_task(self._ask(client, f"user-{number}", number)))
+            self.records += await asyncio.gather(*tasks)
 
     async def _ask(self, client: httpx.AsyncClient, user: str, number: int) -> RehearsedRequest:
         record = RehearsedRequest(time.time())
         question = _QUESTIONS[number % len(_QUESTIONS)].format(_SUBJECTS[number // len(_QUESTIONS) % len(_SUBJECTS)])
-        body = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": question}],
-            "max_tokens": ANSWER_TOKENS,
-            "temperature": 0,
-            "stream": True,
-            "logprobs": True,
-            "user": user,
-        }
+        body = self._body(question, ANSWER_TOKENS) | {"stream": True, "logprobs": True, "user": user}
         is_complete = False
         try:
             async with client.stream("POST", f"{self.url}/v1/chat/completions", json=body) as response:
@@ -139,6 +123,10 @@ class RehearsalLoad:
             record.error = "the stream ended early"
         record.ended = time.time()
         return record
+
+    def _body(self, question: str, max_tokens: int) -> dict[str, Any]:
+        message = {"role": "user", "content": question}
+        return {"model": self.model, "messages": [message], "max_tokens": max_tokens, "temperature": 0}
 
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(timeout=REQUEST_TIMEOUT, limits=httpx.Limits(max_connections=None))
