@@ -65,18 +65,11 @@ class DegradationState:
         elapsed, self._updated = max(now - self._updated, 0.0), now
         self.saturation += (saturation - self.saturation) * (1 - math.exp(-elapsed / SMOOTHING_SECONDS))
         level, lasted = self.level, now - self._changed
-        if level < DegradedLevel.SHED and self.saturation >= ENTER_SATURATION[level] and lasted >= RISE_SECONDS:
-            self._set(DegradedLevel(level + 1), now)
-        elif (
-            level > DegradedLevel.NORMAL
-            and self.saturation < LEAVE_SHARE * ENTER_SATURATION[level - 1]
-            and lasted >= FALL_SECONDS
-        ):
-            self._set(DegradedLevel(level - 1), now)
+        if lasted >= RISE_SECONDS and level < DegradedLevel.SHED and self.saturation >= ENTER_SATURATION[level]:
+            self.level, self._changed = DegradedLevel(level + 1), now
+        elif lasted >= FALL_SECONDS and level and self.saturation < LEAVE_SHARE * ENTER_SATURATION[level - 1]:
+            self.level, self._changed = DegradedLevel(level - 1), now
         return self.level
-
-    def _set(self, level: DegradedLevel, now: float) -> None:
-        self.level, self._changed = level, now
 
 
 @dataclass(frozen=True)
@@ -131,11 +124,10 @@ class LevelFile:
             self._levels = _parse_levels(read_yaml(self._path)) if self._path.is_file() else {}
         except (InputError, ValueError) as error:
             self._levels = {}
-            log.error(
-                "The levels of degraded mode in %s cannot be read: %s Write a number from 0 to 4, or MODEL: NUMBER.",
-                self._path,
-                error,
+            message = (
+                "The levels of degraded mode in %s cannot be read: %s Write a number from 0 to 4, or MODEL: NUMBER."
             )
+            log.error(message, self._path, error)
 
 
 def _parse_levels(content: Any) -> dict[str, DegradedLevel]:
@@ -195,13 +187,8 @@ class Degradation:
             self._on_level(model, level)
             if before is not None or level:
                 reason = f"saturation {state.saturation:.2f}" if forced is None else "set by hand"
-                log.warning(
-                    "Degraded mode of model %s is now at level %d, after level %d (%s)",
-                    model,
-                    level,
-                    before or 0,
-                    reason,
-                )
+                message = "Degraded mode of model %s is now at level %d, after level %d (%s)"
+                log.warning(message, model, level, before or 0, reason)
 
 
 def rules_from_settings(settings: GatewaySettings) -> DegradationRules | None:

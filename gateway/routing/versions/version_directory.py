@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llmops.background import LogOnce, PeriodicTask
@@ -46,7 +46,9 @@ class VersionDirectory(VersionSource):
         self.table = VersionTable()
         self.on_change: Callable[[], object] = lambda: None
         self.resolver = AddressResolver(
-            [parse_replica(one) for one in replicas], further=self._addresses, excluded=self._retired_addresses
+            [parse_replica(one) for one in replicas],
+            further=lambda: self._addresses(is_retired=False),
+            excluded=lambda: {*self._addresses(is_retired=True)} - {*self._addresses(is_retired=False)},
         )
         self._store, self._log_once = LazyStore(url, pool_size=1), LogOnce()
         self._task = PeriodicTask("versions of models", self.refresh, REFRESH_INTERVAL)
@@ -105,21 +107,14 @@ class VersionDirectory(VersionSource):
             self.table = table
             self.on_change()
 
-    def _addresses(self) -> Sequence[ReplicaAddress | DnsAddress]:
-        """Return the replicas that the versions in use name."""
-        versions = [version for versions in self.table.models.values() for version in versions]
-        return self._parse({address for one in versions if not one.is_retired for address in one.replicas})
+    def _addresses(self, is_retired: bool) -> Sequence[ReplicaAddress | DnsAddress]:
+        """Return the replicas that versions in use, or retired ones, name.
 
-    def _retired_addresses(self) -> Collection[ReplicaAddress | DnsAddress]:
-        """Return the replicas that only retired versions name."""
-        versions = [version for versions in self.table.models.values() for version in versions]
-        retired = self._parse({address for one in versions if one.is_retired for address in one.replicas})
-        return set(retired) - set(self._addresses())
-
-    def _parse(self, texts: Collection[str]) -> Sequence[ReplicaAddress | DnsAddress]:
-        """Return addresses of the store. One that cannot be read keeps no other from being used."""
+        An address that cannot be read keeps no other from being used.
+        """
+        versions = [one for versions in self.table.models.values() for one in versions if one.is_retired == is_retired]
         found = []
-        for text in sorted(texts):
+        for text in sorted({address for one in versions for address in one.replicas}):
             try:
                 found.append(parse_replica(text))
             except ValueError as error:
