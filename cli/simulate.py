@@ -282,15 +282,15 @@ def _simulated(
     from llmops.perf.simulate.arrivals import arrivals_from_bench, arrivals_from_trace
     from llmops.perf.simulate.run import HERD_CELL_SIZE, cell_sizes, make_cells, simulate
 
-    def arrivals(share: float, number: int) -> Arrivals:
+    def arrivals(begin: float, end: float, number: int) -> Arrivals:
         if parameters["trace"]:
             return arrivals_from_trace(parameters["trace"])
         if parameters["bench"]:
             return arrivals_from_bench(read_document(parameters["bench"]))
-        herd = _herd(parameters, spec, share, number) if parameters["herd"] else None
+        herd = _herd(parameters, spec, begin, end, number) if parameters["herd"] else None
         if herd is not None and parameters["herd_at"] is None:
             return herd
-        conversations = _conversations(parameters, share, number)
+        conversations = _conversations(parameters, end - begin, number)
         return conversations if herd is None else conversations.joined(herd)
 
     if parameters["herd"] and parameters["herd_at"] is None:
@@ -303,12 +303,13 @@ def _simulated(
     )
 
 
-def _herd(parameters: dict[str, Any], spec: FleetSpec, share: float, number: int) -> Arrivals:
+def _herd(parameters: dict[str, Any], spec: FleetSpec, begin: float, end: float, number: int) -> Arrivals:
     from llmops.perf.simulate.herd import HerdArrivals
     from llmops.perf.workloads.lengths import parse_lengths
 
     return HerdArrivals(
-        round(parameters["herd"] * share),
+        # the cells together have all clients
+        round(parameters["herd"] * end) - round(parameters["herd"] * begin),
         [(tier.name, 1.0) for tier in spec.tiers] or [("", 1.0)],
         message=parse_lengths(parameters["input_"]),
         answer=parse_lengths(parameters["output"]),

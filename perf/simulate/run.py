@@ -99,11 +99,16 @@ def _one(part: FleetCell, on_progress: OnProgress = None) -> _Found:
 
 
 def make_cells(
-    spec: FleetSpec, sizes: Sequence[int], work: Callable[[float, int], Arrivals], skipped: float, added: float = 0.0
+    spec: FleetSpec,
+    sizes: Sequence[int],
+    work: Callable[[float, float, int], Arrivals],
+    skipped: float,
+    added: float = 0.0,
 ) -> list[FleetCell]:
     """Return the cells of a fleet.
 
-    `work` returns the arrivals of a cell from its share and its number.
+    `work` returns the arrivals of a cell from where its part of the fleet begins and ends, such as
+    0.25 and 0.5, and its number.
     """
     total, parts = sum(sizes), []
     for number, size in enumerate(sizes):
@@ -115,5 +120,5 @@ def make_cells(
             seed=spec.seed * 1009 + number,
             failures=[one for one in failures if 0 <= one.replica < size],
         )
-        parts.append(FleetCell(own, partial(work, size / total, number), skipped, added))
+        parts.append(FleetCell(own, partial(work, first / total, (first + size) / total, number), skipped, added))
     return parts

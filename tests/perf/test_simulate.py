@@ -272,6 +272,13 @@ def test_a_rollout_is_judged_and_moved_by_the_products_own_judge() -> None:
     assert [percent for _, percent in slow.rollout] == [5, 0]
 
 
+def test_the_cells_of_a_herd_have_all_clients(plan: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    # 25 replicas are cells of 7, 6, 6 and 6
+    simulated(plan, "--herd", "131", "--replicas", "25", "--json", str(file))
+    assert sum(not one["error"] for one in json.loads(file.read_text())["records"]) == 131
+
+
 def test_a_herd_comes_in_the_middle_of_other_load_after_ten_minutes_without_replicas(
     plan: Path, tmp_path: Path
 ) -> None:
