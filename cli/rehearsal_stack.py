@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def main(engine: str, folder: str, store: str, fault: str) -> None:
     The fault is planted into every version that a roll-out adds.
     """
 
-    def plant(app: FastAPI) -> object:
+    def plant(app: FastAPI) -> AbstractAsyncContextManager[None]:
         def wrap(pool: ReplicaPool) -> Engine:
             if not fault or pool.version in ("", INITIAL_VERSION):
                 return pool
@@ -36,15 +35,11 @@ def main(engine: str, folder: str, store: str, fault: str) -> None:
             steps = [replica.view.step_seconds for pool in stable for replica in pool.replicas.values()]
             return max(steps, default=0.0) or DEFAULT_STEP_SECONDS
 
-        @asynccontextmanager
-        async def nothing() -> AsyncIterator[None]:
-            yield
-
         pools: PoolRegistry = app.state.pools
         pools.wrap_engine = wrap
-        return nothing()
+        return nullcontext()
 
-    with Stack("127.0.0.1", 0, None, store, True, plugins=[plant]) as stack:  # type: ignore[list-item]
+    with Stack("127.0.0.1", 0, None, store, True, plugins=[plant]) as stack:
         repository, models = make_repository(Path(engine), Path(folder), tenants_apart=stack.tenants_apart)
         stack.start_tritons(repository, 1)
         stack.start_versions(models, Path(folder, "versions"))
