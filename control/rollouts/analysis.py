@@ -82,13 +82,13 @@ class Analysis:
     def __init__(self, prometheus: str, conditions: Sequence[str], clock: Callable[[], float]) -> None:
         self._url, self._clock = prometheus, clock
         self._conditions = [Condition.parse(text) for text in conditions]
-        self._asked_at: float | None = None
+        self._asked_at = -math.inf
         self._result = AnalysisResult("passed")
 
     async def check(self) -> AnalysisResult:
         """Return whether all conditions hold."""
         now = self._clock()
-        if self._conditions and (self._asked_at is None or not 0 <= now - self._asked_at < INTERVAL):
+        if self._conditions and not 0 <= now - self._asked_at < INTERVAL:
             self._asked_at = now
             async with fair_client(base_url=self._url, timeout=TIMEOUT, **BOUNDED_ASYNC) as client:
                 self._result = await check_conditions(client, self._conditions)
@@ -103,11 +103,8 @@ async def check_conditions(client: httpx.AsyncClient, conditions: Sequence[Condi
         conditions: The conditions. One that fails outweighs others without data.
     """
     results = await asyncio.gather(*(_check(client, condition) for condition in conditions))
-    for state in ("failed", "no data"):
-        for result in results:
-            if result.state == state:
-                return result
-    return AnalysisResult("passed")
+    found = (result for state in ("failed", "no data") for result in results if result.state == state)
+    return next(found, AnalysisResult("passed"))
 
 
 async def _check(client: httpx.AsyncClient, condition: Condition) -> AnalysisResult:
@@ -118,12 +115,13 @@ async def _check(client: httpx.AsyncClient, condition: Condition) -> AnalysisRes
         if body["status"] != "success":
             reason = escape_unsafe(str(body.get("error", "no reason")))
             return AnalysisResult("no data", f"Prometheus rejects '{condition.query}': {reason}")
-        values = _values(body["data"])
+        data = body["data"]
+        samples = [data["result"]] if data["resultType"] == "scalar" else [one["value"] for one in data["result"]]
+        values = [value for _, text in samples if not math.isnan(value := float(text))]
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
         return AnalysisResult("no data", f"Prometheus at {client.base_url} does not answer ({type(error).__name__}).")
     except MALFORMED:
         return AnalysisResult("no data", f"{client.base_url} does not answer like Prometheus; check its URL.")
-    values = [value for value in values if not math.isnan(value)]
     if not values:
         return AnalysisResult("no data", f"Prometheus has no value of '{condition.query}'.")
     compare = _OPERATORS[condition.operator]
@@ -131,10 +129,3 @@ async def _check(client: httpx.AsyncClient, condition: Condition) -> AnalysisRes
         if not compare(value, condition.limit):
             return AnalysisResult("failed", f"The analysis '{condition}' does not hold: the value is {value:g}.")
     return AnalysisResult("passed")
-
-
-def _values(data: dict) -> list[float]:
-    """Return the values of a result of type scalar or vector."""
-    if data["resultType"] == "scalar":
-        return [float(data["result"][1])]
-    return [float(series["value"][1]) for series in data["result"]]
