@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from llmops.background import every
 from llmops.contract import ENGINE_SUFFIX
@@ -22,8 +21,10 @@ from llmops.control.leader_jobs import LeaderJob
 from llmops.errors import ResourceError
 from llmops.fair_client import fair_client
 from llmops.input_files import MALFORMED
+from llmops.metrics_pages import parse_samples
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
+from llmops.untrusted_text import is_safe_text
 from llmops.urls import fetch_bounded
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ REPORT_INTERVAL = 3600.0
 
 #: Triton's histogram of the output lengths of all answers that an engine finished.
 SERVED_TOKENS_METRIC = "nv_llm_output_token_len"
+_SUM = f"{SERVED_TOKENS_METRIC}_sum"
 
 #: Bytes of a metrics page. A longer page is rejected before it is parsed.
 MAX_PAGE_BYTES = 8 * 2**20
@@ -56,10 +58,11 @@ async def served_tokens(pages: Sequence[str]) -> dict[str, int]:
             try:
                 async with asyncio.timeout(PAGE_TIMEOUT):
                     body = await fetch_bounded(client, page, MAX_PAGE_BYTES)
-                families = text_string_to_metric_families(body.decode())
-                for sample in (sample for family in families for sample in family.samples):
-                    if sample.name == f"{SERVED_TOKENS_METRIC}_sum":
-                        model = sample.labels.get("model", "").removesuffix(ENGINE_SUFFIX)
+                for sample in parse_samples(body.decode(), (_SUM,)):
+                    model = sample.labels.get("model", "").removesuffix(ENGINE_SUFFIX)
+                    if not is_safe_text(model):
+                        raise ValueError("a model's name has a control character")
+                    if sample.name == _SUM:
                         tokens[model] = tokens.get(model, 0) + round(sample.value)
             except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, *MALFORMED) as error:
                 raise ResourceError(f"The metrics page {page} cannot be read ({type(error).__name__}).") from error
@@ -77,12 +80,18 @@ class Reconciler(LeaderJob):
     async def run(self) -> None:
         """Make reports until cancelled.
 
-        Raises ResourceError if an engine or the store does not answer.
+        An engine that does not answer hides no missing events: the report is made without engines.
+
+        Raises ResourceError if the store does not answer.
         """
         await every(self._interval, self._report)
 
     async def _report(self) -> None:
-        served = await served_tokens(self._engines)
+        try:
+            served = await served_tokens(self._engines)
+        except ResourceError as error:
+            log.error("The ledger is not compared with the engines this time. %s", error.message)
+            served = {}
         by = AuditContext("control", datetime.now(UTC))
         async with await open_store(self._store, pool_size=1) as store, store.write() as connection:
             report = await reconcile(connection, by, ReconciliationRequest(served=served))

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
 
-from prometheus_client.parser import text_string_to_metric_families
-
+from llmops.metrics_pages import parse_samples
 from llmops.perf.report.document import machine
 
 #: Bytes of a metrics page that are read.
@@ -34,11 +33,10 @@ class TritonGauges:
         try:
             page = await asyncio.to_thread(self._page)
             found = {}
-            for family in text_string_to_metric_families(page):
-                for sample in family.samples:
-                    if sample.name.startswith("nv_trt_llm_") and sample.labels.get("model") == self._model:
-                        category = next((v for k, v in sample.labels.items() if k not in ("model", "version")), "")
-                        found[sample.name, category] = sample.value
+            for sample in parse_samples(page, ("nv_trt_llm_",)):
+                if sample.labels.get("model") == self._model:
+                    category = next((v for k, v in sample.labels.items() if k not in ("model", "version")), "")
+                    found[sample.name, category] = sample.value
         except (OSError, HTTPException, ValueError):
             return {}
         return found

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from llmops.background import LogOnce
 from llmops.contract import ENGINE_SUFFIX
@@ -23,6 +22,7 @@ from llmops.gateway.routing.replicas.replica import Replica
 from llmops.gateway.telemetry.metric_definitions import ENGINE_BLOCKS as BLOCKS
 from llmops.gateway.telemetry.metric_definitions import ENGINE_GENERAL as GENERAL
 from llmops.gateway.telemetry.metric_definitions import ENGINE_REQUESTS as REQUESTS
+from llmops.metrics_pages import parse_samples
 from llmops.urls import fetch_bounded
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ SCRAPE_INTERVAL = 0.5
 SCRAPE_TIMEOUT = 2.0
 #: Bytes of a metrics page: a longer one is rejected before it is parsed.
 MAX_PAGE_BYTES = 8 * 2**20
+#: The largest plausible value of a gauge. Larger ones and NaN are left out.
+MAX_VALUE = 2.0**53
 GAUGE_LABELS = {REQUESTS: "request_type", BLOCKS: "kv_cache_block_type", GENERAL: "general_type"}
 
 #: Values of one model by metric family and label.
@@ -73,7 +75,7 @@ class GaugeScraper:
             async with asyncio.timeout(SCRAPE_TIMEOUT):
                 body = await fetch_bounded(self._client, url, MAX_PAGE_BYTES)
             found = parse_metrics_page(body.decode())
-        except (TimeoutError, httpx.HTTPError, ValueError, LookupError) as error:
+        except (TimeoutError, httpx.HTTPError, ValueError) as error:
             if self._log_once.is_new(url, "unreadable"):
                 log.warning("%s cannot be read (%s); other gateways' requests there are not known", url, error)
             for replica in replicas:
@@ -92,11 +94,11 @@ def parse_metrics_page(text: str) -> Mapping[str, GaugeValues]:
     Raises ValueError for any other text.
     """
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for family in text_string_to_metric_families(text):
-        label = GAUGE_LABELS.get(family.name)
-        for sample in family.samples if label else ():
+    for sample in parse_samples(text, tuple(GAUGE_LABELS)):
+        label = GAUGE_LABELS.get(sample.name)
+        if label and abs(sample.value) < MAX_VALUE:
             own = found.setdefault(sample.labels.get("model", ""), {name: {} for name in GAUGE_LABELS})
-            own[family.name][sample.labels.get(label or "", "")] = sample.value
+            own[sample.name][sample.labels.get(label, "")] = sample.value
     return found
 
 
