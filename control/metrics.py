@@ -50,10 +50,8 @@ class SpendingCollector(Collector):
     Values are those of the last successful read while the store does not answer.
     """
 
-    def __init__(
-        self, store: SharedStore, now: Callable[[], datetime] = utc_now, clock: Callable[[], float] = monotonic
-    ) -> None:
-        self._store, self._now, self._clock = store, now, clock
+    def __init__(self, store: SharedStore, now: Callable[[], datetime] = utc_now) -> None:
+        self._store, self._now = store, now
         self._read_at: float | None = None
         self._tenants: Sequence[UsageSum] = ()
         self._models: Sequence[UsageSum] = ()
@@ -65,9 +63,9 @@ class SpendingCollector(Collector):
 
         Errors of the store are logged and not raised.
         """
-        if self._read_at is not None and self._clock() - self._read_at < CACHE_SECONDS:
+        if self._read_at is not None and monotonic() - self._read_at < CACHE_SECONDS:
             return
-        self._read_at = self._clock()
+        self._read_at = monotonic()
         now = self._now()
         month = UsageFilter(first=Budget(1, "month").begins(now).date())
         try:

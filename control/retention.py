@@ -18,16 +18,16 @@ PRUNE_INTERVAL = 6 * 3600.0
 
 
 class Retention(LeaderJob):
-    """A job that deletes entries older than `days`, at its start and every `interval` seconds."""
+    """A job that deletes entries older than `days`, at its start and every PRUNE_INTERVAL."""
 
     name = "The retention"
 
-    def __init__(self, store: str, days: int, interval: float = PRUNE_INTERVAL) -> None:
-        self._store, self._age, self._interval = store, timedelta(days=days), interval
+    def __init__(self, store: str, days: int) -> None:
+        self._store, self._age = store, timedelta(days=days)
 
     async def run(self) -> None:
         """Delete old entries until cancelled. Raises the errors of `open_store`."""
-        await every(self._interval, self._prune, immediately=True)
+        await every(PRUNE_INTERVAL, self._prune, immediately=True)
 
     async def _prune(self) -> None:
         async with await open_store(self._store, pool_size=1) as store:

@@ -25,6 +25,10 @@ RESERVE, HAZARD = 0.05, 1 / 500
 #: Certainty of the claim that an event is no more frequent, which a promotion needs.
 CONFIDENCE = 0.95
 
+#: Outcomes of the stable version that are remembered. Enough for a 99th percentile, and few enough
+#: that the comparison is with the load of now and not with that of an hour ago.
+WINDOW = 4000
+
 #: Binomial standard deviations between a quantile's rank and the order statistic that bounds it.
 BOUND_DEVIATIONS = 2.0
 
@@ -73,14 +77,9 @@ class NoWorseTest:
 
 
 class QuantileWindow:
-    """The last values of a distribution, and bounds of its quantiles.
+    """The last WINDOW values of a distribution, and bounds of its quantiles."""
 
-    Args:
-        size: Number of values kept. Older ones are forgotten, so that the window follows the load.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self) -> None:
         self._arrived: deque[float] = deque()
         self._ordered: list[float] = []
 
@@ -92,7 +91,7 @@ class QuantileWindow:
 
     def add(self, value: float) -> None:
         """Add a value, and forget the oldest of a full window."""
-        if len(self._arrived) == self._size:
+        if len(self._arrived) == WINDOW:
             del self._ordered[bisect_left(self._ordered, self._arrived.popleft())]
         self._arrived.append(value)
         insort(self._ordered, value)

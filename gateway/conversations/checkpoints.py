@@ -240,17 +240,16 @@ class FollowedTokens:
 class CheckpointStore:
     """The checkpoints of all gateways that use the Redis at `url`."""
 
-    def __init__(self, url: str, lease: float, prefix: str = PREFIX) -> None:
+    def __init__(self, url: str, lease: float) -> None:
         """Create the store. Nothing is connected before `start`.
 
         Args:
             url: The URL of the Redis.
             lease: Seconds after which the answers of a silent gateway are taken over.
-            prefix: The prefix of all keys.
         """
         self.up = False
         self.lease = lease
-        self._url, self._prefix, self._gateway = url, prefix, secrets.token_hex(8)
+        self._url, self._gateway = url, secrets.token_hex(8)
         self._client = connect(url, TIMEOUT, TIMEOUT)
         scripts = (
             Path(__file__).with_name(f"checkpoint_{name}.lua").read_text() for name in ("write", "claim", "read")
@@ -309,12 +308,12 @@ class CheckpointStore:
 
     async def record(self, answer_id: str) -> bytes | None:
         """Return the record of an answer, None if there is none. Raises UnavailableError."""
-        found = await self._asked(self._client.hget(f"{self._prefix}:answer:{answer_id}", "record"))
+        found = await self._asked(self._client.hget(f"{PREFIX}:answer:{answer_id}", "record"))
         return found if isinstance(found, bytes) else None
 
     async def request_stop(self, answer_id: str) -> None:
         """Ask the gateway that generates an answer to end it. Raises UnavailableError."""
-        await self._asked(self._client.hset(f"{self._prefix}:answer:{answer_id}", "stop", "1"))
+        await self._asked(self._client.hset(f"{PREFIX}:answer:{answer_id}", "stop", "1"))
 
     def follow(self, tokens: FollowedTokens) -> None:
         """Deliver the tokens of an answer from now on."""
@@ -326,7 +325,7 @@ class CheckpointStore:
 
     async def usage_owners(self, answer_ids: Sequence[str]) -> Mapping[str, UsageOwner] | None:
         """Return which gateway bills answers of a gateway that died, None if Redis is away."""
-        keys = [f"{self._prefix}:{kind}:{one}" for one in answer_ids for kind in ("answer", "billed")]
+        keys = [f"{PREFIX}:{kind}:{one}" for one in answer_ids for kind in ("answer", "billed")]
         try:
             pipe = self._client.pipeline(transaction=False)
             for answer, billed in zip(keys[::2], keys[1::2], strict=True):
@@ -380,7 +379,7 @@ class CheckpointStore:
             batch = changed[start : start + MAX_BATCH]
             sent = [one.pending() for one in batch]
             args: list[Any] = [self._gateway, milliseconds, *(value for one in sent for value in one)]
-            replies = _checked(await self._write_script(keys=[self._prefix], args=args), len(batch), _is_number)
+            replies = _checked(await self._write_script(keys=[PREFIX], args=args), len(batch), _is_number)
             for one, values, reply in zip(batch, sent, replies, strict=True):
                 one.acknowledge(values, reply)
 
@@ -392,7 +391,7 @@ class CheckpointStore:
                 continue
             with suppress(*FAILURES):
                 args: list[Any] = [self._gateway, round(self.lease * 1000), MAX_CLAIMED]
-                claimed = await self._claim_script(keys=[self._prefix], args=args)
+                claimed = await self._claim_script(keys=[PREFIX], args=args)
                 for one, record, cached, tokens, times in _checked(claimed, None, _is_claim):
                     known = int(cached) if cached else None
                     adopt(ClaimedAnswer(one.decode(), record, known, tokens, times))
@@ -412,7 +411,7 @@ class CheckpointStore:
         places = [value for one in followed for value in (one.id, one.offset)]
         args: list[Any] = [round(READING_SECONDS * 1000), *places]
         try:
-            replies = _checked(await self._read_script(keys=[self._prefix], args=args), len(followed), _is_read)
+            replies = _checked(await self._read_script(keys=[PREFIX], args=args), len(followed), _is_read)
         except FAILURES:
             replies = [None] * len(followed)
         for one, reply in zip(followed, replies, strict=True):

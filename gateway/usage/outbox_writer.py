@@ -12,8 +12,6 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +59,7 @@ class OutboxWriter:
     Events that the outbox does not take stay in memory and in their slots until `flush` succeeds.
     """
 
-    def __init__(
-        self, folder: Path, outbox: UsageOutbox, prices: Prices, now: Callable[[], datetime] = utc_now
-    ) -> None:
+    def __init__(self, folder: Path, outbox: UsageOutbox, prices: Prices) -> None:
         """Create the slots. The folder's name becomes the events' gateway id.
 
         Raises:
@@ -72,7 +68,7 @@ class OutboxWriter:
         self.gateway_id, self.next_seq = folder.name, 0
         # answers that stay in their slots after this process, as other gateways may continue them
         self.offered = 0
-        self.prices, self.now, self.trouble = prices, now, ""
+        self.prices, self.trouble = prices, ""
         self._outbox = outbox
         self._slots = OpenAnswers(folder / _SLOTS_FILE)
         self._pending: list[tuple[EncodedEvent, AnswerSlot | None]] = []
@@ -268,7 +264,7 @@ class _RequestUsage(UsageRecorder):
         if usage is None or (outcome.finish in _FAILED_FINISH_REASONS and not usage.completion_tokens):
             writer.release(self._slot)
             return
-        caller, started, at = context.caller, context.started, writer.now()
+        caller, started, at = context.caller, context.started, utc_now()
         cost, price_id = writer.prices.bill(self._model, usage, at)
         event = UsageEvent(
             id=format_event_id(*self._id),

@@ -67,6 +67,8 @@ _SAMPLE = re.compile(r"^(\w+)\{(.*)\}[ \t]+([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?
 MAX_READ_BYTES, MAX_LINE_BYTES = 8 << 20, 64 << 10
 #: Seconds between two looks.
 WATCH_INTERVAL = 2.0
+#: Seconds within which more restarts than a server is allowed are a loop.
+RESTART_WINDOW = 600.0
 #: Seconds that a metrics page may take, and its most bytes.
 _PAGE_TIMEOUT, _PAGE_BYTES = 2.0, 8 << 20
 
@@ -172,15 +174,15 @@ class ProgressDetector:
 
 
 class RestartBudget:
-    """The restarts that a server has left: more than `limit` within `window` seconds are a loop."""
+    """The restarts that a server has left: more than `limit` within RESTART_WINDOW are a loop."""
 
-    def __init__(self, limit: int, window: float = 600.0) -> None:
-        self.limit, self.window = limit, window
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self._restarts: list[float] = []
 
     def take(self, now: float) -> bool:
         """Return True if the server may be started again now."""
-        self._restarts = [at for at in self._restarts if now - at < self.window]
+        self._restarts = [at for at in self._restarts if now - at < RESTART_WINDOW]
         if len(self._restarts) >= self.limit:
             return False
         self._restarts.append(now)
@@ -189,7 +191,7 @@ class RestartBudget:
     @property
     def spent_message(self) -> str:
         """Return the sentence about a server that `take` does not allow to be started again, without its end."""
-        minutes = self.window / 60
+        minutes = RESTART_WINDOW / 60
         return f"It was started {self.limit + 1} times within {minutes:g} minutes, so it is not started again"
 
 

@@ -75,17 +75,7 @@ class ReplayResult:
         return percentile(sorted(map(what, self.ok)), q)
 
 
-# the body of a request, beside what all have
-Body = Callable[[TraceRequest], dict[str, Any]]
-
-
-def of_ids(asked: TraceRequest) -> dict[str, Any]:
-    return {"prompt": list(asked.ids)}
-
-
-async def replay(
-    url: str, trace: Sequence[TraceRequest], body: Body = of_ids, keys: dict[str, str] | None = None
-) -> ReplayResult:
+async def replay(url: str, trace: Sequence[TraceRequest], keys: dict[str, str] | None = None) -> ReplayResult:
     """Send the requests of a trace at their times and return what became of them.
 
     Every answer has exactly the requested number of tokens. All requests are serialised before the
@@ -95,11 +85,10 @@ async def replay(
     Args:
         url: Base URL that ends in /v1.
         trace: The requests by time.
-        body: Function that returns the fields of a request's body which are not the same for all.
         keys: The API key of each tier.
     """
     result, client = ReplayResult(), HttpClient(url)
-    requests = [client.request({**_same(one), **body(one)}, keys[one.tier] if keys else "") for one in trace]
+    requests = [client.request(_body(one), keys[one.tier] if keys else "") for one in trace]
     begun = time.perf_counter()
     tasks = []
     for one, request in zip(trace, requests, strict=True):
@@ -112,9 +101,10 @@ async def replay(
     return result
 
 
-def _same(asked: TraceRequest) -> dict[str, Any]:
+def _body(asked: TraceRequest) -> dict[str, Any]:
     return {
         "model": NAME,
+        "prompt": list(asked.ids),
         "max_tokens": asked.answer,
         "temperature": 0,
         "ignore_eos": True,

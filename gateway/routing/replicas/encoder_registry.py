@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -65,13 +65,13 @@ class EncoderLoadBalancer:
 
     The balancer is called like the connection of one encoder."""
 
-    def __init__(self, silence: float, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, silence: float) -> None:
         """Create a balancer without replicas.
 
         A replica with open batches that is silent for `silence` seconds counts as hanging.
         """
         self.replicas: list[EncoderReplica] = []
-        self._silence, self._clock, self._turns = silence, clock, 0
+        self._silence, self._turns = silence, 0
         self._calls: set[asyncio.Future[Any]] = set()
 
     def update(self, places: Iterable[ModelReplica[EncoderModel]]) -> None:
@@ -144,10 +144,10 @@ class EncoderLoadBalancer:
         return "suspect" if self._is_avoided(replica) else "ready"
 
     def _hangs(self, replica: EncoderReplica) -> bool:
-        return not replica.ready or (replica.rows > 0 and self._clock() - replica.last_answer > self._silence)
+        return not replica.ready or (replica.rows > 0 and monotonic() - replica.last_answer > self._silence)
 
     def _is_avoided(self, replica: EncoderReplica) -> bool:
-        return self._hangs(replica) or self._clock() < replica.failed_until
+        return self._hangs(replica) or monotonic() < replica.failed_until
 
     def _best(self, excluded: EncoderReplica | None = None) -> EncoderReplica | None:
         """Return the healthy replica with the fewest rows; equal replicas alternate."""
@@ -163,7 +163,7 @@ class EncoderLoadBalancer:
         self._turns += 1
         replica.last_turn = self._turns
         if not replica.rows:
-            replica.last_answer = self._clock()
+            replica.last_answer = monotonic()
         replica.rows += rows
         call: asyncio.Future[Any] = asyncio.ensure_future(replica.encoder.send(request, *metadata))
         self._calls.add(call)
@@ -176,9 +176,9 @@ class EncoderLoadBalancer:
         if call.cancelled():
             return
         if isinstance(call.exception(), UnavailableError):
-            replica.failed_until = self._clock() + FAILURE_COOLDOWN
+            replica.failed_until = monotonic() + FAILURE_COOLDOWN
         else:
-            replica.last_answer = self._clock()
+            replica.last_answer = monotonic()
 
 
 async def _first_answer(calls: Sequence[asyncio.Future[Any]]) -> Any:
