@@ -392,6 +392,10 @@ def copy_model_code(package: str, version: Path) -> None:
     )
     for module in _SHARED_MODULES.get(package, (contract,)):
         shutil.copyfile(str(module.__file__), version / f"llmops_{module.__name__.rpartition('.')[2]}.py")
+    # Triton's interpreter would write byte code, which is then an edit; it ignores
+    # PYTHONDONTWRITEBYTECODE, and gives up where a file has the name of its folder
+    for folder in (version, *(path for path in version.rglob("*") if path.is_dir())):
+        (folder / "__pycache__").touch()
 
 
 def _check_output(output: Path) -> None:

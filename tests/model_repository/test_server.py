@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from llmops.model_repository.repository.manifest import RepositoryManifest
 from tests.support.engine_client import EngineClient, generation, metrics
 from tests.support.waiting import wait_until
 
@@ -55,6 +56,12 @@ def ensemble(triton: Any, stream: bool, **fields: Any) -> list[dict[str, Any]]:
     if not stream:
         return [json.loads(text)]
     return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+
+
+def test_a_server_edits_nothing_in_its_repository(triton: Any, repository: Path) -> None:
+    """Before the fix, it wrote byte code: the next start said "was edited", and `--strict` refused it."""
+    assert triton.is_ready()
+    assert RepositoryManifest.load(repository).edits(repository) == []
 
 
 def test_streamed_tokens_are_those_of_one_response(
