@@ -11,6 +11,7 @@ from time import monotonic
 from starlette.types import Scope
 
 from llmops.clocks import utc_now
+from llmops.gateway.errors import RateLimitError
 from llmops.gateway.http.anthropic_errors import is_anthropic
 from llmops.gateway.interfaces import Outcome, Quota, QuotaReservation, Usage
 from llmops.gateway.ratelimit.backend import Limiter, ReserveResult
@@ -109,7 +110,7 @@ class Reservation(QuotaReservation):
         self._usage: Callable[[], Usage] | None = None
         # the tariff by which money was reserved and is settled
         self._tariff: Tariff | None = None
-        self._model, self._answers, self._bounded = "", 1, True
+        self._model, self._answers, self._bounded, self._prompt = "", 1, True, 0
         self._closed = self._handed_over = False
 
     @property
@@ -147,7 +148,7 @@ class Reservation(QuotaReservation):
         bounded: bool = True,
         known: int | None = None,
     ) -> int:
-        self._model, self._answers, self._bounded = model, answers, bounded
+        self._model, self._answers, self._bounded, self._prompt = model, answers, bounded, prompt
         bounds, entered = self._plan.of(model), not self._owes_entry
         if entered and not bounds.more:
             return most
@@ -233,12 +234,13 @@ class Reservation(QuotaReservation):
             limits.waiting -= 1
             self._owes_entry = False
         if decision.lacking is not None:
-            self._refuse(bounds.quotas[decision.lacking], asks[decision.lacking], reserved)
+            raise self._rejection(bounds.quotas[decision.lacking], asks[decision.lacking], reserved)
         if plan.holds:
             limits.watch(self)
         return reserved
 
-    def _refuse(self, quota: Quota, ask: LimitRequest, reserved: ReserveResult) -> None:
+    def _rejection(self, quota: Quota, ask: LimitRequest, reserved: ReserveResult) -> RateLimitError:
+        """Return the error of a rejection, and remember the rejection if it holds for others too."""
         limits, (left, _, lacking, of, wait) = self._limits, reserved.decision
         assert lacking is not None
         bound, remembered = reserved.bounds[lacking], wait
@@ -251,9 +253,11 @@ class Reservation(QuotaReservation):
         else:
             error = rate_exceeded(quota, of, bound.tokens, left[lacking][1], ask.tokens, wait)
         size = 0 if of in _ENTRY_DIMENSIONS else _body_bytes(self._scope)
-        if quota.model is None and (size or of != "tokens"):
+        if of == "tokens" and (self._prompt <= left[lacking][1] or not size):
+            return error  # a request of the same size for a shorter answer may pass
+        if quota.model is None:
             limits.refused.note(self._plan.owner, size, limits.clock() + remembered, error)
-        raise error
+        return error
 
     def _amount(self, bounds: ModelLimits, prompt: int, most: int) -> int:
         """Return the tokens to reserve for prompt and answer.

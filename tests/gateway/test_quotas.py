@@ -141,6 +141,15 @@ async def test_a_rejection_is_remembered_for_its_caller_alone(bounded):
     assert (await bounded.post(COMPLETIONS, json={**long, "max_tokens": 20, "user": "bob"})).status_code == 200
 
 
+async def test_a_rejected_long_answer_has_no_short_one_rejected(bounded):
+    """Before the fix, one end user of an application had all others rejected, with half of the tokens left."""
+    bounded.quota(tpm=200)
+    bounded.stack.say("Hello")
+    bounded.gate.limiter.reserve_now([Limit("key-a::", tokens=200)], [LimitRequest(tokens=100)])
+    for most, status in ((150, 429), (20, 200)):
+        assert (await bounded.post(COMPLETIONS, json={**BODIES[COMPLETIONS], "max_tokens": most})).status_code == status
+
+
 async def test_a_refused_storm_costs_no_reservation(bounded, monkeypatch):
     bounded.quota(rpm=1)
     bounded.stack.say("Hello")
