@@ -146,8 +146,9 @@ async def test_a_rejected_long_answer_has_no_short_one_rejected(bounded):
     bounded.quota(tpm=200)
     bounded.stack.say("Hello")
     bounded.gate.limiter.reserve_now([Limit("key-a::", tokens=200)], [LimitRequest(tokens=100)])
-    for most, status in ((150, 429), (20, 200)):
-        assert (await bounded.post(COMPLETIONS, json={**BODIES[COMPLETIONS], "max_tokens": most})).status_code == status
+    for most, user, status in ((150, "a", 429), (20, "bob", 200)):
+        body = {**BODIES[COMPLETIONS], "max_tokens": most, "user": user}
+        assert (await bounded.post(COMPLETIONS, json=body)).status_code == status
 
 
 async def test_a_refused_storm_costs_no_reservation(bounded, monkeypatch):
