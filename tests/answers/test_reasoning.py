@@ -14,11 +14,7 @@ from llmops.gateway.generation.parsers.output_processor import (
     ToolCallDelta,
     merge_adjacent,
 )
-from llmops.gateway.generation.parsers.reasoning import (
-    ReasoningParser,
-    reasoning_effort_arguments,
-    reasoning_markers,
-)
+from llmops.gateway.generation.parsers.reasoning import ReasoningParser, reasoning_effort_arguments, reasoning_markers
 
 THINK = reasoning_markers("… </think> …")
 

@@ -8,11 +8,7 @@ from pydantic import TypeAdapter
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.parsers.families import detect_family
-from llmops.gateway.generation.parsers.output_processor import (
-    ContentDelta,
-    ProcessorChain,
-    merge_adjacent,
-)
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, ProcessorChain, merge_adjacent
 from llmops.gateway.generation.parsers.tool_messages import (
     messages_for_template,
     to_mistral_call_id,

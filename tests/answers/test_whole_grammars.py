@@ -13,10 +13,7 @@ from functools import cache
 import jsonschema
 import pytest
 
-from llmops.gateway.generation.structured.grammar import (
-    json_schema_grammar,
-    regex_grammar,
-)
+from llmops.gateway.generation.structured.grammar import json_schema_grammar, regex_grammar
 
 _ITEM = re.compile(r'("(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|\w+)(\{\d+(?:,\d*)?\}|[*+?])?\s*(\|?)\s*')
 

@@ -95,10 +95,7 @@ def matrix_from(storage: Any, values: np.ndarray, blocks: str | None = None, dat
 
 @settings(max_examples=20)
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    shift=st.floats(-2, 2),
-    size=st.floats(1e-3, 10),
-    levels=st.sampled_from([15, 255]),
+    seed=st.integers(0, 2**32 - 1), shift=st.floats(-2, 2), size=st.floats(1e-3, 10), levels=st.sampled_from([15, 255])
 )
 def test_compressed_weights_are_within_one_step(seed: int, shift: float, size: float, levels: int) -> None:
     """Rounding a value costs half a step, rounding the zero point another half."""

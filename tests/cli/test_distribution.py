@@ -63,10 +63,7 @@ def test_a_wheel_names_itself_with_its_constraints_in_the_command_that_adds_an_e
     script = "from llmops.distribution import install_command; print(install_command('store'))"
     wheel = next(wheels.glob("llmops_t*.whl"))
     said = shlex.split(run(python, "-c", script, cwd=tmp_path).stdout)
-    assert said == [
-        *(str(python), "-m", "pip", "install"),
-        *("-c", f"{wheels}/constraints.txt", f"{wheel}[store]"),
-    ]
+    assert said == [*(str(python), "-m", "pip", "install"), *("-c", f"{wheels}/constraints.txt", f"{wheel}[store]")]
 
 
 def test_a_stranger_over_our_package_is_one_sentence_and_the_repair_works(python, wheels, tmp_path):

@@ -17,12 +17,7 @@ from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller, Outcome, Usage, UsageEvent
 from llmops.gateway.settings import UsageSettings
 from llmops.gateway.usage.delivery import BATCH_SIZE, UsageDelivery
-from llmops.gateway.usage.event_formats import (
-    decode_event,
-    encode_event,
-    from_cloud_event,
-    to_cloud_event,
-)
+from llmops.gateway.usage.event_formats import decode_event, encode_event, from_cloud_event, to_cloud_event
 from llmops.gateway.usage.open_answers import read_slots
 from llmops.gateway.usage.outbox import UsageOutbox
 from llmops.gateway.usage.outbox_folders import lock_abandoned_folders, lock_new_folder

@@ -104,10 +104,7 @@ def test_secrets_stay_out_of_the_report(tmp_path):
             ["http://127.0.0.1:1/v1", "-m", "m", "--extra", "[1]"],
             "--extra [1] is not a JSON object; write a JSON object in single quotes",
         ),
-        (
-            ["http://127.0.0.1:1/v1", "-m", "m", "--json", "/nowhere/at/all.json"],
-            "directory); create the folder first",
-        ),
+        (["http://127.0.0.1:1/v1", "-m", "m", "--json", "/nowhere/at/all.json"], "directory); create the folder first"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--trace", "/nowhere.jsonl"], "cannot be read"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--via", "engine"], "does not fit http://127.0.0.1:1/v1"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--json", "/"], "cannot be written (Is a directory); name a file in it"),

@@ -8,11 +8,7 @@ from llmops.build.checkpoint.known_models import known_model
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.plan.memory.kv_sizes import BLOCK_TOKENS, sequence_bytes, state_bytes, token_bytes
-from llmops.build.plan.memory.memory_budget import (
-    PlannedLimits,
-    activation_bytes,
-    plan_memory,
-)
+from llmops.build.plan.memory.memory_budget import PlannedLimits, activation_bytes, plan_memory
 from llmops.build.plan.memory.parallel_layout import ParallelLayout, layout_problem
 from llmops.build.plan.memory.weight_bytes import checkpoint_weights, rank_weights, stage_weights
 from llmops.build.plan.search.plan_request import find_precision

@@ -127,10 +127,7 @@ def test_prices_decide_between_kinds(models):
         assert search_layouts(replace(base, gpus=priced), RooflineTimes).best.gpu.name == cheap
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"prefix_hit": 0.8}, {"tpot_p95": 0.08}, {"ttft_p95": 4.0}, {"osl": 150}],
-)
+@pytest.mark.parametrize("change", [{"prefix_hit": 0.8}, {"tpot_p95": 0.08}, {"ttft_p95": 4.0}, {"osl": 150}])
 def test_less_work_or_weaker_targets_never_cost_more(models, seventy, change):
     assert plan(models, replace(LOAD, **change)).best.cost.hourly <= seventy.best.cost.hourly
 
@@ -180,10 +177,7 @@ def test_a_gpu_that_cannot_run_the_precision(models):
         ({"kv_fraction": 1.5}, "--kv-fraction 1.5"),
         ({"model": "DEEPSEEK_V3", "target": "tensorrt"}, "cannot be built for --target tensorrt; take one of pytorch"),
         ({"precision": FORMATS["int8_sq"]}, "--quant int8_sq runs on --target tensorrt only"),
-        (
-            {"precision": FORMATS["fp8_block"], "target": "tensorrt"},
-            "--quant fp8_block runs on --target pytorch only",
-        ),
+        ({"precision": FORMATS["fp8_block"], "target": "tensorrt"}, "--quant fp8_block runs on --target pytorch only"),
         ({"model": "MIXTRAL_8X7B", "tp": 4, "ep": 4, "target": "tensorrt"}, "--ep 4 runs on --target pytorch only"),
         (
             {"precision": FORMATS["int4_awq"], "target": "tensorrt", "load": PlanWorkload(2000, 300, prefix_hit=0.5)},

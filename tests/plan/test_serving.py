@@ -10,12 +10,7 @@ import pytest
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.search.candidate import spare_replicas
-from llmops.build.plan.speed.disaggregated import (
-    WorkerPool,
-    match_workers,
-    prefill_latency,
-    prefill_worker,
-)
+from llmops.build.plan.speed.disaggregated import WorkerPool, match_workers, prefill_latency, prefill_worker
 from llmops.build.plan.speed.replica_model import ReplicaModel, highest_point
 from llmops.build.plan.speed.step_time import Prefill, StepModel
 from llmops.build.plan.speed.workload import PlanWorkload

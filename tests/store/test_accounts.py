@@ -17,19 +17,9 @@ from llmops.gateway.auth.keys import KeyDirectory
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts.key_secrets import hash_secret, is_secret, new_secret
-from llmops.store.accounts.keys import (
-    KeySpec,
-    create_key,
-    require_key,
-    revoke_key,
-    rotate_key,
-    update_key,
-)
+from llmops.store.accounts.keys import KeySpec, create_key, require_key, revoke_key, rotate_key, update_key
 from llmops.store.accounts.limits import Limits
-from llmops.store.accounts.tenants import (
-    create_tenant,
-    find_tenant,
-)
+from llmops.store.accounts.tenants import create_tenant, find_tenant
 from llmops.store.accounts.users import ensure_user, find_user
 from llmops.store.audit import AuditContext, list_audit_entries, record_action
 from llmops.store.dead_letters import DeadLetter, add_dead_letters, count_dead_letters

@@ -47,10 +47,7 @@ SPECULATION: dict[str, tuple[dict[str, Any], ...]] = {
                 {"llm.speculative_config":
                  '{"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "/d"}'}),
 }  # fmt: skip
-GUIDED = {
-    "tensorrt": ({}, {"guided": "false"}),
-    "pytorch": ({}, {"llm.guided_decoding_backend": "null"}),
-}
+GUIDED = {"tensorrt": ({}, {"guided": "false"}), "pytorch": ({}, {"llm.guided_decoding_backend": "null"})}
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from llmops.build.engine_folder.manifest import (
-    EngineManifest,
-)
+from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.cli.main import cli
 from llmops.errors import InputError, VersionMismatchError
 from tests.support.manifests import engine_manifest

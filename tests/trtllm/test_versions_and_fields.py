@@ -4,11 +4,7 @@ import pytest
 
 from llmops.build.engine_folder.manifest import EngineLimits, Parallelism
 from llmops.build.trtllm.image_selection import check_image, check_trtllm_installed, image_for, image_of
-from llmops.build.trtllm.llm_args import (
-    arguments_for_release,
-    check_llm_args,
-    make_llm_args,
-)
+from llmops.build.trtllm.llm_args import arguments_for_release, check_llm_args, make_llm_args
 from llmops.build.trtllm.release_profiles import profile_of_release, profiles_per_release
 from llmops.errors import InputError, VersionMismatchError
 

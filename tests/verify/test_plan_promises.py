@@ -82,11 +82,7 @@ def test_step_times_that_plan_can_read(verify, served, engine_dir: Path, tmp_pat
         (["--triton", "a:1", "--only", "gateway"], 2, "--only gateway cannot be checked through Triton"),
         (["--url", "http://b", "--calibrate", "host.json"], 2, "--calibrate measures an engine"),
         (["--url", "http://b", "--textfile", "."], 2, "--textfile needs the part `answers`"),
-        (
-            ["--triton", "a:1", "--html", "/nowhere/r.html"],
-            2,
-            "/nowhere/r.html cannot be written (No such",
-        ),
+        (["--triton", "a:1", "--html", "/nowhere/r.html"], 2, "/nowhere/r.html cannot be written (No such"),
     ],
 )
 def test_nothing_to_look_at(arguments: list[str], code: int, sentence: str) -> None:
