@@ -22,6 +22,7 @@ from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Outcome
 from llmops.gateway.telemetry import metric_definitions
+from llmops.input_files import MALFORMED
 from llmops.store.accounts.limits import Budget
 from llmops.store.accounts.tenants import list_tenants
 from llmops.store.dead_letters import count_dead_letters
@@ -70,12 +71,14 @@ class SpendingCollector(Collector):
         month = UsageFilter(first=Budget(1, "month").begins(now).date())
         try:
             async with self._store.read() as connection:
+                # first, because an alert depends on it
+                self._dead_letters = await count_dead_letters(connection)
                 self._tenants = await sum_usage(connection, month, ("tenant",))
                 self._models = await sum_usage(connection, month, ("model",))
                 self._budgets = await _read_budget_shares(connection, now)
-                self._dead_letters = await count_dead_letters(connection)
-        except ApiError as error:
-            log.warning("The spending of tenants cannot be read for Prometheus: %s", error.message)
+        except (ApiError, *MALFORMED) as error:
+            why = error.message if isinstance(error, ApiError) else f"A row is damaged ({type(error).__name__})."
+            log.warning("The spending of tenants cannot be read for Prometheus: %s", why)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the last refresh."""

@@ -1,16 +1,20 @@
 """Prices of models and the cost of requests, in whole micro-dollars that are rounded once."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import Connection, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import InputError
 from llmops.store.audit import AuditContext, record_action
 from llmops.store.columns import insert
+from llmops.store.errors import DAMAGED
 from llmops.store.tables import prices
 
 MILLION = 1_000_000
@@ -105,17 +109,25 @@ def price_in_force(known: Sequence[Price], at: datetime) -> Price | None:
 
 async def prices_at(connection: AsyncConnection, at: datetime) -> dict[str, Price]:
     """Return the prices in force at `at`, by model."""
-    newest = (
-        select(prices.c.model, func.max(prices.c.valid_from).label("valid_from"))
-        .where(prices.c.valid_from <= at)
-        .group_by(prices.c.model)
-        .subquery()
-    )
-    statement = select(prices).join(
-        newest, and_(prices.c.model == newest.c.model, prices.c.valid_from == newest.c.valid_from)
-    )
-    rows = (await connection.execute(statement)).mappings()
-    return {row["model"]: Price(**row) for row in rows}
+    found, _ = await prices_by_model(connection)
+    in_force = {model: price_in_force(known, at) for model, known in found.items()}
+    return {model: price for model, price in in_force.items() if price is not None}
+
+
+async def prices_by_model(connection: AsyncConnection) -> tuple[dict[str, Sequence[Price]], list[str]]:
+    """Return the prices of each model, the oldest first, and the models with a damaged price."""
+    found: dict[str, Sequence[Price]] = {}
+    damaged: list[str] = []
+    with suppress(*DAMAGED):
+        for model, known in groupby(await list_prices(connection), attrgetter("model")):
+            found[model] = list(known)
+        return found, damaged
+    for model in (await connection.execute(select(prices.c.model).distinct())).scalars().all():
+        try:
+            found[model] = await list_prices(connection, model)
+        except DAMAGED:
+            damaged.append(model)
+    return found, damaged
 
 
 async def list_prices(connection: AsyncConnection, model: str | None = None) -> Sequence[Price]:

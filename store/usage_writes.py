@@ -253,11 +253,12 @@ def _advance_high_water_mark(connection: Connection, gateway_id: str, arrived: s
     """
     # SQLite has one writer, and no row locks
     locked = _MARK if connection.dialect.name == "sqlite" else _LOCKED
-    mark = _execute(connection, locked, gateway_id).scalar()
-    if mark is None:
+    stored = _execute(connection, locked, gateway_id).scalar()
+    if stored is None:
         _execute(connection, _BEGIN, gateway_id)
-        mark = _execute(connection, locked, gateway_id).scalar() or 0
-    reached = mark
+        stored = _execute(connection, locked, gateway_id).scalar() or 0
+    # SQLite keeps what another program has put there: the events are counted again
+    mark = reached = stored if isinstance(stored, int) and stored >= 0 else 0
     far = [seq for seq in arrived if seq > mark + MAX_SEQUENCE_LEAD]
     if far:
         reached = min(far)
@@ -268,7 +269,7 @@ def _advance_high_water_mark(connection: Connection, gateway_id: str, arrived: s
     while reached in arrived:
         reached += 1
     reached = _first_missing_sequence(connection, gateway_id, reached)
-    if reached != mark:
+    if reached != stored:
         _execute(connection, _MOVE, reached, gateway_id)
     return reached
 

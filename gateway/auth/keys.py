@@ -21,22 +21,19 @@ from llmops.gateway.auth.credential_cache import EXPIRED_KEY_MESSAGE, keys_unava
 from llmops.gateway.auth.directory import CredentialUnavailableError, Directory, Identity
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.interfaces import Budget, Caller, Quota
-from llmops.input_files import MALFORMED
 from llmops.store.accounts.key_secrets import hash_secret, is_secret
 from llmops.store.accounts.keys import KeyRow, find_keys, find_revoked_or_expired, has_any_key
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import find_tenant
 from llmops.store.accounts.users import bind_identity, ensure_user, find_user_by_identity
 from llmops.store.audit import AuditContext, record_action
-from llmops.store.errors import is_data_error
+from llmops.store.errors import DAMAGED, is_data_error
 from llmops.store.factory import LazyStore, open_store, within
 
 T = TypeVar("T")
 
 #: Keys in one query: SQLite takes 32,766 values, and each key needs two.
 MAX_KEYS_PER_QUERY = 500
-#: Exceptions of rows whose values another program, or a damaged disk, has changed.
-_DAMAGED = (InputError, *MALFORMED)
 #: Seconds after which a store that has not answered counts as away.
 STORE_TIMEOUT = 2.0
 _NOT_A_MEMBER_MESSAGE = "This token is of a user who cannot be one of its tenant."
@@ -118,7 +115,7 @@ class KeyDirectory(Directory):
         try:
             found = await self._shared_member(tenant, user, identity)
             return replace(found, scopes=scopes, until=until)
-        except InvalidKeyError:
+        except (InvalidKeyError, CredentialUnavailableError):
             raise
         except (SQLAlchemyError, ValueError, TypeError, OverflowError) as error:
             # The store failed on the values of this token; it answers others.
@@ -141,7 +138,11 @@ class KeyDirectory(Directory):
 
     async def _member(self, tenant: str, user: str, identity: Identity) -> Caller:
         async with self._store.read() as connection:
-            of, known = await find_tenant(connection, tenant), await find_user_by_identity(connection, *identity)
+            try:
+                of, known = await find_tenant(connection, tenant), await find_user_by_identity(connection, *identity)
+            except DAMAGED as error:
+                what = f"The row of tenant {tenant}, or of a user, is damaged ({type(error).__name__})."
+                raise CredentialUnavailableError(what) from error
         if of is None or of.deleted_at is not None:
             raise InvalidKeyError("This token is of a tenant that is not known here.")
         if known is None:
@@ -217,7 +218,7 @@ async def _find_each(connection: AsyncConnection, hashes: Sequence[str]) -> Mapp
     """Return the keys of some hashes. A damaged row is an error of its own key only."""
     try:
         return await find_keys(connection, hashes)
-    except _DAMAGED as error:
+    except DAMAGED as error:
         if len(hashes) == 1:
             return {hashes[0]: CredentialUnavailableError(f"A key's row is damaged ({type(error).__name__}).")}
     middle = len(hashes) // 2

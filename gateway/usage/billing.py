@@ -17,10 +17,10 @@ from llmops.clocks import utc_now
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ModelNotPricedError, UnavailableError
 from llmops.gateway.interfaces import Usage
-from llmops.input_files import MALFORMED
 from llmops.store.factory import LazyStore, within
-from llmops.store.prices import Price, list_prices, price_in_force
+from llmops.store.prices import Price, price_in_force, prices_by_model
 from llmops.store.usage_queries import spent_micros
+from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
 
@@ -106,21 +106,18 @@ class Billing:
     async def refresh(self) -> None:
         """Read the prices now."""
         try:
-            found = await within(STORE_TIMEOUT, self._store.ask(list_prices))
-        except (LlmopsError, *MALFORMED) as error:
-            if not self._away:
-                reason = error.message if isinstance(error, LlmopsError) else type(error).__name__
-                log.error("Prices cannot be read (%s). The prices that were read last are used.", reason)
-            self._away = True
-            return
-        if self._away:
+            found, damaged = await within(STORE_TIMEOUT, self._store.ask(prices_by_model))
+            reason = f"a value of {', '.join(map(escape_unsafe, damaged[:5]))} is damaged" if damaged else ""
+        except LlmopsError as error:
+            found, damaged, reason = None, [], error.message
+        if reason and not self._away:
+            log.error("Prices cannot be read (%s). The prices that were read last are used.", reason)
+        elif self._away and not reason:
             log.warning("Prices can be read again.")
-        self._away = False
-        by_model: dict[str, list[Price]] = {}
-        for price in found:
-            by_model.setdefault(price.model, []).append(price)
-        self._prices = by_model
-        self._unpriced -= set(by_model)
+        self._away = bool(reason)
+        if found is not None:
+            self._prices = {model: known for model, known in (self._prices or {}).items() if model in damaged} | found
+            self._unpriced -= set(self._prices)
 
     async def _refresh_forever(self) -> None:
         while True:

@@ -16,6 +16,7 @@ from llmops.gateway.usage.billing import micros
 from llmops.gateway.usage.event_formats import MAX_COST_MICROS, to_cloud_event
 from llmops.gateway.usage.sink import UsageSink
 from llmops.store.dead_letters import DeadLetter, add_dead_letters
+from llmops.store.errors import DAMAGED
 from llmops.store.factory import LazyStore, within
 from llmops.store.prices import Price, list_prices_async, price_in_force
 from llmops.store.tables import tenant_totals, usage_records
@@ -71,11 +72,15 @@ def write_events(connection: Connection, events: Sequence[UsageEvent]) -> WriteR
     whose tenant, user and key do not belong together, is parked with its reason.
     """
     unpriced = {event.model for event in events if event.price_id is None}
-    prices = {model: list_prices_async(connection, _text("model", model) or "") for model in sorted(unpriced)}
+    prices = {model: _prices_of(connection, model) for model in sorted(unpriced)}
     priced = [_priced(event, prices) for event in events]
     records = [_record(event) for event in priced]
     owners = find_record_owners(connection, records)
-    faults = [_reason_to_park(event, record, owners) for event, record in zip(priced, records, strict=True)]
+    damaged = {model for model, known in prices.items() if known is None}
+    faults = [
+        "damaged price" if event.price_id is None and event.model in damaged else _reason_to_park(event, record, owners)
+        for event, record in zip(priced, records, strict=True)
+    ]
     if any(faults):
         wrong = [(event, fault) for event, fault in zip(events, faults, strict=True) if fault]
         log.error(
@@ -105,10 +110,18 @@ def _reason_to_park(event: UsageEvent, record: UsageRecord, owners: RecordOwners
     return "key of another user" if user is not None and user != record.user_id else ""
 
 
-def _priced(event: UsageEvent, prices: dict[str, Sequence[Price]]) -> UsageEvent:
+def _prices_of(connection: Connection, model: str) -> Sequence[Price] | None:
+    """Return the prices of a model, None if one of them is damaged: other models are billed."""
+    try:
+        return list_prices_async(connection, _text("model", model) or "")
+    except DAMAGED:
+        return None
+
+
+def _priced(event: UsageEvent, prices: dict[str, Sequence[Price] | None]) -> UsageEvent:
     if event.price_id is not None:
         return event
-    price = price_in_force(prices[event.model], event.at)
+    price = price_in_force(prices[event.model] or (), event.at)
     if price is None:
         return event
     used = Usage(event.input_tokens, event.output_tokens, cached_tokens=event.cached_tokens)

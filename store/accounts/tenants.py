@@ -1,6 +1,7 @@
 """Tenants, who pay for the usage of their keys."""
 
 import difflib
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,11 +10,18 @@ from datetime import datetime
 from sqlalchemy import RowMapping, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llmops.background import LogOnce
 from llmops.errors import DuplicateNameError, InputError, UnknownResourceError
 from llmops.store.accounts.limits import Limits
 from llmops.store.audit import AuditContext, record_action
 from llmops.store.columns import insert
+from llmops.store.errors import DAMAGED
 from llmops.store.tables import tenants
+from llmops.untrusted_text import escape_unsafe
+
+log = logging.getLogger(__name__)
+
+_damaged = LogOnce()
 
 
 def did_you_mean(typed: str, known: Sequence[str]) -> str:
@@ -96,11 +104,27 @@ async def lock_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
 
 
 async def list_tenants(connection: AsyncConnection, deleted: bool = False) -> Sequence[Tenant]:
-    """Return tenants by name, with `deleted` including the deleted ones."""
+    """Return tenants by name, with `deleted` including the deleted ones.
+
+    A tenant with a damaged value is left out, and named in the log.
+    """
     statement = select(tenants).order_by(tenants.c.id)
     if not deleted:
         statement = statement.where(tenants.c.deleted_at.is_(None))
-    return [_tenant(row) for row in (await connection.execute(statement)).mappings()]
+    try:
+        return [_tenant(row) for row in (await connection.execute(statement)).mappings()]
+    except DAMAGED:
+        names = (await connection.execute(statement.with_only_columns(tenants.c.id))).scalars().all()
+    found = []
+    for name in names:
+        try:
+            found.append(await find_tenant(connection, name))
+            problem = None
+        except DAMAGED as error:
+            problem = type(error).__name__
+        if _damaged.is_new(name, problem) and problem is not None:
+            log.error("The tenant %s has a damaged value (%s) and is left out.", escape_unsafe(str(name)), problem)
+    return [one for one in found if one is not None]
 
 
 async def update_tenant(connection: AsyncConnection, tenant_id: str, limits: Limits, by: AuditContext) -> Tenant:

@@ -7,25 +7,39 @@ import contextlib
 import json
 import sqlite3
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+from starlette.requests import Request
 
+from llmops.control.metrics import ControlMetrics, SpendingCollector
+from llmops.control.store_access import SharedStore
 from llmops.errors import InputError
 from llmops.gateway.app import create_app
-from llmops.gateway.auth.directory import CredentialUnavailableError
+from llmops.gateway.auth.directory import CredentialUnavailableError, Identity
 from llmops.gateway.auth.keys import KeyDirectory
 from llmops.gateway.conversations.conversation_store import ConversationStore
 from llmops.gateway.conversations.purge import PurgeTask
 from llmops.gateway.interfaces import Caller, Usage
 from llmops.gateway.settings import ConversationSettings, GatewaySettings
 from llmops.gateway.usage.billing import Billing
+from llmops.gateway.usage.ledger_sink import LedgerSink
+from llmops.store.accounts.limits import Limits
+from llmops.store.accounts.tenants import create_tenant
+from llmops.store.audit import AuditContext
+from llmops.store.dead_letters import DeadLetter, add_dead_letters
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
 from llmops.store.rollouts import ModelVersion, create_rollout, open_rollouts
+from tests.attacks.test_usage_topic import NOON, bill, counts, event
 from tests.store.control_client import BY, make_key
 from tests.support.gateway_stack import app_client
+from tests.support.usage_rows import high_water_mark
+
+#: A time at which a price that the events of NOON have can be set.
+FIRST = AuditContext("cli:tester", NOON - timedelta(days=2))
 
 
 def execute(folder: Path, statement: str) -> None:
@@ -151,3 +165,60 @@ def test_a_weight_that_is_no_share_is_refused_before_a_request_meets_it(weight: 
     """Before the fix, each request of the model got 500 as long as the value was there."""
     with pytest.raises(InputError):
         ModelVersion("m", "v2", weight=weight)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("change", ["input_micros = 'x'", "input_micros = -1", "valid_from = 'soon'"])
+async def test_a_damaged_price_is_that_models_alone(tmp_path: Path, change: str) -> None:
+    """Before the fix, no event of any tenant reached the ledger, and a gateway that started refused all budgets."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with await open_store(url) as store:
+        async with store.write() as connection:
+            for model in ("a", "b"):
+                await set_price(connection, Price(model, NOON - timedelta(days=1), 1_000_000, 0, 0), FIRST)
+        execute(tmp_path, f"UPDATE prices SET {change} WHERE model = 'b'")
+        sink = LedgerSink(url)
+        events = [event(seq, model="b" if seq == 3 else "a", price_id=None, cost_micros=0) for seq in range(9)]
+        await sink.write(events)
+        assert len(await sink.confirmed([one.id for one in events])) == 9
+        await sink.close()
+        assert await bill(store) == (8, 8 * events[0].input_tokens)
+        assert await counts(store) == {"damaged price": 1}
+    billing = Billing(url)
+    await billing.start()
+    assert billing.tariff("a")(7, 0, 0) == 7
+    await billing.close()
+
+
+@pytest.mark.parametrize("change", ["next_seq = 'x'", "next_seq = -5", "next_seq = 9e30"])
+async def test_a_damaged_count_of_a_gateways_events_is_counted_again(tmp_path: Path, change: str) -> None:
+    """Before the fix, the events beside those of that gateway waited, or its own were parked."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    sink = LedgerSink(url)
+    await sink.write([event(seq, gateway_id=gateway) for gateway in ("bad", "good") for seq in range(3)])
+    execute(tmp_path, f"UPDATE gateways SET {change} WHERE id = 'bad'")
+    await sink.write([event(3, gateway_id=gateway) for gateway in ("bad", "good")])
+    await sink.close()
+    async with await open_store(url) as store:
+        assert await bill(store) == (8, 24)
+        async with store.read() as connection:
+            assert [await high_water_mark(connection, gateway) for gateway in ("bad", "good")] == [4, 4]
+
+
+@pytest.mark.parametrize("change", ["rpm = -1", "budget_micros = 5, budget_period = 'age'", "created_at = 'soon'"])
+async def test_a_damaged_tenant_is_an_outage_of_that_tenant_alone(tmp_path: Path, change: str, caplog) -> None:
+    """Before the fix, tokens of one of its users had all new tokens get 503; no alert told of parked events."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with await open_store(url) as store:
+        async with store.write() as connection:
+            for tenant in ("bad", "good"):
+                await create_tenant(connection, tenant, Limits(), BY)
+        await store.transact(partial(add_dead_letters, parked=[DeadLetter("not signed", "t", b"v")], at=NOON))
+    execute(tmp_path, f"UPDATE tenants SET {change} WHERE id = 'bad'")
+    directory, shared = KeyDirectory(url), SharedStore(url)
+    with pytest.raises(CredentialUnavailableError):
+        await directory.member("bad", "a@bad", Identity("i", "a"), frozenset(), 0.0)
+    assert (await directory.member("good", "a@good", Identity("i", "b"), frozenset(), 0.0)).tenant_id == "good"
+    page = await ControlMetrics(SpendingCollector(shared)).show(Request({"type": "http"}))
+    assert b'dead_letters{reason="not signed"} 1.0' in bytes(page.body)
+    await asyncio.gather(directory.close(), shared.close())
+    assert caplog.text.count("The tenant bad has a damaged value") <= 1
