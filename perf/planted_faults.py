@@ -9,6 +9,7 @@ from typing import Any, Self, cast
 from llmops.gateway.errors import ApiError, EngineError
 from llmops.gateway.interfaces import Engine, EngineRequest, SchedulingParams, TokenBatch, TokenSink, TokenStream
 from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
+from llmops.gateway.routing.served_models import GenerativeModel
 
 FAULTS = ("slow", "errors", "scrambled", "language", "quality")
 PLANTED_ERROR = "An error that the rehearsal has planted."
@@ -36,19 +37,22 @@ class FaultyEngine(Engine):
     def __init__(self, pool: ReplicaPool, fault: str, pace: Callable[[], float]) -> None:
         """Plant a fault. `pace` returns the seconds that the stable version takes for a token."""
         self.gated = pool.gated
-        self._pool, self._fault, self._pace, self._requests = pool, fault, pace, itertools.count(1)
+        self.pool, self.fault, self.pace, self._requests = pool, fault, pace, itertools.count(1)
 
     def check(self, turn: SchedulingParams) -> None:
-        self._pool.check(turn)
+        self.pool.check(turn)
 
     async def open(self, request: EngineRequest) -> TokenStream:
-        if self._fault == "errors" and next(self._requests) % ERROR_PERIOD == 0:
+        if self.fault == "errors" and next(self._requests) % ERROR_PERIOD == 0:
             raise PlantedError
-        if self._fault == "quality":
-            vocabulary = next(iter(self._pool.replicas.values())).model.card.vocab_size
-            request = replace(request, input_ids=[*_misread(request.input_ids, vocabulary)])
-        stream = await self._pool.open(request)
-        return cast(TokenStream, FaultyStream(stream, self._fault, request.end_ids, self._pool, self._pace))
+        if self.fault == "quality":
+            request = replace(request, input_ids=[*_misread(request.input_ids, self.model.card.vocab_size)])
+        return cast(TokenStream, FaultyStream(await self.pool.open(request), request.end_ids, self))
+
+    @property
+    def model(self) -> GenerativeModel:
+        """Return the model of the replicas."""
+        return next(iter(self.pool.replicas.values())).model
 
 
 def _misread(ids: Sequence[int], vocabulary: int) -> Iterator[int]:
@@ -60,20 +64,11 @@ def _misread(ids: Sequence[int], vocabulary: int) -> Iterator[int]:
 class FaultyStream:
     """The tokens of a request, with a fault. Everything else is that of the stream."""
 
-    def __init__(
-        self,
-        stream: TokenStream,
-        fault: str,
-        end_ids: Collection[int],
-        pool: ReplicaPool,
-        pace: Callable[[], float],
-    ) -> None:
-        self._stream = stream
-        self._fault, self._end_ids, self._pace = fault, end_ids, pace
-        model = next(iter(pool.replicas.values())).model
-        self._vocabulary = model.card.vocab_size
-        thai: Sequence[int] = model.tokenizer.encode(_THAI, add_special_tokens=False)
-        self._thai = itertools.cycle(thai)
+    def __init__(self, stream: TokenStream, end_ids: Collection[int], engine: FaultyEngine) -> None:
+        self._stream, self._end_ids, self._engine = stream, end_ids, engine
+        # read now: the replicas may be gone before the stream ends
+        self._vocabulary = engine.model.card.vocab_size
+        self._thai = itertools.cycle(engine.model.tokenizer.encode(_THAI, add_special_tokens=False))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -86,14 +81,14 @@ class FaultyStream:
 
     async def __anext__(self) -> TokenBatch:
         batch = await self._stream.__anext__()
-        if self._fault == "slow":
-            await asyncio.sleep(SLOWNESS * self._pace() * len(batch.tokens))
+        if self._engine.fault == "slow":
+            await asyncio.sleep(SLOWNESS * self._engine.pace() * len(batch.tokens))
         return batch._replace(tokens=[self._replace(token) for token in batch.tokens])
 
     def _replace(self, token: int) -> int:
         if token in self._end_ids:
             return token
-        match self._fault:
+        match self._engine.fault:
             case "scrambled":
                 return 100 + (token * 7919 + 13) % (self._vocabulary - 200)
             case "language":
