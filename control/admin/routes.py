@@ -414,15 +414,7 @@ async def read_audit(session: Session, query: Annotated[AuditQuery, Query()]) ->
 
 def audit_entry_read(entry: AuditLogEntry) -> AuditEntryRead:
     """Return an entry of the audit log as the API shows it."""
-    return AuditEntryRead(
-        id=entry.id,
-        created_at=entry.created_at,
-        actor=entry.actor,
-        action=entry.action,
-        subject=entry.subject,
-        tenant=entry.tenant_id,
-        detail=dict(entry.detail),
-    )
+    return AuditEntryRead.model_validate(entry, from_attributes=True)
 
 
 async def read_sums(

@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
+from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, PlainSerializer, field_validator, model_validator
 
 from llmops.errors import InputError
 from llmops.gateway.http.request_body import FailFastModel
@@ -430,5 +430,5 @@ class AuditEntryRead(AdminSchema):
     actor: str
     action: str
     subject: str
-    tenant: str | None
+    tenant: str | None = Field(validation_alias=AliasChoices("tenant", "tenant_id"))
     detail: dict[str, Any]
