@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from unicodedata import normalize
 from uuid import uuid4
 
 from sqlalchemy import select
@@ -16,8 +17,7 @@ from llmops.store.tables import identities, users
 from llmops.untrusted_text import escape_unsafe, is_safe_text
 
 DEFAULT_TIER = "free"
-#: Without the Kelvin sign, whose lower case is the letter k: its user would be that of kate@x.
-_EMAIL = re.compile(r"[^@\s\u212a]+@[^@\s\u212a]+")
+_EMAIL = re.compile(r"[^@\s]+@[^@\s]+")
 _COLUMNS = select(users.c.id, users.c.email, users.c.tier, users.c.tenant_id, users.c.created_at)
 
 
@@ -40,7 +40,9 @@ async def ensure_user(
     Raises:
         InputError: The address is invalid, or belongs to a user of another tenant.
     """
-    if not _EMAIL.fullmatch(email) or len(email.lower()) > 255 or not is_safe_text(email):
+    # the Kelvin sign is another form of K: its user would be that of kate@x
+    has_one_form = normalize("NFKC", email) == email
+    if not has_one_form or not _EMAIL.fullmatch(email) or len(email.lower()) > 255 or not is_safe_text(email):
         raise InputError(f"'{escape_unsafe(email)}' is not an e-mail address; write one such as ann@example.com.")
     email = email.lower()
     values = {"id": str(uuid4()), "email": email, "tier": tier, "tenant_id": tenant_id, "created_at": by.at}
@@ -80,10 +82,10 @@ async def bind_identity(connection: AsyncConnection, user: User, issuer: str, su
         )
     if not bound:
         values = {"issuer": issuer, "subject": subject, "user_id": user.id, "created_at": by.at}
-        await connection.execute(insert(connection, identities).values(values).on_conflict_do_nothing())
-        await record_action(
-            connection, by, "user.bind", user.email, user.tenant_id, {"issuer": issuer, "subject": subject}
-        )
+        done = await connection.execute(insert(connection, identities).values(values).on_conflict_do_nothing())
+        if done.rowcount:
+            detail = {"issuer": issuer, "subject": subject}
+            await record_action(connection, by, "user.bind", user.email, user.tenant_id, detail)
     return await find_user_by_identity(connection, issuer, subject) or user
 
 

@@ -34,7 +34,7 @@ from llmops.gateway.interfaces import Caller
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant, delete_tenant
 from llmops.store.accounts.users import ensure_user
-from llmops.store.audit import AuditContext
+from llmops.store.audit import AuditContext, list_audit_entries
 from tests.attacks.harness import MIB, scaled
 from tests.gateway.test_oidc import Issuer
 from tests.store.conftest import databases, folder, kind, newest_database, newest_file, postgres, store, url
@@ -242,14 +242,27 @@ async def test_a_token_that_no_database_takes_is_no_outage_for_others(issuer, st
         assert await outcome(cached, gone) == "refused"
 
 
-async def test_an_address_that_folds_to_another_is_refused(issuer, store, url):
-    """Before the fix, who had the address with a Kelvin sign was the user with the letter k."""
+@pytest.mark.parametrize("other", ["\u212aate", "\u212bsa", "\u2126mar", "\u03f4eo"])
+async def test_an_address_that_folds_to_another_is_refused(issuer, store, url, other):
+    """Before the fix, who had the address with a Kelvin or Ohm sign was the user with the letter."""
     async with store.write() as connection:
         await create_tenant(connection, "acme", Limits(), BY)
-        await ensure_user(connection, "acme", "kate@acme.example", BY)
+        await ensure_user(connection, "acme", f"{other.lower()}@acme.example", BY)
     async with tokens_at(issuer, KeyDirectory(url)) as tokens:
-        token = issuer.token(sub="other", email="\u212aate@acme.example")
+        token = issuer.token(sub="other", email=f"{other}@acme.example")
         assert await outcome(tokens, token) == "refused"
+
+
+async def test_one_subject_with_many_addresses_is_bound_once_in_the_audit(store, url):
+    """Before the fix, the audit named up to three users of one subject."""
+    async with store.write() as connection:
+        await create_tenant(connection, "acme", Limits(), BY)
+    directory = KeyDirectory(url)
+    asked = [directory.member("acme", f"u{one}@x", Identity("https://i", "s"), frozenset(), 0.0) for one in range(5)]
+    await asyncio.gather(*asked)
+    await directory.close()
+    async with store.read() as connection:
+        assert len(await list_audit_entries(connection, limit=9, action="user.bind")) == 1
 
 
 async def test_two_subjects_with_one_address_are_not_one_user(store, url):
