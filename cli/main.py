@@ -162,10 +162,10 @@ def main() -> NoReturn:
     except click.ClickException as error:
         from llmops.cli.click_errors import error_message
 
-        click.echo(f"Error: {escape_unsafe(error_message(error), MAX_ERROR_LENGTH, lines=True)}", err=True)
+        _print_error(error_message(error))
         sys.exit(error.exit_code)
     except LlmopsError as error:
-        click.echo(f"Error: {escape_unsafe(error.message, MAX_ERROR_LENGTH, lines=True)}", err=True)
+        _print_error(error.message)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _interrupted()
@@ -197,6 +197,12 @@ def _warn_of_foreign_files() -> None:
                 f"Repair with: {repair_command(foreign)}",
                 err=True,
             )
+
+
+def _print_error(message: str) -> None:
+    """Print an error. A name of a stranger's in it begins no line of its own."""
+    text = escape_unsafe(message, MAX_ERROR_LENGTH, lines=True).replace("\n", "\n  ")
+    click.echo(f"Error: {text}", err=True)
 
 
 def _interrupted() -> NoReturn:

@@ -34,6 +34,7 @@ from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.attacks.harness import MIB, record, scaled
+from tests.support import forked_cli
 from tests.support.tiny_models import write_checkpoint
 from tests.support.tokenizer_files import write_tokenizer
 
@@ -447,6 +448,15 @@ def test_an_architecture_that_is_a_book(folder: Path) -> None:
     memory, seconds = growth(lambda: open_folder(folder, "x", weights=False))
     assert memory < 96
     assert seconds < 5
+
+
+@pytest.mark.parametrize("name", ["Llama\nBuilt and verified.", "\r\nBuilt and verified."])
+def test_a_name_of_a_checkpoint_begins_no_line_of_an_error(folder: Path, name: str) -> None:
+    """Before the fix, a stranger's line stood on the terminal below the error, as if llmops had written it."""
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "architectures": [name]}))
+    said = forked_cli.run("build", str(folder), "-o", str(folder.parent / "engine")).stderr
+    assert "Built and verified" in said
+    assert [line for line in said.splitlines() if line.startswith("Built")] == []
 
 
 def test_modules_in_a_checkpoint_are_not_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
