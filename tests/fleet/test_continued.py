@@ -21,6 +21,7 @@ from llmops.gateway.routing.failover import MAX_FAILOVERS, FailoverEngine, Failo
 from llmops.gateway.routing.resubmission import remaining_request, single_sequence_request
 from llmops.gateway.settings import Timeouts
 from tests.fleet.views import settled
+from tests.support.waiting import eventually
 
 LOST = UnavailableError("Triton went away.")
 GREEDY = SamplingParams(temperature=0)
@@ -234,6 +235,23 @@ async def read_on(fleet: Fleet, asked: EngineRequest) -> Reader:
     return reader
 
 
+async def read_of_a_draining(fleet: Fleet, steps: int = 0) -> Reader:
+    """Read an answer whose replica drains after three tokens, while the other is away. It makes `steps` more."""
+    fleet.engines[1].away = LOST
+    reader = await read(fleet, request())
+    await fleet.run(reader, 3)
+    fleet.home.leave("r0", "drain")
+    await fleet.run(reader, steps)
+    return reader
+
+
+@pytest.fixture
+def patient(monkeypatch) -> None:
+    """A place is looked for without a pause, and for as long as it takes."""
+    monkeypatch.setattr(failover, "SEARCH_TIMEOUT", 60.0)
+    monkeypatch.setattr(failover, "SEARCH_INTERVAL", 0.0)
+
+
 EVENT = st.tuples(
     st.integers(0, 12), st.sampled_from(["lost", "failed", "drain", "suspect", "preempted", "refused"]), st.booleans()
 )
@@ -364,24 +382,14 @@ async def test_a_last_token_whose_end_was_lost_is_an_end() -> None:
 # -- leaving a replica that still answers ----------------------------------------------------------------------------
 async def test_a_replica_that_drains_keeps_what_nobody_else_takes() -> None:
     fleet = Fleet(2)
-    fleet.engines[1].away = LOST
-    reader = await read(fleet, request())
-    await fleet.run(reader, 3)
-    fleet.home.leave("r0", "drain")
+    reader = await read_of_a_draining(fleet)
     await fleet.run(reader)
-    assert reader.tokens == {0: answer(request())}
-    assert fleet.reasons == []
+    assert (reader.tokens, fleet.reasons) == ({0: answer(request())}, [])
 
 
-async def test_one_that_drains_is_left_as_soon_as_there_is_a_place(monkeypatch) -> None:
-    monkeypatch.setattr(failover, "SEARCH_TIMEOUT", 60.0)
-    monkeypatch.setattr(failover, "SEARCH_INTERVAL", 0.0)
+async def test_one_that_drains_is_left_as_soon_as_there_is_a_place(patient) -> None:
     fleet = Fleet(2)
-    fleet.engines[1].away = LOST
-    reader = await read(fleet, request())
-    await fleet.run(reader, 3)
-    fleet.home.leave("r0", "drain")
-    await fleet.run(reader, 4)
+    reader = await read_of_a_draining(fleet, 4)
     # what it still makes is kept back, in case that it is needed
     assert reader.tokens == {0: answer(request())[:3]}
     fleet.engines[1].away = None
@@ -391,15 +399,9 @@ async def test_one_that_drains_is_left_as_soon_as_there_is_a_place(monkeypatch) 
     assert reader.tokens == {0: answer(request())}
 
 
-async def test_what_was_kept_back_comes_first_when_there_is_no_place_after_all(monkeypatch) -> None:
-    monkeypatch.setattr(failover, "SEARCH_TIMEOUT", 60.0)
-    monkeypatch.setattr(failover, "SEARCH_INTERVAL", 0.0)
+async def test_what_was_kept_back_comes_first_when_there_is_no_place_after_all(patient, monkeypatch) -> None:
     fleet = Fleet(2)
-    fleet.engines[1].away = LOST
-    reader = await read(fleet, request())
-    await fleet.run(reader, 3)
-    fleet.home.leave("r0", "drain")
-    await fleet.run(reader, 4)
+    reader = await read_of_a_draining(fleet, 4)
     assert reader.tokens == {0: answer(request())[:3]}
 
     async def refuses(one: EngineRequest) -> TokenStream:
@@ -431,7 +433,6 @@ async def test_a_running_slot_without_tokens_is_suspected_and_a_slow_reader_is_n
     fleet = Fleet(2, silence=0.02)
     silent, slow = await read(fleet, request()), await read(fleet, request(), pushed=False)
     await fleet.run(silent, 3)
-    hold = asyncio.Event()
     slow._take = lambda batch: None  # type: ignore[method-assign]
     slow.task.cancel()
     start = fleet.engines[1].start
@@ -442,12 +443,10 @@ async def test_a_running_slot_without_tokens_is_suspected_and_a_slow_reader_is_n
 
     fleet.engines[1].start = patient  # type: ignore[method-assign]
     fleet.engines[0].silent = True
-    while not fleet.engines[1].asked:
-        await asyncio.sleep(0.005)
+    await eventually(lambda: fleet.engines[1].asked)
     await fleet.run(silent)
     assert silent.tokens == {0: answer(request())}
     assert (fleet.reasons, len(fleet.engines[1].asked)) == (["suspect"], 1)
-    hold.set()
 
 
 async def test_a_gateway_that_was_held_up_suspects_nobody_for_it(monkeypatch) -> None:
@@ -459,8 +458,7 @@ async def test_a_gateway_that_was_held_up_suspects_nobody_for_it(monkeypatch) ->
     await asyncio.sleep(0.1)
     assert fleet.reasons == []
     monkeypatch.setattr(failover, "PROCESS_STALL_THRESHOLD", 60.0)
-    while not fleet.reasons:
-        await asyncio.sleep(0.005)
+    await eventually(lambda: fleet.reasons)
     reader.task.cancel()
 
 
@@ -551,8 +549,8 @@ async def test_what_a_prompt_does_not_bring_back_is_made_again_and_compared(fiel
     asked = request(20, n=n, **fields)
     reader = await read_on(fleet, asked)
     assert fleet.engines[1].asked == [single_sequence_request(asked, at) for at in range(n)]
-    assert reader.tokens == {at: answer(asked, at) for at in range(n)}
-    assert dict(reader.stream.splices) == {"exact": n}
+    expected = {at: answer(asked, at) for at in range(n)}
+    assert (reader.tokens, dict(reader.stream.splices)) == (expected, {"exact": n})
 
 
 async def test_a_replay_that_comes_in_larger_pieces_is_cut_where_it_is_new() -> None:
@@ -569,8 +567,7 @@ async def test_a_replay_that_comes_in_larger_pieces_is_cut_where_it_is_new() -> 
         slot.push(TokenBatch(0, some, [-one / 100 for one in some]))
         await settled()
     await fleet.run(reader)
-    assert reader.tokens == {0: answer(asked)}
-    assert reader.logprobs == [-one / 100 for one in answer(asked)]
+    assert (reader.tokens, reader.logprobs) == ({0: answer(asked)}, [-one / 100 for one in answer(asked)])
     assert reader.task.exception() is None
 
 
@@ -585,8 +582,8 @@ async def test_a_sequence_that_the_engine_called_ended_is_not_asked_for_again() 
     await fleet.run(reader, 6)
     fleet.engines[0].fail()
     await fleet.run(reader)
-    assert reader.tokens == {0: answer(asked, 0), 1: answer(asked, 1)[:3]}
-    assert len(fleet.engines[1].asked) == 1
+    expected = {0: answer(asked, 0), 1: answer(asked, 1)[:3]}
+    assert (reader.tokens, len(fleet.engines[1].asked)) == (expected, 1)
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -685,14 +682,12 @@ async def test_nothing_is_late_while_an_answer_looks_for_a_place(monkeypatch) ->
     await fleet.run(reader, 3)
     meter = SimpleNamespace(last=perf_counter())
     watch = StreamWatchdog(reader.stream, meter, Timeouts(idle="20ms"))
-    fleet.engines[1].away = LOST
-    fleet.engines[0].away = LOST
+    fleet.engines[0].away = fleet.engines[1].away = LOST
     fleet.engines[0].fail()
     await asyncio.sleep(0.2)
     assert (reader.stream.is_failing_over, watch.expired) == (True, None)
     fleet.engines[1].away = None
-    while watch.expired is None:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: watch.expired is not None)
     # it has a place now, and makes nothing there
     assert len(fleet.engines[1].asked) == 1
     await settled()

@@ -26,6 +26,7 @@ from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
 from llmops.gateway.triton.step_stream import StepStreamTransport
 from tests.fleet.views import settled
 from tests.steps.test_submissions import CARD
+from tests.support.waiting import stop_tasks
 
 PLACES = 4
 
@@ -130,9 +131,7 @@ class Gateway:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self.asked:
-            task.cancel()
-        await asyncio.gather(*self.asked, return_exceptions=True)
+        await stop_tasks(*self.asked)
         self.replica.stop()
         await self.transport.close()
 

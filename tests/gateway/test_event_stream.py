@@ -11,6 +11,7 @@ from llmops.gateway.http.chunked_writer import ChunkedWriter, WriteBatch
 from llmops.gateway.http.middleware import RequestMiddleware
 from llmops.gateway.http.sse import EventSource, EventStreamResponse
 from llmops.gateway.settings import Timeouts
+from tests.support.waiting import eventually
 
 
 class Ending(EventSource):
@@ -57,8 +58,7 @@ async def test_the_end_never_overtakes_what_was_written_before():
     door = RequestMiddleware(app, lambda scope: "")
     server = uvicorn.Server(uvicorn.Config(door, port=0, http="httptools", lifespan="off", log_level="error"))
     running = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         # a second one on the same connection reads whatever came after the end of the first

@@ -15,7 +15,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry.event_loop_lag import PROCESS_STALL_THRESHOLD
 from tests.support.gateway_stack import END, app_client, running, text_of
 from tests.support.scripted_triton import Step
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, stop_tasks
 
 CHAT = "/v1/chat/completions"
 
@@ -103,13 +103,9 @@ async def test_clients_that_leave_free_their_slots_at_once(stack, streaming):
         tasks = [asyncio.create_task(_consume(leaving, body)) for _ in range(30)]
         staying = [asyncio.create_task(_consume(stack.client, body)) for _ in range(2)]
         await eventually(lambda: stack.triton.active == 32)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(*tasks)
     await eventually(lambda: stack.triton.active == 2)
-    for task in staying:
-        task.cancel()
-    await asyncio.gather(*staying, return_exceptions=True)
+    await stop_tasks(*staying)
     await stack.idle()
     metrics = (await stack.client.get("/metrics")).text
     assert 'llmops_cancelled_requests_total{model="tiny"} 32.0' in metrics

@@ -12,7 +12,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry.metrics import GOODPUT_OUTCOMES, AnswerMeter, GatewayMetrics, LatencyObjectives
 from tests.support.gateway_stack import END, running
 from tests.support.scripted_triton import Step
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, stop_tasks
 
 STRICT = LatencyObjectives(ttft=0.5, tpot=0.05)
 
@@ -102,8 +102,7 @@ async def test_a_client_that_leaves_in_time_aborted(card, tokenizer, streaming):
             body = {**stack.chat_body, "stream": streaming}
             task = asyncio.create_task(leaving.post("/v1/chat/completions", json=body))
             await eventually(lambda: stack.triton.active == 1)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await stop_tasks(task)
         await counted(stack, aborted=1)
 
 

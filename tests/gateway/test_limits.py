@@ -27,7 +27,7 @@ from llmops.gateway.schemas.request_fields import RequestModel
 from llmops.gateway.settings import RequestLimits
 from tests.support.gateway_stack import running, text_of
 from tests.support.scripted_triton import Step
-from tests.support.waiting import GENEROUS, eventually
+from tests.support.waiting import GENEROUS, eventually, stop_tasks
 
 CHAT = "/v1/chat/completions"
 
@@ -438,9 +438,7 @@ async def test_a_full_queue_is_503_and_the_client_comes_again(card, tokenizer):
         )
         await eventually_counted(stack, 'route="/v1/chat/completions",status="503"}', 2)
         stack.say("Hello")
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await stop_tasks(*waiting)
         answer = await asyncio.wait_for(asked, GENEROUS)
         assert answer.choices[0].message.content == "Hello"
         await client.close()
@@ -470,9 +468,7 @@ async def test_one_client_leaves_places_in_the_queue_for_others(card, tokenizer)
         assert "4 answers in progress or waiting, as many as one client may add to" in refused.text
         tasks.append(asyncio.create_task(ask("modest")))
         await eventually(lambda: stack.triton.active == 5)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(*tasks)
         await stack.idle()
 
 

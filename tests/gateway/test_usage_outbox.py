@@ -24,24 +24,15 @@ from llmops.gateway.usage.outbox_folders import lock_abandoned_folders, lock_new
 from llmops.gateway.usage.outbox_writer import OutboxWriter, recover_open_answers
 from llmops.gateway.usage.sink import NoPrices, UsageSink
 from llmops.gateway.usage.usage_check import UsageCheck
+from tests.support.waiting import eventually
 
 NOON = datetime(2026, 11, 22, 12, 0, 0, 123456, tzinfo=UTC)
 ANN = Caller("acme", str(UUID(int=7)), "key-a", tier="pro")
 
 
 def event(seq: int, gateway: str = "gw-1", **changes) -> UsageEvent:
-    made = UsageEvent(
-        str(UUID(int=1000 + seq)),
-        gateway,
-        seq,
-        NOON,
-        f"chatcmpl-{seq}",
-        "acme",
-        str(UUID(int=7)),
-        "key-a",
-        "smollm2",
-        37,
-    )
+    ids = (str(UUID(int=1000 + seq)), gateway, seq, NOON, f"chatcmpl-{seq}")
+    made = UsageEvent(*ids, ANN.tenant_id, ANN.user_id, ANN.key_id, "smollm2", 37)
     return made._replace(output_tokens=seq, **changes)
 
 
@@ -67,8 +58,7 @@ events = st.builds(
 
 @given(events)
 def test_an_event_survives_both_of_its_forms(one):
-    assert decode_event(encode_event(one)) == one
-    assert from_cloud_event(to_cloud_event(one)) == one
+    assert decode_event(encode_event(one)) == from_cloud_event(to_cloud_event(one)) == one
 
 
 def test_a_cloud_event_is_what_others_read():
@@ -107,8 +97,7 @@ def test_an_outbox_is_what_was_added_less_what_was_deleted(steps):
             elif step == "reopen":
                 outbox.close()
                 outbox = UsageOutbox(folder)
-            assert dict(await outbox.read(0, 1000)) == expected
-            assert outbox.count == len(expected)
+            assert (dict(await outbox.read(0, 1000)), outbox.count) == (expected, len(expected))
         outbox.close()
 
     with TemporaryDirectory() as folder:
@@ -120,12 +109,10 @@ async def test_a_damaged_row_is_reported_and_holds_up_no_other(tmp_path, caplog)
     add(outbox, range(10))
     with closing(sqlite3.connect(tmp_path / "outbox.db")) as other, other:
         other.execute("UPDATE events SET body = cast(replace(body, '37', '38') AS BLOB) WHERE place IN (1, 2, 7)")
-    found = await outbox.read(0, 2)
-    assert [row.place for row in found] == [3, 4]
+    assert [row.place for row in await outbox.read(0, 2)] == [3, 4]
     assert [row.place for row in await outbox.read(4, 10)] == [5, 6, 8, 9, 10]
-    assert outbox.damaged == {1, 2, 7}
     assert list((await outbox.ids(10, 2)).values()) == [3, 4]
-    assert caplog.text.count("is damaged") == 3
+    assert (outbox.damaged, caplog.text.count("is damaged")) == ({1, 2, 7}, 3)
     outbox.close()
 
 
@@ -260,14 +247,11 @@ async def test_open_answers_of_a_gateway_that_died_become_events(tmp_path):
     for tokens in (7, 0, 9):
         ask(writer, tokens, end=False)
     flushed, ended, *lost = await recovered(folder)
-    assert [(one.output_tokens, one.finish_reason, one.seq) for one in (flushed, ended)] == [
-        (4, "stop", 0),
-        (5, "stop", 1),
-    ]
+    told = [(one.output_tokens, one.finish_reason, one.seq) for one in (flushed, ended)]
+    assert told == [(4, "stop", 0), (5, "stop", 1)]
     assert sorted(one.output_tokens for one in lost) == [7, 9]
-    assert {(one.status, one.finish_reason, one.tenant_id, one.key_id, one.model, one.priority) for one in lost} == {
-        (0, "gateway_lost", "acme", "key-a", "smollm2", "pro")
-    }
+    told = {(one.status, one.finish_reason, one.tenant_id, one.key_id, one.model, one.priority) for one in lost}
+    assert told == {(0, "gateway_lost", "acme", "key-a", "smollm2", "pro")}
     assert {one.request_id for one in lost} == {"chatcmpl-7", "chatcmpl-9"}
     # Their numbers are of a new gateway id: the dead one may have used them for events that are lost.
     (identity,) = {one.gateway_id for one in lost}
@@ -364,8 +348,7 @@ async def test_what_a_broker_lost_is_sent_again_and_nothing_else(tmp_path):
     await one.turns(6)
     had = one.ledger.had
     assert set(range(5 * BATCH_SIZE)) - set(had) == set(range(600, 700))
-    assert one.delivery.behind == 100
-    assert one.delivery.lag(NOON + timedelta(seconds=7)) == 7
+    assert (one.delivery.behind, one.delivery.lag(NOON + timedelta(seconds=7))) == (100, 7)
     await one.turns(3)
     assert len(had) == 5 * BATCH_SIZE - 100
     # Events that come later do not put off the first one that is missing.
@@ -399,16 +382,14 @@ async def test_what_an_earlier_process_sent_is_asked_for_before_it_is_sent(tmp_p
     one.ledger.ids = {event(seq).id for seq in range(5)}
     again = UsageDelivery(one.outbox, one.ledger)
     await again.deliver()
-    assert one.ledger.had == list(range(5, 20))
-    assert one.outbox.count == 0
+    assert (one.ledger.had, one.outbox.count) == (list(range(5, 20)), 0)
 
 
 async def test_a_sink_that_is_away_is_tried_again(tmp_path, caplog):
     one = Delivering(tmp_path, 5)
     one.ledger.away = True
     task = asyncio.create_task(one.delivery.run())
-    while "cannot be delivered (away)" not in caplog.text:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: "cannot be delivered (away)" in caplog.text)
     one.ledger.away = False
     await asyncio.wait_for(one.delivery.drain(), 60)
     task.cancel()
@@ -434,9 +415,7 @@ async def test_a_restored_snapshot_is_delivered_again_and_loses_nothing(tmp_path
     await check.start()
     ask(check.worker.writer, 77)
     await check.settle(30)
-    while folder.exists():
-        await asyncio.sleep(0.01)
+    await eventually(lambda: not folder.exists())
     await check.close()
     # once each, the new event under a new gateway's number 0
-    assert one.ledger.had == [*range(15), 0]
-    assert len(one.ledger.ids) == 16
+    assert (one.ledger.had, len(one.ledger.ids)) == ([*range(15), 0], 16)

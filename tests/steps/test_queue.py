@@ -10,6 +10,7 @@ import pytest
 from llmops.model_repository.launch import TritonServer
 from tests.support.mock_engine.repository import make_mock_engine
 from tests.support.stack import ready_triton
+from tests.support.waiting import stop_tasks
 
 pytestmark = pytest.mark.xdist_group("stack")
 
@@ -36,6 +37,4 @@ async def test_what_does_not_fit_the_queue_gets_503_and_the_rest_stays(narrow, s
         assert {reply.json()["error"]["code"] for reply in refused} == {"overloaded"}
         assert all(int(reply.headers["retry-after"]) > 0 for reply in refused)
         assert sum(not task.done() for task in asked) == 10
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await stop_tasks(*asked)

@@ -109,11 +109,7 @@ def told(message: dict[str, bytes]) -> str:
 async def second_call(calls: list[SlowCall]) -> SlowCall:
     """Return the second call as soon as it has taken `subscribe` and blocks."""
 
-    async def wait() -> None:
-        while len(calls) < 2 or calls[1].open.is_set():
-            await asyncio.sleep(0)
-
-    await asyncio.wait_for(wait(), 60)
+    await eventually(lambda: len(calls) == 2 and not calls[1].open.is_set())
     return calls[1]
 
 

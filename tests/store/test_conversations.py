@@ -17,6 +17,7 @@ from llmops.store import conversations as table
 from llmops.store.conversations import NewMessage
 from llmops.store.factory import open_store
 from llmops.store.tables import conversations, messages
+from tests.support.waiting import eventually
 
 ANN = Caller(tenant_id="acme", user_id=str(uuid4()))
 BOB = Caller(tenant_id="acme", user_id=str(uuid4()))
@@ -126,8 +127,7 @@ async def test_searches_leave_connections_to_lists(chats, monkeypatch):
     monkeypatch.setattr(table, "list_conversations", search_slowly)
     owners = [Caller(tenant_id="acme", user_id=str(uuid4())) for _ in range(20)]
     searches = [asyncio.create_task(chats.list(one, limit=5, text="fox")) for one in owners]
-    while not running:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: running)
     assert await asyncio.wait_for(chats.list(ANN, limit=5), 4) == ([], False)
     assert len(running) <= 2
     over.set()

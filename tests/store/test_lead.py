@@ -11,6 +11,7 @@ import pytest
 
 from llmops.control.leader_election import run_while_leading
 from llmops.store.store_url import StoreUrl
+from tests.support.waiting import stop_tasks
 
 LLMOPS = [sys.executable, "-c", "from llmops.cli.main import main; main()"]
 
@@ -29,8 +30,7 @@ class Candidate:
         went.clear()
 
     async def end(self) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
+        await stop_tasks(self.task)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Usage by way of a broker, into either database: each event once, whatever is killed in between."""
 
 import asyncio
+import contextlib
 import json
 import os
 import tracemalloc
@@ -42,6 +43,7 @@ from llmops.store.usage_queries import UsageFilter, UsageSum, sum_usage
 from tests.support.pages import Page, PageServer
 from tests.support.servers import Broker
 from tests.support.usage_rows import high_water_mark
+from tests.support.waiting import eventually, stop_tasks
 
 KEY = "0123456789abcdef" * 2
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -80,8 +82,7 @@ async def at_work(ledger: Ledger):
     try:
         yield task
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await stop_tasks(task)
 
 
 async def mark(store, gateway: str = "gw-1") -> int:
@@ -90,8 +91,10 @@ async def mark(store, gateway: str = "gw-1") -> int:
 
 
 async def until(store, wanted: int, gateway: str = "gw-1") -> None:
-    while await mark(store, gateway) < wanted:
-        await asyncio.sleep(0.05)
+    async def is_there() -> bool:
+        return await mark(store, gateway) >= wanted
+
+    await eventually(is_there)
 
 
 async def total(store) -> UsageSum:
@@ -119,12 +122,8 @@ async def test_events_arrive_once_whatever_else_is_in_the_topic(broker, store, u
         await until(store, 41)
     await sink.close()
     summed = await total(store)
-    assert (summed.requests, summed.input_tokens, summed.output_tokens, summed.cost_micros) == (
-        41,
-        41 * 37,
-        41 * 7,
-        123,
-    )
+    counts = (summed.requests, summed.input_tokens, summed.output_tokens, summed.cost_micros)
+    assert counts == (41, 41 * 37, 41 * 7, 123)
     async with store.read() as reading:
         assert await count_dead_letters(reading) == {"not signed by a gateway": 4}
 
@@ -140,8 +139,7 @@ async def test_a_broker_that_forgot_what_it_acknowledged_gets_it_again(store, ur
         outbox.add([encode_event(event(seq)) for seq in range(1200)])
         # most of it is with the broker, and no ledger has read it
         delivering = asyncio.create_task(delivery.run())
-        while delivery._cursor < 1000:
-            await asyncio.sleep(0.05)
+        await eventually(lambda: delivery._cursor >= 1000)
         assert delivery.lag(NOON.replace(minute=5)) == 300
         own.kill()
         own.start()
@@ -149,8 +147,7 @@ async def test_a_broker_that_forgot_what_it_acknowledged_gets_it_again(store, ur
             await until(store, 1200)
             await asyncio.wait_for(delivery.drain(), 300)
             assert delivery.lag(NOON.replace(year=2027)) == 0
-        delivering.cancel()
-        await asyncio.gather(delivering, return_exceptions=True)
+        await stop_tasks(delivering)
         await sink.close()
     assert (await total(store)).requests == 1200
 
@@ -179,23 +176,25 @@ async def test_the_ledger_waits_for_its_postgresql(broker, own_postgres):
     async with at_work(Ledger(kafka, url)):
         events = [event(seq) for seq in range(10)]
         await sink.write(events[:5])
-        while await _arrived(sink, events[:5]) < 5:
-            await asyncio.sleep(0.1)
+        await _arrived(sink, events[:5])
         stop()
         await sink.write(events[5:])
         with pytest.raises(ResourceError):
             await sink.confirmed([str(uuid4())])
         start()
-        while await _arrived(sink, events) < 10:
-            await asyncio.sleep(0.1)
+        await _arrived(sink, events)
     await sink.close()
 
 
-async def _arrived(sink, events) -> int:
-    try:
-        return len(await sink.confirmed([one.id for one in events]))
-    except ResourceError:
-        return -1
+async def _arrived(sink, events) -> None:
+    """Wait until the store, which may still be away, has all events."""
+
+    async def confirmed() -> bool:
+        with contextlib.suppress(ResourceError):
+            return len(await sink.confirmed([one.id for one in events])) == len(events)
+        return False
+
+    await eventually(confirmed)
 
 
 # -- what the tables take --------------------------------------------------------------------------------------------
@@ -293,8 +292,7 @@ async def test_litellm_38193_no_row_is_dropped_and_no_memory_filled(own_postgres
     async with await open_store(url) as store, store.read() as connection:
         seqs = (await connection.execute(select(usage_records.c.seq))).scalars().all()
         total = await connection.scalar(select(func.sum(tenant_totals.c.output_tokens)))
-    assert sorted(seqs) == list(range(4100))
-    assert total == 5 * (4100)
+    assert (sorted(seqs), total) == (list(range(4100)), 5 * 4100)
 
 
 # -- The reconciler: what has not arrived, and what engines say that they served
@@ -379,10 +377,8 @@ async def test_the_leader_says_what_is_missing(store, url, by, caplog):
     await sink.write(events(by, 0, 3))
     await sink.close()
     task = asyncio.create_task(Reconciler(url, interval=0.01).run())
-    while not caplog.messages:
-        await asyncio.sleep(0.01)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await eventually(lambda: caplog.messages)
+    await stop_tasks(task)
     assert caplog.messages[0] == "2 usage events have not arrived, the first of gateway gw-1 with number 1."
 
 

@@ -39,6 +39,13 @@ def wait_until(condition: Callable[[], object], what: str = "", *, seconds: floa
         time.sleep(INTERVAL)
 
 
+async def stop_tasks(*tasks: asyncio.Task) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Clock:
     """Seconds that pass when a test says so."""
 
