@@ -180,7 +180,7 @@ class TritonServer:
             time.sleep(0.05)
         self._models = model_processes(self.process.pid)
 
-    def wait(self, stop: threading.Event, sources: FaultSources | None = None) -> None:
+    def wait(self, stop: threading.Event, sources: FaultSources = FaultSources()) -> None:
         """Block until `stop` is set.
 
         Args:
@@ -191,17 +191,13 @@ class TritonServer:
             MachineFaultError: The machine has a fault; `stop()` lets running requests end or move.
             ServerError: The server, a model's process or an engine ended by itself, or hangs.
         """
-        watch = FaultWatch(sources, self.metrics_url) if sources is not None else None
-        try:
+        with contextlib.closing(FaultWatch(sources, self.metrics_url)) as watch:
             self._wait(stop, watch)
-        finally:
-            if watch is not None:
-                watch.close()
 
-    def _wait(self, stop: threading.Event, watch: FaultWatch | None) -> None:
+    def _wait(self, stop: threading.Event, watch: FaultWatch) -> None:
         looked = time.monotonic()
         while not stop.wait(0.2):
-            if watch is not None and time.monotonic() - looked > WATCH_INTERVAL:
+            if time.monotonic() - looked > WATCH_INTERVAL:
                 looked = time.monotonic()
                 self._look(watch, looked)
             if self._dead_engine is not None:
