@@ -142,16 +142,18 @@ class CachedDirectory(Directory):
         """
         task = self._looking.get(digest)
         if task is None:
-            now = self._clock()
+            now, before = self._clock(), self._tried
             if self._away_since is not None:
-                if now - self._tried < RETRY_SECONDS:
+                if now - before < RETRY_SECONDS:
                     return None
                 self._tried = now
-            task = self._looking[digest] = asyncio.create_task(self._ask(digest, credential), name="find-caller")
+            work = self._ask(digest, credential, now, before)
+            task = self._looking[digest] = asyncio.create_task(work, name="find-caller")
             task.add_done_callback(lambda _: self._looking.pop(digest, None))
         return task
 
-    async def _ask(self, digest: bytes, credential: str) -> _LookupResult:
+    async def _ask(self, digest: bytes, credential: str, now: float, before: float) -> _LookupResult:
+        """Look a credential up, `before` being the time of the attempt before this one."""
         try:
             caller = await self._directory.find(credential)
         except CredentialUnavailableError as error:
@@ -162,7 +164,14 @@ class CachedDirectory(Directory):
             self._note_away(error)
             return keys_unavailable()
         except InvalidKeyError as error:
+            # Perhaps refused for its form: then this was no attempt to use the directory, and
+            # strangers who make up tokens must not decide when there is one.
+            if self._tried == now:
+                self._tried = before
             return self._keep(digest, _RejectedCredential(error.message, self._clock()))
+        if self._away_since is not None:
+            log.warning("Keys can be looked up again, after %.0f s", self._clock() - self._away_since)
+            self._away_since = None
         return self._keep(
             digest, _KnownCredential(caller, self._clock()) if caller else _RejectedCredential("", self._clock())
         )
@@ -170,9 +179,6 @@ class CachedDirectory(Directory):
     def _keep(
         self, digest: bytes, found: _KnownCredential | _RejectedCredential
     ) -> _KnownCredential | _RejectedCredential:
-        if self._away_since is not None:
-            log.warning("Keys can be looked up again, after %.0f s", self._clock() - self._away_since)
-            self._away_since = None
         self._known.pop(digest, None)
         self._refused.pop(digest, None)
         if isinstance(found, _KnownCredential):

@@ -179,3 +179,28 @@ async def test_once_there_was_a_key_there_is(cached, book, clock):
     book.callers.clear()
     clock.now += 100
     assert await cached.has_credentials()
+
+
+async def test_a_token_refused_for_its_form_does_not_say_whether_the_store_is_there(
+    cached, book, clock, monkeypatch, caplog
+):
+    """Before the fix, such tokens of strangers had callers in use wait for a store that hangs, one after the other."""
+    find = book.find
+
+    async def find_formed(credential):
+        if credential.startswith("made-up"):
+            raise InvalidKeyError("This is no token.")
+        return await find(credential)
+
+    monkeypatch.setattr(book, "find", find_formed)
+    assert await cached.find("ann") == ANN
+    book.away, clock.now = True, clock.now + 40
+    assert await cached.find("ann") == ANN
+    clock.now += 2
+    asked = len(book.asked)
+    with pytest.raises(InvalidKeyError):
+        await cached.find("made-up-1")
+    for _ in range(3):
+        assert await cached.find("ann") == ANN
+    assert len(book.asked) == asked + 1
+    assert "again" not in caplog.text
