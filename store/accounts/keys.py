@@ -249,11 +249,13 @@ async def revoke_key(connection: AsyncConnection, key: KeyRow, by: AuditContext,
     `find_revoked_or_expired`).
 
     Raises:
-        InputError: The key is revoked already.
+        InputError: The key is revoked already, and its running answers are not to end.
     """
-    _require_not_revoked(key)
-    ends = {"expires_at": by.at} if now else {}
-    await connection.execute(api_keys.update().where(api_keys.c.id == key.id).values(revoked_at=by.at, **ends))
+    if not now:
+        _require_not_revoked(key)
+    revoked_at = key.revoked_at or by.at
+    ends = {"expires_at": revoked_at} if now else {}
+    await connection.execute(api_keys.update().where(api_keys.c.id == key.id).values(revoked_at=revoked_at, **ends))
     hashed = select(api_keys.c.hash).where(api_keys.c.id == key.id).scalar_subquery()
     await connection.execute(users.update().where(users.c.api_key_hash == hashed).values(api_key_hash=None))
     await record_action(connection, by, "key.revoke", key.id, key.tenant_id, {"now": True} if now else None)

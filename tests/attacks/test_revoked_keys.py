@@ -116,3 +116,6 @@ def test_running_answers_of_a_revoked_key_go_on_unless_it_is_revoked_now(begun):
     assert ended_after(revoked, BOUND) is not None
     record(f"ended {time.monotonic() - began:.1f} s after the command began")
     assert ended_after(other, 1) is None
+    # before the fix, nothing could end the answers of a key that was revoked without --now
+    llmops("key", "revoke", second, "--now", "--store", store)
+    assert ended_after(other, BOUND) is not None
