@@ -21,7 +21,7 @@ from llmops.gateway.errors import ApiError, InvalidRequestError
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.routing.admission.degradation import Degradation, DegradedLevel
 from llmops.gateway.routing.versions.version_table import conversation_key
-from llmops.gateway.safety.services import ClassifierHead, Embed, read_head
+from llmops.gateway.safety.services import ClassifierHead, Embed, head_scores, read_head
 from llmops.gateway.settings import RoutedAlias
 
 log = logging.getLogger(__name__)
@@ -124,14 +124,16 @@ class AutoModel:
             try:
                 async with asyncio.timeout(SCORE_TIMEOUT):
                     vectors = await self._embed(head.model, list(missing.values()))
-            except (ApiError, TimeoutError) as error:
+                found = head_scores(head.matrix, vectors)
+            except (ApiError, TimeoutError, ValueError) as error:
                 if self._problems.is_new(head.model, type(error).__name__):
                     reason = str(error) or f"it took more than {1000 * SCORE_TIMEOUT:g} ms"
                     log.warning("The embedding model %s of the router does not answer: %s", head.model, reason)
                 return None
             self._problems.is_new(head.model, None)
-            for key, vector in zip(missing, vectors, strict=True):
-                scores[key] = head.scores([float(value) for value in vector])[LARGE]
+            large = list(head.weights).index(LARGE)
+            for key, one in zip(missing, found, strict=True):
+                scores[key] = one[large]
                 _remember(self._scores, key, scores[key], MAX_SCORES)
         return max(scores.values(), default=None)
 

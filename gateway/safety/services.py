@@ -7,7 +7,6 @@ one asks `/v1/moderations`.
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from llmops.errors import InputError, first_validation_error
@@ -64,12 +65,21 @@ class ClassifierHead(NamedTuple):
     weights: dict[str, list[FiniteFloat]]
     thresholds: dict[str, FiniteFloat]
 
-    def scores(self, vector: Sequence[float]) -> dict[str, float]:
-        """Return the probability of each category for a vector FP32 [dimensions]."""
-        return {
-            category: 1 / (1 + math.exp(-min(50.0, max(-50.0, sum(map(float.__mul__, weights, vector)) + weights[-1]))))
-            for category, weights in self.weights.items()
-        }
+    @property
+    def matrix(self) -> NDArray[np.float64]:
+        """Return the weights and biases FP64 [categories, dimensions + 1]."""
+        return np.array([*self.weights.values()], np.float64)
+
+
+def head_scores(matrix: NDArray[np.float64], vectors: Any) -> list[list[float]]:
+    """Return the probability of each category for each of the vectors FP32 [vectors, dimensions].
+
+    Raises:
+        ValueError: The vectors have other dimensions than the head.
+    """
+    sums = np.asarray(vectors, np.float64) @ matrix[:, :-1].T + matrix[:, -1]
+    scores: list[list[float]] = (1 / (1 + np.exp(-np.clip(sums, -50, 50)))).tolist()
+    return scores
 
 
 _HEAD = TypeAdapter(ClassifierHead)
@@ -97,15 +107,15 @@ class ClassifierFilter(TextFilter):
 
     def __init__(self, name: str, head: ClassifierHead, embed: Embed) -> None:
         self.name, self.categories = name, tuple(head.weights)
-        self._head, self._embed = head, embed
+        self._head, self._matrix, self._embed = head, head.matrix, embed
 
     async def judge(self, text: str) -> Finding | None:
         try:
             vectors = await self._embed(self._head.model, _passages(text))
-        except ApiError as error:
+            highest = map(max, zip(*head_scores(self._matrix, vectors), strict=True))
+        except (ApiError, ValueError) as error:
             raise FilterUnavailableError(str(error)) from error
-        each = [self._head.scores([float(value) for value in vector]) for vector in vectors]
-        scores = {category: max(one[category] for one in each) for category in self.categories}
+        scores = dict(zip(self.categories, highest, strict=True))
         over = {name: score for name, score in scores.items() if score >= self._head.thresholds.get(name, 0.5)}
         return Finding(self.name, max(over, key=over.__getitem__), max(over.values())) if over else None
 
