@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from llmops.gateway.safety.filters import Finding, TextFilter
+from llmops.gateway.safety.services import GuardFilter
 from llmops.gateway.safety.stream_guard import StreamGuard, WindowStage
+from llmops.gateway.settings import GuardSettings
 from tests.attacks.harness import record
 from tests.support.gateway_stack import Stack, card_of, running
 from tests.support.tokenizer_files import TEMPLATE, write_tokenizer
@@ -143,3 +146,22 @@ async def test_findings_of_one_caller_write_few_lines(card, tokenizer, monkeypat
     lines = [line for line in caplog.messages if line.startswith("Safety:")]
     record(f"{len(lines)} lines for 20 findings")
     assert len(lines) == 1
+
+
+async def test_a_long_text_holds_up_no_other_before_a_guard():
+    """Before the fix, all passages of four long texts came first: others got 503, or passed unread, for 5 s."""
+    judged = []
+
+    async def generate(_model, passage, _tokens):
+        judged.append(passage)
+        await asyncio.sleep(0.01)
+        return "safe"
+
+    guard = GuardFilter("g", "unsafe", GuardSettings(model="m", timeout="60s"), generate)
+    long = [asyncio.create_task(guard.judge("word " * 50_000)) for _ in range(4)]
+    await asyncio.sleep(0)
+    await guard.judge("hello")
+    assert len(judged) < 30
+    long.pop().cancel()
+    assert await asyncio.gather(*long) == [None] * 3
+    await asyncio.gather(*(guard.judge("hello") for _ in range(20)))
