@@ -18,7 +18,7 @@ import httpx
 from llmops.errors import InputError
 from llmops.fair_client import fair_client
 from llmops.input_files import MALFORMED
-from llmops.response_limits import BOUNDED_ASYNC
+from llmops.response_limits import BOUNDED_ASYNC, SHORT
 from llmops.untrusted_text import escape_unsafe
 
 #: Seconds for an answer of Prometheus: other roll-outs wait meanwhile.
@@ -110,7 +110,7 @@ async def check_conditions(client: httpx.AsyncClient, conditions: Sequence[Condi
 async def _check(client: httpx.AsyncClient, condition: Condition) -> AnalysisResult:
     try:
         async with asyncio.timeout(TIMEOUT):
-            response = await client.get("/api/v1/query", params={"query": condition.query})
+            response = await client.get("/api/v1/query", params={"query": condition.query}, extensions=SHORT)
         body = response.json()
         if body["status"] != "success":
             reason = escape_unsafe(str(body.get("error", "no reason")))

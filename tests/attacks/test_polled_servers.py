@@ -127,6 +127,14 @@ async def test_a_prometheus_without_an_end_holds_no_roll_out_up(answer: Answer) 
         assert (await Analysis(url, ["x < 1"], time.monotonic).check()).state == "no data"
 
 
+async def test_a_long_answer_of_prometheus_is_not_parsed() -> None:
+    """Before the fix, 9 MiB of empty lists held control for 3.5 s, and 31 MiB took 800 MiB."""
+    body = b'{"status": "success", "data": {"resultType": "vector", "result": [' + b"[]," * 500_000 + b"[]]}}"
+    with server(lambda one: reply(one, body)) as url:
+        result = await Analysis(url, ["x < 1"], time.monotonic).check()
+    assert result == ("no data", f"Prometheus at {url} does not answer (UnboundedResponseError).")
+
+
 @pytest.mark.parametrize(
     "body",
     [
