@@ -71,8 +71,7 @@ def test_rates_are_what_was_counted_between_two_looks():
     before, after = metrics(good=100, late=10, aborted=7), metrics(good=190, late=20, aborted=17, waiting=3, active=5)
     row = model(PolledGateway("a", recent((50.0, before), (60.0, after))))
     # 90 good, 10 late and 10 failed, 10 whose client left, in 10 s
-    assert row.requests_per_s == 12.0
-    assert row.goodput == 90 / 110
+    assert (row.requests_per_s, row.goodput) == (12.0, 90 / 110)
     assert (row.failed_per_s, row.shed_per_s, row.aborted_per_s) == (1.0, 0.0, 1.0)
     assert (row.tokens_in_per_s, row.tokens_out_per_s) == (900.0, 180.0)
     assert row.prefix_hit_rate == 0.6
@@ -83,9 +82,8 @@ def test_rates_are_what_was_counted_between_two_looks():
 def test_quantiles_are_of_the_answers_between_two_looks():
     row = model(PolledGateway("a", recent((0.0, metrics(ttft=(5, 5, 0))), (10.0, metrics(ttft=(15, 15, 0))))))
     # 10 up to 0.1 s and 10 from there to 0.5 s: evenly spread
-    assert row.ttft_p50_s == pytest.approx(0.1)
-    assert row.ttft_p95_s == pytest.approx(0.1 + 0.4 * 0.9)
-    assert row.tpot_p95_ms is None
+    quantiles = (pytest.approx(0.1), pytest.approx(0.1 + 0.4 * 0.9), None)
+    assert (row.ttft_p50_s, row.ttft_p95_s, row.tpot_p95_ms) == quantiles
 
 
 def test_gateways_add_up_whatever_they_counted_before_and_however_long_they_were_watched():
@@ -110,8 +108,7 @@ def test_without_two_looks_there_are_no_rates_and_without_traffic_no_shares():
 def test_a_gateway_says_what_it_refused_and_how_it_is():
     asked = PolledGateway("a", recent((0.0, metrics()), (10.0, metrics(good=40, late=5, active=4))))
     (gateway,) = make_snapshot([asked], {}).gateways
-    assert gateway.requests_per_s == 5.0
-    assert dict(gateway.refused_per_s) == {"429": 1.0}
+    assert (gateway.requests_per_s, dict(gateway.refused_per_s)) == (5.0, {"429": 1.0})
     assert (gateway.streams, gateway.loop_held, gateway.memory_bytes) == (4.0, 0.004, 300 * 2**20)
 
 
@@ -213,8 +210,7 @@ def test_scripts_get_json_and_a_gateway_that_is_away_is_a_line(gateway):
     assert [(one["url"], one["problem"]) for one in found["gateways"]] == [
         (gateway.url, ""), (gone, "nothing answers there"),
     ]  # fmt: skip
-    assert found["models"][0]["model"] == "m"
-    assert found["models"][0]["requests_per_s"] == 0.0
+    assert (found["models"][0]["model"], found["models"][0]["requests_per_s"]) == ("m", 0.0)
     assert set(gateway.keys) == {"Bearer sk-1"}
     done = top("--once", "--url", gateway.url + "/v1", "--url", gone)
     assert "1 away" in done.output
@@ -298,7 +294,6 @@ def test_without_a_terminal_tables_follow_one_another_until_nobody_reads(gateway
             assert line, process.stderr.read()
             seen += line
         process.stdout.close()
-        assert process.wait(60) == 1
-        assert process.stderr.read() == ""
+        assert (process.wait(60), process.stderr.read()) == (1, "")
     assert "\x1b" not in seen
     assert seen.count("MODEL  READY") >= 2

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from tests.support.gateway_stack import running
+from tests.support.gateway_stack import CHAT, running
 from tests.support.scripted_triton import Step
 
-CHAT = "/v1/chat/completions"
 TOLD = {"role": "tool", "content": "18 degrees"}
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
 

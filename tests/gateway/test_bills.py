@@ -19,11 +19,10 @@ from llmops.store.prices import Price, set_price
 from llmops.store.tables import usage_records
 from llmops.store.usage_writes import UsageRecord
 from tests.support.accounts import add_key
-from tests.support.gateway_stack import running
+from tests.support.gateway_stack import CHAT, running
 from tests.support.scripted_triton import Step
 from tests.support.usage_rows import insert_usage
 
-CHAT = "/v1/chat/completions"
 # micro-dollars a token: $1,000 per million, and $2,000 per million
 INPUT, OUTPUT = 1000, 2000
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 50}

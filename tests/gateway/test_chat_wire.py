@@ -16,24 +16,14 @@ async def test_a_plain_answer(stack):
     body = response.json()
     prompt = len(stack.tokenizer.encode("<user>Hello\n<assistant>"))
     assert body["object"] == "chat.completion"
-    assert body["choices"] == [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": "The capital of France is Paris.", "refusal": None},
-            "logprobs": None,
-            "finish_reason": "stop",
-        }
-    ]
+    message = {"role": "assistant", "content": "The capital of France is Paris.", "refusal": None}
+    assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
+    kinds = ("reasoning", "audio", "accepted_prediction", "rejected_prediction")
     assert body["usage"] == {
         "prompt_tokens": prompt,
         "completion_tokens": len(ids),
         "total_tokens": prompt + len(ids),
-        "completion_tokens_details": {
-            "reasoning_tokens": 0,
-            "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
-        },
+        "completion_tokens_details": {f"{kind}_tokens": 0 for kind in kinds},
     }
     assert response.headers["x-request-id"].startswith("req_")
     assert float(response.headers["x-llmops-overhead-ms"]) >= 0
@@ -66,17 +56,10 @@ async def test_the_engine_gets_what_was_asked(stack):
     await stack.chat(temperature=0.5, top_p=0.9, top_k=7, seed=11, max_completion_tokens=9, frequency_penalty=0.25)
     sent = stack.triton.requests[-1]
     ids = stack.tokenizer.encode("<user>Hello\n<assistant>")
-    assert sent["model"] == "tiny-tensorrt_llm"
-    assert sent["input_ids"] == ids
-    assert sent["input_lengths"] == [len(ids)]
-    assert sent["request_output_len"] == [9]
-    assert sent["end_id"] == [END]
-    assert sent["temperature"] == [0.5]
-    assert sent["runtime_top_p"] == [pytest.approx(0.9)]
-    assert sent["runtime_top_k"] == [7]
-    assert sent["seed"] == [11]
-    assert sent["frequency_penalty"] == [0.25]
-    assert sent["streaming"] == [True]
+    assert (sent["model"], sent["input_ids"], sent["input_lengths"]) == ("tiny-tensorrt_llm", ids, [len(ids)])
+    assert (sent["request_output_len"], sent["end_id"], sent["streaming"]) == ([9], [END], [True])
+    assert (sent["temperature"], sent["runtime_top_p"], sent["runtime_top_k"]) == ([0.5], [pytest.approx(0.9)], [7])
+    assert (sent["seed"], sent["frequency_penalty"]) == ([11], [0.25])
     assert "presence_penalty" not in sent
 
 
@@ -97,10 +80,8 @@ async def test_the_models_own_sampling_holds_where_a_request_is_silent(card, tok
         stack.say("Hello")
         await stack.chat()
         sent = stack.triton.requests[-1]
-        assert sent["temperature"] == [pytest.approx(0.6)]
-        assert sent["runtime_top_p"] == [pytest.approx(0.9)]
-        assert sent["runtime_top_k"] == [20]
-        assert sent["repetition_penalty"] == [pytest.approx(1.05)]
+        assert (sent["temperature"], sent["runtime_top_k"]) == ([pytest.approx(0.6)], [20])
+        assert (sent["runtime_top_p"], sent["repetition_penalty"]) == ([pytest.approx(0.9)], [pytest.approx(1.05)])
         assert "runtime_min_p" not in sent, "this engine has no min_p: nobody asked for it, so nobody is refused"
         await stack.chat(temperature=1, top_p=1, top_k=0, repetition_penalty=1)
         sent = stack.triton.requests[-1]
@@ -126,8 +107,7 @@ async def test_ignore_eos_and_stop_token_ids(stack):
     assert stack.triton.requests[-1]["end_id"] == [-1]
     await stack.chat(stop_token_ids=[5, 6])
     sent = stack.triton.requests[-1]
-    assert sent["end_id"] == [END]
-    assert sent["stop_words_list"] == [5, 6, 1, 2]
+    assert (sent["end_id"], sent["stop_words_list"]) == ([END], [5, 6, 1, 2])
 
 
 @pytest.mark.parametrize("end_token", [True, False])
@@ -137,18 +117,11 @@ async def test_finish_reason_stop_with_or_without_the_ending_token(stack, end_to
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Hello", "stop")
 
 
-async def test_finish_reason_length(stack):
-    ids = stack.say("Hello world!", end=False)
-    body = (await stack.chat(max_tokens=len(ids))).json()
-    assert body["choices"][0]["finish_reason"] == "length"
-    assert body["usage"]["completion_tokens"] == len(ids)
-
-
-async def test_the_ending_token_in_the_last_place_is_stop(stack):
-    ids = stack.say("Hello world!", end=True)
-    body = (await stack.chat(max_tokens=len(ids) + 1)).json()
-    assert body["choices"][0]["finish_reason"] == "stop"
-    assert body["usage"]["completion_tokens"] == len(ids)
+@pytest.mark.parametrize(("ends", "reason"), [(False, "length"), (True, "stop")])
+async def test_the_ending_token_in_the_last_place_is_stop_and_any_other_is_length(stack, ends, reason):
+    ids = stack.say("Hello world!", end=ends)
+    body = (await stack.chat(max_tokens=len(ids) + ends)).json()
+    assert (body["choices"][0]["finish_reason"], body["usage"]["completion_tokens"]) == (reason, len(ids))
 
 
 async def test_a_stop_string_is_never_sent_and_frees_the_engine(stack):
@@ -285,12 +258,15 @@ async def test_metrics_count_requests_and_tokens(stack):
     await stack.events()
     await stack.chat(model="nope")
     metrics = (await stack.client.get("/metrics")).text
-    assert 'llmops_requests_total{route="/v1/chat/completions",status="200"} 1.0' in metrics
-    assert 'llmops_requests_total{route="/v1/chat/completions",status="404"} 1.0' in metrics
-    assert f'llmops_completion_tokens_total{{model="tiny"}} {len(ids)}.0' in metrics
-    assert 'llm_ttft_seconds_count{model="tiny"} 1.0' in metrics
-    assert f'llmops_inter_token_latency_seconds_count{{model="tiny"}} {len(ids) - 1}.0' in metrics
-    assert 'llmops_active_streams{model="tiny"} 0.0' in metrics
+    for sample in (
+        'llmops_requests_total{route="/v1/chat/completions",status="200"} 1.0',
+        'llmops_requests_total{route="/v1/chat/completions",status="404"} 1.0',
+        f'llmops_completion_tokens_total{{model="tiny"}} {len(ids)}.0',
+        'llm_ttft_seconds_count{model="tiny"} 1.0',
+        f'llmops_inter_token_latency_seconds_count{{model="tiny"}} {len(ids) - 1}.0',
+        'llmops_active_streams{model="tiny"} 0.0',
+    ):
+        assert sample in metrics
 
 
 STAGES = ("parse", "queue", "template", "tokenise", "submit", "upstream", "detokenise", "write")

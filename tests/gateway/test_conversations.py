@@ -85,8 +85,7 @@ async def test_a_conversation_keeps_its_turns_and_sends_them_as_context(chats):
     turns = "<user>What is the capital\nof France?\n<assistant>Paris.\n<user>And of Spain?\n<assistant>"
     assert chats.prompt == f"<system>Be brief.\n{turns}"
     whole = await chats.get(talk)
-    assert whole["title"] == "What is the capital of France?"
-    assert whole["model"] == "tiny"
+    assert (whole["title"], whole["model"]) == ("What is the capital of France?", "tiny")
     assert [role for role, _ in said(whole)] == ["user", "assistant", "user", "assistant"]
     answer = whole["messages"][1]
     assert answer["usage"] == {key: first["usage"][key] for key in ("prompt_tokens", "completion_tokens")}
@@ -161,8 +160,7 @@ async def test_a_long_history_is_cut_to_the_context(chats):
     await chats.ask(talk, "y" * 90, "b" * 20)
     # the context has 256 tokens, and the answer is to have 100 of them
     cut = await chats.ask(talk, "And now?", "c", max_tokens=100)
-    assert cut["dropped_messages"] == 4
-    assert cut["headers"]["x-llmops-dropped-messages"] == "4"
+    assert (cut["dropped_messages"], cut["headers"]["x-llmops-dropped-messages"]) == (4, "4")
     assert chats.prompt == "<system>Stay.\n<user>And now?\n<assistant>"
     assert len((await chats.get(talk))["messages"]) == 6
 
@@ -237,13 +235,8 @@ async def test_list_search_rename_delete_and_purge(chats):
     await chats.ask(spain, "50% of Madrid_", "Olé")
     listed = (await chats.client.get(CHATS)).json()
     assert [one["id"] for one in listed["data"]] == [spain, france]
-    for text, found in (
-        ("france", [france]),
-        ("50% of", [spain]),
-        ("50_ of", []),
-        ("olé", [spain]),
-        ("", [spain, france]),
-    ):
+    searches = {"france": [france], "50% of": [spain], "50_ of": [], "olé": [spain], "": [spain, france]}
+    for text, found in searches.items():
         answer = (await chats.client.get(CHATS, params={"q": text})).json()
         assert [one["id"] for one in answer["data"]] == found, text
     page = (await chats.client.get(CHATS, params={"limit": 1})).json()

@@ -13,11 +13,9 @@ import pytest
 from llmops.gateway.app import create_app
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry.event_loop_lag import PROCESS_STALL_THRESHOLD
-from tests.support.gateway_stack import END, app_client, running, text_of
+from tests.support.gateway_stack import CHAT, END, app_client, running, text_of
 from tests.support.scripted_triton import Step
 from tests.support.waiting import eventually, stop_tasks
-
-CHAT = "/v1/chat/completions"
 
 
 async def endless(tensors):

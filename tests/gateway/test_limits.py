@@ -25,11 +25,9 @@ from llmops.gateway.interfaces import Caller, Outcome
 from llmops.gateway.ratelimit.buffered_bytes import BufferedBytes
 from llmops.gateway.schemas.request_fields import RequestModel
 from llmops.gateway.settings import RequestLimits
-from tests.support.gateway_stack import running, text_of
+from tests.support.gateway_stack import BODIES, CHAT, COMPLETIONS, RESPONSES, running, text_of
 from tests.support.scripted_triton import Step
 from tests.support.waiting import GENEROUS, eventually, stop_tasks
-
-CHAT = "/v1/chat/completions"
 
 
 async def connect(stack):
@@ -129,10 +127,8 @@ COMPLETE = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 async def test_a_slow_header_and_a_silent_connection_are_closed(protocols, stack):
-    assert error_in(await late_after(stack, protocols, b"GET /health/live HTTP/1.1\r\nhost: ")) == (
-        408,
-        "request_timeout",
-    )
+    late = await late_after(stack, protocols, b"GET /health/live HTTP/1.1\r\nhost: ")
+    assert error_in(late) == (408, "request_timeout")
     assert await late_after(stack, protocols, b"") == b""
 
 
@@ -214,8 +210,7 @@ async def test_connections_over_the_limit_are_told_and_logged(card, tokenizer, c
             held.append(await connect(stack))
             held[-1][1].write(POST + b"content-length: %d\r\n\r\n%b" % (len(body), body))
             await eventually(lambda busy=busy: stack.triton.active == busy)
-        status, code = error_in(await answer_to(stack))
-        assert (status, code) == (503, "overloaded")
+        assert error_in(await answer_to(stack)) == (503, "overloaded")
         assert "4 connections are open" in caplog.text
         for _, writer in held:
             writer.close()
@@ -237,9 +232,8 @@ async def test_one_address_has_its_share_of_the_connections(card, tokenizer, cap
         held = [await connect(stack) for _ in range(most - 1)]  # and the client's own
         assert error_in(await answer_to(stack)) == (503, "overloaded")
         assert f"127.0.0.1 has {most}, as many as limits.connections_per_client allows" in caplog.text
-        other = ("127.0.0.2", 0)
         host, port = stack.client.base_url.host, stack.client.base_url.port
-        reader, writer = await asyncio.open_connection(host, port, local_addr=other)
+        reader, writer = await asyncio.open_connection(host, port, local_addr=("127.0.0.2", 0))
         writer.write(LAST)
         assert (await asyncio.wait_for(reader.read(), GENEROUS)).startswith(b"HTTP/1.1 200 ")
         for _, one in [(reader, writer), *held]:
@@ -433,9 +427,7 @@ async def test_a_full_queue_is_503_and_the_client_comes_again(card, tokenizer):
         for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/responses", {"input": "x"})):
             assert (await stack.client.post(path, json={"model": "tiny", **body})).status_code == 503
         client = openai.AsyncOpenAI(base_url=f"{stack.client.base_url}/v1", api_key="none", max_retries=8)
-        asked = asyncio.create_task(
-            client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}])
-        )
+        asked = asyncio.create_task(client.chat.completions.create(**stack.chat_body))
         await eventually_counted(stack, 'route="/v1/chat/completions",status="503"}', 2)
         stack.say("Hello")
         await stop_tasks(*waiting)
@@ -504,20 +496,12 @@ async def slow(card, tokenizer):
         yield stack
 
 
-BODIES = {
-    CHAT: {"messages": [{"role": "user", "content": "x"}]},
-    "/v1/completions": {"prompt": "x"},
-    "/v1/responses": {"input": "x"},
-}
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_is_not_http_behind_a_request_is_refused_after_its_answer(slow, caplog, stream):
     """The nonsense comes while the first request waits for the engine."""
-    path = "/v1/responses"
-    body = json.dumps(BODIES[path] | {"model": "tiny", "stream": stream}).encode()
+    body = json.dumps(BODIES[RESPONSES] | {"stream": stream}).encode()
     reader, writer = await connect(slow)
-    writer.write(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (path.encode(), len(body), body))
+    writer.write(b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
     if stream:  # the answer has begun: nothing can be said inside of it
         assert await asyncio.wait_for(reader.readuntil(b": "), GENEROUS)
     writer.write(b"nonsense\r\n\r\n")
@@ -532,9 +516,9 @@ async def test_what_is_not_http_behind_a_request_is_refused_after_its_answer(slo
 
 
 async def test_a_silent_stream_says_that_it_lives(slow):
-    for path, body in BODIES.items():
+    for path in (CHAT, COMPLETIONS, RESPONSES):
         slow.go.clear()
-        async with slow.client.stream("POST", path, json={"model": "tiny", "stream": True, **body}) as response:
+        async with slow.client.stream("POST", path, json={**BODIES[path], "stream": True}) as response:
             assert response.status_code == 200
             assert "x-request-id" in response.headers
             lines = []
@@ -574,9 +558,7 @@ async def test_a_stream_that_waits_for_its_turn_says_that_it_lives(slow, monkeyp
 async def test_an_error_after_the_200_is_an_event(slow):
     slow.answer = [Step(error="out of KV blocks", final=True)]
     client = openai.AsyncOpenAI(base_url=f"{slow.client.base_url}/v1", api_key="none", max_retries=0)
-    chat_completions = await client.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "x"}], stream=True
-    )
+    chat_completions = await client.chat.completions.create(**slow.chat_body, stream=True)
     slow.go.set()
     with pytest.raises(openai.APIError) as raised:
         async for _ in chat_completions:

@@ -33,6 +33,10 @@ TEMPLATE = (
 DEGREES = "{{ reasoning_effort }}{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
+def text_block(text, **fields):
+    return {"type": "text", "text": text, **fields}
+
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 shared = pytest_asyncio.fixture(scope="module", loop_scope="module")
 
@@ -104,14 +108,11 @@ async def test_the_order_of_events(agent):
     events = await raw_events(agent, tools=[WEATHER])
     kinds = [event["type"] for event in events]
     starts = [event for event in events if event["type"] == "content_block_start"]
+    blocks = [(start["index"], start["content_block"]["type"]) for start in starts]
+    assert blocks == [(0, "thinking"), (1, "text"), (2, "tool_use")]
     assert kinds[:3] == ["message_start", "content_block_start", "ping"]
     assert kinds.count("ping") == 1
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    assert [(start["index"], start["content_block"]["type"]) for start in starts] == [
-        (0, "thinking"),
-        (1, "text"),
-        (2, "tool_use"),
-    ]
     at = -1
     for event in events:
         if event["type"] == "content_block_start":
@@ -190,11 +191,7 @@ async def test_a_loop_of_tools(agent):
 
     agent.say("<think>hm</think>Well.\n" + CALL)
     runner = agent.sdk.beta.messages.tool_runner(
-        model="tiny",
-        max_tokens=200,
-        messages=HELLO,
-        tools=[get_weather],
-        system=[{"type": "text", "text": "Be brief."}],
+        model="tiny", max_tokens=200, messages=HELLO, tools=[get_weather], system=[text_block("Be brief.")]
     )
     last = await runner.until_done()
     assert asked == [("Paris", [1, 2.5, None])]
@@ -240,34 +237,18 @@ async def test_more_than_the_context_has_room_for_is_cut(plain):
 
 async def test_a_conversation_becomes_its_prompt(agent):
     agent.say("ok")
+    thought = [{"type": "thinking", "thinking": "hm", "signature": "x"}, {"type": "redacted_thinking", "data": "y"}]
+    first, second = ({"type": "tool_use", "id": name, "name": "now"} for name in ("t1", "t2"))
+    told = {"type": "tool_result", "tool_use_id": "t1", "content": "noon"}
+    failed = {"type": "tool_result", "tool_use_id": "t2", "content": [text_block("no clock"), text_block("here")]}
+    called = [{**first, "input": {}}, {**second, "input": {"é": [1]}}]
     turns = [
-        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "user", "content": [text_block("a", cache_control={"type": "ephemeral"})]},
         {"role": "user", "content": "b"},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "hm", "signature": "x"},
-                {"type": "redacted_thinking", "data": "y"},
-                {"type": "text", "text": "c"},
-                {"type": "tool_use", "id": "t1", "name": "now", "input": {}},
-                {"type": "tool_use", "id": "t2", "name": "now", "input": {"é": [1]}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "tool_result", "tool_use_id": "t1", "content": "noon"},
-                {
-                    "type": "tool_result",
-                    "tool_use_id": "t2",
-                    "is_error": True,
-                    "content": [{"type": "text", "text": "no clock"}, {"type": "text", "text": "here"}],
-                },
-                {"type": "text", "text": "d"},
-            ],
-        },
+        {"role": "assistant", "content": [*thought, text_block("c"), *called]},
+        {"role": "user", "content": [told, {**failed, "is_error": True}, text_block("d")]},
     ]
-    await ask(agent, messages=turns, system=[{"type": "text", "text": "s"}, {"type": "text", "text": "t"}])
+    await ask(agent, messages=turns, system=[text_block("s"), text_block("t")])
     assert prompt_of(agent) == (
         '<system>s\nt\n<user>a\nb\n<assistant>[hm]c(now {})(now {"é": [1]})\n'
         "<tool>noon\n<tool>Error: no clock\nhere\n<user>d\n<assistant>"
@@ -344,14 +325,10 @@ async def test_degrees_of_thinking(shared_degrees, fields, effort):
 
 async def test_what_changes_nothing_is_said(plain):
     plain.say("ok")
+    thinking = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}
+    others = {"cache_control": {"type": "ephemeral"}, "service_tier": "auto", "extra_body": {"what": 1, "seed": 3}}
     raw = await plain.sdk.messages.with_raw_response.create(
-        model="tiny",
-        max_tokens=5,
-        messages=HELLO,
-        thinking={"type": "enabled", "budget_tokens": 1024, "display": "omitted"},
-        cache_control={"type": "ephemeral"},
-        service_tier="auto",
-        extra_body={"what": 1, "seed": 3},
+        model="tiny", max_tokens=5, messages=HELLO, thinking=thinking, **others
     )
     assert raw.headers["x-llmops-ignored"] == "thinking, thinking.display, what"
 
@@ -389,8 +366,8 @@ async def test_what_an_agent_sends_before_and_around(agent):
     asked = agent.sdk.beta.messages.stream(
         model="tiny",
         max_tokens=32_000,
-        system=[{"type": "text", "text": "You are an agent.", **cached}],
-        messages=[{"role": "user", "content": [{"type": "text", "text": "hi", **cached}]}],
+        system=[text_block("You are an agent.", **cached)],
+        messages=[{"role": "user", "content": [text_block("hi", **cached)]}],
         tools=[WEATHER],
         metadata={"user_id": "user_1_session_2"},
         thinking={"type": "adaptive"},
@@ -440,8 +417,8 @@ async def test_models(plain):
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def block(**fields):
-    return {"messages": [{"role": "user", "content": [fields]}]}
+def block(role="user", **fields):
+    return {"messages": [{"role": role, "content": [fields]}]}
 
 
 @pytest.mark.parametrize(
@@ -461,22 +438,9 @@ def block(**fields):
             block(type="tool_result", tool_use_id="t", content=[{"type": "image"}]),
             "'messages[0].content[0].content[0]' is of type 'image'",
         ),
-        (
-            {"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
-            "belongs in a message of the user",
-        ),
-        (
-            {
-                "messages": [
-                    {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
-                ]
-            },
-            "send their results (tool_result)",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [CALLED]}]},
-            "Missing required parameter: 'messages[0].content[0].input'",
-        ),
+        (block("assistant", type="tool_result", tool_use_id="t"), "belongs in a message of the user"),
+        (block("assistant", **CALLED, input={}), "send their results (tool_result)"),
+        (block("assistant", **CALLED), "Missing required parameter: 'messages[0].content[0].input'"),
         ({"messages": [{"role": "assistant", "content": ""}]}, "'messages' must contain a non-empty message"),
         ({"system": [{"type": "image"}]}, "'system[0]' is of type 'image'"),
         ({"temperature": 3}, "Invalid value for 'temperature'"),

@@ -19,12 +19,11 @@ from llmops.store.prices import Price, set_price
 from llmops.store.tables import usage_records
 from tests.support.accounts import BY, add_key
 from tests.support.browser import browser_page, started_browser
-from tests.support.gateway_stack import Stack, running, text_of
+from tests.support.gateway_stack import CHAT, Stack, running, text_of
 from tests.support.scripted_triton import Step
 from tests.support.waiting import GENEROUS, eventually
 
 SECRET = "sk-do-not-show-me"
-CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]
 COUNTS = ("prompt_tokens", "completion_tokens")
 

@@ -101,12 +101,7 @@ async def test_tool_calls_leave_whole_or_not_at_all(card, tokenizer):
     async with running({**card, "max_seq_len": 1024}, tokenizer, safety=safety()) as stack:
         stack.say('{"text": "the key is sk-00112233 and some more text that is long enough to flush everything"}')
         events = await stack.events(**ask)
-        assert not any(
-            choice["delta"].get("tool_calls")
-            for event in events
-            if isinstance(event, dict)
-            for choice in event["choices"]
-        )
+        assert not any(event["choices"][0]["delta"].get("tool_calls") for event in events[:-1])
         assert events[-2]["choices"][0]["finish_reason"] == "content_filter"
         stack.say('{"text": "nothing"}')
         answer = (await stack.chat(**ask)).json()["choices"][0]
@@ -139,11 +134,8 @@ def verdict_of(text: str) -> JSONResponse:
 
 def http_safety(url: str, mode: str, fail: str = "closed"):
     filters = {"remote": {"kind": "http", "url": url, "timeout": "2s"}}
-    return {
-        "filters": filters,
-        "window": 32,
-        "policy": {"prompt": ["remote"], "answer": {"remote": mode}, "fail": fail},
-    }
+    policy = {"prompt": ["remote"], "answer": {"remote": mode}, "fail": fail}
+    return {"filters": filters, "window": 32, "policy": policy}
 
 
 async def test_a_service_judges_windows_of_the_answer(card, tokenizer):
@@ -240,20 +232,13 @@ async def test_findings_are_on_record_without_the_text(card, tokenizer, tmp_path
         await stack.chat()
     async with await open_store(store) as opened, opened.read() as connection:
         entries = await list_audit_entries(connection, action="safety.")
-    details = sorted(({**entry.detail, "first": None} for entry in entries), key=str)
-    assert {(entry.actor, entry.action, entry.subject) for entry in entries} == {
-        ("address:127.0.0.1", "safety.found", "keys")
-    }
-    answer = {"category": "secrets", "side": "answer", "action": "hold", "count": 1, "first": None}
-    prompt = {
-        "category": "secrets",
-        "side": "prompt",
-        "action": "refused",
-        "end_user": "u-1",
-        "count": 2,
-        "first": None,
-    }
-    assert details == sorted([answer, prompt], key=str)
+    details = [{**entry.detail, "first": None} for entry in entries]
+    known = {(entry.actor, entry.action, entry.subject) for entry in entries}
+    assert known == {("address:127.0.0.1", "safety.found", "keys")}
+    both = {"category": "secrets", "first": None}
+    answer = {**both, "side": "answer", "action": "hold", "count": 1}
+    prompt = {**both, "side": "prompt", "action": "refused", "end_user": "u-1", "count": 2}
+    assert sorted(details, key=len) == [answer, prompt]
     assert "sk-0011" not in str(entries)
 
 

@@ -205,7 +205,7 @@ async def test_thinking_tokens_are_counted(model, one_token, think_tokens, tmp_p
     assert whole["usage"]["completion_tokens"] == sum(map(len, parts))
     chunks = await model.events(stream_options={"include_usage": True})
     assert chunks[-2]["usage"] == whole["usage"]
-    response = (await model.client.post("/v1/responses", json={"model": "tiny", "input": "hi"})).json()
+    response = (await respond(model)).json()
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == len(parts[1])
     events = await response_events(model, input="hi")
     assert events[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"] == len(parts[1])
@@ -241,6 +241,10 @@ async def test_effort_without_a_switch_is_refused(stack):
 # -- responses -------------------------------------------------------------------------------------------------------
 
 
+async def respond(stack, **fields):
+    return await stack.client.post("/v1/responses", json={"model": "tiny", "input": "hi", **fields})
+
+
 async def response_events(stack, **fields):
     async with stack.client.stream("POST", "/v1/responses", json={"model": "tiny", "stream": True, **fields}) as answer:
         assert answer.status_code == 200, await answer.aread()
@@ -267,7 +271,7 @@ async def test_all_kinds_of_items_in_one_response(model):
     finished = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert [event["output_index"] for event in added] == [0, 1, 2, 3]
     assert finished == output
-    whole = (await model.client.post("/v1/responses", json={"model": "tiny", "input": "hi", "tools": tools})).json()
+    whole = (await respond(model, tools=tools)).json()
     assert [item["type"] for item in whole["output"]] == [item["type"] for item in output]
 
 
@@ -282,8 +286,7 @@ async def test_functions_of_a_namespace_keep_their_name(model):
         f"The tool '{kind}' was left out: the gateway runs no tools itself."
         for kind in ("image_generation", "web_search", "custom")
     )
-    body = {"model": "tiny", "input": "hi", "tools": tools}
-    answer = await model.client.post("/v1/responses", json=body)
+    answer = await respond(model, tools=tools)
     assert answer.headers["x-llmops-warnings"] == said
     (call,) = answer.json()["output"]
     assert (call["namespace"], call["name"]) == ("clock", "now")
@@ -298,8 +301,8 @@ async def test_functions_of_a_namespace_keep_their_name(model):
     assert (added["namespace"], added["name"], done["namespace"], done["name"]) == ("clock", "now", "clock", "now")
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "noon"}
     choice = {"type": "function", "namespace": "clock", "name": "now"}
-    body = {"model": "tiny", "input": [*answer.json()["output"], result], "tools": tools, "tool_choice": choice}
-    assert (await model.client.post("/v1/responses", json=body)).status_code == 200
+    turns = [*answer.json()["output"], result]
+    assert (await respond(model, input=turns, tools=tools, tool_choice=choice)).status_code == 200
     assert '"name": "clock__now"' in prompt_of(model)
 
 
@@ -318,34 +321,23 @@ async def test_a_broken_engine_ends_the_response_as_failed(model):
 @for_models("hermes")
 async def test_leaving_a_response_cancels_it(model):
     model.say("Hello world! How are you? Hello world!", wait=0.05)
-    async with model.client.stream(
-        "POST", "/v1/responses", json={"model": "tiny", "input": "hi", "stream": True}
-    ) as answer:
-        first = [line async for line in aiter_some(answer, 2)]
+    body = {"model": "tiny", "input": "hi", "stream": True}
+    async with model.client.stream("POST", "/v1/responses", json=body) as answer:
+        lines = answer.aiter_lines()
+        _, created = await anext(lines), await anext(lines)
     await model.idle()
-    response_id = json.loads(first[1].removeprefix("data: "))["response"]["id"]
+    response_id = json.loads(created.removeprefix("data: "))["response"]["id"]
     assert (await model.client.get(f"/v1/responses/{response_id}")).json()["status"] == "cancelled"
-
-
-async def aiter_some(answer, count):
-    async for line in answer.aiter_lines():
-        yield line
-        count -= 1
-        if not count:
-            return
 
 
 @for_models("hermes")
 async def test_a_turn_can_refer_to_items(model):
     model.say("Paris.")
-    first = (await model.client.post("/v1/responses", json={"model": "tiny", "input": "Capital?"})).json()
+    first = (await respond(model, input="Capital?")).json()
     item = {"type": "item_reference", "id": first["output"][0]["id"]}
-    again = await model.client.post(
-        "/v1/responses", json={"model": "tiny", "input": [item, {"role": "user", "content": "?"}]}
-    )
-    assert again.status_code == 200
+    assert (await respond(model, input=[item, {"role": "user", "content": "?"}])).status_code == 200
     assert "<assistant>Paris." in prompt_of(model)
-    missing = await model.client.post("/v1/responses", json={"model": "tiny", "input": [{**item, "id": "msg_x"}]})
+    missing = await respond(model, input=[{**item, "id": "msg_x"}])
     assert (missing.status_code, missing.json()["error"]["param"]) == (404, "input")
 
 
@@ -367,14 +359,14 @@ async def test_what_a_response_cannot_do(stack):
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
     ]:
-        answer = await stack.client.post("/v1/responses", json={"model": "tiny", "input": "hi", **fields})
+        answer = await respond(stack, **fields)
         assert answer.status_code in (400, 404), answer.text
         assert answer.json()["error"]["param"] == param
 
 
 async def test_a_response_is_refused_in_its_own_words(stack):
     form = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "strin"}}}
-    answer = await stack.client.post("/v1/responses", json={"model": "tiny", "input": "hi", "text": form})
+    answer = await respond(stack, text=form)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "text.format")
     assert "'text.format" in error["message"]

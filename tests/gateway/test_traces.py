@@ -81,9 +81,6 @@ def test_opentelemetrys_own_reader_agrees(text):
     assert bool(ours) == theirs.is_valid
 
 
-# -- where the time went --------------------------------------------------------------------------------------------
-
-
 # -- what is sent ---------------------------------------------------------------------------------------------------
 async def test_a_sampled_answer_is_told_whole(card, tokenizer, receiver):
     async with tracing(receiver, card, tokenizer, ratio=0.0) as stack:
@@ -193,8 +190,8 @@ async def test_an_answer_that_went_on_elsewhere_is_told_with_where_and_why(token
         "llmops.replica.from": f"127.0.0.1:{first.port}",
         "llmops.replica.to": f"127.0.0.1:{second.port}",
     }
-    assert call.attributes["llmops.replica"] == f"127.0.0.1:{second.port}"
-    assert call.attributes["llmops.continued"] == "exact"
+    replica, continued = call.attributes["llmops.replica"], call.attributes["llmops.continued"]
+    assert (replica, continued) == (f"127.0.0.1:{second.port}", "exact")
 
 
 def _known(triton: ScriptedTriton, tokens: list[int]) -> int:
@@ -208,10 +205,8 @@ async def test_no_text_and_no_key_is_ever_told(card, tokenizer, receiver):
         stack.say("Paris")
         body = {**stack.chat_body, "messages": [{"role": "user", "content": "France"}], "user": "ann@example.org"}
         headers = {"authorization": "Bearer sk-secret", "tracestate": "a=hidden", "baggage": "b=hidden"}
-        for path, fields in (
-            ("/v1/chat/completions", body),
-            ("/v1/completions", {"model": "tiny", "prompt": "France"}),
-        ):
+        bodies = {"/v1/chat/completions": body, "/v1/completions": {"model": "tiny", "prompt": "France"}}
+        for path, fields in bodies.items():
             assert (await stack.client.post(path, json=fields, headers=headers)).status_code == 200
         await stack.client.post("/v1/chat/completions?sk-secret", content=b'{"France', headers=headers)
         await eventually(lambda: len(receiver.traces()) == 3)

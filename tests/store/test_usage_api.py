@@ -218,46 +218,31 @@ def bucket_of(one: UsageRecord, width: int) -> int:
 async def test_the_sdk_reads_usage_bucket_by_bucket(acme, organization, width, days):
     seconds, end = WIDTHS[width], BEGIN + days * 86_400
     groups = ["model", "api_key_id", "user_id"]
-    found: Counter = Counter()
-    page, pages, starts = None, 0, []
-    while page is not None or not pages:
+    found: dict[tuple, tuple[int, ...]] = {}
+    page, starts = None, []
+    while page is not None or not starts:
         more = {"page": page} if page else {}
         answer = await organization.completions(
             start_time=BEGIN, end_time=end, bucket_width=width, group_by=groups, **more
         )
-        pages += 1
         for bucket in answer.data:
             starts.append(bucket.start_time)
             assert bucket.end_time - bucket.start_time == seconds
             for result in bucket.results:
                 assert result.object == "organization.usage.completions.result"
                 of = (bucket.start_time, result.model, result.api_key_id, result.user_id)
-                assert (*of, "requests") not in found
-                found.update(
-                    {
-                        (*of, "requests"): result.num_model_requests,
-                        (*of, "input"): result.input_tokens,
-                        (*of, "cached"): result.input_cached_tokens,
-                        (*of, "output"): result.output_tokens,
-                    }
-                )
+                assert of not in found
+                tokens = (result.input_tokens, result.input_cached_tokens, result.output_tokens)
+                found[of] = (result.num_model_requests, *tokens)
         page = answer.next_page
         assert answer.has_more == (page is not None)
     assert starts == list(range(BEGIN, end, seconds))
-    wanted: Counter = Counter()
-    for one in acme.records:
-        if one.created_at.timestamp() < BEGIN or one.created_at.timestamp() >= end:
-            continue
-        of = (bucket_of(one, seconds), one.model, one.key_id, one.user_id)
-        wanted.update(
-            {
-                (*of, "requests"): 1,
-                (*of, "input"): one.input_tokens,
-                (*of, "cached"): one.cached_tokens,
-                (*of, "output"): one.output_tokens,
-            }
-        )
-    assert found == wanted
+    wanted = acme.sums(
+        lambda one: (bucket_of(one, seconds), one.model, one.key_id, one.user_id),
+        lambda one: BEGIN <= one.created_at.timestamp() < end,
+    )
+    names = ("requests", "input_tokens", "cached_tokens", "output_tokens")
+    assert found == {of: tuple(total[name] for name in names) for of, total in wanted.items()}
 
 
 @ONLY_SQLITE
