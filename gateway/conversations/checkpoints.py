@@ -24,12 +24,13 @@ import secrets
 import struct
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from llmops.background import TaskSet
+from llmops.background import TaskSet, every
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.interfaces import UsageOwner
 from llmops.gateway.ratelimit.fairness import FairShares
@@ -269,7 +270,7 @@ class CheckpointStore:
         await self._try(self._write, [])
         self._tasks.start(self._write_forever(), "checkpoints")
         self._tasks.start(self._poll_forever(), "followed-answers")
-        self._tasks.start(self._claim_forever(adopt), "claim-answers")
+        self._tasks.start(every(self.lease / 4, partial(self._claim, adopt)), "claim-answers")
 
     async def close(self) -> None:
         """Write what is left, and offer the answers that still run to other gateways."""
@@ -383,18 +384,16 @@ class CheckpointStore:
             for one, values, reply in zip(batch, sent, replies, strict=True):
                 one.acknowledge(values, reply)
 
-    async def _claim_forever(self, adopt: Callable[[ClaimedAnswer], None]) -> None:
-        while True:
-            await asyncio.sleep(self.lease / 4)
-            # after an outage of Redis every lease has expired: the others come back first
-            if not self.up or asyncio.get_running_loop().time() - self._up_since < self.lease:
-                continue
-            with suppress(*FAILURES):
-                args: list[Any] = [self._gateway, round(self.lease * 1000), MAX_CLAIMED]
-                claimed = await self._claim_script(keys=[PREFIX], args=args)
-                for one, record, cached, tokens, times in _checked(claimed, None, _is_claim):
-                    known = int(cached) if cached else None
-                    adopt(ClaimedAnswer(one.decode(), record, known, tokens, times))
+    async def _claim(self, adopt: Callable[[ClaimedAnswer], None]) -> None:
+        # after an outage of Redis every lease has expired: the others come back first
+        if not self.up or asyncio.get_running_loop().time() - self._up_since < self.lease:
+            return
+        with suppress(*FAILURES):
+            args: list[Any] = [self._gateway, round(self.lease * 1000), MAX_CLAIMED]
+            claimed = await self._claim_script(keys=[PREFIX], args=args)
+            for one, record, cached, tokens, times in _checked(claimed, None, _is_claim):
+                known = int(cached) if cached else None
+                adopt(ClaimedAnswer(one.decode(), record, known, tokens, times))
 
     async def _poll_forever(self) -> None:
         while True:

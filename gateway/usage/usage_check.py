@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
-from llmops.background import TaskSet, cancel_tasks
+from llmops.background import LogOnce, TaskSet, cancel_tasks, every
 from llmops.cache import cache_dir
 from llmops.distribution import missing_extra
 from llmops.errors import InputError, ResourceError
@@ -69,11 +69,11 @@ class OutboxWorker:
     ) -> None:
         self.lock, self.outbox, self.writer = lock, outbox, writer
         self.delivery = UsageDelivery(outbox, sink)
-        self._tasks = TaskSet()
+        self._tasks, self._log_once = TaskSet(), LogOnce()
         self._tasks.start(self.delivery.run(), "usage-delivery")
         if writer is not None:
             self._tasks.start(self._flush(writer), "usage-flush")
-            self._tasks.start(self._checkpoint(), "usage-checkpoint")
+            self._tasks.start(every(CHECKPOINT_INTERVAL, self._checkpoint), "usage-checkpoint")
 
     async def settle(self, seconds: float) -> None:
         """Deliver as much as the ledger takes within `seconds`. The rest is for the next process."""
@@ -109,16 +109,13 @@ class OutboxWorker:
             writer.flush()
 
     async def _checkpoint(self) -> None:
-        trouble = ""
-        while True:
-            await asyncio.sleep(CHECKPOINT_INTERVAL)
-            try:
-                await self.outbox.checkpoint()
-                trouble = ""
-            except (sqlite3.Error, OSError) as error:
-                if not trouble:
-                    log.error("Usage cannot be written to the disk (%s).", error)
-                trouble = str(error)
+        try:
+            await self.outbox.checkpoint()
+        except (sqlite3.Error, OSError) as error:
+            if self._log_once.is_new("disk", "failed"):
+                log.error("Usage cannot be written to the disk (%s).", error)
+        else:
+            self._log_once.is_new("disk", None)
 
 
 class UsageCheck(Check):
