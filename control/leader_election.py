@@ -118,14 +118,10 @@ async def _postgres_lock(store: StoreUrl) -> AsyncIterator[LockWatch | None]:
 
 async def _run_until_first_ends(work: Callable[[], Awaitable[None]], watch: LockWatch) -> None:
     """Run both until one of them ends, then cancel the other."""
-    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(_run(function)) for function in (work, watch)]
+    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(function()) for function in (work, watch)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await cancel_tasks(*tasks)
     for task in done:
         task.result()
-
-
-async def _run(function: Callable[[], Awaitable[object]]) -> None:
-    await function()

@@ -48,7 +48,7 @@ class SingleFlight(Generic[T]):
     def __init__(self, function: Callable[[], Awaitable[T]], per_second: int) -> None:
         self._function, self._per_second = function, per_second
         self._second, self._left = -1, 0
-        self._last: asyncio.Task[T] | None = None
+        self._last: asyncio.Future[T] | None = None
 
     async def get(self) -> T:
         """Return the result. Raises whatever the function raised."""
@@ -58,12 +58,9 @@ class SingleFlight(Generic[T]):
         last = self._last
         if last is None or (last.done() and self._left > 0):
             self._left -= 1
-            last = self._last = asyncio.ensure_future(self._run())
+            last = self._last = asyncio.ensure_future(self._function())
         # a caller that leaves does not end what others wait for
         return await asyncio.shield(last)
-
-    async def _run(self) -> T:
-        return await self._function()
 
 
 class HealthEndpoints:
