@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, MutableSequence, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableSequence, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID, uuid4
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -29,6 +29,7 @@ from llmops.store import conversations as table
 from llmops.store.conversations import Conversation, NewMessage, StoredMessage
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: Seconds without a report after which the gateway that generates a message counts as gone.
 LOST_AFTER = 10.0
@@ -134,11 +135,11 @@ class ConversationStore:
         """
         before = await self.find(caller, after) if after else None
         user = owner_id(caller)
-        look = self._database.search if text else self._database.read
-        found = await look(
-            lambda connection: table.list_conversations(connection, user, limit=limit + 1, before=before, text=text),
-            user,
-        )
+
+        async def work(connection: AsyncConnection) -> Sequence[Conversation]:
+            return await table.list_conversations(connection, user, limit=limit + 1, before=before, text=text)
+
+        found = await (self._read_long(caller, work) if text else self._database.read(work, user))
         return found[:limit], len(found) > limit
 
     async def list_readable(
@@ -156,8 +157,9 @@ class ConversationStore:
         """
         before = await self.find(caller, after) if after else None
         user = owner_id(caller)
-        look = self._database.search if text else self._database.read
-        ids = await look(lambda connection: table.list_ids(connection, user, before=before, text=text), user)
+        ids = await self._read_long(
+            caller, lambda connection: table.list_ids(connection, user, before=before, text=text)
+        )
         found: MutableSequence[Conversation] = []
         for key in ids:
             try:
@@ -205,7 +207,7 @@ class ConversationStore:
             hold(COPIES * conversation.size + MESSAGE_BYTES * await table.count_messages(connection, key))
             return await self._branch(connection, conversation, after)
 
-        return await self._database.read(work, user)
+        return await self._read_long(caller, work)
 
     async def change(self, caller: Caller, conversation_id: str, **values: Any) -> Conversation:
         """Set columns of a conversation. Raises NotFoundError."""
@@ -348,7 +350,7 @@ class ConversationStore:
 
         for owner, key in await self._database.read(ids, turn):
             try:
-                branch = await self._database.read(partial(read, owner=owner, key=key), turn)
+                branch = await self._read_long(caller, partial(read, owner=owner, key=key))
             except MALFORMED:
                 if damaged is None:
                     raise
@@ -415,6 +417,9 @@ class ConversationStore:
             )
             return False
         return True
+
+    async def _read_long(self, caller: Caller, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        return await self._database.read_long(work, owner_id(caller), caller.share.split("/", 1))
 
     async def _branch(
         self, connection: AsyncConnection, conversation: Conversation, after: str | None = None

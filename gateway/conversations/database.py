@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -13,14 +13,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ApiError, UnavailableError
 from llmops.gateway.logging_setup import RepeatedLines
+from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.store.factory import LazyStore, within
 
 T = TypeVar("T")
 
 # Seconds that a request waits for the store before it counts as away.
 STORE_TIMEOUT = 5.0
-#: Searches that a gateway process runs at a time.
-MAX_SEARCHES = 2
+#: Searches and reads of whole conversations that a gateway process runs at a time.
+MAX_LONG_READS = 2
 #: Seconds between two lines of the log: a caller that sends many requests at once waits for itself.
 LOG_INTERVAL = 1.0
 
@@ -39,7 +40,7 @@ class Database:
         self._store = LazyStore(url, pool_size=2)
         self._subject, self._advice = subject, advice
         self._lines = RepeatedLines(LOG_INTERVAL)
-        self._searches = asyncio.Semaphore(MAX_SEARCHES)
+        self._long_reads = FairSlots(MAX_LONG_READS)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def read(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str | None = None) -> T:
@@ -52,12 +53,23 @@ class Database:
         """
         return await self._answered(self._in_turn(owner, self._store.read, work))
 
-    async def search(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str) -> T:
-        """Run `work` that takes the store up to a second; otherwise as `read`.
+    async def read_long(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str, share: Sequence[str]) -> T:
+        """Run `work` that takes up to a second, or reads thousands of rows; otherwise as `read`.
 
-        MAX_SEARCHES run at a time, so that other work finds a connection and a core of the store.
+        MAX_LONG_READS run at a time, so that other work finds a connection and a core. Callers take
+        turns by the path `share`, tenants first.
         """
-        return await self._answered(self._in_turn(owner, self._searching, work))
+
+        @asynccontextmanager
+        async def connect() -> AsyncIterator[AsyncConnection]:
+            await self._long_reads.enter(share)
+            try:
+                async with self._store.read() as connection:
+                    yield connection
+            finally:
+                self._long_reads.leave()
+
+        return await self._answered(self._in_turn(owner, connect, work))
 
     async def write(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str | None = None) -> T:
         """Run `work` in a transaction; otherwise as `read`."""
@@ -65,11 +77,6 @@ class Database:
 
     async def close(self) -> None:
         await self._store.close()
-
-    @asynccontextmanager
-    async def _searching(self) -> AsyncIterator[AsyncConnection]:
-        async with self._searches, self._store.read() as connection:
-            yield connection
 
     async def _in_turn(
         self,
