@@ -10,10 +10,11 @@ from typing import Any
 
 from llmops.build.checkpoint import CheckpointFile, TensorInfo
 from llmops.build.checkpoint.description import ModelCheckpoint
-from llmops.build.checkpoint.file_checks import read_value, reject_outside_symlinks
+from llmops.build.checkpoint.file_checks import check_file_size, read_value, reject_outside_symlinks
 from llmops.build.checkpoint.known_models import bundled_file
 from llmops.build.checkpoint.safetensors_header import read_header, shard_files
 from llmops.errors import CheckpointError
+from llmops.input_files import MAX_TABLE_BYTES
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ def open_encoder(ref: str) -> EncoderCheckpoint | None:
 
 def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
     states = reject_outside_symlinks(path)
+    for small in _SMALL_FILES:
+        check_file_size(path / small, MAX_TABLE_BYTES)
     config = _json(path / "config.json")
     shards = shard_files(path)
     if not shards:

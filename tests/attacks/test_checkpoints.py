@@ -23,7 +23,7 @@ from llmops.build.checkpoint.hub_download import cached_config, fetch_config, fe
 from llmops.build.checkpoint.huggingface_folder import open_folder
 from llmops.build.checkpoint.known_models import bundled_file
 from llmops.build.checkpoint.safetensors_header import read_header as read_safetensors
-from llmops.build.encoder.encoder_checkpoint import BUNDLED
+from llmops.build.encoder.encoder_checkpoint import BUNDLED, open_encoder
 from llmops.build.job.build_engine import build
 from llmops.build.progress import SilentProgress
 from llmops.build.spec import BuildSpec
@@ -252,6 +252,16 @@ def test_a_hole_of_three_gigabytes(folder: Path, name: str) -> None:
     memory, seconds = growth(read)
     assert memory < 96
     assert seconds < 5
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_a_hole_in_an_encoder(folder: Path, name: str) -> None:
+    """Before the fix, a build wrote 3 GB for a folder of a few KB: a larger hole fills the disk."""
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["BertModel"]}))
+    (folder / name).touch()
+    os.truncate(folder / name, 3 << 30)
+    with pytest.raises(CheckpointError, match="are the most that such a file has"):
+        open_encoder(str(folder))
 
 
 def _broken_map() -> dict[str, object]:
