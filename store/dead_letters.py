@@ -98,15 +98,21 @@ async def count_dead_letters(connection: AsyncConnection) -> dict[str, int]:
 async def list_dead_letters(
     connection: AsyncConnection, limit: int, after: ListedLetter | None = None
 ) -> Sequence[ListedLetter]:
-    """Return the newest dead letters, or those that follow `after`."""
+    """Return dead letters, or those that follow `after`: the newest first, and signed ones before others.
+
+    A program that can write to the topic must not be able to push a gateway's events off the list.
+    """
     columns = dead_letters.c
+    unsigned = columns.event_id.is_(None)
     statement = select(
         columns.id, columns.count, columns.last_at, columns.reason, columns.source, columns.value, columns.event_id
     )
     if after is not None:
         same = and_(columns.last_at == after.last_at, columns.id > after.id)
-        statement = statement.where(or_(columns.last_at < after.last_at, same))
-    rows = await connection.execute(statement.order_by(columns.last_at.desc(), columns.id).limit(limit))
+        older = or_(columns.last_at < after.last_at, same)
+        following = or_(unsigned, older) if after.letter.event_id is not None else and_(unsigned, older)
+        statement = statement.where(following)
+    rows = await connection.execute(statement.order_by(unsigned, columns.last_at.desc(), columns.id).limit(limit))
     return [ListedLetter(*row[:3], DeadLetter(*row[3:])) for row in rows.all()]
 
 

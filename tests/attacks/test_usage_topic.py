@@ -11,7 +11,7 @@ import sys
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -46,7 +46,14 @@ from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant
 from llmops.store.accounts.users import ensure_user
 from llmops.store.database import Store
-from llmops.store.dead_letters import MAX_ROWS, MAX_UNSIGNED_BYTES, DeadLetter, add_dead_letters, count_dead_letters
+from llmops.store.dead_letters import (
+    MAX_ROWS,
+    MAX_UNSIGNED_BYTES,
+    DeadLetter,
+    add_dead_letters,
+    count_dead_letters,
+    list_dead_letters,
+)
 from llmops.store.factory import open_store
 from llmops.store.tables import dead_letters, usage_records
 from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, sum_usage
@@ -540,6 +547,20 @@ async def test_parked_values_of_strangers_do_not_fill_the_store(store, monkeypat
         rows = (await reading.execute(select(dead_letters.c.id))).scalars().all()
     assert len(rows) == 21
     assert await counts(store) == {"not signed by a gateway": 100}
+
+
+async def test_parked_values_of_strangers_hide_no_event_of_a_gateway(store):
+    """Before the fix, 100 values of a stranger pushed the events that are on no bill off the list."""
+    signed = [DeadLetter("damaged price", "t", b"e%d" % one, str(uuid4())) for one in range(3)]
+    strange = [DeadLetter("not signed", "t", b"%d" % one) for one in range(5)]
+    await store.transact(lambda connection: add_dead_letters(connection, signed, NOON))
+    await store.transact(lambda connection: add_dead_letters(connection, strange, NOON + timedelta(days=1)))
+    seen, after = [], None
+    async with store.read() as reading:
+        while page := await list_dead_letters(reading, 2, after):
+            seen += [one.letter.event_id is not None for one in page]
+            after = page[-1]
+    assert seen == [True] * 3 + [False] * 5
 
 
 async def test_parked_records_cost_a_few_statements_however_many_they_are(store, monkeypatch):
