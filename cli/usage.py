@@ -110,7 +110,10 @@ def reconcile(engines: tuple[str, ...], admin: AdminClient, as_json: bool) -> No
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, help="At most this many.")
 @admin_options
 def dead_letters(limit: int, admin: AdminClient, as_json: bool) -> None:
-    """List usage events that are on no bill, with the reason: a gateway's first, the newest of them on top."""
+    """List usage events that are on no bill, with the reason.
+
+    Those that a gateway signed come first, then the newest first.
+    """
     from llmops.control.admin.schemas import DeadLetterListQuery, DeadLetterRead
 
     letters = admin.request(
