@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds for which equal entries are counted before they are written.
 WINDOW = 60.0
-#: Combinations of actor, subject and details that are counted apart in one window. All others count
+#: Combinations of actor, subject and details that are counted apart in one window, of callers and as
+#: many of addresses without a key: strangers must not use up the room of callers. All others count
 #: as `OTHERS`.
 MAX_GROUPS = 200
 #: Combinations of one actor that are counted apart: a caller may name any end user, and must not
@@ -32,6 +33,7 @@ MAX_GROUPS_PER_ACTOR = 20
 OTHERS = "others"
 AUDITED_STATUSES = frozenset({401, 403})
 REJECTED, FOUND = "access.refused", "safety.found"
+_ADDRESS = "address:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class CountingAudit:
         self._counted: dict[_Group, AuditCount] = {}
         # groups of each actor in `_counted`
         self._groups: Counter[str] = Counter()
+        # groups of addresses, and of callers
+        self._sizes: Counter[bool] = Counter()
         self._writing: asyncio.Task[None] | None = None
 
     def note(self, context: RequestContext, outcome: Outcome) -> None:
@@ -118,11 +122,13 @@ class CountingAudit:
         if group not in self._counted and self._groups[new.actor] >= MAX_GROUPS_PER_ACTOR:
             new = _without_details(new)
             group = _group(new)
-        if group not in self._counted and len(self._counted) >= MAX_GROUPS:
+        is_stranger = new.actor.startswith(_ADDRESS)
+        if group not in self._counted and self._sizes[is_stranger] >= MAX_GROUPS:
             new = replace(_without_details(new), actor=OTHERS, tenant_id="", subject="")
             group = _group(new)
         if group not in self._counted:
             self._groups[new.actor] += 1
+            self._sizes[is_stranger] += 1
         known = self._counted.get(group)
         self._counted[group] = new if known is None else known.plus(new.count, new.last)
 
@@ -135,6 +141,7 @@ class CountingAudit:
     async def _write(self) -> None:
         counted, self._counted = self._counted, {}
         self._groups.clear()
+        self._sizes.clear()
         if not counted:
             return
         try:
@@ -151,6 +158,7 @@ class CountingAudit:
         """Put back what could not be written, and add what was counted meanwhile."""
         newer, self._counted = self._counted, counted
         self._groups = Counter(entry.actor for entry in counted.values())
+        self._sizes = Counter(entry.actor.startswith(_ADDRESS) for entry in counted.values())
         for entry in newer.values():
             self._count(entry)
 
@@ -167,4 +175,4 @@ def _without_details(entry: AuditCount) -> AuditCount:
 def _actor(caller: Caller) -> str:
     if caller.key_id:
         return f"key:{caller.key_id}"
-    return f"user:{caller.user_id}" if caller.tenant_id else f"address:{caller.share.partition('/')[0]}"
+    return f"user:{caller.user_id}" if caller.tenant_id else f"{_ADDRESS}{caller.share.partition('/')[0]}"

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from llmops.errors import ResourceError
-from llmops.gateway.auth.audit import MAX_GROUPS, MAX_GROUPS_PER_ACTOR, OTHERS, AuditLog, CountingAudit
+from llmops.gateway.auth.audit import FOUND, MAX_GROUPS, MAX_GROUPS_PER_ACTOR, OTHERS, AuditLog, CountingAudit
 from llmops.gateway.http.request_context import RequestContext, anonymous_caller
 from llmops.gateway.interfaces import Caller, Outcome
 
@@ -102,3 +102,15 @@ async def test_a_route_that_is_none_is_no_refusal_of_a_key(route):
     refusals.note(asked_by(anonymous_caller("10.0.0.7", ""), route), Outcome(404))
     await refusals.close()
     assert not audit.rows
+
+
+async def test_strangers_hide_no_callers_entries():
+    """Before the fix, five addresses that asked all routes made the findings of all tenants those of `others`."""
+    audit = Written()
+    refusals = CountingAudit(audit)
+    for at in range(5 * MAX_GROUPS):
+        refusals.note(asked_by(anonymous_caller(f"10.0.0.{at % 5}", ""), f"/{at}"), Outcome(401, "error"))
+    refusals.note_finding(Caller("acme", "u", "key-a", "acme/key-a"), "secrets", category="s")
+    await refusals.close()
+    assert [(row.tenant_id, row.subject) for row in audit.rows if row.action == FOUND] == [("acme", "secrets")]
+    assert len(audit.rows) == MAX_GROUPS + 2
