@@ -11,6 +11,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeDecorator
 
+from llmops.errors import InputError
+from llmops.input_files import MALFORMED
+
+#: Exceptions of rows whose values another program, or a damaged disk, has changed.
+DAMAGED = (InputError, *MALFORMED)
+
 
 class UtcDateTime(TypeDecorator[datetime]):
     """A timezone-aware datetime. Stored as UTC text in SQLite, which has no time zones.

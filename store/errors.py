@@ -11,11 +11,8 @@ import asyncpg
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from llmops.errors import InputError, LlmopsError, ResourceError
-from llmops.input_files import MALFORMED
 from llmops.store.store_url import StoreUrl
 
-#: Exceptions of rows whose values another program, or a damaged disk, has changed.
-DAMAGED = (InputError, *MALFORMED)
 # Parts of SQLite's messages and their meaning. The first one that a message contains counts.
 _SQLITE: tuple[tuple[str, type[LlmopsError], str], ...] = (
     ("not a database", InputError, "is not a SQLite database; name another file."),

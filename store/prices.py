@@ -13,8 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import InputError
 from llmops.store.audit import AuditContext, record_action
-from llmops.store.columns import insert
-from llmops.store.errors import DAMAGED
+from llmops.store.columns import DAMAGED, insert
 from llmops.store.tables import prices
 
 MILLION = 1_000_000

@@ -27,7 +27,8 @@ from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import find_tenant
 from llmops.store.accounts.users import bind_identity, ensure_user, find_user_by_identity
 from llmops.store.audit import AuditContext, record_action
-from llmops.store.errors import DAMAGED, is_data_error
+from llmops.store.columns import DAMAGED
+from llmops.store.errors import is_data_error
 from llmops.store.factory import LazyStore, open_store, within
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from llmops.gateway.interfaces import Usage, UsageEvent
 from llmops.gateway.usage.billing import micros
 from llmops.gateway.usage.event_formats import MAX_COST_MICROS, to_cloud_event
 from llmops.gateway.usage.sink import UsageSink
+from llmops.store.columns import DAMAGED
 from llmops.store.dead_letters import DeadLetter, add_dead_letters
-from llmops.store.errors import DAMAGED
 from llmops.store.factory import LazyStore, within
 from llmops.store.prices import Price, list_prices_async, price_in_force
 from llmops.store.tables import tenant_totals, usage_records

@@ -14,8 +14,7 @@ from llmops.background import LogOnce
 from llmops.errors import DuplicateNameError, InputError, UnknownResourceError
 from llmops.store.accounts.limits import Limits
 from llmops.store.audit import AuditContext, record_action
-from llmops.store.columns import insert
-from llmops.store.errors import DAMAGED
+from llmops.store.columns import DAMAGED, insert
 from llmops.store.tables import tenants
 from llmops.untrusted_text import escape_unsafe
 
