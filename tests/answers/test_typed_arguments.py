@@ -112,3 +112,13 @@ def test_any_harmony_cut_anywhere_gives_the_same_events(text, data):
     whole = run(HarmonyParser(), [text])
     assert shape(run(HarmonyParser(), list(text))) == shape(whole)
     assert shape(run(HarmonyParser(), cut(data, text))) == shape(whole)
+
+
+@pytest.mark.parametrize("family", TAGGED)
+@pytest.mark.parametrize(
+    "odd", [{"type": [{}]}, {"type": 5}, {"type": True}, {"allOf": 5}, {"oneOf": [{"type": [[]]}]}]
+)
+def test_a_schema_without_a_usable_type_leaves_values_as_they_are(family, odd):
+    """Before the fix, each such request got 500 and wrote a traceback."""
+    parser = PARSERS[family]({"one": {"type": "object", "properties": {"city": odd}}})
+    assert [name for name, _ in calls_of(run(parser, [WRITERS[family]([("one", PARIS)])]))] == ["one"]

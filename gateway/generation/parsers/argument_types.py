@@ -36,7 +36,8 @@ def _schema_types(schema: object, root: Mapping[str, Any], depth: int) -> JsonTy
     schema = resolve_references(schema, root)
     given = schema.get("type")
     if given is not None:
-        return frozenset([given] if isinstance(given, str) else given)
+        # a schema that no grammar needs is not validated
+        return frozenset(one for one in (given if isinstance(given, list) else [given]) if isinstance(one, str)) or None
     if "const" in schema or isinstance(schema.get("enum"), list):
         values = [schema["const"]] if "const" in schema else schema["enum"]
         return frozenset(_NAMES[type(value)] for value in values)
@@ -45,7 +46,8 @@ def _schema_types(schema: object, root: Mapping[str, Any], depth: int) -> JsonTy
             branches = [_schema_types(branch, root, depth + 1) for branch in schema[key]]
             known = [kinds for kinds in branches if kinds is not None]
             return frozenset().union(*known) if len(known) == len(branches) else None
-    whole = [_schema_types(branch, root, depth + 1) for branch in schema.get("allOf") or ()]
+    branches = schema.get("allOf")
+    whole = [_schema_types(one, root, depth + 1) for one in branches] if isinstance(branches, list) else []
     return next((kinds for kinds in whole if kinds is not None), None)
 
 
