@@ -31,8 +31,9 @@ class SafeFormatter(logging.Formatter):
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:
-        """Return a traceback, in which line breaks are kept."""
-        return escape_unsafe(super().formatException(ei), MAX_TRACEBACK_CHARACTERS, lines=True)
+        """Return a traceback. Its lines are indented, because the error's text can have line breaks."""
+        text = escape_unsafe(super().formatException(ei), MAX_TRACEBACK_CHARACTERS, lines=True)
+        return text.replace("\n", "\n  ")
 
 
 class RepeatedLines:

@@ -186,7 +186,7 @@ def test_a_log_line_of_a_stranger_is_one_line():
         log.addHandler(handler)
         log.error("event %s", f"{text}ERROR forged" + "x" * 900_000)
         try:
-            raise ValueError(text)
+            raise ValueError(f"{text}\nERROR forged")
         except ValueError:
             log.exception("failed")
         said = stream.getvalue()
