@@ -11,7 +11,14 @@ from llmops.build.trtllm.release_profiles import ReleaseProfile, profile_of_rele
 from llmops.contract import GUIDE_KINDS, PYTHON_ENGINE_INPUTS, PYTHON_ENGINE_OUTPUTS, RUNTIME_PARAMETER
 from llmops.errors import InputError
 from llmops.model_repository.repository.compatibility import check_library
-from llmops.model_repository.targets.repository_target import EngineModelConfig, RepositoryTarget
+from llmops.model_repository.targets.repository_target import EngineModelConfig, RepositoryTarget, divides_vocabulary
+
+#: The guides of each backend. llguidance reads grammars in Lark's notation, while the gateway and
+#: its clients write xgrammar's (1.2.1 _torch/pyexecutor/grammar_matcher.py).
+_GUIDE_KINDS: dict[str | None, list[str]] = {
+    "xgrammar": list(GUIDE_KINDS),
+    "llguidance": [kind for kind in GUIDE_KINDS if kind != "ebnf_grammar"],
+}
 
 
 class PytorchRepositoryTarget(RepositoryTarget):
@@ -44,16 +51,20 @@ class PytorchRepositoryTarget(RepositoryTarget):
         return {**super().reports(), "kv_events": True, "cached_tokens": True}
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
-        sampling = served_profile(manifest).sampling
-        guided = manifest.extra_as(PytorchExtra).llm_args.get("guided_decoding_backend") is not None
+        profile = served_profile(manifest)
+        sampling = profile.sampling
+        # TRTLLMSampler of 1.2 is the C++ decoder (_torch/pyexecutor/sampler.py, setup_sampler_step)
+        in_cpp = "TRTLLMSampler" in (profile.wishes | profile.arguments).values()
+        backend = manifest.extra_as(PytorchExtra).llm_args.get("guided_decoding_backend")
         return {
             "logprobs": True,
             # OpenAI's own limit
             "top_logprobs": 20 if sampling.top_logprobs else 0,
             "prompt_logprobs": sampling.prompt_logprobs,
-            "logit_bias": sampling.logit_bias,
+            "logit_bias": sampling.logit_bias
+            and (not in_cpp or divides_vocabulary(manifest, manifest.tokenizer.vocab_size)),
             "n": 8,
-            "guided": list(GUIDE_KINDS) if guided else [],
+            "guided": _GUIDE_KINDS.get(backend, []),
             "bad_words": False,
             "min_p": sampling.min_p,
             "seed": sampling.seed,

@@ -65,3 +65,14 @@ class RepositoryTarget(ABC):
         """
         ours = STEP_TRANSPORT in self.transports()
         return {"state": ours, "kv_events": False, "cached_tokens": False}
+
+
+def divides_vocabulary(manifest: EngineManifest, size: int) -> bool:
+    """Return True if TensorRT-LLM's C++ decoder takes a bias for a vocabulary of `size` tokens.
+
+    It wants `size` numbers (1.2.1 cpp/tensorrt_llm/batch_manager/createNewDecoderRequests.cpp,
+    initializeEmbeddingBias) and copies them to a buffer for `size`, padded to a multiple of all
+    ranks (runtime/decoderState.cpp, reshapeBuffers). If the two differ, the copy fails, and the
+    error ends all requests that run.
+    """
+    return size % manifest.parallelism.world_size == 0

@@ -25,7 +25,7 @@ from llmops.contract import (
 )
 from llmops.errors import InputError
 from llmops.model_repository.repository.compatibility import check_library
-from llmops.model_repository.targets.repository_target import EngineModelConfig, RepositoryTarget
+from llmops.model_repository.targets.repository_target import EngineModelConfig, RepositoryTarget, divides_vocabulary
 
 #: Bytes of the LoRA cache in host memory: the backend's own default.
 _LORA_CACHE = 1 << 30
@@ -92,7 +92,7 @@ class TensorrtRepositoryTarget(RepositoryTarget):
             "logprobs": True,
             "top_logprobs": 0,
             "prompt_logprobs": False,
-            "logit_bias": True,
+            "logit_bias": self._takes_bias(manifest),
             "n": 8 if self._ours else 1,
             "guided": list(GUIDE_KINDS) if _built(manifest).guided else [],
             "bad_words": True,
@@ -103,11 +103,29 @@ class TensorrtRepositoryTarget(RepositoryTarget):
         }
         return {**found, "cache_salt": True} if self._ours else found
 
+    def _takes_bias(self, manifest: EngineManifest) -> bool:
+        """Return True if the engine takes a bias for each token of the vocabulary.
+
+        NVIDIA's backend gets the bias as the gateway sends it. Our model fills it up where the
+        export has padded the vocabulary.
+        """
+        vocabulary = manifest.tokenizer.vocab_size
+        built = _padded_vocabulary(vocabulary) if "awq" in manifest.quantisation.weights else vocabulary
+        return divides_vocabulary(manifest, built) and (self._ours or built == vocabulary)
+
     def reports(self) -> dict[str, bool]:
         return {**super().reports(), "kv_events": self._ours, "cached_tokens": self._ours}
 
     def transports(self) -> list[str]:
         return [REQUEST_TRANSPORT, STEP_TRANSPORT] if self._ours else [REQUEST_TRANSPORT]
+
+
+def _padded_vocabulary(size: int) -> int:
+    """Return the size of a vocabulary in an AWQ export.
+
+    ModelOpt pads it to a multiple of 64 (`torch/export/postprocess.py`, pad_embedding_lm_head).
+    """
+    return -(-size // 64) * 64
 
 
 def _built(manifest: EngineManifest) -> TensorrtExtra:

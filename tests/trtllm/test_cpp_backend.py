@@ -132,6 +132,33 @@ def test_serving_chooses_the_backend_and_what_is_announced(tmp_path: Path) -> No
         find_target("pytorch", "nvidia")
 
 
+@pytest.mark.parametrize(
+    ("weights", "vocabulary", "gpus", "announced"),
+    [
+        ("fp8", 32000, 4, [True, True]),
+        ("fp8", 32001, 1, [True, True]),
+        ("fp8", 32001, 2, [False, False]),
+        ("int4_awq", 32001, 2, [False, True]),
+    ],
+)
+def test_a_bias_is_announced_where_the_decoder_takes_one(
+    tmp_path: Path, weights: str, vocabulary: int, gpus: int, announced: list[bool]
+) -> None:
+    """A bias of another length than the engine's padded vocabulary ends all requests (1.2.1
+    cpp/tensorrt_llm/batch_manager/createNewDecoderRequests.cpp, initializeEmbeddingBias, and
+    cpp/tensorrt_llm/runtime/decoderState.cpp, reshapeBuffers). ModelOpt pads that of AWQ to 64
+    (torch/export/postprocess.py, pad_embedding_lm_head).
+    """
+    manifest = make_engine(tmp_path / "e").manifest
+    changed = manifest.model_copy(update={
+        "parallelism": Parallelism(tp_size=gpus),
+        "tokenizer": manifest.tokenizer.model_copy(update={"vocab_size": vocabulary}),
+        "quantisation": manifest.quantisation.model_copy(update={"weights": weights}),
+    })  # fmt: skip
+    found = [find_target("tensorrt", serving).capabilities(changed)["logit_bias"] for serving in ("nvidia", "llmops")]
+    assert found == announced
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A repository of one TensorRT engine for two GPUs, on GPUs 2 and 3, as NVIDIA's backend serves it."""

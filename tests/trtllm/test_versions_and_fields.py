@@ -7,6 +7,8 @@ from llmops.build.trtllm.image_selection import check_image, check_trtllm_instal
 from llmops.build.trtllm.llm_args import arguments_for_release, check_llm_args, make_llm_args
 from llmops.build.trtllm.release_profiles import profile_of_release, profiles_per_release
 from llmops.errors import InputError, VersionMismatchError
+from llmops.model_repository.targets import find_target
+from tests.support.manifests import engine_manifest
 
 LIMITS = EngineLimits(max_batch_size=64, max_seq_len=4096, max_num_tokens=8192)
 
@@ -29,6 +31,27 @@ def test_checkpoints_serve_on_every_later_release_but_not_before_1_2():
         check_trtllm_installed("tensorrt", "1.2.1", "1.3.0")
     with pytest.raises(VersionMismatchError, match=r"known tags are 26\.07"):
         image_of("27.01")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "vocabulary", "logit_bias", "guided"),
+    [
+        ({"guided_decoding_backend": "xgrammar"}, 512, True, ["json", "json_schema", "regex", "ebnf_grammar"]),
+        ({"guided_decoding_backend": "llguidance"}, 513, False, ["json", "json_schema", "regex"]),
+        ({"sampler_type": "TorchSampler"}, 513, True, []),
+    ],
+)
+def test_what_the_llm_api_takes_is_announced(arguments, vocabulary, logit_bias, guided):
+    """llguidance reads a grammar as Lark's (1.2.1 _torch/pyexecutor/grammar_matcher.py, LLGuidanceMatcherFactory).
+
+    TRTLLMSampler, the default here, is the C++ decoder (_torch/pyexecutor/sampler.py), which takes a bias only if the
+    GPUs divide the vocabulary (cpp/tensorrt_llm/runtime/decoderState.cpp, reshapeBuffers).
+    """
+    manifest = engine_manifest("pytorch", extra={"tensorrt_llm": "1.2.1", "llm_args": arguments})
+    tokenizer = manifest.tokenizer.model_copy(update={"vocab_size": vocabulary})
+    changed = manifest.model_copy(update={"tokenizer": tokenizer, "parallelism": Parallelism(tp_size=2)})
+    found = find_target("pytorch").capabilities(changed)
+    assert (found["logit_bias"], found["guided"]) == (logit_bias, guided)
 
 
 def test_a_plan_decides_how_it_is_served_unless_the_user_does():
