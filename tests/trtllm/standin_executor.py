@@ -293,6 +293,7 @@ class Executor:
         _check(world == ranks, "With communicationMode kLEADER, MPI worldSize is expected to be equal to tp*pp*cp when "
                                "participantIds are not specified")  # fmt: skip
         self._meet(world)
+        self.ranks, self.vocab_size = ranks, config.get("pretrained_config", {}).get("vocab_size", 0)
         self.size = config.get("build_config", {}).get("plugin_config", {}).get("tokens_per_block", 32)
         self.max_input_len = 100
         self.manager = KVCacheEventManager(executor_config.kv_cache_config.event_buffer_max_size)
@@ -328,13 +329,17 @@ class Executor:
         _check(not request.sampling_config.min_tokens or (request.end_id or -1) >= 0,
                "the minimum-length penalty writes logits[endId], and -1 is not in the vocabulary")  # fmt: skip
         if len(request.input_token_ids) > self.max_input_len:
-            said = f"Prompt length ({len(request.input_token_ids)}) exceeds maximum input length (100)."
-            self._ready.append(Response(self._number, said))
+            self._refuse(f"Prompt length ({len(request.input_token_ids)}) exceeds maximum input length (100).")
         elif request.guided_decoding_params is not None and self.config.guided_decoding_config is None:
-            self._ready.append(Response(self._number, "Guided decoding is not enabled"))
+            self._refuse("Request is specified with GuidedDecodingParams, but GuidedDecoder is not setup.")
         else:
             self._active[self._number] = _Running(self._number, request)
         return self._number
+
+    def _refuse(self, reason: str) -> None:
+        """executor/executorImpl.cpp, fetchNewRequests: an error of this request alone."""
+        text = f"Encountered an error when fetching new request: [TensorRT-LLM][ERROR] Assertion failed: {reason}"
+        self._ready.append(Response(self._number, text))
 
     def cancel_request(self, number: int) -> None:
         self._leader()
@@ -358,6 +363,9 @@ class Executor:
         self._iteration += 1
         fresh = [one for one in self._active.values() if not one.told and not one.new]
         for one in fresh:
+            if wrong := self._wrong_bias(one.request.embedding_bias):
+                self._end_all(f"[TensorRT-LLM][ERROR] Assertion failed: {wrong}")
+                return
             self._prefill(one)
         for one in list(self._active.values()):
             if one.number in self._cancelled:
@@ -367,6 +375,23 @@ class Executor:
             else:
                 self._decode(one)
         self._stats.append(self._statistics(fresh))
+
+    def _wrong_bias(self, bias: Any) -> str:
+        """batch_manager/createNewDecoderRequests.cpp (initializeEmbeddingBias) wants `vocab_size` numbers, and copies
+        them to a buffer that runtime/decoderState.cpp (reshapeBuffers) pads to a multiple of all ranks.
+        """
+        padded = -(-self.vocab_size // self.ranks) * self.ranks
+        if bias is None or len(bias) == self.vocab_size == padded:
+            return ""
+        if len(bias) != self.vocab_size:
+            return f"Expected last dimension to be same as vocab size: {self.vocab_size}."
+        return f"Incompatible buffer sizes: {4 * len(bias)} != {4 * padded}"
+
+    def _end_all(self, error: str) -> None:
+        """executor/executorImpl.cpp, terminateActiveRequests: one error of a step ends everything that is active."""
+        text = f"Encountered an error in forwardAsync function: {error}"
+        self._ready += [Response(number, text) for number in self._active]
+        self._active.clear()
 
     def _prefill(self, one: _Running) -> None:
         """The last prompt token is never taken from the cache (kvCacheManager.cpp, addSequence)."""
@@ -401,16 +426,16 @@ class Executor:
             self.broken = True
         if token == 666 or self.broken:
             why = "an illegal memory access was encountered" if self.broken else "out of memory"
-            text = f"Encountered an error in forwardAsync function: CUDA runtime error in x: {why}"
-            # one error ends everything that is active (executorImpl.cpp, terminateActiveRequests)
-            self._ready += [Response(number, text) for number in self._active]
-            self._active.clear()
+            self._end_all(f"CUDA runtime error in x: {why}")
             return
         while [token] in (request.bad_words or []):
             token += 1
         one.new.append(token)
         one.log_probs.append(-token / 100 if not self.config.normalize_log_probs else 0.0)
         reason = self._ended(one, token)
+        if reason is FinishReason.END_ID:
+            # kernels/samplingTopKKernels.cu: "Do not increase seq len when EOS is generated."
+            del one.new[-1], one.log_probs[-1]
         if reason is not FinishReason.NOT_FINISHED:
             del self._active[one.number]
         if request.streaming or reason is not FinishReason.NOT_FINISHED:

@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -71,16 +72,27 @@ def test_tokens_log_probabilities_and_reasons(runtime):
     runtime.submit(1, ask([5, 10], 4, end_ids=frozenset({99}), log_probs=True), 0)
     runtime.submit(2, ask([90], 50, end_ids=frozenset({99, 98})), 0)
     runtime.submit(3, ask([20], 50, stop_words=[[23, 24]]), 0)
+    runtime.submit(4, ask([96], 50, end_ids=frozenset({99}), log_probs=True), 0)
     found = collect(runtime)
     assert found[1][:3] == [[11, 12, 13, 14], pytest.approx([-0.11, -0.12, -0.13, -0.14]), "length"]
     # the further end of text is a stop word
     assert found[2][:3] == [[91, 92, 93, 94, 95, 96, 97, 98], [], "stop"]
     assert found[3][:3] == [[21, 22, 23, 24], [], "stop"]
+    # the library does not return the end of text itself
+    assert found[4][:3] == [[97, 98], pytest.approx([-0.97, -0.98]), "stop"]
 
 
 def test_an_error_of_one_step_ends_what_runs_and_a_lost_gpu_ends_the_engine(runtime):
+    """A step's error blames no request: gateways continue the answers on another replica (1.2.1
+    cpp/tensorrt_llm/executor/executorImpl.cpp, terminateActiveRequests and fetchNewRequests).
+    """
     runtime.submit(1, ask([663], 10), 0)
-    assert collect(runtime)[1][3].startswith("input_ids: Encountered an error in forwardAsync function")
+    runtime.submit(2, ask([10], 50), 0)
+    runtime.submit(3, ask(list(range(101)), 2), 0)
+    found = collect(runtime)
+    for key in (1, 2):
+        assert found[key][3].startswith("the engine failed: Encountered an error in forwardAsync function")
+    assert found[3][3].startswith("input_ids: Encountered an error when fetching new request: ")
     runtime.submit(2, ask([10], 2), 0)
     assert collect(runtime)[2][0] == [11, 12]
     runtime.submit(3, ask([508], 10), 0)
@@ -161,6 +173,35 @@ def test_min_tokens_holds_for_every_end_token(runtime, end):
 def test_a_schema_that_is_not_json_is_refused():
     with pytest.raises(RequestRejectedError, match="guided_decoding_guide: is not JSON"):
         engine.make_request(standin, ask([1], 7, guide=("json_schema", "{")), 0)
+
+
+def test_a_bias_has_the_length_of_the_engine_s_vocabulary(folder, runtime):
+    """The decoder takes no other one, and its error ends all requests (1.2.1
+    cpp/tensorrt_llm/batch_manager/createNewDecoderRequests.cpp, initializeEmbeddingBias).
+    """
+    config = json.loads((folder / "config.json").read_text())
+    config["pretrained_config"]["mapping"] = {"tp_size": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert engine._engine_sizes(folder) == (4, 1003)
+    runtime.submit(1, ask([10], 2, embedding_bias=np.ones(1000, np.float32)), 0)
+    assert collect(runtime)[1][0] == [11, 12]
+
+
+def test_a_grammar_that_the_library_cannot_read_is_refused_before_it_ends_other_answers(monkeypatch):
+    """The executor compiles it within a step (1.2.1 cpp/tensorrt_llm/batch_manager/guidedDecoder.cpp, build)."""
+
+    class Grammar:
+        @staticmethod
+        def from_ebnf(text):
+            if "::=" not in text:
+                raise RuntimeError("EBNF parser error: expected ::=\nat 1")
+
+        from_regex = from_json_schema = from_ebnf
+
+    monkeypatch.setitem(sys.modules, "xgrammar", SimpleNamespace(Grammar=Grammar))
+    assert engine.make_request(standin, ask([1], 7, guide=("ebnf_grammar", 'root ::= "a"')), 0)
+    with pytest.raises(RequestRejectedError, match=r"^guided_decoding_guide: EBNF parser error: expected ::=$"):
+        engine.make_request(standin, ask([1], 7, guide=("ebnf_grammar", "root")), 0)
 
 
 def test_the_backends_parameters_become_the_executors(folder):

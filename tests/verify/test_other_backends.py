@@ -16,7 +16,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from llmops.build.trtllm.release_profiles import profiles_per_release
 from llmops.gateway.interfaces import Capabilities
-from llmops.perf.verify.contract import sampling
+from llmops.perf.verify.contract import guided, sampling
 from llmops.perf.verify.engine_context import EngineContext
 from llmops.perf.verify.findings import Finding, WrongError
 from llmops.perf.verify.probe import Probe
@@ -109,6 +109,19 @@ def test_sequences_that_are_dropped() -> None:
 
     with pytest.raises(WrongError, match="greedy sequence 1"):
         sequences(dropped)
+
+
+def test_a_broken_grammar_is_not_sent_to_a_backend_that_ends_all_answers_over_it() -> None:
+    """Its executor compiles guides within a step, without a try (1.2.1 cpp/tensorrt_llm/batch_manager/
+    guidedDecoder.cpp, build); an error of a step ends all requests (executor/executorImpl.cpp,
+    terminateActiveRequests).
+    """
+    sent: list[Any] = []
+    engine = desk(lambda request: [sent.append(request)])
+    engine.metadata.capabilities = Capabilities(guided=("regex",))
+    (check,) = [one for one in guided.CHECKS if one.name == "guided: a guide that is not a grammar"]
+    assert asyncio.run(check.run(engine)).verdict == "unseen"
+    assert not sent
 
 
 def llm_api(**arguments: bool) -> dict[str, str]:

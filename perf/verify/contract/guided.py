@@ -91,11 +91,14 @@ for _kind in GUIDE_KINDS:
 async def broken(engine: EngineContext) -> Finding:
     if "regex" not in engine.metadata.capabilities.guided:
         return refused("regex is not announced")
+    if not engine.ours:
+        # within a step of the executor (1.2.1 cpp/tensorrt_llm/batch_manager/guidedDecoder.cpp, build)
+        return unseen("not sent: over such a guide, NVIDIA's backend ends all answers that run")
     result = await engine.same(4, guided_decoding_guide_type="regex", guided_decoding_guide="([0-9]")
     expect(result.error is not None, "a regular expression with an open bracket was accepted")
     expect(not result.tokens, "it was refused only after tokens had come")
     expect(
-        not engine.ours or str(result.error).startswith(f"{GUIDE}:"),
+        str(result.error).startswith(f"{GUIDE}:"),
         f"it is refused without the tensor's name: {str(result.error)[:100]!r}",
     )
     return works("refused by name")

@@ -15,6 +15,8 @@ from .request import RuntimeRequest
 
 #: Reasons why a sequence ended; RUNNING while more tokens follow.
 RUNNING, STOP, LENGTH, FAILED = "", "stop", "length", "failed"
+#: Prefix of the error of a request that is not at fault itself: it may succeed on another replica.
+ENGINE_FAILED = "the engine failed"
 
 #: The most likely tokens at one position with their log-probabilities, in descending order.
 Alternatives = list[tuple[int, float]]

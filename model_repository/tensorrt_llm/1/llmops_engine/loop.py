@@ -14,6 +14,7 @@ from functools import partial
 import llmops_contract as contract
 
 from .engine_runtime import (
+    ENGINE_FAILED,
     FAILED,
     DeadEngineError,
     EngineRuntime,
@@ -214,7 +215,7 @@ class EngineLoop:
         except Exception as error:  # noqa: BLE001 - a request that the runtime chokes on must not end the server
             self._forget(active)
             self._log_error(f"A request could not be {what}: {error}")
-            active.sink.fail(f"the engine failed: {error}")
+            active.sink.fail(f"{ENGINE_FAILED}: {error}")
         else:
             return True
         return False
@@ -292,7 +293,7 @@ class EngineLoop:
         except DeadEngineError:
             raise
         except Exception as error:  # noqa: BLE001 - one bad step must not end the server
-            self._fail_all(f"the engine failed: {error}")
+            self._fail_all(f"{ENGINE_FAILED}: {error}")
             return
         for output in outputs:
             self._deliver(output)

@@ -12,6 +12,7 @@ exceptions.
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib
 import json
 import os
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import llmops_contract as contract
 
 from ..engine_runtime import (
+    ENGINE_FAILED,
     FAILED,
     LENGTH,
     RUNNING,
@@ -34,7 +36,7 @@ from ..engine_runtime import (
     KvCacheEvent,
     StepOutput,
 )
-from ..request import RuntimeRequest, check_json
+from ..request import RequestRejectedError, RuntimeRequest, check_json
 from .remote import PYTHON_VARIABLE, RemoteRuntime
 from .stop_words import StopWordMatcher
 from .trtllm_library import (
@@ -53,6 +55,10 @@ if TYPE_CHECKING:
 #: Tokens per KV-cache block where the engine's config.json does not say: trtllm-build's default.
 _TOKENS_PER_BLOCK = 32
 _REASONS = {"END_ID": STOP, "STOP_WORDS": STOP, "LENGTH": LENGTH}
+#: Beginning of the errors that concern one request. All others end every request that runs, in a
+#: step, or come from the adapters' cache (executor/executorImpl.cpp, fetchNewRequests and
+#: terminateActiveRequests).
+_REQUEST_ERROR = "Encountered an error when fetching new request"
 #: Errors of CUDA after which every later request of this process fails as well (CUDA Runtime API,
 #: cudaError: "the process must be terminated and relaunched").
 _FATAL_CUDA_ERRORS = (
@@ -211,7 +217,8 @@ class ExecutorRuntime(EngineRuntime):
         if key is None:
             return None
         self._forget(key)
-        return StepOutput(key, [], [], FAILED, f"{contract.INPUT_IDS}: {error}")
+        cause = contract.INPUT_IDS if error.startswith(_REQUEST_ERROR) else ENGINE_FAILED
+        return StepOutput(key, [], [], FAILED, f"{cause}: {error}")
 
     def _forget(self, key: int) -> _Sequence | None:
         sequence = self._sequences.pop(key, None)
@@ -398,7 +405,7 @@ def make_request(
         request: The request that the sequence belongs to.
         sequence: The index of the sequence in the request.
         model_ends: The tokens that end the model's own texts.
-        vocab_size: The number of logits per token, with the engine's padding.
+        vocab_size: The length that the engine's config.json gives the vocabulary.
 
     Raises:
         RequestRejectedError: The executor does not support what the request needs.
@@ -456,7 +463,29 @@ def _guide(api: Any, kind: str, guide: str) -> Any:
     guide_type = getattr(api.GuidedDecodingParams.GuideType, _GUIDES[kind])
     if kind == "json":
         return api.GuidedDecodingParams(guide_type=guide_type)
-    return api.GuidedDecodingParams(guide_type=guide_type, guide=check_json(guide) if kind == "json_schema" else guide)
+    if kind == "json_schema":
+        check_json(guide)
+    _check_grammar(kind, guide)
+    return api.GuidedDecodingParams(guide_type=guide_type, guide=guide)
+
+
+@functools.lru_cache(maxsize=64)
+def _check_grammar(kind: str, guide: str) -> None:
+    """Raise RequestRejectedError for a guide that xgrammar, which the library installs, cannot read.
+
+    The executor would read it within a step, and an error of a step ends all requests
+    (batch_manager/guidedDecoder.cpp, build).
+    """
+    try:
+        grammar = importlib.import_module("xgrammar").Grammar
+    except ImportError:
+        return
+    parse = {"json_schema": grammar.from_json_schema, "regex": grammar.from_regex, "ebnf_grammar": grammar.from_ebnf}
+    try:
+        parse[kind](guide)
+    except Exception as error:  # noqa: BLE001 - whatever xgrammar raises, the guide is at fault
+        reason = str(error).partition("\n")[0]
+        raise RequestRejectedError(f"{contract.GUIDE}: {reason}") from None
 
 
 def _event(event: Any) -> dict[str, Any] | None:
@@ -482,9 +511,8 @@ def _event(event: Any) -> dict[str, Any] | None:
 
 
 def _engine_sizes(model: Path) -> tuple[int, int]:
-    """Return the tokens per KV-cache block and the logits per token that the engine was built with."""
+    """Return the tokens per KV-cache block and the vocabulary's length that the engine was built with."""
     config = json.loads((model / "config.json").read_text())
     plugins = config.get("build_config", {}).get("plugin_config", {})
-    pretrained = config.get("pretrained_config", {})
-    vocabulary, ranks = int(pretrained.get("vocab_size") or 0), int(pretrained.get("mapping", {}).get("tp_size") or 1)
-    return int(plugins.get("tokens_per_block") or _TOKENS_PER_BLOCK), -(-vocabulary // ranks) * ranks
+    vocabulary = config.get("pretrained_config", {}).get("vocab_size")
+    return int(plugins.get("tokens_per_block") or _TOKENS_PER_BLOCK), int(vocabulary or 0)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import llmops_contract as contract
 
 from ..engine_runtime import (
+    ENGINE_FAILED,
     FAILED,
     LENGTH,
     RUNNING,
@@ -192,6 +193,7 @@ class TrtllmRuntime(EngineRuntime):
 
     async def _generate(self, key: int, state: _Sequence, request: RuntimeRequest, params: Any) -> None:
         """Generate one sequence on the library's loop, to which `generate_async` binds its result."""
+        cause = str(contract.INPUT_IDS)
         try:
             # cached blocks of a prompt are not computed again and have no logits; a salt of its own
             # finds none
@@ -203,7 +205,9 @@ class TrtllmRuntime(EngineRuntime):
             state.result = self._llm.generate_async(
                 ids.tolist(), params, lora_request=self._adapters.get(request.adapter), streaming=True, **salt
             )
-            delivered = 0
+            # an error of a step ends all requests (1.2.1 _torch/pyexecutor/py_executor.py,
+            # _handle_errors)
+            cause, delivered = ENGINE_FAILED, 0
             async for output in state.result:
                 completion = output.outputs[0]
                 tokens = list(completion.token_ids[delivered:])
@@ -230,7 +234,7 @@ class TrtllmRuntime(EngineRuntime):
         except Exception as error:  # noqa: BLE001 - whatever the library raises belongs to this request
             if _is_dead(error):
                 self._death_reason = str(error) or "its worker is gone"
-            self._outputs.put(StepOutput(key, [], [], FAILED, f"{contract.INPUT_IDS}: {error}"))
+            self._outputs.put(StepOutput(key, [], [], FAILED, f"{cause}: {error}"))
 
     def cancel(self, key: int) -> None:
         state = self._sequences.pop(key, None)
