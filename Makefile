@@ -1,5 +1,7 @@
-# The two that matter: `make serve` and `make test`. Each sets itself up in .venv on a machine with Python >= 3.11.
-PYTHON ?= python3
+# The two that matter: `make serve` and `make test`. Each sets itself up in .venv on a machine with Python 3.11 or 3.12.
+# Triton's Python backend needs NumPy 1, which has no wheels for Python 3.13.
+IS_SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
+PYTHON ?= $(shell for name in python3 python3.12 python3.11; do $$name -c '$(IS_SUPPORTED)' 2> /dev/null && echo $$name && break; done)
 VENV   ?= .venv
 PYTHON312 ?= python3.12
 BIN    := $(VENV)/bin
@@ -92,8 +94,8 @@ clean: ## Remove the virtual environment and all that was built
 	rm -rf $(VENV) .cache
 
 $(VENV)/bin/python:
-	@command -v $(PYTHON) > /dev/null || { echo "There is no $(PYTHON); name a Python of 3.11 or later: make $(MAKECMDGOALS) PYTHON=python3.x"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "llmops needs Python 3.11 or later: make PYTHON=python3.x")'
+	@$(or $(PYTHON),false) -c '$(IS_SUPPORTED)' 2> /dev/null || { \
+	  echo "$(or $(PYTHON),python3) is not Python 3.11 or 3.12, which the embedded Triton needs; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
 $(STAMPS)/embedded: pyproject.toml constraints.txt | $(VENV)/bin/python

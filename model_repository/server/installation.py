@@ -26,6 +26,8 @@ from llmops.model_repository.server.command import LaunchOptions, ServerOptions
 CONTAINER_ROOT = Path("/opt/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 STUB_NAME = "triton_python_backend_stub"
+#: The first Python for which the extra `embedded` installs no nvidia-pytriton.
+FIRST_PYTHON_WITHOUT_NUMPY_1 = (3, 13)
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,19 @@ def is_tensorrt_llm_installed() -> bool:
 
 
 def find_wheel() -> Path:
-    """Return the `tritonserver` folder inside the installed nvidia-pytriton wheel."""
+    """Return the `tritonserver` folder inside the installed nvidia-pytriton wheel.
+
+    Raise MissingDependencyError without it.
+    """
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
-        raise missing_extra("No Triton server: neither /opt/tritonserver nor nvidia-pytriton is installed", "embedded")
+        missing = "No Triton server: neither /opt/tritonserver nor nvidia-pytriton is installed"
+        if sys.version_info >= FIRST_PYTHON_WITHOUT_NUMPY_1:
+            raise MissingDependencyError(
+                f"{missing}; nvidia-pytriton needs NumPy 1, which has no wheels for Python {PYTHON_VERSION}: install "
+                "llmops with Python 3.12 or 3.11"
+            )
+        raise missing_extra(missing, "embedded")
     return Path(next(iter(spec.submodule_search_locations))) / "tritonserver"
 
 

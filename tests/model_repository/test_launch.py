@@ -10,12 +10,14 @@ import subprocess
 import sys
 import textwrap
 import threading
+import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from llmops.errors import MissingDependencyError, ResourceError, ServerError
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
@@ -324,6 +326,24 @@ def test_without_the_wheel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, r
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
         MissingDependencyError, match=r"nor nvidia-pytriton is installed; install it with: .*\[embedded\]"
+    ):
+        start_triton(repository, ports=ANY)
+
+
+def test_a_python_for_which_the_extra_has_no_wheel_is_told_which_one_has(
+    monkeypatch: pytest.MonkeyPatch, repository: Path
+) -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extra = [Requirement(line) for line in project["optional-dependencies"]["embedded"]]
+    marker = next(wanted.marker for wanted in extra if wanted.name == "nvidia-pytriton")
+    first = installation.FIRST_PYTHON_WITHOUT_NUMPY_1
+    assert marker is not None
+    for minor in range(11, 15):
+        assert marker.evaluate({"python_version": f"3.{minor}"}) is ((3, minor) < first)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(installation, "FIRST_PYTHON_WITHOUT_NUMPY_1", sys.version_info[:2])
+    with pytest.raises(
+        MissingDependencyError, match=r"has no wheels for Python 3\.\d+: install llmops with Python 3.12"
     ):
         start_triton(repository, ports=ANY)
 
