@@ -220,31 +220,20 @@ def test_the_waiting_container_ends_on_sigterm(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gateway", "said"),
+    ("models", "gateway", "said"),
     [
-        ({"store": "sqlite:////srv/store.db"}, "gateway.store is a file or socket of one machine"),
-        ({"redis": "unix:///run/valkey.sock"}, "gateway.redis is a file or socket of one machine"),
+        ({"m": {}}, {"store": "sqlite:////srv/store.db"}, "gateway.store is a file or socket of one machine"),
+        ({"m": {}}, {"redis": "unix:///run/valkey.sock"}, "gateway.redis is a file or socket of one machine"),
+        ({"a.b": {}, "a-b": {}}, {}, "The models a-b and a.b would both be the pool a-b"),
+        ({"llama 8b": {}}, {}, "The model llama 8b would be the pool 'llama 8b'"),
+        ({"control": {}}, {}, "other than gateway and control"),
+        ({"m": {"build": {"target": "openvino"}}}, {}, "m has the build target openvino"),
     ],
 )
-def test_addresses_of_one_machine_are_refused(tmp_path, gateway, said):
-    model = {"checkpoint": "Qwen/Qwen3-8B", "build": {"target": "pytorch"}}
-    result = chart_of(tmp_path, {"models": {"m": model}, "gateway": gateway})
-    assert isinstance(result.exception, InputError)
-    assert said in str(result.exception)
-
-
-@pytest.mark.parametrize(
-    ("models", "said"),
-    [
-        ({"a.b": {}, "a-b": {}}, "The models a-b and a.b would both be the pool a-b"),
-        ({"llama 8b": {}}, "The model llama 8b would be the pool 'llama 8b'"),
-        ({"control": {}}, "other than gateway and control"),
-        ({"m": {"build": {"target": "openvino"}}}, "m has the build target openvino"),
-    ],
-)
-def test_models_that_a_cluster_cannot_have_are_refused(tmp_path, models, said):
+def test_addresses_and_models_that_a_cluster_cannot_have_are_refused(tmp_path, models, gateway, said):
     usual = {"checkpoint": "Qwen/Qwen3-8B", "build": {"target": "pytorch"}}
-    result = chart_of(tmp_path, {"models": {name: {**usual, **model} for name, model in models.items()}})
+    described = {"models": {name: {**usual, **model} for name, model in models.items()}, "gateway": gateway}
+    result = chart_of(tmp_path, described)
     assert isinstance(result.exception, InputError)
     assert said in str(result.exception)
 
@@ -263,14 +252,14 @@ def chart_of(folder: Path, described: dict):
     return CliRunner().invoke(cli, ["chart", "-f", str(folder / "llmops.yaml")])
 
 
+DATABASES = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "databases"}}}
+
+
 @pytest.mark.parametrize(
     ("host", "peer"),
     [
-        (
-            "pg.databases.svc.cluster.local",
-            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "databases"}}},
-        ),
-        ("pg-0.pg.databases.svc", {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "databases"}}}),
+        ("pg.databases.svc.cluster.local", DATABASES),
+        ("pg-0.pg.databases.svc", DATABASES),
         ("pg", {"podSelector": {}}),
         ("10.1.2.3", {"ipBlock": {"cidr": "10.1.2.3/32"}}),
         ("[2001:db8::7]", {"ipBlock": {"cidr": "2001:db8::7/128"}}),

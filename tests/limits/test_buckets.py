@@ -1,10 +1,7 @@
 """The arithmetic, and the three that keep it: in one dict, in shared memory, in a real Valkey."""
 
-import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import numpy
 import pytest
@@ -70,13 +67,8 @@ def test_what_is_not_limited_is_never_short_and_what_becomes_so_is_full():
 @pytest.mark.parametrize(("period", "spent"), [(20, 7), (21, 7), (22, 0)])
 def test_what_was_spent_is_of_the_latest_period(period, spent):
     """A gateway whose clock is behind neither brings the last one back nor begins this one anew."""
-    assert advance_bucket((0.0, 1, 1, 7, 21), Limit("a", 1, 1, period=period), 0.0) == (
-        0.0,
-        1,
-        1,
-        spent,
-        max(period, 21),
-    )
+    left = advance_bucket((0.0, 1, 1, 7, 21), Limit("a", 1, 1, period=period), 0.0)
+    assert left == (0.0, 1, 1, spent, max(period, 21))
 
 
 def test_all_or_none_and_the_longest_wait():
@@ -211,13 +203,6 @@ LIMIT = 100
 BOUND = [Limit("a", LIMIT)]
 
 
-@asynccontextmanager
-async def kept(clock: Clock | None = None) -> AsyncIterator[InMemoryLimiter]:
-    limiter = InMemoryLimiter(clock or Clock())
-    yield limiter
-    await limiter.close()
-
-
 STEPS = st.lists(
     st.tuples(st.floats(0, 30), st.integers(1, 80), st.floats(0, 1), st.integers(0, 5)), min_size=1, max_size=60
 )
@@ -227,34 +212,31 @@ STEPS = st.lists(
 def test_what_was_used_is_never_more_than_limit_and_refill(steps):
     """Reservations and refunds in any order: after each, what is used and reserved since the start fits."""
 
-    async def take() -> None:
-        clock = Clock()
-        async with kept(clock) as limiter:
-            used, open_ = 0, []
-            for wait, amount, share, later in steps:
-                clock.now += wait
-                if limiter.reserve_now(BOUND, [LimitRequest(amount)]).decision.lacking is None:
-                    used += amount
-                    open_.append((amount, round(amount * share)))
-                if open_ and later < 3:
-                    reserved, truth = open_.pop(later % len(open_))
-                    limiter.settle(BOUND, Settlement(truth - reserved))
-                    used += truth - reserved
-                assert used <= LIMIT + clock.now * LIMIT / 60 + 1e-3
-
-    asyncio.run(take())
+    clock = Clock()
+    limiter = InMemoryLimiter(clock)
+    used, open_ = 0, []
+    for wait, amount, share, later in steps:
+        clock.now += wait
+        if limiter.reserve_now(BOUND, [LimitRequest(amount)]).decision.lacking is None:
+            used += amount
+            open_.append((amount, round(amount * share)))
+        if open_ and later < 3:
+            reserved, truth = open_.pop(later % len(open_))
+            limiter.settle(BOUND, Settlement(truth - reserved))
+            used += truth - reserved
+        assert used <= LIMIT + clock.now * LIMIT / 60 + 1e-3
 
 
-async def test_what_is_given_back_late_is_not_more_than_a_full_bucket():
+def test_what_is_given_back_late_is_not_more_than_a_full_bucket():
     """Neither with the next reservation nor by itself."""
     clock = Clock()
-    async with kept(clock) as limiter:
-        for settle in (lambda: None, limiter.beat):
-            assert limiter.reserve_now(BOUND, [LimitRequest(50)]).decision.lacking is None
-            clock.now += 60
-            limiter.settle(BOUND, Settlement(-50))
-            settle()
-            assert limiter.reserve_now(BOUND, [LimitRequest()]).decision.left[0][0] == LIMIT
+    limiter = InMemoryLimiter(clock)
+    for settle in (lambda: None, limiter.beat):
+        assert limiter.reserve_now(BOUND, [LimitRequest(50)]).decision.lacking is None
+        clock.now += 60
+        limiter.settle(BOUND, Settlement(-50))
+        settle()
+        assert limiter.reserve_now(BOUND, [LimitRequest()]).decision.left[0][0] == LIMIT
 
 
 @given(st.lists(st.integers(1, 30), min_size=30, max_size=200))
@@ -288,7 +270,8 @@ def an_ask(draw: random.Random) -> LimitRequest:
 async def test_valkey_decides_as_the_table_does(redis_url, prefix):
     draw, seen, day = random.Random(16), Counter(), 20
     open_: list[tuple[list[Limit], LimitRequest, int]] = []
-    async with kept() as embedded, shared(redis_url, prefix) as valkey:
+    embedded = InMemoryLimiter(Clock())
+    async with shared(redis_url, prefix) as valkey:
         for _ in range(300):
             if draw.random() < 0.05:
                 # what was settled belongs to the day on which it is written

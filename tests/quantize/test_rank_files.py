@@ -124,9 +124,8 @@ def test_rope_reaches_the_engine(export):
 
     _, folder, _ = export("llama", "fp8", rope_parameters=Rope(rope))
     config = json.loads((folder / "config.json").read_text())
-    assert config["rotary_base"] == 500000.0
-    assert config["rotary_scaling"]["factor"] == 8.0
-    assert config["rotary_scaling"]["rope_type"] == "llama3"
+    scaling = config["rotary_scaling"]
+    assert (config["rotary_base"], scaling["factor"], scaling["rope_type"]) == (500000.0, 8.0, "llama3")
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "qwen2", "qwen3_moe", "gemma3", "phi3"])
@@ -135,8 +134,7 @@ def test_hugging_face_export(export, family):
     check_within_bounds(weights, read_all(HfCheckpointReader(folder)), tied=family.startswith("gemma"), float16=True)
     config = json.loads((folder / "config.json").read_text())
     assert config["rope_theta"] > 0  # where transformers 4, which TensorRT-LLM 1.2 has, looks for it
-    assert config["torch_dtype"] == "float16"
-    assert config["quantization_config"]["quant_algo"] == "FP8"
+    assert (config["torch_dtype"], config["quantization_config"]["quant_algo"]) == ("float16", "FP8")
 
 
 def test_int8_weights_as_the_pytorch_backend_loads_them(export):
@@ -150,6 +148,6 @@ def test_int8_weights_as_the_pytorch_backend_loads_them(export):
     linears = [name.removesuffix("_scale") for name in tensors if name.endswith(".weight_scale")]
     assert len(linears) == 2 * 7
     for name in linears:
-        assert tensors[name].dtype.itemsize == 1
-        assert tensors[f"{name}_scale"].shape == tensors[name].shape[:1]
-        assert tensors[name].shape[1] % 64 == tensors[name].shape[0] % 8 == 0
+        outputs, inputs = tensors[name].shape
+        assert (tensors[name].dtype.itemsize, tensors[f"{name}_scale"].shape) == (1, (outputs,))
+        assert inputs % 64 == outputs % 8 == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.steps.test_faults import Proxy
+from tests.steps.test_faults import Proxy, body
 from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.mock_engine.repository import make_mock_engine
 
@@ -61,15 +61,7 @@ class Answer:
     def __init__(self, url: str, model: str, tokens: int) -> None:
         self.text, self.tokens, self.error = "", 0, ""
         self.begun = asyncio.Event()
-        self._body = {
-            "model": model,
-            "prompt": "Once upon a time",
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        self._body = body(tokens, model=model)
         self.task = asyncio.create_task(self._read(url))
 
     async def _read(self, url: str) -> None:
@@ -140,9 +132,9 @@ async def test_a_gpu_error_in_the_kernel_log_drains_a_replica_and_does_not_resta
 
 async def refused(url: str) -> None:
     """Until a new request is answered with 503, that it may be tried again."""
-    body = {"model": "mock", "prompt": "Once", "max_tokens": 1}
+    short = {"model": "mock", "prompt": "Once", "max_tokens": 1}
     async with httpx.AsyncClient(timeout=120) as client:
-        while (reply := await client.post(url + "/v1/completions", json=body)).status_code == 200:
+        while (reply := await client.post(url + "/v1/completions", json=short)).status_code == 200:
             await asyncio.sleep(0.02)
     assert reply.status_code == 503
     assert reply.json()["error"]["message"] == "The engine is shutting down; send the request again."
@@ -155,8 +147,8 @@ async def test_at_the_exit_timeout_what_still_runs_is_told_and_all_ends(
     serve = await asyncio.to_thread(start_serve, mock_engine, 2)
     gateway = await asyncio.to_thread(start_gateway, serve.address)
     async with httpx.AsyncClient(timeout=300) as client:
-        body = {"model": "mock", "prompt": "Once upon a time", "max_tokens": 200_000, "ignore_eos": True}
-        whole = asyncio.create_task(client.post(gateway.url + "/v1/completions", json=body))
+        long = {"model": "mock", "prompt": "Once upon a time", "max_tokens": 200_000, "ignore_eos": True}
+        whole = asyncio.create_task(client.post(gateway.url + "/v1/completions", json=long))
         answers = await begin(gateway.url, "mock", 4, 200_000)
         serve.ask()
         await finish(answers)

@@ -14,25 +14,14 @@ import pytest
 from llmops.model_repository.launch import Ports, start_triton
 from tests.support.mock_engine.repository import make_mock_engine
 from tests.support.stack import wait_ready
+from tests.support.waiting import GENEROUS
 
 pytestmark = pytest.mark.xdist_group("stack")
 
-PROMPT = "Once upon a time"
-# seconds that a test waits for what is to come: only those that fail take it
-GENEROUS = 120.0
 
-
-def body(tokens: int, **more) -> dict:
-    return {
-        "model": "paced",
-        "prompt": PROMPT,
-        "max_tokens": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **more,
-    }
+def body(tokens: int, model: str = "paced") -> dict:
+    asked = {"model": model, "prompt": "Once upon a time", "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    return {**asked, "stream": True, "stream_options": {"include_usage": True}}
 
 
 async def stream(url: str, tokens: int, started: asyncio.Event | None = None) -> tuple[str, list[dict]]:

@@ -22,18 +22,9 @@ from tests.support.scripted_triton import Listening
 from tests.support.waiting import eventually
 
 CARD = ModelMetadata(
-    name="tiny",
-    target="openvino",
-    tokenizer_dir="",
-    max_batch_size=8,
-    max_seq_len=64,
-    vocab_size=100,
-    bos_id=None,
-    end_ids=(2,),
-    pad_id=None,
-    chat_template=False,
-    capabilities=Capabilities(),
-)
+    name="tiny", target="openvino", tokenizer_dir="", max_batch_size=8, max_seq_len=64, vocab_size=100, bos_id=None,
+    end_ids=(2,), pad_id=None, chat_template=False, capabilities=Capabilities(),
+)  # fmt: skip
 
 
 class SlowCall:
@@ -69,6 +60,12 @@ class SlowCall:
         self.answers.put_nowait(aio.EOF)
         self.open.set()
 
+    def refuse(self, words: str) -> None:
+        """Answer the last message with an error."""
+        refusal = service_pb2.ModelStreamInferResponse(error_message=words)
+        refusal.infer_response.id = self.ids[-1]
+        self.answers.put_nowait(refusal)
+
     def said(self) -> list[str]:
         """subscribe, submit with the first token of each prompt, stop with its slot; in order."""
         return [told(message) for message in self.written]
@@ -83,12 +80,8 @@ def first_tokens(message: dict[str, bytes]) -> list[int]:
 
     They are read by hand: little-endian length, then as many bytes, again and again.
     """
-    ids, raw, firsts = (
-        struct.unpack(f"<{len(message['input_ids']) // 4}i", message["input_ids"]),
-        message["submissions"],
-        [],
-    )
-    at = start = 0
+    ids = struct.unpack(f"<{len(message['input_ids']) // 4}i", message["input_ids"])
+    raw, firsts, at, start = message["submissions"], [], 0, 0
     while at < len(raw):
         (size,) = struct.unpack_from("<I", raw, at)
         firsts.append(ids[start])
@@ -236,11 +229,7 @@ async def test_an_unloading_triton_that_refuses_a_cancel_ends_nothing_else(strea
     await settle()
     left.cancel()
     await settle()
-    refusal = service_pb2.ModelStreamInferResponse(
-        error_message="Server is stopping, it has stopped accepting requests"
-    )
-    refusal.infer_response.id = calls[0].ids[-1]
-    calls[0].answers.put_nowait(refusal)
+    calls[0].refuse("Server is stopping, it has stopped accepting requests")
     waiting = asyncio.ensure_future(anext(stays))
     await settle()
     assert calls[0].said()[-1] == "stop 0"
@@ -264,9 +253,7 @@ async def test_a_refused_message_ends_its_own_requests_only(streams) -> None:
     others = [await transport.open(ask(12)), await transport.open(ask(13))]
     calls[0].open.set()
     await settle()
-    refusal = service_pb2.ModelStreamInferResponse(error_message="input_ids: no")
-    refusal.infer_response.id = calls[0].ids[-1]
-    calls[0].answers.put_nowait(refusal)
+    calls[0].refuse("input_ids: no")
     for stream in others:
         with pytest.raises(UnsupportedError, match="input_ids: no"):
             await asyncio.wait_for(anext(stream), 60)

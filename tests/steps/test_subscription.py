@@ -81,9 +81,7 @@ def test_a_gateway_that_stalls_gets_at_most_a_window_and_then_everything_merged(
     assert gateway.sent == 4
     subscription.acknowledge(4, 0.0)
     subscription.flush()
-    assert gateway.sent == 5
-    assert gateway.tokens[7] == list(range(100))
-    assert gateway.log_probs[7] == [-0.5] * 100
+    assert (gateway.sent, gateway.tokens[7], gateway.log_probs[7]) == (5, list(range(100)), [-0.5] * 100)
 
 
 def test_entries_without_log_probs_are_padded_so_that_positions_agree() -> None:
