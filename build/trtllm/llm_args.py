@@ -73,6 +73,8 @@ def make_llm_args(
     if is_mixture:
         arguments["moe_expert_parallel_size"] = parallel.ep_size
         arguments["moe_tensor_parallel_size"] = parallel.tp_size // parallel.ep_size
+    if overrides.get("cuda_graph_config.max_batch_size"):  # it has the library choose the sizes
+        del arguments["cuda_graph_config"]["batch_sizes"]
     for path, value in overrides.items():
         _set(arguments, path, value)
     check_llm_args(arguments, version)
@@ -222,8 +224,9 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
     _check_speculation(arguments.get("speculative_config") or {}, minor)
     graphs = arguments.get("cuda_graph_config") or {}
     sizes = graphs.get("batch_sizes")
-    if sizes and graphs.get("max_batch_size") and max(sizes) != graphs["max_batch_size"]:
-        raise InputError("cuda_graph_config.max_batch_size must be the largest of batch_sizes; give one of the two.")
+    # 1.2 compares the sizes with its own list (TorchLlmArgs.validate_cuda_graph_config)
+    if sizes and graphs.get("max_batch_size") and (minor < (1, 3) or max(sizes) != graphs["max_batch_size"]):
+        raise InputError("cuda_graph_config.max_batch_size and batch_sizes contradict each other; give one of the two.")
     if arguments.get("lora_config") and not arguments.get("enable_lora", True):
         raise InputError("lora_config needs enable_lora true.")
 

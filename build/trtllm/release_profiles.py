@@ -89,7 +89,7 @@ def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> R
         resolved = arguments_for_release(arguments, minor)
     except InputError as error:
         return ReleaseProfile(minor, refused=error.message)
-    stats = {} if "enable_iter_perf_stats" in resolved or _leaks_stats(arguments, minor) else {_STATS: True}
+    stats = {} if _STATS in resolved else {_STATS: True}
     if minor >= (1, 3):
         # "auto" would fill in what a request leaves out from generation_config.json, behind the
         # gateway's back
@@ -113,15 +113,6 @@ def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> R
         prompt_logprobs=plain,
     )
     return ReleaseProfile(minor, resolved, {**wishes, **stats}, sampling, greedy_only=greedy_only)
-
-
-def _leaks_stats(arguments: Mapping[str, Any], minor: tuple[int, int]) -> bool:
-    """Return True if every rank but the first would keep the statistics of each step forever.
-
-    NVIDIA/TensorRT-LLM issue #10447 (`PyExecutor.stats`); #10569, which limits them, is of 1.3.
-    """
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
-    return minor < (1, 3) and any((arguments.get(name) or 1) > 1 for name in sizes)
 
 
 def _one_model(resolved: Mapping[str, Any]) -> bool:

@@ -168,7 +168,7 @@ def test_the_command_line_wins(checkpoint, tmp_path):
         ("- a\n- b\n", "holds no options; write one `name: value` per line"),
         ("a: [\n", "is not valid YAML"),
         ("model: /elsewhere\n", "--set llm.model: the engine folder decides that; leave it out."),
-        ("max_stats_len: 5\n", "1.2 has no field max_stats_len"),
+        ("generation_config: auto\n", "1.2 has no field generation_config"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_sentence(checkpoint, tmp_path, content, says):

@@ -255,9 +255,38 @@ class SchedulerConfig(_Strict):
 
 
 class CudaGraphConfig(_Strict):
+    """1.3; both sizes must agree (`CudaGraphConfig`, "max_batch_size must equal max(batch_sizes)")."""
+
     batch_sizes: list[int] | None = None
     max_batch_size: int = 0
     enable_padding: bool = False
+
+    @pydantic.model_validator(mode="after")
+    def _agree(self) -> "CudaGraphConfig":
+        if self.batch_sizes and self.max_batch_size and self._disagree(self.batch_sizes):
+            raise ValueError(
+                "Please don't set both cuda_graph_config.batch_sizes and cuda_graph_config.max_batch_size."
+            )
+        return self
+
+    def _disagree(self, sizes: list[int]) -> bool:
+        return self.max_batch_size != max(sizes)
+
+
+class CudaGraphConfig12(CudaGraphConfig):
+    """1.2.1 llmapi/llm_args.py, `TorchLlmArgs.validate_cuda_graph_config`: both only if the sizes are
+    its own list, which ours never are.
+    """
+
+    def _disagree(self, sizes: list[int]) -> bool:
+        return True
+
+
+class MoeConfig(_Strict):
+    """1.2.1 llmapi/llm_args.py: no AUTO."""
+
+    backend: Literal["CUTLASS", "CUTEDSL", "WIDEEP", "TRTLLM", "DEEPGEMM", "VANILLA", "TRITON"] = "CUTLASS"
+    use_low_precision_moe_combine: bool = False
 
 
 class LoraConfig(_Strict):
@@ -265,8 +294,10 @@ class LoraConfig(_Strict):
     lora_ckpt_source: Literal["hf", "nemo"] = "hf"
     max_lora_rank: int = 64
     lora_target_modules: list[str] = []
+    trtllm_modules_to_hf_modules: dict[str, str] = {}
     max_loras: int | None = None
     max_cpu_loras: int | None = None
+    swap_gate_up_proj_lora_b_weight: bool = True
 
 
 class DecodingBaseConfig(_Strict):
@@ -348,18 +379,22 @@ moe_expert_parallel_size moe_cluster_parallel_size enable_attention_dp attention
 cp_config load_format enable_lora peft_cache_config enable_chunked_prefill guided_decoding_backend
 cache_transceiver_config sparse_attention_config max_batch_size max_input_len max_seq_len max_beam_width max_num_tokens
 gather_generation_logits num_postprocess_workers postprocess_tokenizer_dir reasoning_parser return_perf_metrics
-perf_metrics_max_requests orchestrator_type backend torch_compile_config disable_overlap_scheduler moe_config
+perf_metrics_max_requests orchestrator_type backend torch_compile_config disable_overlap_scheduler
 attn_backend enable_iter_perf_stats enable_iter_req_stats iter_stats_max_iterations request_stats_max_iterations
 print_iter_log batch_wait_timeout_ms batch_wait_timeout_iters batch_wait_max_tokens_ratio enable_autotuner
 enable_min_latency stream_interval force_dynamic_quantization allreduce_strategy checkpoint_format kv_connector_config
-garbage_collection_gen0_threshold mm_encoder_only ray_worker_extension_cls"""
+garbage_collection_gen0_threshold mm_encoder_only ray_worker_extension_cls custom_tokenizer pp_partition
+otlp_traces_endpoint env_overrides nvfp4_gemm_config max_stats_len sampler_force_async_worker
+enable_layerwise_nvtx_marker"""
 _NESTED: dict[str, Any] = {
-    "scheduler_config": SchedulerConfig, "cuda_graph_config": CudaGraphConfig, "lora_config": LoraConfig,
+    "scheduler_config": SchedulerConfig, "lora_config": LoraConfig,
 }  # fmt: skip
 _OWN = {
-    False: {"kv_cache_config": KvCacheConfig, "speculative_config": DecodingBaseConfig, "sampler_type": str},
-    True: {"kv_cache_config": KvCacheConfig13, "speculative_config": Speculation13, "generation_config": str},
-}
+    False: {"kv_cache_config": KvCacheConfig, "speculative_config": DecodingBaseConfig, "sampler_type": str,
+            "cuda_graph_config": CudaGraphConfig12, "moe_config": MoeConfig},
+    True: {"kv_cache_config": KvCacheConfig13, "speculative_config": Speculation13, "generation_config": str,
+           "cuda_graph_config": CudaGraphConfig, "moe_config": Any},
+}  # fmt: skip
 
 
 def _arguments(later: bool) -> Any:
@@ -490,15 +525,16 @@ class LLM:
 
     def iterate(self) -> None:
         """A step. Each rank keeps its statistics until they are read, and only the first rank's
-        ever are (issue #10447; limited from 1.3 on, #10569).
+        ever are (issue #10447), at most `max_stats_len` of them: #10569, whose field 1.2.0 and
+        1.2.1 have in llmapi/llm_args.py, `TorchLlmArgs`.
         """
         self._iteration += 1
         if not getattr(self.arguments, "enable_iter_perf_stats", None):
             return
         first, others = self.kept
         first.append(self._iteration)
-        if not self.later:
-            others.extend([self._iteration] * (self.world - 1))
+        others.extend([self._iteration] * (self.world - 1))
+        del first[:-1000], others[: -1000 * (self.world - 1)]
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
         """One round trip to the worker, which blocks this thread (proxy.py, `get_stats`): what is

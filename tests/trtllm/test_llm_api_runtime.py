@@ -232,7 +232,9 @@ def resident() -> int:
     ("version", "tp", "count"), [("1.2.1", 1, 400_000), ("1.2.1", 8, 400_000), ("1.3.0", 8, 400_000)]
 )
 def test_many_steps_cost_no_memory(quick, version, tp, count):
-    """Issue #10447: on 1.2 every rank but the first keeps the statistics of all steps."""
+    """Issue #10447: every rank kept the statistics of all steps. #10569 limits them to
+    `max_stats_len`, a field of `TorchLlmArgs` in 1.2.0 and 1.2.1 (llmapi/llm_args.py), too.
+    """
     with closing(make(version, {**ARGUMENTS, "tensor_parallel_size": tp})) as runtime:
         library = standin.LLM.made[-1]
         runtime.submit(1, ask([10], 2), 0)
@@ -253,8 +255,7 @@ def test_many_steps_cost_no_memory(quick, version, tp, count):
         assert sys.getallocatedblocks() <= blocks * 1.01
         # less than a pointer for each; Python takes and returns memory by the MiB
         assert (resident() - before) * os.sysconf("SC_PAGE_SIZE") < 8 * count
-        assert library.kept[1] == []
-        assert bool(runtime.stats().kv_blocks_max) is (version != "1.2.1" or tp == 1)
+        assert runtime.stats().kv_blocks_max
 
 
 @pytest.mark.parametrize("version", VERSIONS)

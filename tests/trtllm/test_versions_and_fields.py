@@ -9,6 +9,7 @@ from llmops.build.trtllm.release_profiles import profile_of_release, profiles_pe
 from llmops.errors import InputError, VersionMismatchError
 from llmops.model_repository.targets import find_target
 from tests.support.manifests import engine_manifest
+from tests.trtllm import standin
 
 LIMITS = EngineLimits(max_batch_size=64, max_seq_len=4096, max_num_tokens=8192)
 
@@ -95,8 +96,10 @@ def test_a_plan_decides_how_it_is_served_unless_the_user_does():
             {"speculative_config": {"decoding_type": "Eagle3", "max_draft_len": 3}},
             "needs max_draft_len and speculative",
         ),
-        ({"cuda_graph_config": {"batch_sizes": [1, 2], "max_batch_size": 4}}, "largest of batch_sizes"),
-        ({"custom_tokenizer": "x"}, r"1\.2 has no field custom_tokenizer"),
+        ({"cuda_graph_config": {"batch_sizes": [1, 2], "max_batch_size": 4}}, "contradict each other"),
+        ({"cuda_graph_config": {"batch_sizes": [1, 4], "max_batch_size": 4}}, "contradict each other"),
+        ({"generation_config": "trtllm"}, r"1\.2 has no field generation_config"),
+        ({"moe_config": {"backend": "AUTO"}}, "takes CUTLASS, CUTEDSL, WIDEEP, TRTLLM, DEEPGEMM, VANILLA, TRITON"),
         ({"kv_cache_config": {"max_attention_window": [0]}}, "max_attention_window"),
     ],
 )
@@ -105,8 +108,38 @@ def test_fields_are_checked_by_name_type_and_range(arguments, says):
         check_llm_args(arguments, "1.2.1")
 
 
+#: Fields of 1.2.1's llmapi/llm_args.py, TorchLlmArgs, MoeConfig and CacheTransceiverConfig (the
+#: source that NVIDIA publishes with the documentation of 1.2.1), which 1.3 has, too.
+BOTH = {
+    "custom_tokenizer": "deepseek_v32", "pp_partition": [20, 20], "otlp_traces_endpoint": "http://localhost:4317",
+    "env_overrides": {"A": "1"}, "nvfp4_gemm_config": {"allowed_backends": ["cutlass"]}, "max_stats_len": 100,
+    "sampler_force_async_worker": True, "enable_layerwise_nvtx_marker": True,
+    "moe_config": {"use_low_precision_moe_combine": True},
+    "cache_transceiver_config": {"kv_transfer_sender_future_timeout_ms": 500},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("version", ["1.2.1", "1.3.0rc29"])
+def test_a_field_of_both_releases_is_accepted(name, version):
+    check_llm_args({name: BOTH[name]}, version)
+
+
+@pytest.mark.parametrize("version", ["1.2.1", "1.3.0rc29"])
+def test_the_largest_graph_replaces_our_list_of_graphs(version):
+    """1.2.1 refuses both unless the list is its own (`TorchLlmArgs.validate_cuda_graph_config`, "Please
+    don't set both"), 1.3 unless they agree. NVIDIA's guides give max_batch_size alone.
+    """
+    wanted = {"cuda_graph_config.max_batch_size": 32, "moe_config.backend": "TRTLLM"}
+    made = make_llm_args(LIMITS, Parallelism(), "auto", wanted, version)
+    assert made["cuda_graph_config"] == {"enable_padding": True, "max_batch_size": 32}
+    standin.LLM("/model", **arguments_for_release(made, (1, 2)))
+    with pytest.raises(ValueError, match="don't set both"):
+        standin.LLM("/model", cuda_graph_config={"batch_sizes": [1, 64], "max_batch_size": 64})
+
+
 LATER = {
-    "custom_tokenizer": "x",
+    "generation_config": "auto",
     "kv_cache_config": {"max_util_for_resume": 0.9, "use_kv_cache_manager_v2": "auto", "dtype": "fp8_ds_mla"},
     "scheduler_config": {"context_chunking_policy": "FORCE_CHUNK", "waiting_queue_policy": "priority"},
     "moe_config": {"backend": "MARLIN"},
@@ -137,9 +170,9 @@ def test_the_sampler_is_chosen_at_start_and_only_where_there_is_one():
     stats = {"enable_iter_perf_stats": True}
     assert (old.wishes, old.log_probs) == ({"sampler_type": "TRTLLMSampler", **stats}, 1)
     assert (new.wishes, new.log_probs) == ({"generation_config": "trtllm", **stats}, 0)
-    # the other ranks of 1.2 would keep the statistics of each step
+    # 1.2.0 and 1.2.1 limit the statistics that other ranks keep (`max_stats_len`, #10569)
     old, new = profiles_per_release({"backend": "pytorch", "tensor_parallel_size": 8})
-    assert [stats.items() <= one.wishes.items() for one in (old, new)] == [False, True]
+    assert [stats.items() <= one.wishes.items() for one in (old, new)] == [True, True]
 
 
 def test_int8_weight_only_ends_with_1_2():
