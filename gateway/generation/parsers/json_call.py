@@ -6,12 +6,13 @@ The object is `{"name": …, "arguments": {…}}`, with its keys in any order.
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Callable
 from enum import Enum, auto
 
 from llmops.gateway.generation.parsers.json_scanner import InvalidJsonError, JsonScanner
 from llmops.gateway.generation.parsers.output_processor import OutputDelta
-from llmops.gateway.generation.parsers.tool_parser import NotAToolCallError, ToolCallBuilder
+from llmops.gateway.generation.parsers.tool_parser import NotAToolCallError, ToolCallBuilder, ToolParser
 
 _NAME_KEYS = ("name", "function")
 _ARGUMENT_KEYS = ("arguments", "parameters")
@@ -183,6 +184,54 @@ class JsonCallParser:
             deltas.append(self._writer.arguments("{}"))
         elif self._first_character not in "{[":
             deltas.append(self._writer.arguments(_as_object_text("".join(self._early))))
+
+
+class JsonToolParser(ToolParser):
+    """The base of the parsers of families that write each call as a JSON object."""
+
+    #: A call without a marker names a tool on offer, and is sent once its arguments begin.
+    unmarked = False
+
+    def _begin(self, opening: str) -> None:
+        self._call: JsonCallParser | None = None
+
+    def _consume(self) -> bool:
+        if self._call is None or self._call.done:
+            return self._between(self._buffer[self._pos])
+        if self._call.damaged:
+            return self._consume_damaged()
+        self._pos, deltas = self._call.feed(self._buffer, self._pos)
+        self._send(deltas)
+        return self._pos < len(self._buffer)
+
+    @abstractmethod
+    def _between(self, char: str) -> bool:
+        """Consume text outside of an object, which begins with `char`. Return as `_consume` does."""
+
+    def _open_object(self) -> None:
+        """Start the object that begins at `_pos`."""
+        if self._call is not None:
+            self._new_candidate()
+        accept = self.tools.__contains__ if self.unmarked else _accept_any
+        self._call = JsonCallParser(self.writer, accept, self.unmarked)
+
+    def _consume_damaged(self) -> bool:
+        """Send damaged arguments as they are. Return as `_consume` does."""
+        self._send_arguments(self._buffer[self._pos :])
+        self._pos = len(self._buffer)
+        return False
+
+    def _finish_call(self) -> None:
+        if self._call is None:
+            raise NotAToolCallError
+        if self._call.damaged:
+            self._send_arguments(self._buffer[self._pos :])
+        elif not self._call.done:
+            self._send(self._call.end())
+
+
+def _accept_any(name: str) -> bool:
+    return True
 
 
 def _as_object_text(text: str) -> str:

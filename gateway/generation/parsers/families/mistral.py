@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import re
 
-from llmops.gateway.generation.parsers.json_call import JsonCallParser
+from llmops.gateway.generation.parsers.json_call import JsonToolParser
 from llmops.gateway.generation.parsers.json_scanner import JsonScanner
-from llmops.gateway.generation.parsers.tool_parser import (
-    NotAToolCallError,
-    ToolParser,
-    new_mistral_call_id,
-)
+from llmops.gateway.generation.parsers.tool_parser import NotAToolCallError, new_mistral_call_id
 
 _OPEN, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 
-class MistralParser(ToolParser):
+class MistralParser(JsonToolParser):
     """The parser of both formats.
 
     From v11 on, each call has its own marker and may have `[CALL_ID]id` before its arguments.
@@ -33,18 +29,14 @@ class MistralParser(ToolParser):
     new_id = staticmethod(new_mistral_call_id)
 
     def _begin(self, opening: str) -> None:
-        self._call: JsonCallParser | None = None
+        super()._begin(opening)
         self._value: JsonScanner | None = None
-        self._list = self._raw_tail = False
+        self._list = self._is_damaged = False
 
     def _consume(self) -> bool:
-        if self._raw_tail:
-            return self._consume_raw()
-        if self._value is not None:
-            return self._consume_value(self._value)
-        if self._call is not None and not self._call.done:
-            return self._consume_object(self._call)
-        return self._between(self._buffer[self._pos])
+        if self._value is None:
+            return super()._consume()
+        return self._consume_damaged() if self._is_damaged else self._consume_value(self._value)
 
     def _between(self, char: str) -> bool:
         if char.isspace() or (char == "," and self._call):
@@ -54,23 +46,13 @@ class MistralParser(ToolParser):
                 return False
             self._list, self._pos = True, self._pos + 1
         elif char == "{":
-            if self._call:
-                self._new_candidate()
-            self._call = JsonCallParser(self.writer, lambda name: True)
+            self._open_object()
         elif self._call:
             self._pos += char == "]" and self._list
             self._leave()
         else:
             return self._header()
         return True
-
-    def _consume_object(self, call: JsonCallParser) -> bool:
-        if call.damaged:
-            self._raw_tail = True
-            return True
-        self._pos, deltas = call.feed(self._buffer, self._pos)
-        self._send(deltas)
-        return self._pos < len(self._buffer)
 
     def _header(self) -> bool:
         """Consume the header of a call up to the brace that opens its arguments.
@@ -100,12 +82,12 @@ class MistralParser(ToolParser):
         return len(self._buffer) - self._pos < 512 and any(mark.startswith(tail) for mark in (_ID, _ARGS))
 
     def _consume_value(self, value: JsonScanner) -> bool:
-        is_complete, self._raw_tail = self._send_value(value)
+        is_complete, self._is_damaged = self._send_value(value)
         if is_complete:
             self._leave()
         return self._pos < len(self._buffer)
 
-    def _consume_raw(self) -> bool:
+    def _consume_damaged(self) -> bool:
         """Send damaged arguments as they are, up to the next call or the end."""
         found = self._send_until(_OPEN)
         if found:
@@ -113,9 +95,7 @@ class MistralParser(ToolParser):
         return found
 
     def _finish_call(self) -> None:
-        if self._raw_tail and self._pos < len(self._buffer):
+        if self._value is None:
+            super()._finish_call()
+        elif self._is_damaged:
             self._send_arguments(self._buffer[self._pos :])
-        elif self._call is None and self._value is None:
-            raise NotAToolCallError
-        elif self._call is not None and not self._call.done and not self._call.damaged:
-            self._send(self._call.end())
