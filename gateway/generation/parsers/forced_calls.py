@@ -7,7 +7,7 @@ from collections.abc import Callable
 from llmops.gateway.generation.parsers.json_call import JsonCallParser
 from llmops.gateway.generation.parsers.json_scanner import InvalidJsonError, JsonScanner
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, OutputProcessor
-from llmops.gateway.generation.parsers.tool_parser import NotAToolCallError, ToolCallBuilder, new_call_id
+from llmops.gateway.generation.parsers.tool_parser import CallProcessor, NotAToolCallError, ToolCallBuilder, new_call_id
 
 
 class NamedCallProcessor(OutputProcessor):
@@ -30,19 +30,13 @@ class NamedCallProcessor(OutputProcessor):
             piece = text
         return [*deltas, self._writer.arguments(piece)] if piece else deltas
 
-    def finish(self) -> list[OutputDelta]:
-        return []
 
-
-class RequiredCallsProcessor(OutputProcessor):
+class RequiredCallsProcessor(CallProcessor):
     """The processor for `tool_choice: required`: the text is a JSON list of calls."""
 
     def __init__(self, new_id: Callable[[str], str] = new_call_id) -> None:
-        self._writer = ToolCallBuilder(new_id)
+        super().__init__(new_id)
         self._call: JsonCallParser | None = None
-
-    def name_calls(self, source: str) -> None:
-        self._writer.source = source
 
     def feed(self, text: str) -> list[OutputDelta]:
         pos, deltas = 0, list[OutputDelta]()
@@ -59,18 +53,11 @@ class RequiredCallsProcessor(OutputProcessor):
                 break
         return deltas
 
-    def finish(self) -> list[OutputDelta]:
-        return []
-
-    @property
-    def made_tool_calls(self) -> bool:
-        return self._writer.count > 0
-
     def _between(self, text: str, pos: int) -> int:
         at = text.find("{", pos)
         if at < 0:
             return len(text)
-        self._call = JsonCallParser(self._writer, lambda name: True)
+        self._call = JsonCallParser(self.writer, lambda name: True)
         return at
 
 

@@ -18,11 +18,10 @@ from math import inf
 from llmops.gateway.generation.parsers.output_processor import (
     ContentDelta,
     OutputDelta,
-    OutputProcessor,
     ReasoningDelta,
     merge_adjacent,
 )
-from llmops.gateway.generation.parsers.tool_parser import ToolCallBuilder, held_back_length
+from llmops.gateway.generation.parsers.tool_parser import CallProcessor, held_back_length
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -42,7 +41,7 @@ def is_harmony(template: str) -> bool:
     return "<|channel|>" in template and _MESSAGE in template
 
 
-class HarmonyParser(OutputProcessor):
+class HarmonyParser(CallProcessor):
     """The parser of harmony.
 
     Calls of the model's built-in tools, which no gateway runs, count as thinking.
@@ -51,19 +50,12 @@ class HarmonyParser(OutputProcessor):
     special_tokens = (*_ENDS, *_NEXT, _MESSAGE, "<|constrain|>")
 
     def __init__(self) -> None:
-        self._writer = ToolCallBuilder()
+        super().__init__()
         self._buffer = ""
         self._fed = 0
         self._in_header, self._plain, self._messages = True, False, 0
         self._kind = "final"
         self._spans: list[list[float]] = []
-
-    def name_calls(self, source: str) -> None:
-        self._writer.source = source
-
-    @property
-    def made_tool_calls(self) -> bool:
-        return self._writer.count > 0
 
     @property
     def thinking(self) -> Sequence[tuple[int, float]]:
@@ -112,7 +104,7 @@ class HarmonyParser(OutputProcessor):
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
         if recipient and recipient[1].startswith("functions."):
             self._kind = "call"
-            deltas.append(self._writer.start(recipient[1].removeprefix("functions.")))
+            deltas.append(self.writer.start(recipient[1].removeprefix("functions.")))
         else:
             self._kind = "analysis" if recipient or (channel and channel[1] == "analysis") else "final"
         if self._kind == "analysis":
@@ -138,5 +130,5 @@ class HarmonyParser(OutputProcessor):
         if not text:
             return []
         if self._kind == "call":
-            return [self._writer.arguments(text)]
+            return [self.writer.arguments(text)]
         return [ReasoningDelta(text) if self._kind == "analysis" else ContentDelta(text)]

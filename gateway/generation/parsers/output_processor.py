@@ -51,9 +51,9 @@ class OutputProcessor(ABC):
     def feed(self, text: str) -> Iterator[OutputDelta] | list[OutputDelta]:
         """Return the deltas that are certain after `text`."""
 
-    @abstractmethod
     def finish(self) -> Iterator[OutputDelta] | list[OutputDelta]:
         """Return what was held back, once the text has ended. Called once."""
+        return []
 
     def name_calls(self, source: str) -> None:
         """Make the ids of tool calls from `source`, so that a replay has the same ones."""

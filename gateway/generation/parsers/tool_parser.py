@@ -106,7 +106,21 @@ def trailing_space(text: str) -> int:
     return min(len(text) - len(text.rstrip()), MAX_HELD_SPACE)
 
 
-class ToolParser(OutputProcessor):
+class CallProcessor(OutputProcessor):
+    """The base of the processors whose tool calls end an answer with the reason `tool_calls`."""
+
+    def __init__(self, new_id: Callable[[str], str] = new_call_id) -> None:
+        self.writer = ToolCallBuilder(new_id)
+
+    def name_calls(self, source: str) -> None:
+        self.writer.source = source
+
+    @property
+    def made_tool_calls(self) -> bool:
+        return self.writer.count > 0
+
+
+class ToolParser(CallProcessor):
     """The base of the parsers of model families."""
 
     #: The family's name.
@@ -134,8 +148,8 @@ class ToolParser(OutputProcessor):
 
         `tools` are the functions on offer by name; a call without a marker must name one of them.
         """
+        super().__init__(type(self).new_id)
         self.tools = tools
-        self.writer = ToolCallBuilder(type(self).new_id)
         self._buffer = ""
         self._pos = 0
         self._in_call = False
@@ -160,13 +174,6 @@ class ToolParser(OutputProcessor):
             self._text(self._buffer[self._pos :])
         self._pos = len(self._buffer)
         return self._take()
-
-    def name_calls(self, source: str) -> None:
-        self.writer.source = source
-
-    @property
-    def made_tool_calls(self) -> bool:
-        return self.writer.count > 0
 
     # -- for subclasses
 
