@@ -39,6 +39,9 @@ INPUT_TENSORS = frozenset(tensor.name for tensor in (*contract.ENGINE_INPUTS, *c
 # bound once, because they are looked up with every token
 _OUTPUT_IDS, _OUTPUT_LOG_PROBS = contract.OUTPUT_IDS.name, contract.OUTPUT_LOG_PROBS.name
 _SEQUENCE_LENGTH, _SEQUENCE_INDEX = contract.SEQUENCE_LENGTH.name, contract.SEQUENCE_INDEX.name
+#: What the executor of NVIDIA's backend says about a request that it cannot take, such as one with
+#: too long a prompt (1.2.1 cpp/tensorrt_llm/executor/executorImpl.cpp, fetchNewRequests).
+_NOT_TAKEN = "encountered an error when fetching new request"
 #: Messages for clients, by the prefix before the colon of what an engine says about itself.
 ENGINE_CONDITIONS = {
     contract.DRAINING_PREFIX: "The engine is shutting down; send the request again.",
@@ -115,6 +118,9 @@ def error_from_message(message: str) -> ApiError:
         # some engines compile a grammar only when they reach the request
         refused = f"{contract.GUIDE}: the engine cannot compile it."
         return UnsupportedError(refused, param=contract.GUIDE.name, detail=message)
+    if _NOT_TAKEN in lowered:
+        refused = f"{contract.INPUT_IDS}: the engine cannot take it."
+        return UnsupportedError(refused, param=contract.INPUT_IDS.name, detail=message)
     if "maximum queue size" in lowered:
         # Triton's own limit in front of a model
         return OverloadedError(ENGINE_CONDITIONS[contract.QUEUE_FULL_PREFIX], detail=message)

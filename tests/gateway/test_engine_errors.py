@@ -14,6 +14,20 @@ from llmops.gateway.triton.response_reader import error_from_message
         ("unavailable for new grammars: 256 are already waiting", UnavailableError, 503),
         ("embedding_bias: not supported by target openvino", UnsupportedError, 400),
         ("the engine failed: out of memory", EngineError, 500),
+        # 1.2.1 cpp/tensorrt_llm/executor/executorImpl.cpp (fetchNewRequests, forwardAsync), as
+        # triton_backend/inflight_batcher_llm/src/model_instance_state.cc (fillTritonResponse) sends them
+        (
+            "Executor failed process requestId 4 due to the following error: Encountered an error when fetching new "
+            "request: Prompt length (9000) exceeds maximum input length (8192).",
+            UnsupportedError,
+            400,
+        ),
+        (
+            "Executor failed process requestId 4 due to the following error: Encountered an error in forwardAsync "
+            "function: out of memory",
+            EngineError,
+            500,
+        ),
         ("no_such_tensor: whatever", EngineError, 500),
     ],
 )
