@@ -15,6 +15,7 @@ from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.engine_folder.manifest_extras import TensorrtExtra
 from llmops.build.trtllm.backend_files import TOKENIZER_INFO
 from llmops.build.trtllm.backend_parameters import NVIDIA_ONLY, PARAMETERS, checked_parameters
+from llmops.build.trtllm.image_selection import release_of
 from llmops.contract import (
     GUIDE_KINDS,
     PYTHON_ENGINE_INPUTS,
@@ -101,7 +102,9 @@ class TensorrtRepositoryTarget(RepositoryTarget):
             "penalties": True,
             "lora": bool(manifest.adapters),
         }
-        return {**found, "cache_salt": True} if self._ours else found
+        # NVIDIA/TensorRT-LLM #7106, which 1.0 does not have and 1.1 may not have
+        salts = self._ours and release_of(_built(manifest).tensorrt_llm) >= (1, 2)
+        return {**found, "cache_salt": True} if salts else found
 
     def _takes_bias(self, manifest: EngineManifest) -> bool:
         """Return True if the engine takes a bias for each token of the vocabulary.

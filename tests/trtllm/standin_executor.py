@@ -212,6 +212,7 @@ class Request(_Bound):
         "lookahead_config": ((LookaheadDecodingConfig, _NONE), None), "cache_salt_id": _INT,
     }  # fmt: skip
     positional = ("input_token_ids", "max_tokens")
+    cache_salt_id: int | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -399,7 +400,10 @@ class Executor:
         cache = self.config.kv_cache_config
         if not cache.enable_block_reuse:
             return
-        salt = (one.request.cache_salt_id or 0, one.request.lora_config.task_id if one.request.lora_config else 0)
+        salt = (
+            getattr(one.request, "cache_salt_id", None) or 0,
+            one.request.lora_config.task_id if one.request.lora_config else 0,
+        )
         usable = len(prompt) - 1
         while (one.reused + 1) * size <= usable and (*salt, *prompt[: (one.reused + 1) * size]) in self._blocks:
             one.reused += 1

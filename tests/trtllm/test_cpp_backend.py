@@ -159,6 +159,13 @@ def test_a_bias_is_announced_where_the_decoder_takes_one(
     assert found == announced
 
 
+@pytest.mark.parametrize(("version", "salted"), [("1.0.0", False), ("1.1.0", False), ("1.2.0", True)])
+def test_salts_are_announced_where_the_executor_has_them(tmp_path: Path, version: str, salted: bool) -> None:
+    """Those of cached prefixes came with #7106 (cpp/tensorrt_llm/nanobind/executor/request.cpp, cache_salt_id)."""
+    manifest = make_engine(tmp_path / "e", tensorrt_llm=version).manifest
+    assert find_target("tensorrt", "llmops").capabilities(manifest).get("cache_salt", False) is salted
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A repository of one TensorRT engine for two GPUs, on GPUs 2 and 3, as NVIDIA's backend serves it."""

@@ -114,6 +114,19 @@ def test_kv_events_have_the_names_that_gateways_know(runtime):
     assert len(wanted) == 4
 
 
+def test_a_library_without_salts_shares_cached_prefixes(folder, monkeypatch):
+    """1.0's Request has no cache_salt_id (cpp/tensorrt_llm/nanobind/executor/request.cpp before #7106)."""
+    fields = {name: kind for name, kind in standin.Request.fields.items() if name != "cache_salt_id"}
+    monkeypatch.setattr(standin.Request, "fields", fields)
+    monkeypatch.delattr(standin.Request, "cache_salt_id")
+    with closing(make(folder)) as runtime:
+        for key, salt in ((1, 7), (2, 8)):
+            runtime.submit(key, ask(range(10, 20), 2, cache_salt=salt), 0)
+            found = collect(runtime)
+    assert found[2][0] == [20, 21]
+    assert found[2][4] == 8
+
+
 @pytest.mark.parametrize(
     ("prompt", "cached"),
     [

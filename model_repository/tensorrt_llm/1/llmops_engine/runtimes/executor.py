@@ -18,7 +18,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +146,8 @@ class ExecutorRuntime(EngineRuntime):
     def __init__(self, options: ExecutorOptions, library: Any) -> None:
         self._api = library
         self._options = options
+        # since #7106, which is not in 1.0
+        self._has_salts = hasattr(library.Request, "cache_salt_id")
         self._tokens_per_block, self._vocab_size = _engine_sizes(Path(options.model))
         config = executor_config(library, options.parameters, options.max_batch_size)
         self._executor = library.Executor(Path(options.model), library.ModelType.DECODER_ONLY, config)
@@ -163,6 +165,8 @@ class ExecutorRuntime(EngineRuntime):
         )
 
     def submit(self, key: int, request: RuntimeRequest, sequence: int) -> None:
+        if not self._has_salts:
+            request = replace(request, cache_salt=0)
         executor_request = make_request(
             self._api, request, sequence=sequence, model_ends=self._options.end_ids, vocab_size=self._vocab_size
         )
