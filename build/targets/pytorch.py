@@ -6,6 +6,7 @@ The engine folder also has the frozen arguments of `tensorrt_llm.LLM`.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[s
         if fault := contradiction(spec, path, value):
             raise InputError(fault)
     if adapters:
-        overrides = {**lora_fields(adapters), **overrides}
+        overrides = {**lora_fields(adapters, request.checkpoint.architecture.family), **overrides}
     if request.checkpoint.architecture.recurrent:
         # asserted in _torch/pyexecutor/mamba_cache_manager.py, MambaHybridCacheManager
         overrides = {"kv_cache_config.enable_block_reuse": False, **overrides}
@@ -150,17 +151,35 @@ def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[s
     return arguments
 
 
-def lora_fields(adapters: list[AdapterCheckpoint]) -> dict[str, Any]:
+def lora_fields(adapters: list[AdapterCheckpoint], family: str) -> dict[str, Any]:
     """Return the fields that reserve room for all adapters at once, on the GPUs and in host memory."""
     modules = {module: None for adapter in adapters for module in adapter.modules}
+    config: dict[str, Any] = {
+        "lora_target_modules": list(modules),
+        "max_lora_rank": max(adapter.rank for adapter in adapters),
+        "max_loras": len(adapters),
+        "max_cpu_loras": len(adapters),
+    }
+    if family == "phi3":
+        config |= _packed_modules(modules)
+    return {"enable_lora": True, "lora_config": config}
+
+
+def _packed_modules(modules: Iterable[str]) -> dict[str, Any]:
+    """Return the LoRA fields of Phi-3, whose matrices are packed.
+
+    The PyTorch backend skips modules that its mapping does not lead to, with a warning, and swaps
+    gate and up of an adapter unless told otherwise. The fields are those of Phi4MM, which is Phi-3
+    with encoders (NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/models/modeling_phi4mm.py`,
+    lora_config; `tensorrt_llm/lora_manager.py`, load_from_hf).
+    """
+    names = {"mlp_h_to_4h": ("mlp_gate_up", "gate_up_proj"), "attn_qkv": ("attn_qkv", "qkv_proj"),
+             "attn_dense": ("attn_dense", "o_proj"), "mlp_4h_to_h": ("mlp_4h_to_h", "down_proj")}  # fmt: skip
+    packed = dict(names.get(module, (module, "")) for module in modules)
     return {
-        "enable_lora": True,
-        "lora_config": {
-            "lora_target_modules": list(modules),
-            "max_lora_rank": max(adapter.rank for adapter in adapters),
-            "max_loras": len(adapters),
-            "max_cpu_loras": len(adapters),
-        },
+        "lora_target_modules": list(packed),
+        "trtllm_modules_to_hf_modules": {module: name for module, name in packed.items() if name},
+        "swap_gate_up_proj_lora_b_weight": False,
     }
 
 

@@ -125,11 +125,31 @@ def test_build_and_repo_carry_adapters(tmp_path, checkpoint, monkeypatch, target
         assert str(engine / "lora" / "sql") in config
         return
     argv = " ".join(manifest.extra.trtllm_build)
-    assert "--lora_plugin auto --max_lora_rank 8 --lora_target_modules attn_q attn_v attn_dense" in argv
+    # tensorrtllm_backend r26.07 docs/lora.md names all three for adapters of q_proj and v_proj: the
+    # engine has inputs for all (1.2.1 models/generation_mixin.py, missing_qkv_modules), which
+    # cpp/tensorrt_llm/runtime/loraManager.cpp fills for the modules of config.json only
+    assert "--lora_plugin auto --max_lora_rank 8 --lora_target_modules attn_q attn_v attn_dense attn_k" in argv
     assert f'"lora_prefetch_dir" value: {{ string_value: "{engine}/lora_prefetch"' in config
     assert sorted(p.relative_to(engine).as_posix() for p in (engine / "lora_prefetch").rglob("*.npy")) == [
         f"lora_prefetch/{i}/model.lora_{what}.npy" for i in (1, 2) for what in ("config", "weights")
     ]
+
+
+def test_the_pytorch_backend_is_led_to_packed_matrices(tmp_path):
+    """As NVIDIA/TensorRT-LLM tensorrt_llm/_torch/models/modeling_phi4mm.py, `lora_config`, which is
+    Phi-3 with encoders. tensorrt_llm/lora_manager.py, `load_from_hf`, skips a module that its mapping
+    does not lead to a target module, and swaps gate and up in `preprocess_lora_weights`.
+    """
+    folder = write_checkpoint(tmp_path / "tiny", "phi3")
+    packed = {"qkv_proj": (HIDDEN, 512), "o_proj": (HIDDEN, HIDDEN), "gate_up_proj": (HIDDEN, 1024)}
+    adapter = write_adapter(tmp_path / "a", {**packed, "down_proj": (512, HIDDEN)})
+    llmops("build", folder, "-o", tmp_path / "e", "--target", "pytorch", "--adapter", f"sql={adapter}", "--name", "x")
+    config = EngineManifest.load(tmp_path / "e").extra.llm_args["lora_config"]
+    assert config["trtllm_modules_to_hf_modules"] == {
+        "attn_qkv": "qkv_proj", "attn_dense": "o_proj", "mlp_gate_up": "gate_up_proj", "mlp_4h_to_h": "down_proj",
+    }  # fmt: skip
+    assert set(config["lora_target_modules"]) == set(config["trtllm_modules_to_hf_modules"])
+    assert config["swap_gate_up_proj_lora_b_weight"] is False
 
 
 # -- The tokenizer file of guided decoding, held to what NVIDIA's script writes through transformers

@@ -14,6 +14,7 @@ from llmops.build.trtllm.trtllm_build_flags import Value, effective_flags, from_
 from llmops.errors import InputError
 
 FLAG, SERVE = "flag.", "serve."
+_QKV = ("attn_q", "attn_k", "attn_v")
 LOOKAHEAD = "lookahead_decoding"
 #: Modes for plain checkpoints; medusa, eagle and explicit_draft_tokens (ReDrafter) are other
 #: architectures.
@@ -77,6 +78,10 @@ def _lora(spec: BuildSpec, adapters: list[AdapterCheckpoint]) -> dict[str, Value
         return {}
     modules = {module: None for adapter in adapters for module in adapter.modules}
     modules |= dict.fromkeys(str(extra_modules).split(",") if extra_modules else ())
+    if not modules.keys().isdisjoint(_QKV):
+        # The engine has inputs for all three if for one (1.2.1 `tensorrt_llm/layers/attention.py`,
+        # "all enabled or all disabled"), and the runtime fills those of the named modules only.
+        modules |= dict.fromkeys(_QKV)
     largest = max((adapter.rank for adapter in adapters), default=64)
     rank = positive_option(spec, "max_lora_rank", largest)
     if adapters and rank < largest:
