@@ -42,7 +42,8 @@ class ResponseSaver:
             return await self.try_save(entry)
         except ApiError as error:
             log.warning("Response %s was not stored: %s", entry.id, error.full_message)
-            entry.response["conversation"] = None
+            if self._add is not None:  # it is not in its conversation either
+                entry.response["conversation"] = None
             return False
 
     async def try_save(self, entry: StoredResponse, new: bool = True) -> bool:

@@ -119,6 +119,25 @@ async def test_a_response_names_no_conversation_that_lacks_it(card, tokenizer, t
         assert (whole["conversation"], last["conversation"]) == (None, None)
 
 
+async def test_a_response_that_is_not_stored_names_the_conversation_that_has_it(
+    card, tokenizer, tmp_path, monkeypatch
+) -> None:
+    """Before the fix, it named none, so that a client that asked again had its turn twice."""
+
+    async def away(self: SqlResponses, row: ResponseRecord, new: bool = True) -> bool:
+        raise UnavailableError("away")
+
+    monkeypatch.setattr(SqlResponses, "put", away)
+    async with running(card, tokenizer, store=f"sqlite:///{tmp_path}/store.db", open=True) as stack:
+        stack.say("42")
+        made = (await stack.client.post("/v1/conversations", json={})).json()["id"]
+        body = {"model": "tiny", "input": "What is it?", "conversation": made}
+        answer = (await stack.client.post("/v1/responses", json=body)).json()
+        items = (await stack.client.get(f"/v1/conversations/{made}/items")).json()["data"]
+    assert len(items) == 2
+    assert (answer["store"], answer["conversation"]) == (False, {"id": made})
+
+
 async def test_the_end_of_a_response_in_the_background_outlasts_the_store(
     card, tokenizer, tmp_path, monkeypatch, caplog
 ) -> None:
