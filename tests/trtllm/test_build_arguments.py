@@ -9,12 +9,16 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmops.build.checkpoint import open_checkpoint
+from llmops.build.spec import BuildSpec
+from llmops.build.targets.build_target import get_target
 from llmops.build.targets.nvidia import stage_estimates
 from llmops.build.trtllm.flag_rules import FlagContext
 from llmops.build.trtllm.trtllm_build_arguments import EngineOptions, build_arguments
 from llmops.build.trtllm.trtllm_build_flags import FLAGS, effective_flags, from_argv, to_argv
 from llmops.cli.main import cli
 from llmops.errors import InputError
+from tests.support.tiny_models import write_checkpoint
 from tests.trtllm.recipes import RECIPES
 
 
@@ -181,3 +185,27 @@ def test_a_quantised_checkpoint_is_planned_as_it_is_stored(checkpoint: Path) -> 
     text = dry_run(checkpoint, "--target", "pytorch", "--gpu", "h100-sxm")
     row = next(line for line in text.splitlines() if line.startswith("serving"))
     assert float(row[28:].split()[0]) == pytest.approx(65_248_815_744 / 2**30, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "options", "expected"),
+    [
+        ("gemma3", {"layer_types": ["sliding_attention", "full_attention"] * 3}, {}, ("128,512", "false")),
+        ("gemma2", {}, {"max_seq_len": 128}, (None, None)),
+        ("gemma2", {}, {"options": {"serve.enable_kv_cache_reuse": "true"}}, ("128,512", "true")),
+        ("mistral", {"sliding_window": 64}, {}, ("64", None)),
+        ("mistral", {}, {}, (None, None)),
+    ],
+)
+def test_the_backend_gets_the_windows_of_layers(tmp_path, family, change, options, expected):
+    """The engine has none: examples/models/core/gemma/README.md runs Gemma 3 1B with
+    `--max_attention_window_size 512 512 512 512 512 3100` and without reuse, which with several
+    windows cost accuracy until TensorRT-LLM #10875 (January 2026).
+    """
+    folder = write_checkpoint(tmp_path / "tiny", family)
+    config = json.loads((folder / "config.json").read_text())
+    layers = {"num_hidden_layers": len(change["layer_types"])} if "layer_types" in change else {}
+    (folder / "config.json").write_text(json.dumps({**config, **change, **layers}))
+    spec = BuildSpec(str(folder), tmp_path / "engine", "tensorrt", **options)
+    made = get_target("tensorrt").prepare(spec, open_checkpoint(str(folder)))
+    assert (made.serve.get("max_attention_window_size"), made.serve.get("enable_kv_cache_reuse")) == expected

@@ -64,8 +64,8 @@ def _index_bytes(width: int) -> int:
 def sequence_bytes(model: Architecture, kv: str, layout: ParallelLayout, length: int) -> int:
     """Return the bytes of a sequence of `length` tokens on one rank, in whole blocks of 32 tokens.
 
-    Layers with a sliding window keep every token too: engines hold the whole sequence unless
-    `max_attention_window` is set, which by default it is not, here as in TensorRT-LLM.
+    Layers with a sliding window keep every token too: TensorRT-LLM holds the whole sequence unless
+    `max_attention_window` is set, which target pytorch does not do.
     """
     return _blocks(length) * token_bytes(model, kv, layout)
 

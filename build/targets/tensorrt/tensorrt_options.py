@@ -25,13 +25,33 @@ OPTIONS = COMMON_OPTIONS | {
 }  # fmt: skip
 
 
-def serve_parameters(spec: BuildSpec) -> dict[str, str]:
-    """Return the parameters of `--set serve.NAME=VALUE` for the C++ backend.
+def serve_parameters(request: BuildRequest) -> dict[str, str]:
+    """Return the C++ backend's parameters: the model's, and `--set serve.NAME=VALUE`, which win.
 
     Raises:
         InputError: The backend does not have a parameter or value.
     """
-    return checked_parameters({k.removeprefix(SERVE): v for k, v in spec.options.items() if k.startswith(SERVE)})
+    options = request.spec.options.items()
+    given = checked_parameters({k.removeprefix(SERVE): v for k, v in options if k.startswith(SERVE)})
+    return {**_attention_windows(request), **given}
+
+
+def _attention_windows(request: BuildRequest) -> dict[str, str]:
+    """Return the parameters of a model whose layers see less than a whole sequence.
+
+    An engine does not know its windows: the runtime sets them, and by default no layer has one
+    (NVIDIA/TensorRT-LLM `examples/models/core/gemma/README.md`, --max_attention_window_size; a list
+    that is shorter than the layers repeats). Reuse of caches with several windows costs accuracy
+    before #10875, which 1.2.1 is not known to have.
+    """
+    arch, length = request.checkpoint.architecture, request.limits.max_seq_len
+    window = arch.sliding_window
+    if window is None or window.size >= length:
+        return {}
+    sizes = [window.size if layer in window.layers else length for layer in range(arch.num_layers)]
+    period = next(size for size in range(1, len(sizes) + 1) if sizes[size:] == sizes[:-size])
+    repeated = {"max_attention_window_size": ",".join(map(str, sizes[:period]))}
+    return repeated if len(set(sizes)) == 1 else {**repeated, "enable_kv_cache_reuse": "false"}
 
 
 def engine_arguments(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> list[str]:

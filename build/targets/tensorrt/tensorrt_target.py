@@ -74,7 +74,7 @@ class TensorrtJob(NvidiaJob):
 
     def __init__(self, request: BuildRequest, adapters: list[AdapterCheckpoint]) -> None:
         super().__init__(request, adapters)
-        self.serve = tensorrt_options.serve_parameters(request.spec)
+        self.serve = tensorrt_options.serve_parameters(request)
         self.argv = tensorrt_options.engine_arguments(request, adapters)
         self.guided = boolean_option(request.spec, "guided", True)
 
