@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Protocol
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.choice import Choice
-from llmops.gateway.generation.parsers.output_processor import OutputDelta, ToolCallDelta
+from llmops.gateway.generation.parsers.output_processor import OutputDelta, ToolCallDelta, with_text
 from llmops.gateway.http.sse import EventSource, encode_event
 from llmops.gateway.interfaces import TokenBatch, Usage
 
@@ -64,13 +64,12 @@ class AnswerLog:
 
     def append(self, piece: OutputDelta) -> None:
         """Add a delta; a very long one becomes several."""
-        text = piece.arguments if isinstance(piece, ToolCallDelta) else piece.text
         if self._is_new_kind(piece):
             self._starts.append(len(self._sizes))
-            self._kinds.append(piece._replace(arguments="") if isinstance(piece, ToolCallDelta) else type(piece)(""))
+            self._kinds.append(with_text(piece, ""))
         step = _MAX_DELTA_BYTES // 4  # of UTF-8's longest characters
-        for start in range(0, max(len(text), 1), step):
-            data = text[start : start + step].encode("utf-8", "replace")
+        for start in range(0, max(len(piece.text), 1), step):
+            data = piece.text[start : start + step].encode("utf-8", "replace")
             self._text += data
             self._sizes.append(len(data))
 
@@ -84,11 +83,10 @@ class AnswerLog:
         text = self._text[offset:end].decode()
         at = bisect_right(self._starts, delta) - 1
         kind = self._kinds[at]
-        if isinstance(kind, ToolCallDelta):
+        if isinstance(kind, ToolCallDelta) and self._starts[at] != delta:
             # the name goes out with the first delta of a call
-            first = self._starts[at] == delta
-            return (kind._replace(arguments=text) if first else ToolCallDelta(kind.index, arguments=text)), end
-        return type(kind)(text), end
+            kind = ToolCallDelta(kind.index)
+        return with_text(kind, text), end
 
     def pieces(self) -> list[OutputDelta]:
         """Return the stretches of one kind, whole."""
@@ -97,8 +95,7 @@ class AnswerLog:
             end = self._starts[at + 1] if at + 1 < len(self._starts) else len(self._sizes)
             begins = self.offset(start)
             text = self._text[begins : begins + sum(self._sizes[start:end])].decode()
-            kind = self._kinds[at]
-            found.append(kind._replace(arguments=text) if isinstance(kind, ToolCallDelta) else type(kind)(text))
+            found.append(with_text(self._kinds[at], text))
         return found
 
     def _is_new_kind(self, piece: OutputDelta) -> bool:

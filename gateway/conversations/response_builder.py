@@ -73,8 +73,7 @@ class ResponseBuilder:
         An item ends where the next one begins.
         """
         events = self._switch(piece)
-        text = piece.arguments if isinstance(piece, ToolCallDelta) else piece.text
-        return [*events, self._delta(text)] if text else events
+        return [*events, self._delta(piece.text)] if piece.text else events
 
     def repeat(self, item: Item, cuts: Sequence[int], closed: bool) -> list[Event]:
         """Return the events of an item that is known already."""

@@ -21,6 +21,7 @@ from llmops.gateway.generation.parsers.output_processor import (
     OutputProcessor,
     ReasoningDelta,
     ToolCallDelta,
+    with_text,
 )
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import FinishReason, TokenBatch, Usage
@@ -175,18 +176,18 @@ class SegmentProcessor(OutputProcessor):
     def add(self, piece: OutputDelta) -> str:
         """Add a piece and return its text."""
         self._waiting.append(piece)
-        return _text(piece)
+        return piece.text
 
     def feed(self, text: str) -> Iterator[OutputDelta]:
         left = len(text)
-        while self._waiting and (left or not _text(self._waiting[0])):
+        while self._waiting and (left or not self._waiting[0].text):
             piece = self._waiting.popleft()
-            whole = _text(piece)
+            whole = piece.text
             if len(whole) > left:
-                yield _with_text(piece, whole[:left])
+                yield with_text(piece, whole[:left])
                 # the head of a tool call goes out once
                 rest = ToolCallDelta(piece.index) if isinstance(piece, ToolCallDelta) else piece
-                self._waiting.appendleft(_with_text(rest, whole[left:]))
+                self._waiting.appendleft(with_text(rest, whole[left:]))
                 return
             left -= len(whole)
             yield piece
@@ -205,14 +206,6 @@ def _pieces(delta: ProviderDelta) -> Iterator[OutputDelta]:
         function = call.function
         call_id, name = (call.id, function.name) if call.id and function.name else (None, None)
         yield ToolCallDelta(call.index, call_id, name, function.arguments or "")
-
-
-def _text(piece: OutputDelta) -> str:
-    return piece.arguments if isinstance(piece, ToolCallDelta) else piece.text
-
-
-def _with_text(piece: OutputDelta, text: str) -> OutputDelta:
-    return piece._replace(arguments=text) if isinstance(piece, ToolCallDelta) else type(piece)(text)
 
 
 def _finish_reason(reason: str) -> FinishReason:

@@ -92,7 +92,7 @@ class MessageEvents(AnswerEvents):
         opening = b"" if self._continues(piece) else self._close_block() + self._open_block(piece)
         if isinstance(piece, ReasoningDelta):
             self._thinking.append(piece.text)
-        return opening + self._delta(piece.arguments if isinstance(piece, ToolCallDelta) else piece.text)
+        return opening + self._delta(piece.text)
 
     def _continues(self, piece: OutputDelta) -> bool:
         block = self._open

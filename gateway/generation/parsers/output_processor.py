@@ -37,8 +37,18 @@ class ToolCallDelta(NamedTuple):
     name: str | None = None
     arguments: str = ""
 
+    @property
+    def text(self) -> str:
+        """Return the text of the part, as the other parts have it."""
+        return self.arguments
+
 
 OutputDelta = ContentDelta | ReasoningDelta | ToolCallDelta
+
+
+def with_text(delta: OutputDelta, text: str) -> OutputDelta:
+    """Return `delta` with another text."""
+    return delta._replace(arguments=text) if isinstance(delta, ToolCallDelta) else type(delta)(text)
 
 
 class OutputProcessor(ABC):
@@ -121,12 +131,12 @@ def merge_adjacent(deltas: Iterable[OutputDelta]) -> list[OutputDelta]:
     merged: list[OutputDelta] = []
     for delta in deltas:
         last = merged[-1] if merged else None
-        if isinstance(delta, ContentDelta) and isinstance(last, ContentDelta):
-            merged[-1] = ContentDelta(last.text + delta.text)
-        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            merged[-1] = ReasoningDelta(last.text + delta.text)
-        elif isinstance(delta, ToolCallDelta) and isinstance(last, ToolCallDelta) and delta.index == last.index:
-            merged[-1] = last._replace(arguments=last.arguments + delta.arguments)
+        if last is not None and _kind(last) == _kind(delta):
+            merged[-1] = with_text(last, last.text + delta.text)
         else:
             merged.append(delta)
     return merged
+
+
+def _kind(delta: OutputDelta) -> tuple[type[OutputDelta], int]:
+    return type(delta), delta.index if isinstance(delta, ToolCallDelta) else 0
