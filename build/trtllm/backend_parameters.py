@@ -48,7 +48,9 @@ PARAMETERS: dict[str, Parameter] = {
     "exclude_input_in_output": Parameter("bool", "true"),
     "cancellation_check_period_ms": Parameter("int", "20"),
     "stats_check_period_ms": Parameter("int", "100"),
-    "decoding_mode": Parameter("text", "top_k_top_p", ("top_k", "top_p", "top_k_top_p", "lookahead")),
+    # in the modes top_k and top_p nothing chooses a token for requests without, or with, a top-k, and
+    # they never end (layers/samplingLayer.cpp; samplingTopKKernels.h, setupTopKTopPRuntimeArgOne)
+    "decoding_mode": Parameter("text", "top_k_top_p", ("top_k_top_p", "lookahead")),
     **_same("lists", "gpu_device_ids participant_ids"),
     **_same("ints", "max_attention_window_size"),
     **_same("int", "max_tokens_in_paged_kv_cache sink_token_length num_nodes recv_poll_period_ms"),

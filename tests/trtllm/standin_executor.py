@@ -85,14 +85,6 @@ class DecodingMode:
     def TopKTopP() -> "DecodingMode":
         return DecodingMode("TopKTopP")
 
-    @staticmethod
-    def TopK() -> "DecodingMode":
-        return DecodingMode("TopK")
-
-    @staticmethod
-    def TopP() -> "DecodingMode":
-        return DecodingMode("TopP")
-
 
 class SchedulerConfig(_Bound):
     fields: ClassVar[dict[str, Any]] = {

@@ -70,7 +70,11 @@ def test_settings_reach_the_backend_as_they_were_meant(tmp_path: Path) -> None:
         ({"enable_kv_cache_reuse": "yes"}, "serve.enable_kv_cache_reuse must be true or false, not yes"),
         ({"kv_cache_host_memory_bytes": "1e10"}, "must be a whole number, not 1e10"),
         ({"max_attention_window_size": "4096, 1024"}, "must be numbers with commas between"),
-        ({"decoding_mode": "medusa"}, "must be top_k or top_p"),
+        ({"decoding_mode": "medusa"}, "must be top_k_top_p or lookahead, not medusa"),
+        # 1.2.1 cpp/tensorrt_llm/layers/samplingLayer.cpp: one layer each, which skips all requests with the other's
+        # parameter (kernels/samplingTopKKernels.h, setupTopKTopPRuntimeArgOne)
+        ({"decoding_mode": "top_k"}, "must be top_k_top_p or lookahead, not top_k"),
+        ({"decoding_mode": "top_p"}, "must be top_k_top_p or lookahead, not top_p"),
         ({"kv_cache_free_gpu_memory_fraction": "0.9"}, "has no parameter serve.kv_cache_free_gpu_memory_fraction"),
     ],
 )

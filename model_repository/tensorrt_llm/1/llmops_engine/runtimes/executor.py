@@ -75,7 +75,7 @@ _GUIDES = {
     "regex": "REGEX",
     "ebnf_grammar": "EBNF_GRAMMAR",
 }
-_DECODING_MODES = {"top_k": "TopK", "top_p": "TopP", "top_k_top_p": "TopKTopP", "lookahead": "Lookahead"}
+_DECODING_MODES = {"top_k_top_p": "TopKTopP", "lookahead": "Lookahead"}
 
 
 @dataclass(frozen=True)
