@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from llmops import contract
 from llmops.gateway.errors import ApiError
 
 _STATE, _IDENTITY = contract.STEP_STATE.name, contract.STEP_MODEL_IDENTITY.name
+#: Cache events, and names of blocks, in one message. Engines send half as many.
+MAX_CACHE_EVENTS = 2**17
 _KV, _KINDS = contract.STEP_KV_HASHES.name, contract.STEP_KV_EVENTS.name
 
 
@@ -61,14 +64,22 @@ def notify_observer(observer: EngineObserver, outputs: Mapping[str, int], raw: S
     """Pass the reports of a message to `observer`.
 
     `outputs` maps each output to its index in `raw`.
+
+    Raises:
+        ValueError: The engine reports more than it can have.
     """
     if _IDENTITY in outputs:
-        fields = decode_strings(raw[outputs[_IDENTITY]])
+        fields = [*islice(decode_strings(raw[outputs[_IDENTITY]]), len(EngineIdentity._fields) + 1)]
         if len(fields) == len(EngineIdentity._fields):
             observer.on_identity(EngineIdentity(*fields))
     if _KINDS in outputs:
-        hashes, at = array("Q", raw[outputs[_KV]]), 0
-        for kind, count in struct.iter_unpack("<2i", raw[outputs[_KINDS]]):
+        names, kinds, at = raw[outputs[_KV]], raw[outputs[_KINDS]], 0
+        if max(len(names), len(kinds)) > 8 * MAX_CACHE_EVENTS:
+            raise ValueError(f"{len(kinds) // 8} cache events of {len(names) // 8} blocks in one message")
+        hashes = array("Q", names)
+        for kind, count in struct.iter_unpack("<2i", kinds):
+            if count < 0:
+                raise ValueError(f"a cache event of {count} blocks")
             observer.on_cache_event(kind, hashes[at : at + count])
             at += count
     if _STATE in outputs:
@@ -78,11 +89,10 @@ def notify_observer(observer: EngineObserver, outputs: Mapping[str, int], raw: S
             observer.on_state(EngineState(*numbers[: len(EngineState._fields)]))
 
 
-def decode_strings(data: bytes) -> list[str]:
-    """Return the elements of a BYTES tensor: each is a little-endian length and that many bytes."""
-    texts, at = [], 0
+def decode_strings(data: bytes) -> Iterator[str]:
+    """Yield the elements of a BYTES tensor: each is a little-endian length and that many bytes."""
+    at = 0
     while at < len(data):
         (size,) = struct.unpack_from("<I", data, at)
-        texts.append(data[at + 4 : at + 4 + size].decode("utf-8", "replace"))
+        yield data[at + 4 : at + 4 + size].decode("utf-8", "replace")
         at += 4 + size
-    return texts

@@ -4,7 +4,6 @@ The parameter is part of Triton's ModelConfig."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -15,6 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 from llmops.contract import CONTRACT_VERSION, METADATA_PARAMETER
 from llmops.errors import InputError, first_validation_error
 from llmops.gateway.interfaces import ModelMetadata
+from llmops.input_files import parse_json
+
+#: Characters of the parameter, which is parsed while requests wait. It has about a thousand, and
+#: less than a hundred for each adapter.
+MAX_CHARACTERS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ def parse_model_metadata(text: str, overrides: Mapping[str, Any] | None = None) 
     `overrides` come from the gateway's settings. Raises InputError.
     """
     with _as_input_error():
-        raw = {"target": "unknown", **(json.loads(text) if text else {}), **(overrides or {})}
+        raw = {"target": "unknown", **_parse(text), **(overrides or {})}
         contract = raw.pop("contract", CONTRACT_VERSION)
         extra = {name: raw.pop(name) for name in raw.keys() - _KNOWN_FIELDS}
         metadata = _MODEL_ADAPTER.validate_python({**raw, "extra": extra})
@@ -62,7 +66,14 @@ def parse_encoder_metadata(text: str, overrides: Mapping[str, Any]) -> EncoderMe
     `overrides` come from the gateway's settings. Raises InputError.
     """
     with _as_input_error():
-        return _ENCODER_ADAPTER.validate_python({**json.loads(text or "{}"), **overrides})
+        return _ENCODER_ADAPTER.validate_python({**_parse(text), **overrides})
+
+
+def _parse(text: str) -> dict[str, Any]:
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"it has {len(text):,} characters, and at most {MAX_CHARACTERS:,} are read")
+    found: dict[str, Any] = parse_json(text or "{}")
+    return found
 
 
 @contextmanager

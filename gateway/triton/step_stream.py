@@ -55,6 +55,8 @@ RESUBSCRIBE_DELAY = 0.25
 UNREADABLE_DELAY = 30.0
 #: Entries of one step. An engine has at most a few thousand sequences in its batch.
 MAX_STEP_ENTRIES = 16_384
+#: Log-probabilities, and positions that have some, in one step: two of the longest prompts'.
+MAX_STEP_LOGPROBS = 2**18
 _ENTRY_BYTES = 16
 #: Seconds that the engine has to end the subscription when the gateway stops.
 UNSUBSCRIBE_TIMEOUT = 1.0
@@ -340,16 +342,18 @@ class StepSubscription:
         tokens = array("i", raw[outputs[STEP_TOKENS]]).tolist()
         scores = array("f", raw[outputs[STEP_LOG_PROBS]]).tolist() if STEP_LOG_PROBS in outputs else None
         tops = _top_logprobs(outputs, raw)
-        errors = iter(decode_strings(raw[outputs[STEP_ERRORS]])) if STEP_ERRORS in outputs else iter(())
+        errors = decode_strings(raw[outputs[STEP_ERRORS]]) if STEP_ERRORS in outputs else iter(())
         cached = iter(array("i", raw[outputs[STEP_CACHED]])) if STEP_CACHED in outputs else iter(())
         lengths = iter(array("i", raw[outputs[STEP_PROMPT_LENGTHS]])) if STEP_PROMPT_LENGTHS in outputs else iter(())
         streams, start, prompt_start = self._streams, 0, len(tokens)
         for slot, sequence, count, flags in struct.iter_unpack("<4i", entries):
             end = start + count
+            if count < 0:
+                raise ValueError(f"{count} tokens of a sequence")
             error = next(errors, "the engine failed") if flags & ERROR_FLAG else None
             stream, prompt = streams.get(slot), None
             if flags & FIRST_OF_SLOT:
-                known, length = next(cached, -1), next(lengths, 0)
+                known, length = next(cached, -1), max(next(lengths, 0), 0)
                 if length and tops is not None:
                     prompt = tops[prompt_start : prompt_start + length]
                     prompt_start += length
@@ -429,6 +433,8 @@ def _top_logprobs(outputs: dict[str, int], raw: Sequence[bytes]) -> list[TopLogp
     """
     if STEP_TOP_COUNTS not in outputs:
         return None
-    ids = array("i", raw[outputs[STEP_TOP_IDS]])
+    counts, ids = array("i", raw[outputs[STEP_TOP_COUNTS]]), array("i", raw[outputs[STEP_TOP_IDS]])
+    if max(len(counts), len(ids)) > MAX_STEP_LOGPROBS:
+        raise ValueError(f"{len(ids)} log-probabilities of {len(counts)} positions in one step")
     pairs = zip(ids, array("f", raw[outputs[STEP_TOP_LOG_PROBS]]), strict=True)
-    return [list(itertools.islice(pairs, count)) for count in array("i", raw[outputs[STEP_TOP_COUNTS]])]
+    return [list(itertools.islice(pairs, count)) for count in counts]

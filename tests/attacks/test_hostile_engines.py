@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import math
+import os
+import struct
+import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +18,19 @@ import pytest
 import uvloop
 from tritonclient.grpc import service_pb2
 
+from llmops.errors import InputError
 from llmops.gateway.generation.answer import StreamWatchdog
 from llmops.gateway.generation.choice import LOGPROB_BYTES, Choice, LogprobBuffer
 from llmops.gateway.generation.provider_chat import ProviderChoice
 from llmops.gateway.interfaces import TokenBatch, Usage
 from llmops.gateway.ratelimit.buckets import Limit, Settlement
 from llmops.gateway.ratelimit.redis import RedisLimiter
+from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 from llmops.gateway.routing.providers import ChunkChoice, ProviderBatch, ProviderDelta, bounded_usage
-from llmops.gateway.triton.step_stream import StepStreamTransport
+from llmops.gateway.triton.model_metadata import parse_model_metadata
+from llmops.gateway.triton.request_writer import RequestWriter
+from llmops.gateway.triton.step_stream import StepStreamTransport, StepSubscription
+from tests.attacks.harness import MIB
 from tests.steps.test_submissions import CARD
 from tests.support.gateway_stack import in_front_of, running
 from tests.support.scripted_triton import ScriptedTriton, Step
@@ -148,6 +157,47 @@ async def test_an_engine_that_cannot_be_read_is_not_asked_again_at_once():
     await asyncio.sleep(0.8)
     await transport.close()
     assert len(calls) == len(seen) == 1
+
+
+def message_with(**tensors: bytes) -> Any:
+    """A message of a step stream with these tensors, and empty ones that each step has."""
+    given = {"step_index": bytes(8), "step_entries": b"", "step_tokens": b"", **tensors}
+    answer = service_pb2.ModelInferResponse()
+    for name, value in given.items():
+        answer.outputs.add(name=name)
+        answer.raw_output_contents.append(value)
+    return answer
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"step_top_counts": bytes(32 * MIB), "step_top_ids": b"", "step_top_log_probs": b""},
+        {"step_errors": bytes(32 * MIB)},
+        {"step_model_identity": bytes(32 * MIB)},
+        {"step_kv_events": bytes(32 * MIB), "step_kv_hashes": b""},
+        {"step_kv_events": struct.pack("<2i", 1, 4 * MIB), "step_kv_hashes": os.urandom(32 * MIB)},
+        {"step_kv_events": struct.pack("<4i", 1, 60_000, 1, -60_000) * 10_000, "step_kv_hashes": os.urandom(480_000)},
+        {"step_entries": struct.pack("<8i", 7, 0, 60_000, 0, 7, 0, -60_000, 0) * 8000, "step_tokens": bytes(240_000)},
+    ],
+    ids=["tops", "errors", "identity", "events", "blocks", "negative events", "negative counts"],
+)
+async def test_a_message_of_one_engine_leaves_the_event_loop_to_others(tensors: dict[str, bytes]) -> None:
+    """Before the fix, 32 MiB held the gateway for 2 to 19 s, and negative counts held it for as long as they liked."""
+    index = PrefixIndex()
+    observer = SimpleNamespace(on_cache_event=lambda _, names: index.store("r", names), on_identity=lambda _: None)
+    subscription = StepSubscription(UnreadableCall, RequestWriter.of("tiny-tensorrt_llm", CARD), observer)
+    subscription._streams[7] = SimpleNamespace(push=lambda _: None)
+    began = time.process_time()
+    with contextlib.suppress(ValueError):
+        await subscription._step(message_with(**tensors))
+    assert time.process_time() - began < 1.0
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a": "' + "x" * 2**20 + '"}'], ids=["deep", "long"])
+def test_a_model_that_describes_itself_with_anything_is_one_sentence(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_model_metadata(text)
 
 
 # -- timers: uvloop, which serves, has another handle for a timer that is due at once ----------------------------------
