@@ -55,8 +55,9 @@ RESUBSCRIBE_DELAY = 0.25
 UNREADABLE_DELAY = 30.0
 #: Entries of one step. An engine has at most a few thousand sequences in its batch.
 MAX_STEP_ENTRIES = 16_384
-#: Log-probabilities, and positions that have some, in one step: two of the longest prompts'.
-MAX_STEP_LOGPROBS = 2**18
+#: Log-probabilities and their positions in one step, which take a second: 47,000 tokens have 20 each.
+#: A step of an engine has at most some 16,000 tokens.
+MAX_STEP_LOGPROBS = 2**20
 _ENTRY_BYTES = 16
 #: Seconds that the engine has to end the subscription when the gateway stops.
 UNSUBSCRIBE_TIMEOUT = 1.0
@@ -434,7 +435,7 @@ def _top_logprobs(outputs: dict[str, int], raw: Sequence[bytes]) -> list[TopLogp
     if STEP_TOP_COUNTS not in outputs:
         return None
     counts, ids = array("i", raw[outputs[STEP_TOP_COUNTS]]), array("i", raw[outputs[STEP_TOP_IDS]])
-    if max(len(counts), len(ids)) > MAX_STEP_LOGPROBS:
+    if len(counts) + len(ids) > MAX_STEP_LOGPROBS:
         raise ValueError(f"{len(ids)} log-probabilities of {len(counts)} positions in one step")
     pairs = zip(ids, array("f", raw[outputs[STEP_TOP_LOG_PROBS]]), strict=True)
     return [list(itertools.islice(pairs, count)) for count in counts]
