@@ -26,8 +26,8 @@ PROGRAM = "trtllm-build"
 LOG = "trtllm-build.log"
 SCRIPT = "build.sh"
 CHECKPOINT_DIR, ENGINE_DIR = "checkpoint", "model"
-#: One such line per rank, from tensorrt_llm/builder.py and commands/build.py.
-_RANK_DONE = re.compile(r"Serializing engine to .*rank\d+\.engine|Engine serialized|Total time of building rank\d+")
+#: The first of the two lines per rank that tensorrt_llm/_common.py, serialize_engine, logs.
+_RANK_DONE = re.compile(r"Serializing engine to .*rank\d+\.engine")
 
 
 #: Shell commands that mark engine.json complete once every rank has its engine.
