@@ -221,6 +221,6 @@ def _datatype(number: int) -> str:
 
 def _values(datatype: str, raw: bytes) -> list[Any]:
     if datatype == "BYTES":
-        return decode_strings(raw)
+        return list(decode_strings(raw))
     kind = _ARRAYS.get(datatype)
     return array(kind, raw).tolist() if kind else []

@@ -46,8 +46,8 @@ def _schema_types(schema: object, root: Mapping[str, Any], depth: int) -> JsonTy
             branches = [_schema_types(branch, root, depth + 1) for branch in schema[key]]
             known = [kinds for kinds in branches if kinds is not None]
             return frozenset().union(*known) if len(known) == len(branches) else None
-    branches = schema.get("allOf")
-    whole = [_schema_types(one, root, depth + 1) for one in branches] if isinstance(branches, list) else []
+    parts = schema.get("allOf")
+    whole = [_schema_types(one, root, depth + 1) for one in parts] if isinstance(parts, list) else []
     return next((kinds for kinds in whole if kinds is not None), None)
 
 
