@@ -3,7 +3,8 @@
 Shapes, pooling and files come from a Hugging Face or sentence-transformers folder.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from llmops.build.checkpoint.file_checks import check_file_size, read_value, rej
 from llmops.build.checkpoint.known_models import bundled_file
 from llmops.build.checkpoint.safetensors_header import read_header, shard_files
 from llmops.errors import CheckpointError
-from llmops.input_files import MAX_TABLE_BYTES
+from llmops.input_files import MALFORMED, MAX_TABLE_BYTES
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,20 @@ def open_encoder(ref: str) -> EncoderCheckpoint | None:
     path = Path(ref).expanduser()
     if not path.exists():
         return _read(bundled_file(ref, BUNDLED[ref], "model.safetensors").parent, ref, ref)
-    return _read(path, ref, path.resolve().name.lower())
+    with reject_odd_settings(ref):
+        return _read(path, ref, path.resolve().name.lower())
+
+
+@contextmanager
+def reject_odd_settings(ref: str) -> Iterator[None]:
+    """Turn the errors of settings and weights that do not fit together into a CheckpointError."""
+    try:
+        yield
+    except (*MALFORMED, RuntimeError) as error:
+        raise CheckpointError(
+            f"The settings of {ref} are of another form, or do not fit its weights ({type(error).__name__}); "
+            "download it again."
+        ) from error
 
 
 def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from llmops.build.checkpoint.file_checks import reject_changed_files
-from llmops.build.encoder.encoder_checkpoint import EncoderCheckpoint
+from llmops.build.encoder.encoder_checkpoint import EncoderCheckpoint, reject_odd_settings
 from llmops.build.engine_folder.manifest import EngineLimits, TokenizerInfo
 from llmops.build.engine_folder.manifest_extras import (
     CrossEncoderExtra,
@@ -84,9 +84,9 @@ class EncoderJob(TargetJob[EncoderCheckpoint]):
                 shutil.copyfile(self.checkpoint.path / name, directory / name)
         reject_changed_files(self.checkpoint.path, self.checkpoint.states, _TOKENIZER_FILES)
         try_tokenizer(directory / "tokenizer.json", self.checkpoint.ref)
-        config = self.checkpoint.config
-        pad = int(config.get("pad_token_id") or 0)
-        return TokenizerInfo(vocab_size=int(config["vocab_size"]), end_ids=[], pad_id=pad, chat_template=False)
+        with reject_odd_settings(self.checkpoint.ref):
+            size, pad = int(self.checkpoint.config["vocab_size"]), int(self.checkpoint.config.get("pad_token_id") or 0)
+            return TokenizerInfo(vocab_size=size, end_ids=[], pad_id=pad, chat_template=False)
 
     def build(self, workdir: Path, progress: Progress) -> BuildResult:
         import openvino as ov
@@ -95,8 +95,10 @@ class EncoderJob(TargetJob[EncoderCheckpoint]):
 
         directory = workdir / "model"
         directory.mkdir()
-        with progress.stage("Reading weights", total=float(self.checkpoint.config["num_hidden_layers"])):
-            model = build_graph(self.checkpoint, progress.advance)
+        with reject_odd_settings(self.checkpoint.ref):
+            layers = float(self.checkpoint.config["num_hidden_layers"])
+            with progress.stage("Reading weights", total=layers):
+                model = build_graph(self.checkpoint, progress.advance)
         with progress.stage("Writing the model"):
             ov.save_model(model, directory / "openvino_model.xml", compress_to_fp16=False)
         return BuildResult(limits=self._limits, extra=_extra(self.checkpoint))

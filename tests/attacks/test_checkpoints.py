@@ -264,6 +264,21 @@ def test_a_hole_in_an_encoder(folder: Path, name: str) -> None:
         open_encoder(str(folder))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"pad_token_id": "x"}, {"max_position_embeddings": [1]}, {"hidden_size": 10**400}, {"hidden_size": 10**9},
+     {"num_hidden_layers": "x"}, {"num_attention_heads": -1}, {"vocab_size": {}}, {"layer_norm_eps": None}],
+)  # fmt: skip
+def test_odd_settings_of_an_encoder_are_one_sentence(tmp_path: Path, change: dict[str, object]) -> None:
+    """Before the fix, each of them ended the build with a traceback."""
+    folder = tmp_path / "encoder"
+    shutil.copytree(bundled_file("minilm", BUNDLED["minilm"], "model.safetensors").parent, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(CheckpointError, match="download it again"):
+        build(BuildSpec(str(folder), tmp_path / "engine"), SilentProgress())
+
+
 def _broken_map() -> dict[str, object]:
     """Return a tokenizer whose normaliser makes the library panic."""
     return {
