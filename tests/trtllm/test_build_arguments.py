@@ -209,3 +209,14 @@ def test_the_backend_gets_the_windows_of_layers(tmp_path, family, change, option
     spec = BuildSpec(str(folder), tmp_path / "engine", "tensorrt", **options)
     made = get_target("tensorrt").prepare(spec, open_checkpoint(str(folder)))
     assert (made.serve.get("max_attention_window_size"), made.serve.get("enable_kv_cache_reuse")) == expected
+
+
+def test_a_window_that_the_pytorch_backend_ignores_is_refused(tmp_path):
+    """_torch/models/modeling_mistral.py, MistralAttention and MistralDecoderLayer hand on no window."""
+    folder = write_checkpoint(tmp_path / "tiny", "mistral")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "sliding_window": 64}))
+    checkpoint, target = open_checkpoint(str(folder)), get_target("pytorch")
+    with pytest.raises(InputError, match=r"last 64 tokens only.*--max-seq-len 64, or use --target tensorrt"):
+        target.prepare(BuildSpec(str(folder), tmp_path / "engine", "pytorch"), checkpoint)
+    target.prepare(BuildSpec(str(folder), tmp_path / "engine", "pytorch", max_seq_len=64), checkpoint)

@@ -108,6 +108,8 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
         raise CheckpointError(
             f"TensorRT-LLM {image.tensorrt_llm} does not have {arch.hf_class}; use --set image={OWN_TAG}, which does."
         )
+    limits = _limits(spec, arch)
+    _check_window(arch, spec.target, limits.max_seq_len, release_of(image.tensorrt_llm))
     unchanged = is_prequantized(spec, checkpoint, release_of(image.tensorrt_llm))
     _check_family_format(arch, quant_format, spec, unchanged)
     exports_unchanged = unchanged or _exports_unchanged(spec, checkpoint)
@@ -121,7 +123,7 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
         kv_cache=spec.kv_cache,
         calibration=_calibration(spec, quant_format),
         gates=QualityGates.from_options(spec.options, quant_format.name, _stored_cache(spec)),
-        limits=_limits(spec, arch),
+        limits=limits,
         dtype=stored_dtype(arch, spec.options.get("dtype")),
         image=image,
         is_prequantized=unchanged,
@@ -220,6 +222,20 @@ def _limits(spec: BuildSpec, arch: Architecture) -> EngineLimits:
     return EngineLimits(
         max_batch_size=batch, max_seq_len=spec.max_seq_len or min(context, _DEFAULT_LENGTH), max_num_tokens=tokens
     )
+
+
+def _check_window(arch: Architecture, target: str, length: int, minor: tuple[int, int]) -> None:
+    """Raise InputError for a sliding window that TensorRT-LLM's class of the model ignores.
+
+    MistralAttention hands no window to its base class (NVIDIA/TensorRT-LLM
+    `tensorrt_llm/_torch/models/modeling_mistral.py`; 1.3's was not read).
+    """
+    window = arch.sliding_window
+    if arch.family == "mistral" and target == "pytorch" and minor < (1, 3) and window and length > window.size:
+        raise InputError(
+            f"This model attends to the last {window.size} tokens only, which TensorRT-LLM's PyTorch backend does not "
+            f"do; within that length it is the same: add --max-seq-len {window.size}, or use --target tensorrt."
+        )
 
 
 def _image(spec: BuildSpec, since: tuple[int, int]) -> TrtllmImage:
