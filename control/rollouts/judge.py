@@ -34,10 +34,15 @@ from functools import partial
 from statistics import NormalDist, fmean, stdev
 from typing import Literal
 
-from llmops.control.rollouts.sequential import WINDOW, BettingTest, NoWorseTest, QuantileWindow
+from llmops.control.rollouts.sequential import BettingTest, NoWorseTest
+from llmops.quantile_window import QuantileWindow
 
 Decision = Literal["continue", "promote", "rollback"]
 RowState = Literal["ok", "unclear", "worse", "no data", "shown"]
+
+#: Outcomes of the stable version that are remembered. Enough for a 99th percentile, and few enough
+#: that the comparison is with the load of now and not with that of an hour ago.
+WINDOW = 4000
 
 #: Outcomes of the stable version before anything is compared with them.
 MIN_STABLE = 50
@@ -440,8 +445,8 @@ class _ValueCriterion(_Criterion):
         self.name, self._unit, self._tolerance, self._note, self._show = name, unit, tolerance, note, show
         self._tests = {share: BettingTest(alpha) for share, _ in quantiles}
         self._required = [share for share, required in quantiles if required]
-        self._stable: dict[int, QuantileWindow] = defaultdict(QuantileWindow)
-        self._canary = QuantileWindow()
+        self._stable: dict[int, QuantileWindow] = defaultdict(lambda: QuantileWindow(WINDOW))
+        self._canary = QuantileWindow(WINDOW)
         self._classes: Counter[int] = Counter()
         # logarithm of the level that values are divided by
         self._level = 0.0

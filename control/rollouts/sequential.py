@@ -10,9 +10,6 @@ the next, as long as it is chosen before the event.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Iterator
 
 #: Odds ratios that a test bets on, with the share of its wealth for each: a common event that becomes
 #: twice as frequent, and a rare one that becomes frequent.
@@ -24,13 +21,6 @@ RESERVE, HAZARD = 0.05, 1 / 500
 
 #: Certainty of the claim that an event is no more frequent, which a promotion needs.
 CONFIDENCE = 0.95
-
-#: Outcomes of the stable version that are remembered. Enough for a 99th percentile, and few enough
-#: that the comparison is with the load of now and not with that of an hour ago.
-WINDOW = 4000
-
-#: Binomial standard deviations between a quantile's rank and the order statistic that bounds it.
-BOUND_DEVIATIONS = 2.0
 
 
 class BettingTest:
@@ -74,37 +64,6 @@ class NoWorseTest:
     def is_ok(self) -> bool:
         """Return True if an increase by the margin is excluded."""
         return self._evidence >= -math.log(1 - CONFIDENCE)
-
-
-class QuantileWindow:
-    """The last WINDOW values of a distribution, and bounds of its quantiles."""
-
-    def __init__(self) -> None:
-        self._arrived: deque[float] = deque()
-        self._ordered: list[float] = []
-
-    def __len__(self) -> int:
-        return len(self._ordered)
-
-    def __iter__(self) -> Iterator[float]:
-        return iter(self._ordered)
-
-    def add(self, value: float) -> None:
-        """Add a value, and forget the oldest of a full window."""
-        if len(self._arrived) == WINDOW:
-            del self._ordered[bisect_left(self._ordered, self._arrived.popleft())]
-        self._arrived.append(value)
-        insort(self._ordered, value)
-
-    def quantile(self, share: float) -> float | None:
-        """Return a quantile, or None without values."""
-        return self._ordered[min(len(self) - 1, int(len(self) * share))] if self._ordered else None
-
-    def upper_bound(self, share: float) -> float | None:
-        """Return the order statistic that bounds a quantile, or None with too few values."""
-        size = len(self)
-        rank = math.ceil(size * share + BOUND_DEVIATIONS * math.sqrt(size * share * (1 - share)))
-        return self._ordered[rank] if rank < size else None
 
 
 def _log_ratio(event: bool, p1: float, p0: float) -> float:

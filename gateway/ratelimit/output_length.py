@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import OrderedDict, deque
+from collections import OrderedDict
+
+from llmops.quantile_window import QuantileWindow
 
 #: The estimate in tokens for a caller without any answers of a model yet.
 INITIAL_TOKENS = 256
@@ -23,21 +24,18 @@ class OutputLengthEstimate:
     """
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[tuple[str, str], tuple[deque[int], list[int]]] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, str], QuantileWindow] = OrderedDict()
 
     def of(self, model: str, caller: str = "") -> int:
         """Return the estimate of an answer of `model` to `caller`, in tokens."""
         known = self._answers.get((caller, model))
-        lengths = known[1] if known is not None else []
-        return lengths[int(len(lengths) * QUANTILE)] if lengths else INITIAL_TOKENS
+        length = known.quantile(QUANTILE) if known is not None else None
+        return INITIAL_TOKENS if length is None else int(length)
 
     def note(self, model: str, tokens: int, caller: str = "") -> None:
         """Record the length of an answer, in tokens."""
-        order, lengths = self._answers.setdefault((caller, model), (deque(), []))
+        lengths = self._answers.setdefault((caller, model), QuantileWindow(WINDOW))
         self._answers.move_to_end((caller, model))
         if len(self._answers) > MAX_ESTIMATES:
             self._answers.popitem(last=False)
-        if len(order) == WINDOW:
-            del lengths[bisect_left(lengths, order.popleft())]
-        order.append(tokens)
-        insort(lengths, tokens)
+        lengths.add(tokens)
