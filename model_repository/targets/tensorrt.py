@@ -89,17 +89,20 @@ class TensorrtRepositoryTarget(RepositoryTarget):
         return EngineModelConfig("tensorrtllm", parameters, python_model=False)
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
+        # lookahead's layer takes the most likely token and nothing else (types.h,
+        # DecodingMode::Lookahead, and lookaheadDecodingLayer.cpp, forwardAsync)
+        full = not _built(manifest).speculative
         found = {
-            "logprobs": True,
+            "logprobs": full,
             "top_logprobs": 0,
             "prompt_logprobs": False,
             "logit_bias": self._takes_bias(manifest),
             "n": 8 if self._ours else 1,
-            "guided": list(GUIDE_KINDS) if _built(manifest).guided else [],
-            "bad_words": True,
-            "min_p": self._ours,
+            "guided": list(GUIDE_KINDS) if _takes_guides(manifest) else [],
+            "bad_words": full,
+            "min_p": self._ours and full,
             "seed": True,
-            "penalties": True,
+            "penalties": full,
             "lora": bool(manifest.adapters),
         }
         # NVIDIA/TensorRT-LLM #7106, which 1.0 does not have and 1.1 may not have
@@ -204,12 +207,21 @@ def _lora(directory: Path, manifest: EngineManifest, chosen: dict[str, str]) -> 
     }
 
 
+def _takes_guides(manifest: EngineManifest) -> bool:
+    """Return True if answers can follow a grammar.
+
+    Of the several tokens of a step of lookahead decoding the grammar would see one
+    (guidedDecoder.cpp, build and execute).
+    """
+    return _built(manifest).guided and not _built(manifest).speculative
+
+
 def _guided(directory: Path, manifest: EngineManifest) -> dict[str, str]:
     """Return the parameters of grammars, which need the tokenizer's vocabulary in a file.
 
     Without grammars both are empty, not absent. The backend supports xgrammar only.
     """
-    guided = _built(manifest).guided
+    guided = _takes_guides(manifest)
     return {
         "guided_decoding_backend": "xgrammar" if guided else "",
         "xgrammar_tokenizer_info_path": str((directory / TOKENIZER_INFO).resolve()) if guided else "",

@@ -163,6 +163,25 @@ def test_a_bias_is_announced_where_the_decoder_takes_one(
     assert found == announced
 
 
+@pytest.mark.parametrize("serving", ["nvidia", "llmops"])
+def test_lookahead_announces_only_what_its_layer_does(tmp_path: Path, serving: str) -> None:
+    """1.2.1: DecodingMode::Lookahead (cpp/include/tensorrt_llm/executor/types.h) has the penalty of
+    minimum lengths alone, and no banned words; lookaheadDecodingLayer.cpp, forwardAsync, samples with
+    maxTopK 1 and gives no log-probabilities; guidedDecoder.cpp reads the last token of a step only.
+    """
+    entry = make_engine(tmp_path / "e", guided=True, speculative=[7, 7, 7])
+    ours = dataclasses.replace(entry, target=find_target("tensorrt", serving))
+    (tmp_path / "e" / "xgrammar_tokenizer_info.json").write_text("{}")
+    found = ours.target.capabilities(ours.manifest)
+    assert {name: found[name] for name in ("penalties", "bad_words", "min_p", "logprobs", "guided")} == {
+        "penalties": False, "bad_words": False, "min_p": False, "logprobs": False, "guided": [],
+    }  # fmt: skip
+    assert found["logit_bias"] is True
+    parameters = engine_config(ours).parameters
+    assert parameters["decoding_mode"].string_value == "lookahead"
+    assert parameters["xgrammar_tokenizer_info_path"].string_value == ""
+
+
 @pytest.mark.parametrize(("version", "salted"), [("1.0.0", False), ("1.1.0", False), ("1.2.0", True)])
 def test_salts_are_announced_where_the_executor_has_them(tmp_path: Path, version: str, salted: bool) -> None:
     """Those of cached prefixes came with #7106 (cpp/tensorrt_llm/nanobind/executor/request.cpp, cache_salt_id)."""

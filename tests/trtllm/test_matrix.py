@@ -98,7 +98,8 @@ def manifest_of(job: Any) -> EngineManifest:
 def check_cpp(config: Any, announced: dict[str, Any], manifest: EngineManifest) -> None:
     read = cpp_backend.load({name: one.string_value for name, one in config.parameters.items()})
     assert cpp_backend.as_table(config.input) == cpp_backend.table(cpp_backend.INPUTS)
-    assert bool(read["guided_decoding_backend"]) == bool(announced["guided"]) == manifest.extra.guided
+    guided = manifest.extra.guided and not manifest.extra.speculative
+    assert bool(read["guided_decoding_backend"]) == bool(announced["guided"]) == guided
     assert ("lora_prefetch_dir" in read) == announced["lora"]
     if manifest.extra.speculative:
         names = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
@@ -110,7 +111,7 @@ def check_executor(config: Any, announced: dict[str, Any], manifest: EngineManif
     parameters = {name: one.string_value for name, one in config.parameters.items()}
     # the tokenizer's vocabulary is written by the build
     guided = parameters.pop("xgrammar_tokenizer_info_path")
-    assert bool(guided) == bool(announced["guided"]) == manifest.extra.guided
+    assert bool(guided) == bool(announced["guided"]) == (manifest.extra.guided and not manifest.extra.speculative)
     made = runtime.executor_config(executor, parameters, manifest.limits.max_batch_size)
     assert bool(made.peft_cache_config) == announced["lora"]
     lookahead = made.decoding_config.lookahead_decoding_config
