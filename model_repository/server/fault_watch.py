@@ -45,8 +45,8 @@ _DCGM_COUNTERS = {
 _DCGM_XID, _DCGM_THERMAL = "DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_THERMAL_VIOLATION"
 #: Share of the time in which a GPU may be throttled by its temperature.
 MAX_THROTTLED = 0.5
-#: Microseconds in a second: the unit of DCGM's throttling time.
-_MICROSECONDS = 1e6
+#: Nanoseconds in a second: the unit of DCGM's throttling time.
+_NANOSECONDS = 1e9
 #: node-problem-detector's metric of a condition that is true.
 _NODE_PROBLEM = "problem_gauge"
 _WATCHED = frozenset({*_DCGM_COUNTERS, _DCGM_XID, _DCGM_THERMAL, _NODE_PROBLEM})
@@ -60,8 +60,11 @@ _GPU_PROBLEM = re.compile(r"gpu|xid|nvlink|nvrm|nvidia", re.I)
 _XID = re.compile(
     r"(?:<[0-7]>)?(?:[0-7],\d+,\d+,[^;]*;"
     r"|(?:(?:[A-Z][a-z]{2} +\d+ [\d:]{8}|\d{4}-\S+) \S+ kernel: ?)?(?:\[[^\]]*\] ?)?)"
-    r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d{1,4})\b"
+    # of a MIG device the address is followed by its GPU and compute instances
+    r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)(?: GPU-C?I:\d+)*\): (\d{1,4})\b"
 )
+#: Labels with which DCGM's exporter repeats the value of DCGM_FI_DEV_XID_ERRORS.
+_XID_LABELS = re.compile(r',?err_(?:code|msg)="[^"]*"')
 _SAMPLE = re.compile(r"^(\w+)\{(.*)\}[ \t]+([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?=\s|$)", re.M)
 #: Bytes that one look reads of a kernel log, and of a line without an end.
 MAX_READ_BYTES, MAX_LINE_BYTES = 8 << 20, 64 << 10
@@ -120,7 +123,10 @@ class GpuFaultDetector:
     def update(self, samples: Samples, now: float) -> str | None:
         """Return a fault in words, or None."""
         elapsed, self._read = now - self._read, now
-        watched = {key: value for key, value in samples.items() if key[0] in _WATCHED}
+        # one series per GPU: one with another value in a label would have no earlier value
+        watched = {
+            (name, _XID_LABELS.sub("", labels)): value for (name, labels), value in samples.items() if name in _WATCHED
+        }
         if len(self._known) > MAX_SERIES:
             self._known = {key: value for key, value in self._known.items() if key in watched}
         for key, value in watched.items():
@@ -138,7 +144,7 @@ class GpuFaultDetector:
             return f"Xid {value:.0f} on GPU {gpu} ({FATAL_XIDS[int(value)]})"
         if name in _DCGM_COUNTERS and value > before:
             return f"{_DCGM_COUNTERS[name]} on GPU {gpu}"
-        if name == _DCGM_THERMAL and elapsed > 0 and (value - before) / _MICROSECONDS / elapsed > MAX_THROTTLED:
+        if name == _DCGM_THERMAL and elapsed > 0 and (value - before) / _NANOSECONDS / elapsed > MAX_THROTTLED:
             return f"GPU {gpu} is throttled by its temperature"
         if name == _NODE_PROBLEM and value and _GPU_PROBLEM.search(labels):
             return f"node-problem-detector reports {labels}"

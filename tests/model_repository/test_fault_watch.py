@@ -23,6 +23,9 @@ XID = "[ 96.1] NVRM: Xid (PCI:0000:3b:00): {}, pid='<unknown>', name=<unknown>, 
     ("line", "gpus", "found"),
     [
         (XID.format(79), (), "Xid 79 on GPU 0000:3b:00 (GPU has fallen off the bus)"),
+        # of MIG devices: kernel_rc.c of NVIDIA's open-gpu-kernel-modules 595.45.04
+        (XID.format(94).replace("00)", "00 GPU-I:05)"), (), "Xid 94 on GPU 0000:3b:00 (contained ECC error)"),
+        (XID.format(94).replace("00)", "00 GPU-I:05 GPU-CI:00)"), (), "Xid 94 on GPU 0000:3b:00 (contained ECC error)"),
         (XID.format(79), ("00000000:3B:00.0",), "Xid 79 on GPU 0000:3b:00 (GPU has fallen off the bus)"),
         # the GPU of another replica on this node
         (XID.format(79), ("00000000:5E:00.0",), None),
@@ -91,9 +94,9 @@ def page(**values: float) -> dict:
         ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 2, 3, "double-bit ECC errors on GPU 0"),
         ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 3, 0, None),
         ("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", 0, 1, "NVLink recovery errors on GPU 0"),
-        # 12 of 10 s, 1 of 10 s
-        ("DCGM_FI_DEV_THERMAL_VIOLATION", 0, 9e6, "GPU 0 is throttled by its temperature"),
-        ("DCGM_FI_DEV_THERMAL_VIOLATION", 0, 1e6, None),
+        # 9 and 1 of 10 s, in nanoseconds: dcgm_fields.h of DCGM 4.5.3
+        ("DCGM_FI_DEV_THERMAL_VIOLATION", 0, 9e9, "GPU 0 is throttled by its temperature"),
+        ("DCGM_FI_DEV_THERMAL_VIOLATION", 0, 1e9, None),
         ("DCGM_FI_DEV_GPU_TEMP", 40, 80, None),
     ],
 )
@@ -103,6 +106,15 @@ def test_dcgm_counts_a_fault_when_it_rises(name, before, after, found):
     fault = detector.update(page(**{name: after}), 110.0)
     assert (fault is None) if found is None else fault.startswith(found)
     assert detector.update(page(**{name: after}), 120.0) is None
+
+
+def test_an_xid_is_found_by_its_gpu_though_labels_repeat_its_number():
+    """The exporter's series: gpu_collector.go and default-counters.csv of dcgm-exporter 4.5.3-4.8.2."""
+    series = 'DCGM_FI_DEV_XID_ERRORS{{gpu="0",UUID="GPU-a",Hostname="n",err_code="{0}",err_msg="{1}"}} {0}\n'
+    detector = GpuFaultDetector()
+    assert detector.update(parse_samples(series.format(0, "No Error")), 100.0) is None
+    found = detector.update(parse_samples(series.format(79, "GPU has fallen off the bus")), 110.0)
+    assert found == "Xid 79 on GPU 0 (GPU has fallen off the bus)"
 
 
 def gauges(active: float, steps: float) -> dict:
