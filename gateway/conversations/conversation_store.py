@@ -457,7 +457,8 @@ def public_id(conversation: Conversation) -> str:
 
 
 def _public_id(key: str) -> str:
-    return f"conv_{UUID(key).hex}"
+    # not parsed: the id of a damaged row is no UUID
+    return f"conv_{key.replace('-', '')}"
 
 
 def message_items(message: StoredMessage) -> list[dict[str, Any]]:

@@ -91,13 +91,16 @@ class Database:
     async def _answered(self, work: Awaitable[T]) -> T:
         """Await `work`, and turn every failure of the store into an UnavailableError.
 
-        A store that is silent for `STORE_TIMEOUT` has failed, too.
+        A store that is silent for `STORE_TIMEOUT` has failed, too. A damaged text of SQLite is a
+        ValueError, as other damage to a row.
         """
         try:
             return await within(STORE_TIMEOUT, work)
         except ApiError:
             raise
         except LlmopsError as error:
+            if "Could not decode" in str(getattr(error.__cause__, "orig", "")):
+                raise ValueError("a text of a damaged row is not UTF-8") from error
             # only an error with a detail is logged
             suffix = self._lines.suffix(self._subject)
             raise UnavailableError(

@@ -42,6 +42,9 @@ from tests.support.usage_rows import high_water_mark
 FIRST = AuditContext("cli:tester", NOON - timedelta(days=2))
 
 
+CONVERSATION_CHANGES = ["metadata = '{'", "updated_at = '2020-99-99'", "title = x'80'", "title = CAST(x'80' AS TEXT)"]
+
+
 def execute(folder: Path, statement: str) -> None:
     with contextlib.closing(sqlite3.connect(folder / "store.db")) as connection:
         connection.execute(statement)
@@ -66,7 +69,7 @@ async def test_a_damaged_key_is_an_outage_of_that_key_alone(tmp_path: Path, chan
     assert [caller.key_id for caller in found] == [key for at, (_, key, _) in enumerate(keys) if at != 2]
 
 
-@pytest.mark.parametrize("change", ["metadata = '{'", "updated_at = '2020-99-99'", "title = x'80'"])
+@pytest.mark.parametrize("change", CONVERSATION_CHANGES)
 async def test_a_damaged_conversation_is_kept_and_keeps_no_other_from_being_purged(
     tmp_path: Path, change: str, caplog
 ) -> None:
@@ -90,7 +93,7 @@ async def test_a_damaged_conversation_is_kept_and_keeps_no_other_from_being_purg
     await chats.close()
 
 
-@pytest.mark.parametrize("change", ["metadata = '{'", "updated_at = '2020-99-99'", "title = x'80'"])
+@pytest.mark.parametrize("change", CONVERSATION_CHANGES)
 async def test_an_export_names_what_is_damaged_and_has_the_rest(tmp_path: Path, change: str) -> None:
     """Before the fix, an export ended at the damaged row, each time: two of five conversations came."""
     settings = GatewaySettings(store=f"sqlite:///{tmp_path}/store.db", open=True)
@@ -104,7 +107,7 @@ async def test_an_export_names_what_is_damaged_and_has_the_rest(tmp_path: Path, 
     assert "damaged" in lines[-1]["error"]
 
 
-@pytest.mark.parametrize("change", ["metadata = '{'", "updated_at = '2020-99-99'", "title = x'80'", "created_at = ''"])
+@pytest.mark.parametrize("change", [*CONVERSATION_CHANGES, "created_at = ''"])
 @pytest.mark.parametrize("query", ["", "&q=a"])
 async def test_a_list_leaves_out_what_is_damaged(
     tmp_path: Path, change: str, query: str, monkeypatch, caplog: pytest.LogCaptureFixture
