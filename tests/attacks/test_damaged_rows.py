@@ -129,6 +129,19 @@ async def test_a_list_leaves_out_what_is_damaged(
     assert caplog.text.count(f"{ids[2]} was left out of a list") == (0 if is_searched else 1)
 
 
+async def test_a_damaged_id_ends_no_list_and_no_export(tmp_path: Path) -> None:
+    """Before the fix, both were a 500."""
+    settings = GatewaySettings(store=f"sqlite:///{tmp_path}/store.db", open=True)
+    async with app_client(create_app(settings), "http://127.0.0.1") as client:
+        ids = [(await client.post("/v1/conversations", json={})).json()["id"] for _ in range(3)]
+        execute(tmp_path, f"UPDATE conversations SET id = 'zz' WHERE id = '{UUID(ids[1][5:])}'")
+        listed = [one["id"] for one in (await client.get("/api/conversations")).json()["data"]]
+        exported = [
+            json.loads(line)["id"] for line in (await client.get("/api/conversations/export")).text.splitlines()
+        ]
+    assert listed == exported[::-1] == [ids[2], "conv_zz", ids[0]]
+
+
 @pytest.mark.parametrize("change", ["input_micros = 'x'", "input_micros = -1", "valid_from = 'soon'"])
 async def test_a_damaged_price_leaves_the_prices_that_were_read(tmp_path: Path, change: str, caplog) -> None:
     """Before the fix, the task that reads prices ended, and later prices were never billed."""
