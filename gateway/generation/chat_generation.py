@@ -333,7 +333,7 @@ def _output_parsing(tools: ToolPlan, template: str, prompt: str) -> OutputParsin
     if tools.guide is not None:
         return OutputParsing(tools.processor)
     if is_harmony(template):
-        harmony = (lambda: FirstCallOnly(HarmonyParser())) if tools.first_call_only else HarmonyParser
+        harmony = (lambda: FirstCallOnly([HarmonyParser()])) if tools.first_call_only else HarmonyParser
         return OutputParsing(harmony, HarmonyParser.special_tokens)
     markers = reasoning_markers(template)
     if markers is None:

@@ -6,7 +6,12 @@ from collections.abc import Callable
 
 from llmops.gateway.generation.parsers.json_call import JsonCallParser
 from llmops.gateway.generation.parsers.json_scanner import InvalidJsonError, JsonScanner
-from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, OutputProcessor
+from llmops.gateway.generation.parsers.output_processor import (
+    ContentDelta,
+    OutputDelta,
+    OutputProcessor,
+    ProcessorChain,
+)
 from llmops.gateway.generation.parsers.tool_parser import CallProcessor, NotAToolCallError, ToolCallBuilder, new_call_id
 
 
@@ -61,30 +66,20 @@ class RequiredCallsProcessor(CallProcessor):
         return at
 
 
-class AnswerOrCallsProcessor(OutputProcessor):
+class AnswerOrCallsProcessor(ProcessorChain):
     """The processor for a grammar of a JSON object or a list of calls.
 
     The first character tells which.
     """
 
     def __init__(self, calls: RequiredCallsProcessor) -> None:
-        self._calls: OutputProcessor = calls
+        super().__init__([calls])
         self._is_calls: bool | None = None
-
-    def name_calls(self, source: str) -> None:
-        self._calls.name_calls(source)
 
     def feed(self, text: str) -> list[OutputDelta]:
         if self._is_calls is None:
             text = text.lstrip()
             self._is_calls = text.startswith("[") if text else None
         if self._is_calls:
-            return list(self._calls.feed(text))
+            return super().feed(text)
         return [ContentDelta(text)] if text else []
-
-    def finish(self) -> list[OutputDelta]:
-        return list(self._calls.finish())
-
-    @property
-    def made_tool_calls(self) -> bool:
-        return self._calls.made_tool_calls

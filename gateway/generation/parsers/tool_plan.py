@@ -19,7 +19,12 @@ from llmops.gateway.generation.parsers.forced_calls import (
     RequiredCallsProcessor,
 )
 from llmops.gateway.generation.parsers.harmony import is_harmony
-from llmops.gateway.generation.parsers.output_processor import OutputDelta, OutputProcessor, ToolCallDelta
+from llmops.gateway.generation.parsers.output_processor import (
+    OutputDelta,
+    OutputProcessor,
+    ProcessorChain,
+    ToolCallDelta,
+)
 from llmops.gateway.generation.parsers.tool_parser import new_call_id
 from llmops.gateway.generation.structured.schema_references import rebase_references
 from llmops.gateway.generation.structured.schema_validation import (
@@ -103,36 +108,22 @@ def plan_tools(
     functions = {name: tool.function.parameters for name, tool in callable_tools.items()}
     return ToolPlan(
         definitions,
-        processor=lambda: parser(functions) if many else FirstCallOnly(parser(functions)),
+        processor=lambda: parser(functions) if many else FirstCallOnly([parser(functions)]),
         special_tokens=parser.special_tokens,
     )
 
 
-class FirstCallOnly(OutputProcessor):
-    """A processor that drops all tool calls but the first.
+class FirstCallOnly(ProcessorChain):
+    """A chain that drops all tool calls but the first.
 
-    The processor serves `parallel_tool_calls: false` when there is no grammar.
+    It serves `parallel_tool_calls: false` when there is no grammar.
     """
 
-    def __init__(self, parser: OutputProcessor) -> None:
-        self._parser = parser
-
-    def name_calls(self, source: str) -> None:
-        self._parser.name_calls(source)
-
     def feed(self, text: str) -> list[OutputDelta]:
-        return self._first(self._parser.feed(text))
+        return self._first(super().feed(text))
 
     def finish(self) -> list[OutputDelta]:
-        return self._first(self._parser.finish())
-
-    @property
-    def made_tool_calls(self) -> bool:
-        return self._parser.made_tool_calls
-
-    @property
-    def thinking(self) -> Sequence[tuple[int, float]]:
-        return self._parser.thinking
+        return self._first(super().finish())
 
     @staticmethod
     def _first(pieces: Iterable[OutputDelta]) -> list[OutputDelta]:
