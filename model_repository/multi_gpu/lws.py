@@ -11,7 +11,12 @@ and `docs/examples/tensorrt-llm`; triton-inference-server/tutorials
 from typing import Any
 
 from llmops.errors import InputError
-from llmops.model_repository.multi_gpu.multi_node import MultiNodePlan, join_shell_command, render_script
+from llmops.model_repository.multi_gpu.multi_node import (
+    MultiNodePlan,
+    join_shell_command,
+    render_script,
+    server_assignment,
+)
 from llmops.yaml_files import write_yaml
 
 SCRIPTS_DIR = "/llmops"
@@ -94,6 +99,7 @@ def leader_script(plan: MultiNodePlan) -> str:
         agent=MPI_RSH_AGENT,
         leader=join_shell_command(plan.leader),
         follower=join_shell_command(plan.follower),
+        server=server_assignment(plan.server),
         grpc=plan.options.ports.grpc,
         exit_timeout=plan.options.exit_timeout,
     )

@@ -19,6 +19,9 @@ LLMAPI_LAUNCH = "trtllm-llmapi-launch"
 #: Variable of the restricted APIs' secret. The scripts make a new one at each start, because what
 #: is printed here may end up in a git repository.
 SECRET_VARIABLE = "LLMOPS_SECRET"
+#: Variable of the command that trtllm-llmapi-launch starts. The launcher prints its arguments, and
+#: the secret must not be in a log.
+SERVER_VARIABLE = "LLMOPS_SERVER"
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class MultiNodePlan:
         gpus_per_node: The GPUs of each machine.
         leader: The command of rank 0.
         follower: The command of the other ranks. Empty for the LLM API, whose launcher starts
-            `leader` on rank 0 only.
+            its command on rank 0 only.
+        server: The command that SERVER_VARIABLE holds. Empty for NVIDIA's C++ backend.
         folders: Folders that must lie at the same path on every machine.
         options: The options of the server.
     """
@@ -43,6 +47,7 @@ class MultiNodePlan:
     gpus_per_node: int
     leader: list[str]
     follower: list[str]
+    server: list[str]
     folders: list[Path]
     options: LaunchOptions
 
@@ -103,7 +108,7 @@ def plan_multi_node(
         )
     options = replace(options, host="0.0.0.0")
     server = replace(container_installation().server_options(repository, options), secret=SECRET_VARIABLE)
-    leader, follower = server_command(server), []
+    leader, follower, launched = server_command(server), [], []
     if engine.is_mpi:
         follower = follower_command(server, plan_launch(manifest).engines)
     elif engine.runtime == "tensorrt":
@@ -112,8 +117,8 @@ def plan_multi_node(
             "and is not exported: start it there with `llmops serve`, or make the repository with --serving nvidia."
         )
     else:
-        leader = [LLMAPI_LAUNCH, *leader]
         _check_spaces(leader)
+        leader, launched = [LLMAPI_LAUNCH, "bash", "-c", f"${SERVER_VARIABLE}"], leader
     return MultiNodePlan(
         name=name,
         image=_pushed(image, needed) if own_image else image or serving_image(needed, manifest),
@@ -121,6 +126,7 @@ def plan_multi_node(
         gpus_per_node=gpus_per_node,
         leader=leader,
         follower=follower,
+        server=launched,
         folders=sorted({repository.resolve(), Path(engine.directory)}),
         options=options,
     )
@@ -145,6 +151,15 @@ def join_shell_command(words: list[str]) -> str:
     return shlex.join(words).replace(SECRET_VARIABLE, f"${SECRET_VARIABLE}")
 
 
+def server_assignment(words: list[str]) -> str:
+    """Return the assignment of SERVER_VARIABLE, or an empty text for no words.
+
+    A shell that expands the variable splits it at spaces, and removes no quotes.
+    """
+    text = shlex.quote(" ".join(["exec", *words]))
+    return f"{SERVER_VARIABLE}=" + text.replace(SECRET_VARIABLE, f"'\"${SECRET_VARIABLE}\"'") if words else ""
+
+
 def render_script(template: str, **values: object) -> str:
     """Render a shell script of this folder. A missing value is an error."""
     return template_environment(Path(__file__).parent).get_template(template).render(values)
@@ -153,7 +168,7 @@ def render_script(template: str, **values: object) -> str:
 def _check_spaces(words: list[str]) -> None:
     """Raise InputError for a word with a space.
 
-    trtllm-llmapi-launch splits its command at all spaces.
+    trtllm-llmapi-launch splits its command at all spaces, and a shell SERVER_VARIABLE.
     """
     bad = [word for word in words if any(char.isspace() for char in word)]
     if bad:

@@ -7,7 +7,12 @@ docs/llmapi.md; NVIDIA/ TensorRT-LLM `triton_backend/scripts/triton_task.sh`.
 import shlex
 
 from llmops.errors import InputError
-from llmops.model_repository.multi_gpu.multi_node import MultiNodePlan, join_shell_command, render_script
+from llmops.model_repository.multi_gpu.multi_node import (
+    MultiNodePlan,
+    join_shell_command,
+    render_script,
+    server_assignment,
+)
 
 
 def slurm_script(plan: MultiNodePlan) -> str:
@@ -32,6 +37,7 @@ def slurm_script(plan: MultiNodePlan) -> str:
         mounts=shlex.quote(",".join(f"{folder}:{folder}" for folder in plan.folders)),
         leader=_quoted(plan.leader, inside=bool(plan.follower)),
         follower=_quoted(plan.follower, inside=True),
+        server=server_assignment(plan.server),
     )
 
 

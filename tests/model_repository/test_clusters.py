@@ -77,12 +77,47 @@ def test_slurm_starts_one_task_per_gpu_and_tells_them_apart(repository: Path, tm
     assert "--model-control-mode=explicit --load-model=tiny-tensorrt_llm" in said["1"]
 
 
-def test_the_llm_api_has_its_own_launcher(repository: Path) -> None:
-    marker(tiny=engine(16, "python", directory="/engines/x")).save(repository)
-    script = export("slurm", repository)
-    assert f"trtllm-llmapi-launch {SERVER} --model-repository={repository}" in script
+#: What 1.0 to 1.3 do: tensorrt_llm/llmapi/trtllm-llmapi-launch prints the command ("run ${task_with_command[@]} in
+#: background"), splits it at spaces (before 1.3), and starts it on rank 0.
+LAUNCHER = """#!/bin/bash
+task_with_command=("$@")
+echo "Rank0 run ${task_with_command[@]} in background" >&2
+${task_with_command[@]}
+"""
+
+
+@pytest.mark.parametrize("kind", ["slurm", "lws"])
+def test_the_llm_apis_launcher_starts_the_server_and_prints_no_secret(
+    kind: str, repository: Path, tmp_path: Path
+) -> None:
+    marker(tiny=engine(16, "python", directory=str(tmp_path / "engine"))).save(repository)
+    text = export(kind, repository)
+    scripts = {"ConfigMap": {"data": {"leader.sh": text}}}
+    if kind == "lws":
+        scripts = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    script = scripts["ConfigMap"]["data"]["leader.sh"]
     assert "SLURM_PROCID" not in script
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    binaries = tmp_path / "bin"
+    write_program(binaries / "srun", '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\n"$@"\n')
+    write_program(
+        binaries / "mpirun", '#!/bin/bash\nwhile [[ $1 == -* ]]; do [[ $1 == --a* ]] || shift; shift; done\n"$@"\n'
+    )
+    write_program(binaries / "kubectl", "#!/bin/bash\n")
+    write_program(binaries / "trtllm-llmapi-launch", LAUNCHER)
+    server = write_program(binaries / "server", '#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    environment = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "POD_NAME": "tiny-0"}
+    done = subprocess.run(
+        ["bash", "-c", script.replace(SERVER, str(server))], env=environment, capture_output=True, text=True, check=True
+    )
+    (secret,) = re.findall(
+        r"--grpc-restricted-protocol=shared-memory,trace,logging:llmops=([0-9a-f]{32})\n", done.stdout
+    )
+    assert f"--model-repository={repository}\n" in done.stdout
+    assert "Rank0 run" in done.stderr
+    assert secret not in done.stderr
+    if kind == "lws":
+        # mpirun hands on its own variables alone to other machines
+        assert "-x LLMOPS_SERVER -n 16 trtllm-llmapi-launch" in script
 
 
 def test_the_leaderworkerset_is_one_pod_per_machine(repository: Path, tmp_path: Path) -> None:
