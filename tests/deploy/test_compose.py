@@ -21,6 +21,7 @@ from tests.support.programs import write_program
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+GATEWAY = (DEPLOY / COMPOSE["configs"]["gateway"]["file"]).read_text()
 SERVICES = COMPOSE["services"]
 OURS = ["triton", "gateway", "control"]
 
@@ -58,7 +59,7 @@ def test_containers_find_each_other(files_there):
     # control compares a new version with them
     assert SERVICES["control"]["environment"]["LLMOPS_REPLICAS"] == "triton:8001"
     assert {parsed(SERVICES[name]["command"])["grpc_port"] for name in ("triton", "triton-next")} == {8001}
-    configured = yaml.safe_load(COMPOSE["configs"]["gateway"]["content"])
+    configured = yaml.safe_load(GATEWAY)
     assert configured["kafka"]["servers"] == SERVICES["control"]["environment"]["LLMOPS_KAFKA__SERVERS"]
     assert control["gateway"] == "http://gateway:9000"
     hosts = re.findall(r"(?:@|//|\b)(postgres|valkey|kafka|triton|gateway|control):\d+", yaml.safe_dump(COMPOSE))
@@ -67,7 +68,7 @@ def test_containers_find_each_other(files_there):
 
 def test_the_gateway_takes_its_settings(tmp_path):
     file = tmp_path / "gateway.yaml"
-    file.write_text(COMPOSE["configs"]["gateway"]["content"])
+    file.write_text(GATEWAY)
     settings = load_settings(file)
     assert settings.slo.ttft_p95 == 0.5
     # what a container gets before it is killed is more than its streams get
@@ -100,6 +101,16 @@ def test_a_container_is_pinned_and_can_do_little(service):
     assert set(secrets_of(service).values()) <= set(COMPOSE["secrets"])
     # no password in a variable, where `docker inspect` shows it
     assert not [name for name in found.get("environment", {}) if re.search("PASSWORD$|KEYS?$|TOKEN$", name)]
+
+
+def test_configs_and_secrets_of_read_only_containers_are_files():
+    """pkg/compose/secrets.go of docker/compose v5.5.0 refuses others: "`file` is the sole supported option"."""
+    for name, service in SERVICES.items():
+        if service.get("read_only"):
+            configs = [COMPOSE["configs"][one["source"]] for one in service.get("configs", ())]
+            secrets = [COMPOSE["secrets"][one] for one in secrets_of(name).values()]
+            assert all(set(one) == {"file"} for one in [*configs, *secrets])
+            assert all((DEPLOY / one["file"]).is_file() for one in configs)
 
 
 # who opens connections to whom; all others share no network
@@ -268,7 +279,7 @@ def test_passwords_reach_the_settings(service, user, tmp_path):
     for target, source in secrets_of(service).items():
         shutil.copy(secrets / Path(COMPOSE["secrets"][source]["file"]).name, there / target)
     config = tmp_path / "gateway.yaml"
-    config.write_text(COMPOSE["configs"]["gateway"]["content"] if service == "gateway" else "{}")
+    config.write_text(GATEWAY if service == "gateway" else "{}")
     binaries = write_program(tmp_path / "python" / "llmops", f'#!/bin/sh\nexec {sys.executable} -c "$1"\n').parent
     code = (
         "import json; from pathlib import Path; from llmops.gateway.settings import load_settings;"
