@@ -6,7 +6,7 @@ import ssl
 from typing import Any
 
 from llmops.errors import InputError, LlmopsError, ServerError
-from llmops.urls import http_url_problem
+from llmops.urls import http_url_problem, without_secrets
 
 #: Advice for a gateway that does not answer.
 START_GATEWAY_ADVICE = "start one with `llmops up` or `llmops gateway`, or name another with --url"
@@ -38,6 +38,7 @@ def http_connection_error(url: str, error: Exception, advice: str = START_GATEWA
 
     from llmops.response_limits import UnboundedResponseError
 
+    url = without_secrets(url)
     if isinstance(error, UnboundedResponseError):
         return ServerError(f"{url} {error}; is it the server that you mean?")
     causes = _causes(error)
@@ -72,7 +73,7 @@ def http_status_error(url: str, status: int, message: str) -> ServerError:
         status: The HTTP status.
         message: The server's message.
     """
-    reason = f" ({message.rstrip('.')})" if message else ""
+    url, reason = without_secrets(url), f" ({message.rstrip('.')})" if message else ""
     if status == 401:
         return ServerError(f"{url} asks for an API key{reason}; set LLMOPS_API_KEY.")
     if status == 403:

@@ -88,7 +88,10 @@ def http_url_problem(text: str) -> str:
 
 def without_secrets(url: str) -> str:
     """Return a URL for the log, without its user, password and query, which may be secrets."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url.rpartition("@")[2]
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
