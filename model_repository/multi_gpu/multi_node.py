@@ -106,6 +106,7 @@ def plan_multi_node(
             f"--gpus-per-node {gpus_per_node} does not divide the {engine.world_size} GPUs of {name}: every machine "
             "takes the same number of ranks."
         )
+    _check_gpu_ids(name, engine.gpu_device_ids, nodes, gpus_per_node)
     options = replace(options, host="0.0.0.0")
     server = replace(container_installation().server_options(repository, options), secret=SECRET_VARIABLE)
     leader, follower, launched = server_command(server), [], []
@@ -163,6 +164,20 @@ def server_assignment(words: list[str]) -> str:
 def render_script(template: str, **values: object) -> str:
     """Render a shell script of this folder. A missing value is an error."""
     return template_environment(Path(__file__).parent).get_template(template).render(values)
+
+
+def _check_gpu_ids(name: str, ids: str, nodes: int, gpus_per_node: int) -> None:
+    """Raise InputError for GPU numbers that an engine does not find on its machines.
+
+    It counts the GPUs of each machine from 0, and takes no list for several machines
+    (cpp/tensorrt_llm/runtime/worldConfig.cpp).
+    """
+    numbers = [int(number) for number in ids.replace(";", ",").split(",") if number.strip()]
+    if numbers and (nodes > 1 or max(numbers) >= gpus_per_node):
+        raise InputError(
+            f"{name} was put on GPU {ids} of this machine, and an export has {nodes} with GPUs 0 to "
+            f"{gpus_per_node - 1}: make the repository without --gpus, and the engine without serve.gpu_device_ids."
+        )
 
 
 def _check_spaces(words: list[str]) -> None:
