@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from llmops.gateway.errors import ApiError, CancelledStreamError
@@ -44,10 +45,9 @@ class MergedStream(TokenStream):
 
     @property
     def splices(self) -> Mapping[str, int]:  # type: ignore[override]
-        found: dict[str, int] = {}
+        found = Counter[str]()
         for stream in self._streams:
-            for kind, count in stream.splices.items():
-                found[kind] = found.get(kind, 0) + count
+            found.update(stream.splices)
         return found
 
     async def __anext__(self) -> TokenBatch:

@@ -11,8 +11,8 @@ from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 
 
-class CacheBlindPolicy:
-    """A policy without knowledge of caches, which chooses at random."""
+class CacheBlindPolicy(RoutingPolicy):
+    """A policy that ignores what replicas cache, and chooses at random."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -26,16 +26,6 @@ class CacheBlindPolicy:
 
     def cached(self, request: RoutingRequest, view: ReplicaView) -> int:
         return 0
-
-    def sent(self, request: RoutingRequest, view: ReplicaView) -> None: ...
-
-    def stored(self, replica_id: str, hashes: Sequence[int]) -> None: ...
-
-    def removed(self, replica_id: str, hashes: Sequence[int]) -> None: ...
-
-    def limit(self, replica_id: str, blocks: int) -> None: ...
-
-    def forget(self, replica_id: str) -> None: ...
 
 
 class LeastLoaded(CacheBlindPolicy):
