@@ -106,7 +106,6 @@ def plan_multi_node(
             f"--gpus-per-node {gpus_per_node} does not divide the {engine.world_size} GPUs of {name}: every machine "
             "takes the same number of ranks."
         )
-    _check_gpu_ids(name, engine.gpu_device_ids, nodes, gpus_per_node)
     options = replace(options, host="0.0.0.0")
     server = replace(container_installation().server_options(repository, options), secret=SECRET_VARIABLE)
     leader, follower, launched = server_command(server), [], []
@@ -120,6 +119,7 @@ def plan_multi_node(
     else:
         _check_spaces(leader)
         leader, launched = [LLMAPI_LAUNCH, "bash", "-c", f"${SERVER_VARIABLE}"], leader
+    _check_gpu_ids(name, engine.gpu_device_ids, nodes, gpus_per_node)
     return MultiNodePlan(
         name=name,
         image=_pushed(image, needed) if own_image else image or serving_image(needed, manifest),
