@@ -87,6 +87,30 @@ def write_config(folder: Path, family: str) -> Path:
     return folder
 
 
+def export_quantised(
+    source: Any, folder: Path, form: Any, target: str, *, layout: tuple[int, int], dtype: str | None = None, **how: Any
+) -> dict[str, Any]:
+    """Quantise a tiny checkpoint and export it into a folder. Return the weights that it had.
+
+    `layout` is tp and pp; `how` are the other arguments of `quantize`.
+    """
+    from llmops.build.progress import SilentProgress
+    from llmops.build.quantize.checkpoint_export import export_engine_checkpoint, export_hf_checkpoint
+    from llmops.build.quantize.model_loading import load_model, load_tokenizer
+    from llmops.build.quantize.module_fixes import split_experts
+    from llmops.build.quantize.quantizer import quantize
+
+    model = load_model(source)
+    split_experts(model)
+    weights = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
+    quantize(model, load_tokenizer(source), form, progress=SilentProgress(), **how)
+    if target == "tensorrt":
+        export_engine_checkpoint(model, source.architecture, form, folder, *layout, dtype)
+    else:
+        export_hf_checkpoint(model, source.architecture, form, folder, dtype)
+    return weights
+
+
 def write_checkpoint(folder: Path, family: str, seed: int = 0, fitted: bool = False, **overrides: Any) -> Path:
     """A checkpoint of `family` in `folder`: float32, random weights but for an output matrix that is `fitted`."""
     import torch

@@ -105,28 +105,22 @@ def test_the_builder_changes_nothing(checkpoint, adapters, family, quant):
 
 def test_what_needs_pages_is_refused_where_there_are_none(checkpoint):
     source = checkpoint("llama")
-    for name in ("enable_chunked_context", "enable_kv_cache_reuse"):
-        spec = BuildSpec(
-            "c", Path("e"), "tensorrt", quant="int4_awq", kv_cache="fp8", options={f"serve.{name}": "true"}
-        )
-        with pytest.raises(
-            InputError, match=rf"serve\.{name}=true needs paged context FMHA, which --kv-cache fp8 with"
-        ):
+    needs, change = "=true needs paged context FMHA, which --kv-cache fp8 with", "an FP8 KV cache needs"
+    for quant, option, value, said in (
+        ("int4_awq", "serve.enable_chunked_context", "true", f"serve.enable_chunked_context{needs}"),
+        ("int4_awq", "serve.enable_kv_cache_reuse", "true", f"serve.enable_kv_cache_reuse{needs}"),
+        ("int8_sq", "flag.use_paged_context_fmha", "enable", f"change --use_paged_context_fmha to disable: {change}"),
+    ):
+        spec = BuildSpec("c", Path("e"), "tensorrt", quant=quant, kv_cache="fp8", options={option: value})
+        with pytest.raises(InputError, match=said):
             tensorrt.target.prepare(spec, source)
-    spec = BuildSpec("c", Path("e"), "tensorrt", quant="int8_sq", kv_cache="fp8",
-                     options={"flag.use_paged_context_fmha": "enable"})  # fmt: skip
-    with pytest.raises(InputError, match="would change --use_paged_context_fmha to disable: an FP8 KV cache needs"):
-        tensorrt.target.prepare(spec, source)
-    lines = "\n".join(
-        tensorrt.target.prepare(BuildSpec("c", Path("e"), "tensorrt", kv_cache="int8"), source).dry_run_lines
-    )
-    assert "no KV cache reuse, no chunked context" in lines
+    job = tensorrt.target.prepare(BuildSpec("c", Path("e"), "tensorrt", kv_cache="int8"), source)
+    assert "no KV cache reuse, no chunked context" in "\n".join(job.dry_run_lines)
 
 
 def test_adapters_want_float16(checkpoint, adapters, tmp_path):
-    (tmp_path / "config.json").write_text(
-        json.dumps({"architectures": ["LlamaForCausalLM"], **SIZES, "torch_dtype": "bfloat16"})
-    )
+    config = {"architectures": ["LlamaForCausalLM"], **SIZES, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     source = open_checkpoint(str(tmp_path), weights=False)
     with pytest.raises(InputError, match="this one is bfloat16; add --set dtype=float16, or use --target pytorch"):
         tensorrt.target.prepare(BuildSpec("c", Path("e"), "tensorrt", options={"adapters": adapters}), source)

@@ -102,10 +102,8 @@ def test_the_last_step_sees_everything_of_the_image(image: ImageFolder) -> None:
 
 def tried(image: ImageFolder) -> dict[str, str]:
     """Return the deep check's findings about the library, by name."""
-    return {
-        one.name: one.outcome
-        for one in deep.check_python_library(IMAGE, image.root, str(image.at(IMAGE.layout.python)))
-    }
+    found = deep.check_python_library(IMAGE, image.root, str(image.at(IMAGE.layout.python)))
+    return {one.name: one.outcome for one in found}
 
 
 @pytest.mark.parametrize(

@@ -112,25 +112,13 @@ LAYOUTS = [(family, tp, pp) for family in required.KINDS for tp, pp in ((1, 1), 
 
 @pytest.fixture
 def export(sources, tmp_path):
-    from llmops.build.progress import SilentProgress
     from llmops.build.quantize.calibration import CalibrationSettings
-    from llmops.build.quantize.checkpoint_export import export_engine_checkpoint, export_hf_checkpoint
-    from llmops.build.quantize.model_loading import load_model, load_tokenizer
-    from llmops.build.quantize.module_fixes import split_experts
-    from llmops.build.quantize.quantizer import quantize
 
     def run(family, quant, kv="auto", tp=2, pp=1, dtype=None, target="tensorrt", form=None):
-        checkpoint, form = sources(family), form or format_of(quant, target)
-        model = load_model(checkpoint)
-        split_experts(model)
-        group = group_of(quant, tp)
+        form, folder = form or format_of(quant, target), tmp_path / "c"
         settings = CalibrationSettings(size=1, seq_len=8)
-        quantize(model, load_tokenizer(checkpoint), form, kv, group, settings, SilentProgress())
-        folder = tmp_path / "c"
-        if target == "tensorrt":
-            export_engine_checkpoint(model, checkpoint.architecture, form, folder, tp, pp, dtype)
-        else:
-            export_hf_checkpoint(model, checkpoint.architecture, form, folder, dtype)
+        how = {"kv_cache": kv, "group_size": group_of(quant, tp), "settings": settings}
+        models.export_quantised(sources(family), folder, form, target, layout=(tp, pp), dtype=dtype, **how)
         return folder
 
     return run
@@ -156,9 +144,8 @@ def check_ranks(folder, family, quant, kv, tp, pp):
 
     config = json.loads((folder / "config.json").read_text())
     algorithm = FORMATS[quant].algorithm
-    assert config["quantization"]["quant_algo"] == algorithm
-    assert config["quantization"]["kv_cache_quant_algo"] == KV_ALGORITHM[kv]
-    assert config["logits_dtype"] == "float32"
+    algorithms = [config["quantization"][name] for name in ("quant_algo", "kv_cache_quant_algo")]
+    assert (algorithms, config["logits_dtype"]) == ([algorithm, KV_ALGORITHM[kv]], "float32")
     for rank in range(tp * pp):
         wanted = required.required(family, sizes_of(family, quant, tp), algorithm, KV_ALGORITHM[kv], tp, pp, rank)
         with safe_open(folder / f"rank{rank}.safetensors", "pt") as file:

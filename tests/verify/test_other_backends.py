@@ -85,8 +85,7 @@ def desk(answer: Callable[[Any], list[Any]], **parameters: str) -> EngineContext
 
 def test_log_probabilities_that_accumulate_over_a_stream() -> None:
     heard = asyncio.run(desk(accumulating).same(4, return_log_probs=True))
-    assert heard.ids == [100, 101, 102, 103]
-    assert heard.scores == [-0.5, -1.5, -2.5, -3.5]
+    assert (heard.ids, heard.scores) == ([100, 101, 102, 103], [-0.5, -1.5, -2.5, -3.5])
 
 
 def sequences(answer: Callable[[Any], list[Any]]) -> Finding:

@@ -16,10 +16,8 @@ def test_the_embedded_engine(verify, tiny_engine: Path, tmp_path: Path) -> None:
     page, parts = tmp_path / "report.html", ("contract", "answers", "capacity")
     only = [word for part in parts for word in ("--only", part)]
     found = verify("--engine", tiny_engine, "--html", page, "--textfile", tmp_path, *only)
-    assert found.report["faults"] == []
-    assert found.code == 0
-    assert found.named("refused") == {"bad words", "logit bias", "adapters"}
-    assert found.named("unseen") == set()
+    assert (found.report["faults"], found.code) == ([], 0)
+    assert (found.named("refused"), found.named("unseen")) == ({"bad words", "logit bias", "adapters"}, set())
     assert {one["part"] for one in found.report["results"]} == set(parts)
     (answers,) = [one for one in found.report["results"] if one["name"] == "greedy answers"]
     # float32 against float32: what differs is paged attention's rounding
@@ -49,9 +47,7 @@ def test_our_model_over_the_llm_api(verify, serve, llm_api: Path) -> None:
         patch.setattr(compatibility, "installed_version", lambda name: "1.2.1")
         served = serve(llm_api)
     found = verify(*served, "--only", "contract")
-    assert found.report["faults"] == []
-    assert found.code == 0
-    assert found.verdicts()["adapters"] == "works"
+    assert (found.report["faults"], found.code, found.verdicts()["adapters"]) == ([], 0, "works")
     assert found.verdicts()["seeds"] == "works"
     # the stand-in answers prompt + 1, + 2, …: it repeats nothing
     assert found.named("unseen") >= {"penalties"}
@@ -64,9 +60,7 @@ def test_through_a_gateway(verify, serve, tiny_engine: Path, tmp_path: Path) -> 
     with gateway(serve(tmp_path / "repository")[1], forked=True) as front:
         found = verify("--url", front.address, "--engine", tiny_engine)
         nobody = verify("--url", front.address, "--model", "nobody")
-    assert found.report["faults"] == []
-    assert found.code == 0
-    assert found.named("unseen") == set()
+    assert (found.report["faults"], found.code, found.named("unseen")) == ([], 0, set())
     assert {"stop string", "JSON schema", "chat template and tokenizer", "greedy answers"} <= found.named("works")
     assert nobody.code == 1
     assert nobody.report["faults"][0] == "gateway, models: the gateway lists tiny, not nobody"
