@@ -158,12 +158,8 @@ def start_slow_build(tiny: Path, output: Path) -> subprocess.Popen[str]:
         "sys.argv = ['llmops', 'build', sys.argv[1], '-o', sys.argv[2]]\n"
         "from llmops.cli.main import main; main()\n"
     )
-    child = subprocess.Popen(
-        [sys.executable, "-c", script, str(tiny), str(output)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", script, str(tiny), str(output)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "half way\n"
     return child
@@ -175,8 +171,7 @@ def test_an_interrupted_rebuild_keeps_the_old_engine(spec: BuildSpec, tiny: Path
     child = start_slow_build(tiny, spec.output)
     child.terminate()
     child.communicate(timeout=120)
-    assert contents(spec.output) == before
-    assert beside(spec.output) == []
+    assert (contents(spec.output), beside(spec.output)) == (before, [])
 
 
 def test_a_second_build_waits_for_the_first(spec: BuildSpec, tiny: Path) -> None:
@@ -206,8 +201,7 @@ def test_an_engine_that_a_killed_build_had_moved_aside_comes_back(spec: BuildSpe
     spec.output.rename(spec.output.with_name(".engine.0123abcd.replaced"))
     _, cached = build(spec)
     assert cached
-    assert contents(spec.output) == before
-    assert beside(spec.output) == []
+    assert (contents(spec.output), beside(spec.output)) == (before, [])
 
 
 def test_json_output_is_the_manifest(spec: BuildSpec, tiny: Path) -> None:

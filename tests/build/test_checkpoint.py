@@ -96,8 +96,7 @@ def test_end_tokens_are_those_of_generation_config_and_tokenizer(copy_of_tiny: P
     (copy_of_tiny / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     special = open_checkpoint(str(copy_of_tiny)).special_tokens
     # 1 is the tokenizer's own </s>, the one end token that TensorRT-LLM withholds until min_tokens
-    assert special.end == (1, 7, 9)
-    assert special.bos == 0
+    assert (special.end, special.bos) == ((1, 7, 9), 0)
 
 
 def test_sampling_defaults_are_those_of_generation_config(copy_of_tiny: Path) -> None:

@@ -224,16 +224,10 @@ CONFIGS = [
         "decoder_sparse_step": 1, "head_dim": 16, "layer_types": ["full_attention"] * 2,
     },
 ]  # fmt: skip
+NUMBERS = st.integers(-3, 3) | st.sampled_from([1 << 31, 10**12, 10**400]) | st.sampled_from([math.inf, math.nan, 1.5])
 VALUES = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(-3, 3),
-        st.sampled_from([1 << 31, 10**12, 10**400]),
-        st.sampled_from([math.inf, math.nan, 1.5]),
-        st.text(max_size=5),
-    ),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    st.none() | st.booleans() | NUMBERS | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=4,
 )
 

@@ -29,6 +29,7 @@ from llmops.model_repository.server.installation import find_installation
 from llmops.model_repository.server.shared_memory import remove_segments
 from tests.model_repository.test_multi_gpu import SERVER, engine, marker, mpirun_or_skip, parking_repository
 from tests.support.programs import write_program
+from tests.support.servers import free_port
 from tests.support.waiting import GENEROUS, wait_until
 
 
@@ -188,15 +189,9 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
     """Real mpirun and real Triton servers; kubectl's place is taken by a program that runs the command here."""
     mpirun_or_skip()
     repository = parking_repository(tmp_path, 1.5)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    cluster = plan_multi_node(
-        repository,
-        LaunchOptions(ports=Ports(port, port + 1, port + 2), exit_timeout=20, http=True),
-        gpus_per_node=1,
-        image=None,
-    )
+    port = free_port()
+    options = LaunchOptions(ports=Ports(port, port + 1, port + 2), exit_timeout=20, http=True)
+    cluster = plan_multi_node(repository, options, gpus_per_node=1, image=None)
     assert (cluster.nodes, cluster.world_size) == (2, 2)
     binaries = tmp_path / "bin"
     write_program(binaries / "kubectl", KUBECTL.replace("FOLDER", str(tmp_path)))

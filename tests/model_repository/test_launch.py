@@ -12,7 +12,7 @@ import textwrap
 import threading
 import tomllib
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from llmops.errors import MissingDependencyError, ResourceError, ServerError
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
 from llmops.model_repository.server import installation
-from llmops.model_repository.server.installation import Installation, find_installation
+from llmops.model_repository.server.installation import PYTHON_VERSION, Installation, find_installation
 from llmops.model_repository.server.shared_memory import SHM_DIR, remove_stale_segments
 from llmops.model_repository.server.triton_log import (
     LogLine,
@@ -32,6 +32,7 @@ from llmops.model_repository.server.triton_log import (
     parse_line,
 )
 from tests.support.engine_client import EngineClient
+from tests.support.programs import write_program
 from tests.support.waiting import GENEROUS, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -95,9 +96,7 @@ def test_a_stop_leaves_no_process_and_no_shared_memory(repository: Path) -> None
     assert server.is_ready()
     assert len(processes(server.pid)) >= 2
     assert segments(server)
-    assert server.stop() == 0
-    assert processes(server.pid) == []
-    assert segments(server) == []
+    assert (server.stop(), processes(server.pid), segments(server)) == (0, [], [])
 
 
 def test_a_stub_that_hangs_is_ended_too(tmp_path: Path) -> None:
@@ -107,8 +106,7 @@ def test_a_stub_that_hangs_is_ended_too(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError):
         infer(server, timeout=0.5)
     server.stop()
-    assert processes(server.pid) == []
-    assert segments(server) == []
+    assert (processes(server.pid), segments(server)) == ([], [])
 
 
 def infer(server: TritonServer, timeout: float = GENEROUS) -> bytes:
@@ -147,8 +145,7 @@ def test_a_client_that_keeps_its_stream_open_does_not_hold_up_the_stop(tmp_path:
     assert client.receive()[1]["y"].item() == 7
     server.stop()
     client.close(cancel=True)
-    assert processes(server.pid) == []
-    assert segments(server) == []
+    assert (processes(server.pid), segments(server)) == ([], [])
 
 
 def test_the_server_ends_when_its_parent_is_killed(repository: Path) -> None:
@@ -209,42 +206,38 @@ def test_an_end_names_the_last_error_since(tmp_path: Path) -> None:
         server.wait_ready(120)
         with contextlib.suppress(OSError):
             infer(server)
-        with pytest.raises(
-            ServerError, match=r"\(SIGABRT\); the last error in its log \(\d\d:\d\d:\d\d\) was: the disk"
-        ):
+        said = r"\(SIGABRT\); the last error in its log \(\d\d:\d\d:\d\d\) was: the disk"
+        with pytest.raises(ServerError, match=said):
             server.wait(threading.Event())
 
 
 LOCK_FAULT = """#!/bin/sh
-# the real server, but for its first {faults} starts, which end as upstream's do now and then
+# the real server, but for its first start, which ends as upstream's do now and then
 echo "$*" >> {starts}
-if [ $(wc -l < {starts}) -le {faults} ]; then
+if [ $(wc -l < {starts}) -le 1 ]; then
     echo "terminate called after throwing an instance of '{exception}'" >&2
     echo "  what():  {exception}" >&2
     kill -ABRT $$
 fi
 exec {real} "$@"
 """
-LOCK_EXCEPTION = "boost::interprocess::lock_exception"
 
 
-def faulty(folder: Path, faults: int, exception: str = LOCK_EXCEPTION) -> tuple[Installation, Path]:
-    """A tritonserver that fails so often, and the file with a line per start."""
-    real, starts, fake = find_installation(), folder / "starts", folder / "tritonserver"
-    fake.write_text(LOCK_FAULT.format(faults=faults, starts=starts, exception=exception, real=real.binary))
-    fake.chmod(0o755)
+def faulty(folder: Path, script: str, **values: str) -> tuple[Installation, Path]:
+    """A tritonserver that fails once, and the file with a line per start."""
+    real, starts = find_installation(), folder / "starts"
+    fake = write_program(folder / "tritonserver", script.format(starts=starts, real=real.binary, **values))
     return replace(real, binary=fake), starts
 
 
 def test_a_lock_fault_of_upstream_at_the_start_is_tried_again(tmp_path: Path, repository: Path) -> None:
-    installation, starts = faulty(tmp_path, 1)
+    installation, starts = faulty(tmp_path, LOCK_FAULT, exception="boost::interprocess::lock_exception")
     said: list[LogLine] = []
     with start_triton(repository, ports=ANY, http=True, installation=installation, on_log=said.append) as server:
         server.wait_ready(120)
         assert b'"data":[7]' in infer(server)
         prefixes = re.findall(r"shm-region-prefix-name=(\S+)", starts.read_text())
-        assert len(set(prefixes)) == 2
-        assert prefixes[1] == server.shm_prefix
+        assert (len(set(prefixes)), prefixes[1]) == (2, server.shm_prefix)
         assert list(SHM_DIR.glob(f"{prefixes[0]}*")) == []
     assert [line.message for line in said if "starting it once more" in line.message] == [
         "Triton's Python backend ended at once with boost::interprocess::lock_exception, a rare fault of its shared "
@@ -257,7 +250,7 @@ PORT_TAKEN = """#!/bin/sh
 # the real server, whose gRPC port another process takes before its first start
 echo "$*" >> {starts}
 port=$(echo "$*" | sed 's/.*--grpc-port=\\([0-9]*\\).*/\\1/')
-if [ $(wc -l < {starts}) -le {faults} ]; then
+if [ $(wc -l < {starts}) -le 1 ]; then
     {python} -c "import socket, time; s = socket.create_server(('127.0.0.1', $port)); time.sleep(60)" &
     sleep 1
 fi
@@ -266,25 +259,14 @@ exec {real} "$@"
 
 
 def test_a_free_port_that_another_process_took_is_replaced(tmp_path: Path, repository: Path) -> None:
-    real, starts, fake = find_installation(), tmp_path / "starts", tmp_path / "tritonserver"
-    fake.write_text(PORT_TAKEN.format(starts=starts, faults=1, python=sys.executable, real=real.binary))
-    fake.chmod(0o755)
+    installation, starts = faulty(tmp_path, PORT_TAKEN, python=sys.executable)
     said: list[LogLine] = []
-    with start_triton(repository, ports=ANY, installation=replace(real, binary=fake), on_log=said.append) as server:
+    with start_triton(repository, ports=ANY, installation=installation, on_log=said.append) as server:
         server.wait_ready(120)
         tried = re.findall(r"--grpc-port=(\d+)", starts.read_text())
         assert len(set(tried)) == 2
         assert server.grpc_address == f"127.0.0.1:{tried[1]}"
     assert "Another process took a free port" in " ".join(line.message for line in said)
-
-
-def remove(*names: str) -> Callable[[Path], None]:
-    def apply(root: Path) -> None:
-        for name in names:
-            path = root / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    return apply
 
 
 @pytest.fixture
@@ -298,17 +280,17 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     return root
 
 
-def test_a_missing_binary_is_named_with_its_fix(wheel: Path, repository: Path) -> None:
-    remove("bin/tritonserver")(wheel)
-    with pytest.raises(MissingDependencyError, match=r"Triton binary .* is missing: reinstall it with `pip"):
-        start_triton(repository, ports=ANY)
-
-
-def test_a_missing_stub_says_which_versions_there_are(wheel: Path, repository: Path) -> None:
-    remove(f"python_backend_stubs/{installation.PYTHON_VERSION}")(wheel)
-    with pytest.raises(
-        MissingDependencyError, match=rf"no stub for Python {installation.PYTHON_VERSION} \(it has .*3\.\d+"
-    ):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("bin/tritonserver", r"Triton binary .* is missing: reinstall it with `pip"),
+        (f"python_backend_stubs/{PYTHON_VERSION}", rf"no stub for Python {PYTHON_VERSION} \(it has .*3\.\d+"),
+    ],
+)
+def test_a_file_that_the_wheel_lacks_is_named_with_its_fix(wheel: Path, repository: Path, name: str, said: str) -> None:
+    path = wheel / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(MissingDependencyError, match=said):
         start_triton(repository, ports=ANY)
 
 
@@ -316,17 +298,15 @@ def test_a_missing_libpython_is_named_with_its_fix(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sysconfig.get_config_var", lambda name: "/nowhere")
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    with pytest.raises(
-        MissingDependencyError, match=r"libpython3\.\d+\.so\.1\.0 cannot be loaded.*apt-get install libpython"
-    ):
+    said = r"libpython3\.\d+\.so\.1\.0 cannot be loaded.*apt-get install libpython"
+    with pytest.raises(MissingDependencyError, match=said):
         start_triton(repository, ports=ANY)
 
 
 def test_without_the_wheel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        MissingDependencyError, match=r"nor nvidia-pytriton is installed; install it with: .*\[embedded\]"
-    ):
+    said = r"nor nvidia-pytriton is installed; install it with: .*\[embedded\]"
+    with pytest.raises(MissingDependencyError, match=said):
         start_triton(repository, ports=ANY)
 
 
@@ -349,8 +329,6 @@ def test_a_python_for_which_the_extra_has_no_wheel_is_told_which_one_has(
 
 
 def test_numpy_2_beside_the_wheel_is_refused_before_it_crashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmops.model_repository.server import installation
-
     installation.check_numpy()
     monkeypatch.setattr(installation, "installed_version", lambda name: "2.5.5")
     with pytest.raises(MissingDependencyError, match=r"numpy 2\.5\.5 is installed, .* `pip install 'numpy<2'`"):

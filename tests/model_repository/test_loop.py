@@ -275,8 +275,7 @@ def test_all_that_came_is_taken_once_and_each_s_own_in_order(names: list[str]) -
     turns = RoundRobinQueue()
     for at, name in enumerate(names):
         turns.put(name.split("/"), (name, at))
-    assert turns.size == len(names)
-    assert turns.waiting("a") == sum(name.split("/")[0] == "a" for name in names)
+    assert (turns.size, turns.waiting("a")) == (len(names), sum(name.split("/")[0] == "a" for name in names))
     taken = [turns.take() for _ in names]
     assert Counter(taken) == Counter((name, at) for at, name in enumerate(names))
     for name in set(names):

@@ -38,8 +38,7 @@ def array(name: str, value: Any) -> np.ndarray:
 
 def test_the_least_request_gets_the_models_own_end_ids() -> None:
     request = parse_request(tensors(), LIMITS)
-    assert request.input_ids.dtype == np.int64
-    assert request.input_ids.tolist() == [1, 5, 6]
+    assert (request.input_ids.dtype, request.input_ids.tolist()) == (np.int64, [1, 5, 6])
     assert (request.max_new_tokens, request.end_ids, request.num_sequences) == (10, {2, 3}, 1)
     assert not request.streaming
 
@@ -122,8 +121,7 @@ words = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), max_size=6
 @given(words)
 def test_a_word_list_survives_the_way_to_the_engine(given_words: list[list[int]]) -> None:
     tensor = encode_word_list(given_words)
-    assert tensor.dtype == np.int32
-    assert tensor.shape[:2] == (1, 2)
+    assert (tensor.dtype, tensor.shape[:2]) == (np.int32, (1, 2))
     assert read_words(tensor, "stop_words_list") == given_words
 
 
@@ -141,14 +139,10 @@ def test_an_offset_outside_the_ids_is_refused_by_name() -> None:
 def test_a_stop_word_is_found_wherever_the_steps_cut_it(
     stop_words: list[list[int]], tokens: list[int], sizes: list[int]
 ) -> None:
-    expected = next(
-        (
-            end
-            for end in range(1, len(tokens) + 1)
-            if any(tokens[max(0, end - len(word)) : end] == word for word in stop_words)
-        ),
-        None,
-    )
+    def ends_with_a_stop_word(end: int) -> bool:
+        return any(tokens[max(0, end - len(word)) : end] == word for word in stop_words)
+
+    expected = next(filter(ends_with_a_stop_word, range(1, len(tokens) + 1)), None)
     matcher, position, turn = StopWordMatcher(stop_words), 0, 0
     while position < len(tokens):
         step = tokens[position : position + sizes[turn % len(sizes)]]

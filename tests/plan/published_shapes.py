@@ -8,17 +8,10 @@ from llmops.build.model.architecture import Architecture
 def llama_config(**fields: Any) -> dict[str, Any]:
     """Return config.json of Llama 3.1 8B, with other `fields`."""
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-        "torch_dtype": "bfloat16",
-        **fields,
-    }
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "max_position_embeddings": 131072, "torch_dtype": "bfloat16", **fields,
+    }  # fmt: skip
 
 
 def llama(**fields: Any) -> Architecture:

@@ -40,12 +40,9 @@ def test_gemma3_takes_its_text_model_and_its_family_defaults():
 def test_deepseek_keeps_its_first_layers_dense():
     model = published_shapes.DEEPSEEK_V3
     assert model.moe is not None
-    assert model.moe.layers == tuple(range(3, 61))
-    assert model.moe.num_shared_experts == 1
+    assert (model.moe.layers, model.moe.num_shared_experts) == (tuple(range(3, 61)), 1)
     assert model.mla is not None
-    assert model.mla.kv_lora_rank == 512
-    assert model.quant_method == "fp8"
-    assert model.targets == {"pytorch"}
+    assert (model.mla.kv_lora_rank, model.quant_method, model.targets) == (512, "fp8", {"pytorch"})
 
 
 def test_gpt_oss_alternates_windows():

@@ -13,17 +13,9 @@ from llmops.build.quant_formats import FORMATS
 from llmops.errors import InputError
 from tests.support.tiny_models import write_checkpoint
 
-SMALL = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 1024,
-    "max_position_embeddings": 2048,
-    "torch_dtype": "float16",
-}
+SIZES = {"hidden_size": 512, "intermediate_size": 1024, "max_position_embeddings": 2048, "vocab_size": 1024}
+SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4}
+SMALL = {**SIZES, "architectures": ["LlamaForCausalLM"], "torch_dtype": "float16"}
 SMOLLM2 = {"architecture": "LlamaForCausalLM", "hidden_size": 576, "num_layers": 30, "model": "smollm2"}
 
 
@@ -33,8 +25,7 @@ def quantised(preset: str):
     quantization = pytest.importorskip("modelopt.torch.quantization")
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    fields = {name: value for name, value in SMALL.items() if name not in ("architectures", "torch_dtype")}
-    model = LlamaForCausalLM(LlamaConfig(**fields, tie_word_embeddings=False)).float()
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False)).float()
     tokens = torch.arange(32).reshape(1, 32)
     return quantization.quantize(model, getattr(quantization, preset), lambda each: each(tokens))
 
@@ -87,9 +78,8 @@ def build(*arguments):
 @pytest.mark.parametrize(("quant", "group"), [("int8", None), ("int4", 64)])
 def test_build_obeys_the_plan_and_writes_what_it_said(tmp_path, quant, group):
     pytest.importorskip("openvino")
-    source = write_checkpoint(
-        tmp_path / "tiny", "llama", hidden_size=512, intermediate_size=1024, max_position_embeddings=2048
-    )
+    sizes = {name: SIZES[name] for name in ("hidden_size", "intermediate_size", "max_position_embeddings")}
+    source = write_checkpoint(tmp_path / "tiny", "llama", **sizes)
     shapes = {"hidden_size": 512, "num_layers": 2, "model": "tiny"}
     path = plan_file(tmp_path, quantisation=quant, group_size=group, **shapes)
     build(source, "-o", tmp_path / "engine", "--plan", path)
@@ -104,15 +94,18 @@ def test_build_obeys_the_plan_and_writes_what_it_said(tmp_path, quant, group):
     assert written == pytest.approx(planned, rel=0.01)
 
 
-def test_a_flag_that_contradicts_the_plan(tmp_path):
-    path = plan_file(tmp_path)
-    with pytest.raises(InputError, match=r"--max-batch-size 9 contradicts .*, which plans 7"):
-        build("smollm2", "-o", tmp_path / "engine", "--plan", path, "--max-batch-size", "9")
-    assert not (tmp_path / "engine").exists()
+OTHER = {"model": "meta-llama/Llama-3.1-8B", "hidden_size": 4096, "num_layers": 32}
 
 
-def test_a_plan_for_another_model(tmp_path):
-    path = plan_file(tmp_path, model="meta-llama/Llama-3.1-8B", hidden_size=4096, num_layers=32)
-    with pytest.raises(InputError, match=r"The plan is for meta-llama/Llama-3\.1-8B .*not for this checkpoint"):
-        build("smollm2", "-o", tmp_path / "engine", "--plan", path)
+@pytest.mark.parametrize(
+    ("fields", "flags", "said"),
+    [
+        ({}, ("--max-batch-size", "9"), r"--max-batch-size 9 contradicts .*, which plans 7"),
+        (OTHER, (), r"The plan is for meta-llama/Llama-3\.1-8B .*not for this checkpoint"),
+    ],
+)
+def test_a_plan_for_another_batch_or_model_is_refused(tmp_path, fields, flags, said):
+    path = plan_file(tmp_path, **fields)
+    with pytest.raises(InputError, match=said):
+        build("smollm2", "-o", tmp_path / "engine", "--plan", path, *flags)
     assert not (tmp_path / "engine").exists()

@@ -26,9 +26,8 @@ TIMES = RooflineTimes(GPU)
 
 @pytest.fixture
 def request_(models) -> PlanRequest:
-    return PlanRequest(
-        "m", models.LLAMA31_70B, FORMATS["fp8"], "fp8", PlanWorkload(1000, 200), (GPU,), target="tensorrt"
-    )
+    load = PlanWorkload(1000, 200)
+    return PlanRequest("m", models.LLAMA31_70B, FORMATS["fp8"], "fp8", load, (GPU,), target="tensorrt")
 
 
 def measured(request: PlanRequest, decode: float, prefill: float, **fields) -> MeasuredSteps:
@@ -39,12 +38,9 @@ def measured(request: PlanRequest, decode: float, prefill: float, **fields) -> M
         for b in (1, 16, 64)
         for c in (128, 2048)
     ]
-    found += [
-        StepTime(
-            phase="prefill", batch_size=1, tokens=t, context=0, seconds=prefill * steps.seconds(0, 0, Prefill(1, t))
-        )
-        for t in (128, 2048)
-    ]
+    for t in (128, 2048):
+        seconds = prefill * steps.seconds(0, 0, Prefill(1, t))
+        found.append(StepTime(phase="prefill", batch_size=1, tokens=t, context=0, seconds=seconds))
     of = {"device": "NVIDIA H100 80GB HBM3", "gpu": "h100-sxm", "model": "m", "architecture": "LlamaForCausalLM"}
     kind = {"target": "tensorrt", "quantisation": "fp8", "kv_cache_dtype": "fp8"}
     return MeasuredSteps(**{**of, **kind, "layout": Parallelism(tp_size=4), "steps": found, **fields})

@@ -39,11 +39,9 @@ def test_everything_is_counted_once(models, tp, batch, tokens, fraction, quant):
 
 
 def test_a_model_that_does_not_fit_says_how_much_is_missing(models):
-    memory = plan_memory(
-        models.LLAMA31_70B, FORMATS["none"], "bf16", ParallelLayout(), H100, PlannedLimits(1, 8192, 4096)
-    )
-    assert not memory.fits
-    assert memory.kv_cache == 0
+    limits = PlannedLimits(1, 8192, 4096)
+    memory = plan_memory(models.LLAMA31_70B, FORMATS["none"], "bf16", ParallelLayout(), H100, limits)
+    assert (memory.fits, memory.kv_cache) == (False, 0)
     assert used(memory) - H100.memory == memory.short > 141e9 - H100.memory
 
 
@@ -51,11 +49,8 @@ def test_activations_of_8b_by_hand(models):
     """8192 tokens: residual and normed input in 2 bytes, gate_up's output, the activation's, the projection's."""
     per_token = 2 * 4096 * 2 + 4096 * 2 + 14336 * 2 * 2 + 14336 * 2 + 4096 * 2
     logits = 2 * 64 * 128256 * 4
-    expected = 8192 * per_token + logits
-    assert (
-        activation_bytes(models.LLAMA31_8B, FORMATS["none"], ParallelLayout(), PlannedLimits(64, 8192, 4096))
-        == expected
-    )
+    found = activation_bytes(models.LLAMA31_8B, FORMATS["none"], ParallelLayout(), PlannedLimits(64, 8192, 4096))
+    assert found == 8192 * per_token + logits
 
 
 ONE = PlannedLimits(max_batch_size=0, max_num_tokens=1, max_seq_len=4096)
@@ -73,16 +68,13 @@ def test_activations_of_one_token_in_experts(models):
 
 def test_the_cache_takes_its_share_of_what_is_free(models):
     """H100 with Llama 3.1 8B: free are 90 % but for less than a block; what is not free is not given out."""
-    memory = plan_memory(
-        models.LLAMA31_8B, FORMATS["none"], "bf16", ParallelLayout(), H100, PlannedLimits(64, 8192, 4096)
-    )
+    limits = PlannedLimits(64, 8192, 4096)
+    memory = plan_memory(models.LLAMA31_8B, FORMATS["none"], "bf16", ParallelLayout(), H100, limits)
     free = memory.kv_cache + memory.left
     block = 32 * 131_072  # 2 x 32 layers x 8 heads x 128 x 2 bytes a token
     assert 0 <= 0.9 * free - memory.kv_cache < block
-    assert memory.runtime == 551 * 2**20
-    assert memory.weight_bytes == 16_060_522_496
-    assert memory.fits
-    assert memory.short == 0
+    assert (memory.runtime, memory.weight_bytes) == (551 * 2**20, 16_060_522_496)
+    assert (memory.fits, memory.short) == (True, 0)
 
 
 # -- KV cache by hand
@@ -98,9 +90,8 @@ def test_split_over_ranks_and_stages(models):
     assert token_bytes(models.LLAMA31_70B, "bf16", ParallelLayout(tp=8)) == 327_680 // 8
     assert token_bytes(models.LLAMA31_70B, "bf16", ParallelLayout(tp=2, pp=4)) == 327_680 // 8
     # 4 KV heads on 8 ranks: one head each, held twice
-    assert token_bytes(models.QWEN25_7B, "bf16", ParallelLayout(tp=8)) == token_bytes(
-        models.QWEN25_7B, "bf16", ParallelLayout(tp=4)
-    )
+    eight, four = (token_bytes(models.QWEN25_7B, "bf16", ParallelLayout(tp=tp)) for tp in (8, 4))
+    assert eight == four
 
 
 def test_mla_keeps_one_latent_on_every_rank(models):

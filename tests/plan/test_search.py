@@ -63,10 +63,10 @@ def test_the_cheapest_comes_first(seventy):
 def test_separate_workers_are_shown_beside_what_can_be_built(seventy):
     assert all(candidate.workers is None for candidate in seventy.candidates)
     other = seventy.disaggregated[0]
-    assert other.workers.rate >= 20
-    assert other.gpus == other.workers.prefill_count * other.workers.prefill.layout.gpus + (
-        other.workers.decode_count * other.workers.decode.layout.gpus
-    )
+    workers = other.workers
+    assert workers.rate >= 20
+    prefill, decode = workers.prefill.layout.gpus, workers.decode.layout.gpus
+    assert other.gpus == workers.prefill_count * prefill + workers.decode_count * decode
     cheaper = other.cost.hourly < seventy.best.cost.hourly
     assert seventy.cheaper_disaggregated == (other if cheaper else None)
 
@@ -78,10 +78,8 @@ def test_the_build_plan_is_of_the_best(seventy):
     assert built.predicted["single"]["concurrency"] == 1
     assert built.predicted["single"]["tpot"] < built.predicted["point"]["tpot"]
     assert built.predicted["point"]["concurrency"] == best.point.concurrency
-    assert (
-        build_plan(seventy, seventy.disaggregated[0]).predicted["prefill_workers"]
-        == seventy.disaggregated[0].workers.prefill_count
-    )
+    other = seventy.disaggregated[0]
+    assert build_plan(seventy, other).predicted["prefill_workers"] == other.workers.prefill_count
 
 
 def test_what_cannot_be_built_is_rejected_with_the_builds_own_reason(models, seventy):
@@ -107,15 +105,13 @@ def test_what_cannot_be_built_is_rejected_with_the_builds_own_reason(models, sev
     ],
 )
 def test_engines_that_cannot_read_pages_are_planned_without_chunked_prefill(models, quant, kv, target, chunked):
-    load = PlanWorkload(9000, 300)
-    found = plan(models, load, tp=4, pp=1, precision=FORMATS[quant], kv=kv, target=target)
+    load, layout = PlanWorkload(9000, 300), {"tp": 4, "pp": 1, "precision": FORMATS[quant], "kv": kv, "target": target}
+    found = plan(models, load, **layout)
     assert build_plan(found).chunked_prefill is chunked
     # a prompt of the longest sequence is taken in one step
     assert build_plan(found).max_num_tokens == (8192 if chunked else 10240)
     assert ("no chunked prefill" in request_summary(found)) is not chunked
-    given = plan(
-        models, replace(load, chunked_prefill=False), tp=4, pp=1, precision=FORMATS[quant], kv=kv, target=target
-    )
+    given = plan(models, replace(load, chunked_prefill=False), **layout)
     assert (found.best.point == given.best.point) is not chunked
 
 
@@ -206,8 +202,7 @@ POINT = OperatingPoint(10, 2.0, 0.1, 0.2, 0.02, 0.03, prefill_share=0.25, tokens
 def test_a_fleet_of_8_at_2_dollars():
     """$16/h; 2 requests/s are 7.2 M input and 1.44 M output tokens an hour; a quarter of the time goes to prompts."""
     cost = fleet_cost(2.0, 8, 2.0, 4.0, POINT, PlanWorkload(1000, 200), None)
-    assert cost.hourly == 16
-    assert cost.input_per_million == pytest.approx(16 * 0.25 / 7.2)
+    assert (cost.hourly, cost.input_per_million) == (16, pytest.approx(16 * 0.25 / 7.2))
     assert cost.output_per_million == pytest.approx(16 * 0.75 / 1.44)
     # 7200 requests an hour
     assert cost.request == pytest.approx(16 / 7200)
@@ -218,8 +213,8 @@ def test_a_fleet_of_8_at_2_dollars():
 def test_break_even():
     """A request costs 1000 x $1 + 200 x $5 per million = $0.002; $16/h buy 8000 of them, 2.22 a second."""
     cost = fleet_cost(2.0, 8, 2.0, 4.0, POINT, PlanWorkload(1000, 200), ApiPrice(1.0, 5.0))
-    assert cost.break_even_rate == pytest.approx(8000 / 3600)
-    assert cost.break_even_tokens_per_day == pytest.approx(8000 * 24 * 1200)
+    even = (pytest.approx(8000 / 3600), pytest.approx(8000 * 24 * 1200))
+    assert (cost.break_even_rate, cost.break_even_tokens_per_day) == even
 
 
 def test_a_fleet_that_breaks_even_at_full_load():

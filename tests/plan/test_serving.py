@@ -48,11 +48,10 @@ def test_a_prefix_cache_shortens_the_first_token(models):
 def test_drafts_that_are_accepted_speed_up_a_small_batch(models):
     plain = replica(models, PlanWorkload(1000, 200)).at(4)
     good, useless = (replica(models, PlanWorkload(1000, 200, draft_tokens=3, acceptance=a)).at(4) for a in (0.8, 0.0))
-    assert PlanWorkload(1000, 200, draft_tokens=3, acceptance=0.8).tokens_per_step == pytest.approx(
-        1 + 0.8 + 0.64 + 0.512
-    )
+    drafts = PlanWorkload(1000, 200, draft_tokens=3, acceptance=0.8)
+    assert drafts.tokens_per_step == pytest.approx(1 + 0.8 + 0.64 + 0.512)
     assert good.tpot < plain.tpot < useless.tpot
-    clockwork = replica(models, PlanWorkload(1000, 200, draft_tokens=3, acceptance=0.8)).at(4, bursts=False)
+    clockwork = replica(models, drafts).at(4, bursts=False)
     assert clockwork.tpot_p95 == clockwork.tpot, "without bursts the worst case is the mean"
 
 
@@ -106,14 +105,9 @@ def simulate(machine: ReplicaModel, rate: float, requests: int) -> tuple[list[fl
     while arrivals or running:
         if not running and arrivals[0] > clock:
             clock = arrivals[0]
-        room = (machine.max_num_tokens - len(running)) // load.isl
+        room = min((machine.max_num_tokens - len(running)) // load.isl, machine.max_batch - len(running))
         admitted = []
-        while (
-            arrivals
-            and arrivals[0] <= clock
-            and len(admitted) < room
-            and len(running) + len(admitted) < machine.max_batch
-        ):
+        while arrivals and arrivals[0] <= clock and len(admitted) < room:
             admitted.append(arrivals.popleft())
         prefill = Prefill(len(admitted), load.isl) if admitted else None
         clock += machine.steps.seconds(len(running), load.isl + load.osl // 2, prefill)
@@ -212,9 +206,7 @@ def test_the_steady_state_of_clockwork(models):
     """40 sequences: each step of 10 ms lets in 0.2 prompts of 0.1 s, so a token takes 30 ms on average."""
     point = machine(models, PlanWorkload(1000, 200)).at(40, bursts=False)
     assert point.tpot == point.tpot_p95 == pytest.approx(0.03)
-    assert point.rate == pytest.approx(40 / (200 * 0.03))
-    assert point.tokens_per_second == pytest.approx(40 / 0.03)
-    assert point.prefill_share == pytest.approx(2 / 3)
-    assert point.gpus == 1
+    assert (point.rate, point.tokens_per_second) == (pytest.approx(40 / (200 * 0.03)), pytest.approx(40 / 0.03))
+    assert (point.prefill_share, point.gpus) == (pytest.approx(2 / 3), 1)
     # the longest pause: a step with a whole prompt
     assert point.pause == pytest.approx(0.11)

@@ -32,11 +32,10 @@ def test_a_dense_model_reads_its_weights_once_and_its_cache(tp, batch):
     model = look_up_model(LLAMA).checkpoint.architecture
     work = step_work(model, FORMATS["none"], "bf16", ParallelLayout(tp), batch)
     # two operations for each weight and token; queries times keys, and what they weigh times values
-    assert work.flops.token == pytest.approx(2 * WEIGHTS, rel=1e-6)
-    assert work.flops.cached == pytest.approx(4 * LAYERS * HEADS * DIM, rel=1e-6)
-    assert work.flops.step == pytest.approx(0, abs=1e-6 * work.flops.token)
-    assert work.bytes.step == pytest.approx(2 * WEIGHTS, rel=1e-6)
-    assert work.bytes.cached == pytest.approx(2 * 2 * LAYERS * KV_HEADS * DIM, rel=1e-6)
+    flops, read = work.flops, work.bytes
+    assert (flops.token, flops.cached) == pytest.approx((2 * WEIGHTS, 4 * LAYERS * HEADS * DIM), rel=1e-6)
+    assert flops.step == pytest.approx(0, abs=1e-6 * flops.token)
+    assert (read.step, read.cached) == pytest.approx((2 * WEIGHTS, 2 * 2 * LAYERS * KV_HEADS * DIM), rel=1e-6)
     # activations: little beside the weights
     assert 0 < work.bytes.token < 0.002 * work.bytes.step
 
@@ -74,9 +73,8 @@ SERIES = {
 @pytest.mark.parametrize("labels", ['instance="gpu-7:8002"', 'instance="10.0.0.7:8002",node="gpu-7"'])
 def test_prometheus_makes_intensity_and_bandwidth_of_it(promtool, tmp_path, labels):
     flags = ["--gpu", "h100-sxm", "--tp", "2", "--quant", "bf16", "--kv-dtype", "bf16", "--timing", "roofline"]
-    done = CliRunner().invoke(
-        cli, ["plan", LLAMA, *flags, "--name", "llama", "--rules", str(tmp_path)], catch_exceptions=False
-    )
+    command = ["plan", LLAMA, *flags, "--name", "llama", "--rules", str(tmp_path)]
+    done = CliRunner().invoke(cli, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert f"Wrote {tmp_path / 'llama.yaml'}" in done.output
     work = step_work(look_up_model(LLAMA).checkpoint.architecture, FORMATS["none"], "bf16", ParallelLayout(2), 1)
@@ -89,16 +87,12 @@ def test_prometheus_makes_intensity_and_bandwidth_of_it(promtool, tmp_path, labe
     }
     of_engine = f'model="llama-tensorrt_llm",version="1",{labels}'
     where = '{model="llama-tensorrt_llm",node="gpu-7",source="model"}'
+    once = {"eval_time": "10m", "exp_samples": [{"labels": where, "value": 1}]}
     case = {
         "interval": "15s",
         "input_series": [{"series": one.replace("LABELS", of_engine), "values": v} for one, v in SERIES.items()],
         "promql_expr_test": [
-            {
-                "expr": f"abs({name} / {value!r} - 1) < bool 1e-4",
-                "eval_time": "10m",
-                "exp_samples": [{"labels": where, "value": 1}],
-            }
-            for name, value in expected.items()
+            {"expr": f"abs({name} / {value!r} - 1) < bool 1e-4", **once} for name, value in expected.items()
         ],
     }
     files = [str(RECORDING), str(tmp_path / "llama.yaml")]
