@@ -82,8 +82,7 @@ def test_schema_keeps_its_key_order(field):
 def test_refused_with_the_field(fields, param):
     with pytest.raises(InvalidRequestError) as refused:
         parse_guide(chat(**fields))
-    assert refused.value.param == param
-    assert refused.value.status == 400
+    assert (refused.value.param, refused.value.status) == (param, 400)
 
 
 def nested(depth):

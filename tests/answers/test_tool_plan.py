@@ -119,15 +119,10 @@ def test_mistral_ids_agree_between_call_and_result():
 def test_a_template_without_tools_gets_them_as_text():
     messages = tools_in_system_message(HISTORY, [{"type": "function", "function": {"name": "f"}}])
     template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
-    assert (
-        jinja2.Template(template)
-        .render(messages=messages)
-        .endswith(
-            '[user] hi\n[assistant] <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
-            '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
-            "[user] <tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>\n"
-        )
-    )
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
+    results = "<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>\n"
+    rendered = jinja2.Template(template).render(messages=messages)
+    assert rendered.endswith(f"[user] hi\n[assistant] {call}{call}[user] {results}")
     assert '{"type": "function", "function": {"name": "f"}}' in messages[0]["content"]
     assert messages[0]["role"] == "system"
 

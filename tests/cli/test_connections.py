@@ -73,9 +73,8 @@ def test_nothing_listens(arguments):
 
 @pytest.mark.parametrize("arguments", ASKING)
 def test_another_protocol_answers(arguments, no_http):
-    assert "does not speak HTTP/1.1: is that Triton's gRPC port (8001)?" in said(
-        *(part.format(at=no_http) for part in arguments)
-    )
+    found = said(*(part.format(at=no_http) for part in arguments))
+    assert "does not speak HTTP/1.1: is that Triton's gRPC port (8001)?" in found
 
 
 @pytest.mark.parametrize("arguments", ASKING)
@@ -85,20 +84,10 @@ def test_a_host_that_dns_does_not_know(arguments):
     assert "is not known to DNS; check its name." in found
 
 
-@pytest.mark.parametrize(
-    "at",
-    [
-        f"{'a' * 300}:9000",
-        "a..b:9000",
-        "[::1:9000",
-        "a]:9000",
-        "127.0.0.1:99999",
-        "127.0.0.1:port",
-        "a:0",
-        ":9000",
-        "a@",
-    ],
-)
+IMPOSSIBLE = ["a..b:9000", "[::1:9000", "a]:9000", "127.0.0.1:99999", "127.0.0.1:port", "a:0", ":9000", "a@"]
+
+
+@pytest.mark.parametrize("at", [f"{'a' * 300}:9000", *IMPOSSIBLE])
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -130,16 +119,14 @@ def test_a_key_is_asked_for(arguments, http):
 
 @pytest.mark.parametrize("http", [403], indirect=True)
 def test_top_says_that_the_key_lacks_the_scope(http):
-    assert "asks for a key with the scope metrics: set LLMOPS_API_KEY" in said(
-        "top", "--once", "--interval", "100ms", "--url", f"http://{http}"
-    )
+    found = said("top", "--once", "--interval", "100ms", "--url", f"http://{http}")
+    assert "asks for a key with the scope metrics: set LLMOPS_API_KEY" in found
 
 
 @pytest.mark.parametrize("arguments", [("verify", "--triton"), ("bench",)])
 def test_triton_on_a_port_of_http(arguments, http):
     address = http if arguments[0] == "verify" else f"grpc://{http}"
-    assert (
-        said(*arguments, address) == f"{http} answers in HTTP and not in gRPC; Triton's gRPC port is 8001 by default."
-    )
+    found = said(*arguments, address)
+    assert found == f"{http} answers in HTTP and not in gRPC; Triton's gRPC port is 8001 by default."
     away = AWAY if arguments[0] == "verify" else f"grpc://{AWAY}"
     assert said(*arguments, away).startswith(f"No Triton answers at {AWAY}; start one with `llmops serve`")

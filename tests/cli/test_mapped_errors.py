@@ -70,15 +70,8 @@ HTTP = [one for one in kinds_of(Exception, httpx) if one not in (httpx.StreamErr
 def test_every_error_of_the_http_library(kind):
     request = httpx.Request("GET", "http://h:1/v1")
     more = {"request": request, "response": httpx.Response(500)} if kind is httpx.HTTPStatusError else {}
-    error = kind(
-        *(
-            ()
-            if kind in (httpx.StreamConsumed, httpx.StreamClosed, httpx.ResponseNotRead)
-            or kind.__name__ == "RequestNotRead"
-            else ("its own words",)
-        ),
-        **more,
-    )
+    wordless = ("StreamConsumed", "StreamClosed", "ResponseNotRead", "RequestNotRead")
+    error = kind(*(() if kind.__name__ in wordless else ("its own words",)), **more)
     assert is_ours(http_connection_error("http://h:1/v1", error).message, "its own words")
 
 

@@ -54,8 +54,7 @@ def test_a_profile_is_laid_over_the_file(file):
     # a build stands alone: eight GPUs are no part of what a laptop is to build
     assert small.build.model_dump(exclude_unset=True) == {"target": "openvino", "quant": "int8"}
     assert (small.checkpoint, small.replicas, small.traffic.isl) == ("smollm2", 1, 3000)
-    assert list(busy.service.models) == ["llama-70b", "small"]
-    assert busy.service.models["llama-70b"].build.tp == 8
+    assert (list(busy.service.models), busy.service.models["llama-70b"].build.tp) == (["llama-70b", "small"], 8)
     timeouts = busy.settings.timeouts
     assert (busy.settings.workers, busy.settings.port, timeouts.idle, timeouts.drain) == (2, 9100, 30, 5)
 

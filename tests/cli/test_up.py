@@ -23,7 +23,7 @@ from tests.model_repository.test_multi_gpu import engine, marker
 from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.nvidia_smi import install_nvidia_smi
 from tests.support.processes import descendants, runs
-from tests.support.servers import refuses
+from tests.support.servers import free_port, refuses
 from tests.support.waiting import GENEROUS, wait_until
 
 pytestmark = pytest.mark.xdist_group("own-triton")
@@ -71,10 +71,8 @@ def start(tmp_path: Path) -> Iterator[Callable[[Path], Up]]:
 def test_one_command_one_answer_and_a_stop_lets_another_come_to_its_end(start, engine_dir: Path) -> None:
     up = start(engine_dir)
     url = up.wait_ready()
-    assert (
-        f"The gateway {url} is open to this machine only, without a key; --host opens it to others.\nTriton's gRPC "
-        in up.log
-    )
+    said = f"The gateway {url} is open to this machine only, without a key; --host opens it to others.\nTriton's gRPC "
+    assert said in up.log
     question = {"role": "user", "content": "What is the capital of France?"}
     body = {"model": "smollm2", "temperature": 0, "max_tokens": 20, "messages": [question]}
     request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode())
@@ -174,9 +172,8 @@ def test_replicas_get_gpus_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
     repository = echo_repository(tmp_path)
     marker(echo=engine(2, backend="python", directory=str(tmp_path))).save(repository)
     with Stack("127.0.0.1", 0, None, None, None) as stack:
-        with pytest.raises(
-            ResourceError, match=r"^3 replicas need 6 GPUs, 2 each, and this machine has 4: start fewer"
-        ):
+        said = r"^3 replicas need 6 GPUs, 2 each, and this machine has 4: start fewer"
+        with pytest.raises(ResourceError, match=said):
             stack.start_tritons(repository, 3)
         stack.start_tritons(repository, 2)
         environments = [Path(f"/proc/{triton.pid}/environ").read_text().split("\0") for triton in stack._tritons]
@@ -220,9 +217,7 @@ def test_the_request_to_try_is_one_that_the_model_can_answer(kind, path, tmp_pat
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 def settings(port: int | None = None, config: Path | None = None, max_tokens: int | None = None):

@@ -76,15 +76,8 @@ class Agent:
         """Run `command` in the project and return its output."""
         own = {"PATH": os.environ["PATH"], "HOME": str(self.home), "NO_PROXY": "127.0.0.1"}
         proxies = {"HTTP_PROXY": self.proxy, "HTTPS_PROXY": self.proxy}
-        run = subprocess.run(
-            command,
-            cwd=self.project,
-            env={**own, **proxies, **environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        given = {"cwd": self.project, "env": {**own, **proxies, **environment}, "stdin": subprocess.DEVNULL}
+        run = subprocess.run(command, **given, capture_output=True, text=True, timeout=300)
         assert run.returncode == 0, f"{run.stdout[-3000:]}\n{run.stderr[-3000:]}"
         return run.stdout
 

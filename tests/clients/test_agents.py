@@ -98,8 +98,7 @@ def test_codex_edits_a_file(played):
         )
         assert one.headers["x-llmops-ignored"] == "client_metadata, include, reasoning.summary"
     kinds = {tool.get("name", tool["type"]): tool["type"] for tool in bodies[0]["tools"]}
-    assert kinds["exec_command"] == "function"
-    assert kinds["multi_agent_v1"] == "namespace"
+    assert (kinds["exec_command"], kinds["multi_agent_v1"]) == ("function", "namespace")
     assert kinds["web_search"] == "web_search"
     # each request repeats the one before it, and adds the answer to it and what the call gave
     grown = [body["input"] for body in bodies]

@@ -193,16 +193,9 @@ def test_the_commands_of_a_page_run(page, scratch, full_triton, base_url):
     shim = Path(__file__).with_name("llmops_in_docs.py")
     prelude = f"set -euo pipefail\nllmops() {{ '{sys.executable}' -I -S '{shim}' \"$@\"; }}\n"
     try:
-        run = subprocess.run(
-            ["bash", "-c", prelude + script],
-            cwd=scratch,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=400,
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        command = ["bash", "-c", prelude + script]
+        run = subprocess.run(command, cwd=scratch, env=environment, text=True, timeout=400, **streams)
         assert run.returncode == 0, run.stdout[-6000:]
     finally:
         stop(scratch / "pids")

@@ -124,14 +124,8 @@ def test_errors_name_the_field(client, options, param):
 
 
 def respond(client, **options):
-    settings = {
-        "model": "smollm2",
-        "input": QUESTION[0]["content"],
-        "max_output_tokens": 40,
-        "temperature": 0,
-        **options,
-    }
-    return client.responses.create(**settings)
+    settings = {"model": "smollm2", "max_output_tokens": 40, "temperature": 0, **options}
+    return client.responses.create(**{"input": QUESTION[0]["content"], **settings})
 
 
 def test_response(client):
@@ -146,12 +140,8 @@ def test_response(client):
 def test_response_events(client):
     events = list(respond(client, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert [event.type for event in events[:4]] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-    ]
+    kinds = ("created", "in_progress", "output_item.added", "content_part.added")
+    assert [event.type for event in events[:4]] == [f"response.{kind}" for kind in kinds]
     done = events[-1].response
     deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert deltas == done.output_text == client.responses.retrieve(done.id).output_text
@@ -209,9 +199,8 @@ TEXTS = ["Paris is the capital of France.", "", "Müller 🦙 東京 " * 10]
 
 def test_embedding_forms(client, base_url):
     def post(**body):
-        return httpx.post(base_url + "/embeddings", json={"model": "minilm", **body}, timeout=60).json()["data"][0][
-            "embedding"
-        ]
+        answer = httpx.post(base_url + "/embeddings", json={"model": "minilm", **body}, timeout=60)
+        return answer.json()["data"][0]["embedding"]
 
     plain = np.array(post(input=TEXTS[0]))
     raw = base64.b64decode(post(input=TEXTS[:1], encoding_format="base64"))

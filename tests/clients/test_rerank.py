@@ -50,10 +50,8 @@ def test_scores_are_the_cosines_of_the_reference(root, cosines):
     answer = post(root).json()
     scores = {result["index"]: result["relevance_score"] for result in answer["results"]}
     assert abs(np.array([scores[at] for at in range(len(DOCUMENTS))]) - expected).max() < 1e-4
-    assert list(scores) == list(np.argsort(-expected))
-    assert next(iter(scores)) == 1
-    assert answer["model"] == "minilm"
-    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert (list(scores), next(iter(scores))) == (list(np.argsort(-expected)), 1)
+    assert (answer["model"], answer["usage"]) == ("minilm", {"prompt_tokens": tokens, "total_tokens": tokens})
     assert all("document" not in result for result in answer["results"])
 
 
@@ -65,8 +63,7 @@ def test_cohere_s_client(root, version, cosines):
     assert [result.index for result in answer.results] == list(np.argsort(-cosines[0])[:2])
     assert abs(answer.results[0].relevance_score - cosines[0].max()) < 1e-4
     assert answer.id.startswith("rerank-")
-    assert answer.meta.billed_units.input_tokens == cosines[1]
-    assert answer.meta.tokens.output_tokens == 0
+    assert (answer.meta.billed_units.input_tokens, answer.meta.tokens.output_tokens) == (cosines[1], 0)
 
 
 def test_cohere_s_documents_as_objects(root):
@@ -135,6 +132,5 @@ def test_refused_with_its_param(root, fields, param, code):
     answer = post(root, **fields)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
-    assert error["type"] == "invalid_request_error"
-    assert error["param"] == param
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert code is None or error["code"] == code

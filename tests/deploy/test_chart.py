@@ -335,8 +335,7 @@ def test_a_new_version_gets_no_requests_before_its_rollout_and_has_a_name_for_it
         }
         for service in kind("several pools", "Service")
     }
-    assert found["release-engines"] == {"one", "two"}
-    assert found["release-one-v2"] == {"one-v2"}
+    assert (found["release-engines"], found["release-one-v2"]) == ({"one", "two"}, {"one-v2"})
     assert "release-one" not in found
 
 

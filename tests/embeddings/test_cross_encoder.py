@@ -47,18 +47,10 @@ def checkpoints(tmp_path_factory):
         torch.manual_seed(seed)
         folder = tmp_path_factory.mktemp(kind.lower())
         bert = kind == "Bert"
-        config = getattr(transformers, f"{kind}Config")(
-            vocab_size=300,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=48,
-            max_position_embeddings=LENGTH if bert else LENGTH + 2,
-            type_vocab_size=2 if bert else 1,
-            pad_token_id=0 if bert else 1,
-            num_labels=1,
-            initializer_range=0.4,
-        )
+        sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+        sizes |= {"intermediate_size": 48, "max_position_embeddings": LENGTH if bert else LENGTH + 2}
+        own = {"type_vocab_size": 2 if bert else 1, "pad_token_id": 0 if bert else 1, "num_labels": 1}
+        config = getattr(transformers, f"{kind}Config")(**sizes, **own, initializer_range=0.4)
         model = getattr(transformers, f"{kind}ForSequenceClassification")(config).eval()
         model.save_pretrained(folder)
         made[kind] = folder, model, tokenizer_of(folder, kind)

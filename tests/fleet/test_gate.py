@@ -311,8 +311,7 @@ def test_what_did_not_go_is_not_charged() -> None:
     assert (views[0].in_flight, views[0].in_flight_tokens) == (1, 100)
     door.undo_dispatch(one, views[0])
     assert (views[0].in_flight, views[0].in_flight_tokens) == (0, 0)
-    assert door.queue.tier(one).name == "batch"
-    assert door.queue._tier_queue(one).queue.counter("x") == 0
+    assert (door.queue.tier(one).name, door.queue._tier_queue(one).queue.counter("x")) == ("batch", 0)
 
 
 @settings(deadline=None, max_examples=20)

@@ -49,9 +49,8 @@ async def test_each_answer_is_a_line_that_says_how_it_went(card, tokenizer, tmp_
         answer = await stack.client.post("/v1/chat/completions", json=stack.chat_body, headers=headers)
         stack.steps(Step((5,)), Step(error="out of memory"))
         await stack.events()
-        await stack.client.get("/health/live")
-        await stack.client.get("/metrics")
-        await stack.client.get("/nothing%0D%0Ahere")
+        for path_ in ("/health/live", "/metrics", "/nothing%0D%0Ahere"):
+            await stack.client.get(path_)
         await stack.client.post("/v1/embeddings", json={"model": "none", "input": "France"})
         await eventually(lambda: path.exists() and len(path.read_text().splitlines()) == 4)
     good, broken, lost, refused = read(path)
@@ -142,10 +141,8 @@ async def test_a_full_disk_costs_lines_and_nothing_else(card, tokenizer):
         assert (await stack.chat()).status_code == 200
 
         def dropped() -> float:
-            app = stack.server.config.app
-            return (
-                app.state.metrics.numbers(metric_definitions.TELEMETRY_EXPORTS).labels("access_log", "dropped").read()
-            )
+            exports = stack.server.config.app.state.metrics.numbers(metric_definitions.TELEMETRY_EXPORTS)
+            return exports.labels("access_log", "dropped").read()
 
         await eventually(lambda: dropped() == 1)
         assert (await stack.chat()).status_code == 200

@@ -74,13 +74,9 @@ async def deployment(card, tmp_path):
     page = Page(json.dumps(ALERTS), headers={"content-type": "application/json"})
     async with ScriptedTriton(card, lambda tensors: [Step(final=True)]) as triton:
         with PageServer(lambda _: page) as prometheus:
-            settings = GatewaySettings(
-                replicas=[f"127.0.0.1:{triton.port}"],
-                store=store,
-                usage={"outbox": tmp_path / "usage"},
-                lookups={"fresh": "0.1s"},
-                web={"prometheus": prometheus.url},
-            )
+            own = {"usage": {"outbox": tmp_path / "usage"}, "web": {"prometheus": prometheus.url}}
+            replicas, lookups = [f"127.0.0.1:{triton.port}"], {"fresh": "0.1s"}
+            settings = GatewaySettings(replicas=replicas, store=store, lookups=lookups, **own)
             async with serving(settings, plugins=[control_plugin(settings, tuple)]) as (client, _):
                 yield Deployment(client, store, admin, user)
 

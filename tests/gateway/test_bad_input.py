@@ -44,8 +44,7 @@ async def test_refused_with_its_param(stack):
         response = await stack.chat(**fields)
         assert response.status_code == 400, response.text
         error = response.json()["error"]
-        assert error["type"] == "invalid_request_error"
-        assert error["param"] == param
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
         assert error["message"]
         if code is not None:
             assert error["code"] == code
@@ -137,14 +136,12 @@ MALFORMED = [b"", b"{", b"[]", b"null", b'"x"', b'{"messages": NaN}', b"\xff\xfe
 async def test_malformed_bodies(stack):
     for body in MALFORMED:
         response = await stack.client.post(CHAT, content=body)
-        assert response.status_code == 400
-        assert response.json()["error"]["type"] == "invalid_request_error"
+        assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 async def test_unknown_model(stack):
     response = await stack.chat(model="gpt-9")
-    assert response.status_code == 404
-    assert response.json()["error"]["code"] == "model_not_found"
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
     assert response.json()["error"]["param"] == "model"
     assert (await stack.client.get("/v1/models/gpt-9")).status_code == 404
 
@@ -174,8 +171,7 @@ async def test_body_over_the_limit(card, tokenizer):
 async def test_a_refusal_of_the_engine_names_the_clients_field(stack):
     stack.steps(Step(error="guided_decoding_guide: schema is not supported", final=True))
     response = await stack.chat()
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "response_format"
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format")
 
 
 async def test_request_ids(stack):

@@ -135,26 +135,18 @@ async def test_a_model_that_is_mended_is_served_and_one_that_breaks_is_not(card,
     folder = tmp_path / "engines" / "other"
     async with beside(card, other) as (client, triton):
 
-        async def standing() -> str:
-            return (await client.get("/health/ready")).json()["status"]
+        async def has_status(expected: str) -> bool:
+            return (await client.get("/health/ready")).json()["status"] == expected
 
-        assert await standing() == "ready"
+        assert await has_status("ready")
         _not_a_template(folder)
         triton.other = {**other, "built": 1}
-
-        async def degraded() -> bool:
-            return await standing() == "degraded"
-
-        await eventually(degraded)
+        await eventually(lambda: has_status("degraded"))
         body = {"model": "other", "messages": [{"role": "user", "content": "Hello"}]}
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 503
         (folder / "chat_template.jinja").write_text(TEMPLATE)
         triton.other = {**other, "built": 2}
-
-        async def mended() -> bool:
-            return await standing() == "ready"
-
-        await eventually(mended)
+        await eventually(lambda: has_status("ready"))
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
 
 

@@ -30,8 +30,7 @@ def test_parts_are_read_and_what_is_unknown_is_kept_or_left_out():
     assert (card.name, card.end_ids) == ("mine", (3, 4)), "the configuration wins"
     assert card.capabilities == Capabilities(n=4, guided=("regex",))
     assert card.sampling == SamplingDefaults(temperature=0.5, top_k=20)
-    assert card.adapters == (LoraAdapter("b", 7),)
-    assert card.extra == {"from_the_future": [1], "extra": "x"}
+    assert (card.adapters, card.extra) == ((LoraAdapter("b", 7),), {"from_the_future": [1], "extra": "x"})
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,7 @@ async def test_a_streamed_answer(stack):
     stack.say("Hello world! 你好 🙂 é")
     events = await stack.events(stream_options={"include_usage": True})
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert text_of(events) == "Hello world! 你好 🙂 é"
-    assert events[-1] == "[DONE]"
-    assert events[-2]["choices"] == []
+    assert (text_of(events), events[-1], events[-2]["choices"]) == ("Hello world! 你好 🙂 é", "[DONE]", [])
     assert events[-2]["usage"]["completion_tokens"] == len(stack.tokenizer.encode("Hello world! 你好 🙂 é"))
     assert events[-3]["choices"][0]["finish_reason"] == "stop"
     assert all(event["usage"] is None for event in events[:-2])
@@ -127,8 +125,7 @@ async def test_the_ending_token_in_the_last_place_is_stop_and_any_other_is_lengt
 async def test_a_stop_string_is_never_sent_and_frees_the_engine(stack):
     stack.say("<answer>42</answer> and much more " + "text " * 30, wait=0.002)
     events = await stack.events(stop=["</answer>"])
-    assert text_of(events) == "<answer>42"
-    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+    assert (text_of(events), events[-2]["choices"][0]["finish_reason"]) == ("<answer>42", "stop")
     await stack.idle()
 
 

@@ -32,10 +32,8 @@ async def test_echo_puts_each_prompt_before_its_texts(stack):
     stack.say(" world!")
     assert await texts(stack, echo=True) == ["Hello world!"]
     ids = stack.tokenizer.encode("你好 🙂")
-    assert await texts(stack, echo=True, prompt=[ids, ids[:1]]) == [
-        "你好 🙂 world!",
-        stack.tokenizer.decode(ids[:1]) + " world!",
-    ]
+    part = stack.tokenizer.decode(ids[:1])
+    assert await texts(stack, echo=True, prompt=[ids, ids[:1]]) == ["你好 🙂 world!", f"{part} world!"]
 
 
 async def test_echo_in_a_stream_comes_once_and_first(stack):

@@ -171,8 +171,7 @@ async def test_a_stream_resumes_after_any_event(chats):
     async with chats.stream(talk, "Hi") as response:
         whole = await events_of(response)
     run = whole[0][1]["id"]
-    assert whole[0][1]["conversation"]["id"] == talk
-    assert text_in(whole) == "The capital of France is Paris. 你好 🙂"
+    assert (whole[0][1]["conversation"]["id"], text_in(whole)) == (talk, "The capital of France is Paris. 你好 🙂")
     assert whole[-1][1]["choices"][0]["finish_reason"] == "stop"
     for at, (event_id, _) in enumerate(whole):
         async with chats.client.stream("GET", f"{CHAT}/{run}", headers={"last-event-id": event_id}) as response:
@@ -308,12 +307,8 @@ async def test_openais_client_uses_conversations_unmodified(chats):
 
 
 async def test_a_tenant_whose_requests_are_not_stored(card, tokenizer, chats, tmp_path):
-    settings = GatewaySettings(
-        triton=f"127.0.0.1:{chats.triton.port}",
-        store=f"sqlite:///{tmp_path}/store.db",
-        open=True,
-        conversations={"tenants": {"": {"store": False}}},
-    )
+    own = {"store": f"sqlite:///{tmp_path}/store.db", "conversations": {"tenants": {"": {"store": False}}}}
+    settings = GatewaySettings(triton=f"127.0.0.1:{chats.triton.port}", open=True, **own)
     async with serving(settings) as (client, _):
         refused = await client.post(CHATS, json={})
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "conversations_not_stored")

@@ -93,8 +93,7 @@ async def test_a_check_sees_every_route_also_those_added_later(app, watch):
         for method, template, path in [*asked, ("GET", "/inner", "/inner/deep"), ("PUT", CHAT, CHAT)]:
             answer = await http.request(method, path)
             assert watch.asked[-1] == (method, template)
-            assert answer.status_code == 429
-            assert answer.headers["content-type"] == "application/json"
+            assert (answer.status_code, answer.headers["content-type"]) == (429, "application/json")
             assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("2", "1500")
             assert answer.headers["x-should-retry"] == "true"
             assert answer.headers["x-request-id"].startswith("req_")

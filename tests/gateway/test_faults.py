@@ -27,8 +27,7 @@ async def test_an_engine_error_before_the_first_token_is_no_200(stack):
     stack.steps(Step(error="out of KV blocks", final=True))
     for streaming in (False, True):
         response = await stack.chat(stream=streaming)
-        assert response.status_code == 500
-        assert response.json()["error"]["code"] == "engine_error"
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_error")
         request = response.headers["x-request-id"]
         said = f"The engine failed on this request. The gateway's log has request {request}."
         assert response.json()["error"]["message"] == said
@@ -38,8 +37,7 @@ async def test_an_engine_error_in_mid_stream_is_a_data_object_and_no_done(stack)
     ids = stack.tokenizer.encode("Hello")
     stack.steps(*(Step((i,)) for i in ids), Step(error="CUDA error", final=True))
     events = await stack.events()
-    assert text_of(events) == "Hello"
-    assert events[-1]["error"]["code"] == "engine_error"
+    assert (text_of(events), events[-1]["error"]["code"]) == ("Hello", "engine_error")
     assert "[DONE]" not in events
     assert (await stack.chat()).status_code == 500
 
@@ -53,8 +51,7 @@ async def test_a_stream_without_a_final_response_is_an_error(stack):
 async def test_a_lost_connection_in_mid_stream(stack):
     stack.steps(Step(tuple(stack.tokenizer.encode("Hello"))), Step(drop=True))
     events = await stack.events()
-    assert text_of(events) == "Hello"
-    assert events[-1]["error"]["code"] == "engine_unavailable"
+    assert (text_of(events), events[-1]["error"]["code"]) == ("Hello", "engine_unavailable")
 
 
 async def test_an_engine_that_hangs_ends_at_the_timeouts(card, tokenizer):
@@ -74,8 +71,7 @@ async def test_slow_but_steady_streams_are_not_cut(card, tokenizer):
     async with running(card, tokenizer, timeouts={"first_token": "8s", "idle": "2s"}) as stack:
         stack.say("Hello world!", wait=0.3)
         events = await stack.events()
-        assert text_of(events) == "Hello world!"
-        assert events[-1] == "[DONE]"
+        assert (text_of(events), events[-1]) == ("Hello world!", "[DONE]")
 
 
 async def test_a_gateway_that_stood_still_ends_no_stream_for_it(card, tokenizer):
@@ -153,8 +149,7 @@ async def test_shutdown_lets_open_streams_end(card, tokenizer):
         await eventually(lambda: stack.triton.active == 1)
         stack.server.should_exit = True
         events = await streaming
-        assert events[-1] == "[DONE]"
-        assert text_of(events) == "Hello world! How are you?"
+        assert (events[-1], text_of(events)) == ("[DONE]", "Hello world! How are you?")
         assert len(ids) > 5
 
 

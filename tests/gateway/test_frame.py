@@ -34,6 +34,5 @@ def test_as_the_tokenizer_does(tokenizer, first, second):
     one, two = (tokenizer.encode(text, add_special_tokens=False).ids for text in (first, second))
     assert SpecialTokenFrame(tokenizer, 1).ids(one) == tokenizer.encode(first).ids
     frame, whole = SpecialTokenFrame(tokenizer, 2), tokenizer.encode(first, second)
-    assert frame.ids(one, two) == whole.ids
-    assert frame.types(one, two) == whole.type_ids
+    assert (frame.ids(one, two), frame.types(one, two)) == (whole.ids, whole.type_ids)
     assert frame.size == len(whole.ids) - len(one) - len(two)

@@ -27,8 +27,7 @@ async def test_mutated_bodies(able_stack):
     able_stack.say("The capital of France is Paris.")
     findings = await fuzz(able_stack.client, some("bodies", TARGET, COUNT, SEED))
     print(dict(findings.statuses))
-    assert findings.violations == []
-    assert sum(findings.statuses.values()) == COUNT
+    assert (findings.violations, sum(findings.statuses.values())) == ([], COUNT)
     assert findings.statuses[200] > COUNT / 10
     await able_stack.idle()
 

@@ -21,13 +21,8 @@ LLMOPS = [sys.executable, "-c", "from llmops.cli.main import main; main()"]
 
 
 async def start(*arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *LLMOPS,
-        *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    pipes = dict.fromkeys(("stdout", "stderr"), asyncio.subprocess.PIPE)
+    return await asyncio.create_subprocess_exec(*LLMOPS, *arguments, stdin=asyncio.subprocess.DEVNULL, **pipes)
 
 
 async def outcome(*arguments: str) -> tuple[int, str, str]:

@@ -35,10 +35,9 @@ async def test_before_the_first_token(stack, caplog):
             for stream in [False, True]:
                 caplog.clear()
                 stack.steps(Step(error=said))
+                asked = {"json": {**body, "stream": stream}, "headers": {"x-request-id": "req-77"}}
                 with caplog.at_level(logging.INFO):
-                    answer = await stack.client.post(
-                        path, json={**body, "stream": stream}, headers={"x-request-id": "req-77"}
-                    )
+                    answer = await stack.client.post(path, **asked)
                 assert answer.status_code in (400, 500, 503)
                 check(answer.text, "req-77", caplog, said)
 
@@ -48,10 +47,9 @@ async def test_in_the_middle_of_a_stream(stack, caplog):
         for path, body in [TEXT, CHAT, RESPONSE]:
             caplog.clear()
             stack.steps(Step((70,)), Step((71,)), Step(error=said))
+            asked = {"json": {**body, "stream": True}, "headers": {"x-request-id": "req-78"}}
             with caplog.at_level(logging.INFO):
-                answer = await stack.client.post(
-                    path, json={**body, "stream": True}, headers={"x-request-id": "req-78"}
-                )
+                answer = await stack.client.post(path, **asked)
             assert answer.status_code == 200
             check(answer.text, "req-78", caplog, said)
 

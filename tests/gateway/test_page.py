@@ -166,9 +166,7 @@ async def test_keys_a_reader_of_screens_and_a_phone_can_use_it(chat, page):
     )
     assert unnamed == []
     assert await page.evaluate("document.documentElement.scrollWidth") <= 390
-    chat.triton.script = lambda tensors: (
-        [Step((token,)) for token in chat.tokenizer.encode("Hello")] + [Step(hang=True)]
-    )
+    chat.steps(*(Step((token,)) for token in chat.tokenizer.encode("Hello")), Step(hang=True))
     await ask(page, "Hi")
     await page.locator(LIVE).wait_for()
     await page.keyboard.press("Escape")
@@ -313,10 +311,8 @@ async def test_third_party_modules_are_those_of_their_packages():
     for name, one in listed.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == one["sha256"], name
         assert one["license"]
-        assert (
-            f"==== {one['package'].removeprefix('@').replace('/', '-')}-{one['version']}"
-            in (folder / "LICENSES.txt").read_text()
-        )
+        package = one["package"].removeprefix("@").replace("/", "-")
+        assert f"==== {package}-{one['version']}" in (folder / "LICENSES.txt").read_text()
 
 
 async def test_a_foreign_page_and_a_rebound_name_reach_nothing(chat):

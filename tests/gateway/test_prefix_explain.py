@@ -57,18 +57,14 @@ async def test_a_time_at_the_top_is_named_with_what_it_costs(stack, tmp_path):
 async def test_bodies_of_every_api_and_what_the_gateway_leaves_out(stack, tmp_path):
     def session(header: str) -> dict:
         blocks = [f"x-anthropic-billing-header: {header}", RULES]
-        return {
-            "model": "claude",
-            "max_tokens": 5,
-            "system": [{"type": "text", "text": text} for text in blocks],
-            "messages": [{"role": "user", "content": "Hi"}],
-        }
+        system = [{"type": "text", "text": text} for text in blocks]
+        messages = [{"role": "user", "content": "Hi"}]
+        return {"model": "claude", "max_tokens": 5, "system": system, "messages": messages}
 
     run = await explain(stack, tmp_path, session("a"), session("b"))
     assert run.exit_code == 0, run.exception
     (report,) = json.loads(run.stdout)
-    assert report["left_out"] == ["system.x-anthropic-billing-header"]
-    assert report["differences"] == []
+    assert (report["left_out"], report["differences"]) == (["system.x-anthropic-billing-header"], [])
     assert report["cached"] >= report["tokens"] - 32
     responses = {"model": "x", "instructions": RULES, "input": "Hi"}
     lines = "\n".join(json.dumps(one) for one in (responses, chat(RULES)))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.support.gateway_stack import END, become, card_of, in_front_of
+from tests.support.gateway_stack import BODIES, COMPLETIONS, END, RESPONSES, become, card_of, in_front_of
 from tests.support.scripted_triton import ScriptedTriton, Step
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
@@ -127,26 +127,14 @@ async def test_an_answer_that_nobody_has_seen_begins_anew_and_is_billed_once(car
     """Drawn without a seed, so that a grammar's state cannot be made again."""
     engine = Engine(tokenizer)
     form = {"type": "json_schema", "json_schema": SCHEMA}
+    tools = {"tools": [{"name": "now", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"}}
+    guided = {"max_tokens": 40, "echo": True, "guided_json": SCHEMA["schema"]}
     requests = {
         "chat": ("/v1/chat/completions", {**CHAT, "response_format": form, "logprobs": True}),
         "forced call": ("/v1/chat/completions", {**CHAT, "tools": TOOLS, "tool_choice": "required"}),
-        "completion": (
-            "/v1/completions",
-            {"model": "tiny", "prompt": "Hello", "max_tokens": 40, "echo": True, "guided_json": SCHEMA["schema"]},
-        ),
-        "responses": (
-            "/v1/responses",
-            {"model": "tiny", "input": "Hello", "text": {"format": {"type": "json_schema", **SCHEMA}}},
-        ),
-        "messages": (
-            "/v1/messages",
-            {
-                **CHAT,
-                "max_tokens": 500,
-                "tools": [{"name": "now", "input_schema": {"type": "object"}}],
-                "tool_choice": {"type": "any"},
-            },
-        ),
+        "completion": ("/v1/completions", {**BODIES[COMPLETIONS], **guided}),
+        "responses": ("/v1/responses", {**BODIES[RESPONSES], "text": {"format": {"type": "json_schema", **SCHEMA}}}),
+        "messages": ("/v1/messages", {**CHAT, "max_tokens": 500, **tools}),
     }
 
     def otherwise(tensors: dict) -> list[Step]:

@@ -12,14 +12,11 @@ def test_order(tmp_path, monkeypatch):
         "triton: file:1\nhost: 0.0.0.0\nport: 1111\ntimeouts: {idle: 5s, total: 6s}\n"
         "models: {smollm2: {tokenizer_dir: /srv/tokenizer}}\n"
     )
-    monkeypatch.setenv("LLMOPS_PORT", "2222")
-    monkeypatch.setenv("LLMOPS_TRITON", "env:2")
-    monkeypatch.setenv("LLMOPS_TIMEOUTS__IDLE", "7s")
+    for name, value in {"PORT": "2222", "TRITON": "env:2", "TIMEOUTS__IDLE": "7s"}.items():
+        monkeypatch.setenv(f"LLMOPS_{name}", value)
     monkeypatch.delenv("LLMOPS_TIMEOUTS__CONNECT", raising=False)
     settings = load_settings(config, triton="flag:3", port=None)
-    assert settings.triton == "flag:3"
-    assert settings.port == 2222
-    assert settings.host == "0.0.0.0"
+    assert (settings.triton, settings.port, settings.host) == ("flag:3", 2222, "0.0.0.0")
     assert (settings.timeouts.idle, settings.timeouts.total, settings.timeouts.connect) == (7, 6, 5)
     assert settings.models["smollm2"].metadata_fields() == {"tokenizer_dir": "/srv/tokenizer"}
 

@@ -124,8 +124,7 @@ def test_only_the_backend_was_swapped(generated: Path, swapped: Path) -> None:
             assert mine == theirs, path
             continue
         changed = [line for line in theirs.splitlines() if line not in mine.splitlines()]
-        assert len(changed) == 2
-        assert changed[0] == 'backend: "tensorrtllm"'
+        assert (len(changed), changed[0]) == (2, 'backend: "tensorrtllm"')
         assert "gpt_model_path" in changed[1]
     text = (generated / ENGINE / "config.pbtxt").read_text()
     (line,) = [line for line in text.splitlines() if "xgrammar_tokenizer_info_path" in line]

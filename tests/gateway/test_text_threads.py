@@ -58,8 +58,7 @@ async def test_clients_take_turns(workers):
     await asyncio.sleep(0)
     held.end.set()
     await asyncio.gather(first, *rest)
-    assert order[:4] == ["many", "one", "other", "many"]
-    assert len(order) == len(names)
+    assert (order[:4], len(order)) == (["many", "one", "other", "many"], len(names))
 
 
 async def test_one_client_with_more_than_the_queue_has_room_for_leaves_room_for_others():

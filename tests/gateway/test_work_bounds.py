@@ -50,11 +50,8 @@ async def test_stop_token_ids_are_few_and_the_model_s(stack, card):
         for ids, said in (([5] * 1025, "At most 1024 stop_token_ids"), ([card["vocab_size"]], "token ids from 0 to")):
             answer = await stack.client.post(path, json={"model": "tiny", **body, "stop_token_ids": ids})
             error = answer.json()["error"]
-            assert (answer.status_code, error["type"], error["param"]) == (
-                400,
-                "invalid_request_error",
-                "stop_token_ids",
-            )
+            kind = (answer.status_code, error["type"], error["param"])
+            assert kind == (400, "invalid_request_error", "stop_token_ids")
             assert said in error["message"]
         at_most = {"model": "tiny", **body, "stop_token_ids": [5] * 1023 + [card["vocab_size"] - 1]}
         assert (await stack.client.post(path, json=at_most)).status_code == 200

@@ -149,13 +149,8 @@ def marked(tmp_path):
     started_ones = []
 
     def start(count: int, **more: str) -> subprocess.Popen:
-        process = subprocess.Popen(
-            gateway_command("127.0.0.1:9", count),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**environment, **more},
-        )
+        command, env = gateway_command("127.0.0.1:9", count), {**environment, **more}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
         started_ones.append(process)
         assert process.stdout is not None
         process.url = re.search(r"http://\S+", process.stdout.readline())[0]

@@ -14,12 +14,8 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("interrupted")
 
-SOURCE, QUANTISED, QUALITY, ENGINE = (
-    "the source's answers",
-    "the quantised checkpoint",
-    "the quality figures",
-    "the engine",
-)
+SOURCE, QUANTISED = "the source's answers", "the quantised checkpoint"
+QUALITY, ENGINE = "the quality figures", "the engine"
 # where builds are stopped, one after the other, and what each finds finished
 POINTS = [
     ("hashing", "llmops.build.checkpoint.description:sha256_of", []),
@@ -87,8 +83,7 @@ def test_stopped_at_every_stage(builder, source, whole, tmp_path, number, code):
             assert beside(output).count("building") <= 1
     again = builder(*command("pytorch", source, output))
     assert (again["code"], "Up to date" in again["out"]) == (0, True)
-    assert contents(output) == whole
-    assert beside(output) == []
+    assert (contents(output), beside(output)) == (whole, [])
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +137,7 @@ def test_stopped_in_trtllm_build(builder, source, trtllm, whole_engine, tmp_path
         assert beside(output) == ["stages"]
     again = builder(*engine_command(source, output), env=trtllm)
     assert (again["code"], taken(again)) == (0, [SOURCE, QUANTISED, QUALITY])
-    assert engine_contents(output) == whole_engine
-    assert beside(output) == []
+    assert (engine_contents(output), beside(output)) == (whole_engine, [])
 
 
 def test_resume_killed_in_trtllm_build(builder, source, trtllm, whole_engine, tmp_path):
@@ -155,8 +149,7 @@ def test_resume_killed_in_trtllm_build(builder, source, trtllm, whole_engine, tm
     assert f"llmops build --resume {output}" in refused["err"]
     assert sorted(path.name for path in output.glob(".*")) == [".engine.lock"]
     assert builder("build", "--resume", output, env=trtllm)["code"] == 0
-    assert engine_contents(output) == whole_engine
-    assert beside(output) == []
+    assert (engine_contents(output), beside(output)) == (whole_engine, [])
 
 
 def test_disks_that_fill_up(builder, source, tmp_path):

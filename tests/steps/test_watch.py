@@ -88,9 +88,8 @@ def test_whoever_watches_ends_up_with_what_the_cache_has(data) -> None:
                 changes = [runtime.KvCacheEvent(KV_STORED, data.draw(names))]
                 held.update(changes[0].names)
             elif action == "remove" and held:
-                changes = [
-                    runtime.KvCacheEvent(KV_REMOVED, data.draw(st.lists(st.sampled_from(sorted(held)), unique=True)))
-                ]
+                removed = data.draw(st.lists(st.sampled_from(sorted(held)), unique=True))
+                changes = [runtime.KvCacheEvent(KV_REMOVED, removed)]
                 held.difference_update(changes[0].names)
             elif action == "clear":
                 changes = [runtime.KvCacheEvent(KV_CLEARED)]
@@ -117,10 +116,8 @@ def test_a_silent_engine_says_its_state_each_second_and_a_change_at_once() -> No
     for now in (10.05, 10.5, 10.99):
         subscription.flush(now, idle)
     assert gateway.beats == []
-    subscription.flush(11.0, idle)
-    subscription.flush(11.05, busy)
-    subscription.flush(11.11, busy)
-    subscription.flush(11.5, busy)
+    for now, state in ((11.0, idle), (11.05, busy), (11.11, busy), (11.5, busy)):
+        subscription.flush(now, state)
     assert gateway.beats == [idle, busy]
 
 

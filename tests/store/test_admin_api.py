@@ -44,10 +44,8 @@ async def test_every_route_refuses_without_a_key_and_administration_without_the_
             open_to_all |= template in ("/", "/admin")
             assert (stranger.status_code == 401) != open_to_all, (method, template)
             if template.startswith("/api/admin"):
-                assert said(await client.request(method, path, headers=bearer(plain)))[:2] == (
-                    403,
-                    "insufficient_permissions",
-                )
+                refused = await client.request(method, path, headers=bearer(plain))
+                assert said(refused)[:2] == (403, "insufficient_permissions")
 
 
 @ONLY_SQLITE
@@ -86,9 +84,8 @@ async def test_a_tenant_from_nothing_to_a_key(url):
         price = {"model": "tiny", "input": 0.6, "output": 0.9, "from": "2100-01-01"}
         assert (await client.post("/api/admin/prices", json=price)).json()["id"] == "tiny@2100-01-01T00:00:00Z"
         log = (await client.get("/api/admin/audit", params={"action": "key.", "limit": 4})).json()
-    assert [(line["actor"], line["action"]) for line in log] == [
-        (f"key:{admin_id}", action) for action in ("key.rotate", "key.update", "key.update", "key.create")
-    ]
+    assert {line["actor"] for line in log} == {f"key:{admin_id}"}
+    assert [line["action"] for line in log] == ["key.rotate", "key.update", "key.update", "key.create"]
     assert secret not in json.dumps(log)
 
 

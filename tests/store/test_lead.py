@@ -73,14 +73,9 @@ async def test_whose_lock_is_lost_with_the_server_stops_and_leads_again(own_post
 
 async def start(*arguments: str) -> tuple[asyncio.subprocess.Process, str]:
     """A process, and the line that it begins with."""
-    process = await asyncio.create_subprocess_exec(
-        *LLMOPS,
-        *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "LLMOPS_API_KEY": ""},
-    )
+    pipes = dict.fromkeys(("stdout", "stderr"), asyncio.subprocess.PIPE)
+    given = {"stdin": asyncio.subprocess.DEVNULL, "env": {**os.environ, "LLMOPS_API_KEY": ""}, **pipes}
+    process = await asyncio.create_subprocess_exec(*LLMOPS, *arguments, **given)
     return process, (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
 
 
@@ -93,9 +88,8 @@ async def test_the_command_serves_until_ctrl_c(url):
         line,
     )
     async with httpx.AsyncClient(timeout=60) as client:
-        assert (await client.get(re.search(r"http://\S+", line).group() + "/health/ready")).json() == {
-            "status": "ready"
-        }
+        ready = await client.get(re.search(r"http://\S+", line).group() + "/health/ready")
+        assert ready.json() == {"status": "ready"}
     process.send_signal(signal.SIGINT)
     _, err = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, err.decode()) == (0, "")

@@ -195,14 +195,9 @@ async def test_models_are_those_of_the_gateway_with_their_prices(url, by):
 @pytest.fixture
 async def organization(acme):
     async with control(acme.url) as client:
-        app = client._transport.app
-        sdk = openai.AsyncOpenAI(
-            admin_api_key=acme.secret,
-            api_key=acme.secret,
-            base_url="http://control/v1",
-            max_retries=0,
-            http_client=httpx.AsyncClient(transport=httpx.ASGITransport(app)),
-        )
+        http = httpx.AsyncClient(transport=httpx.ASGITransport(client._transport.app))
+        given = {"base_url": "http://control/v1", "max_retries": 0, "http_client": http}
+        sdk = openai.AsyncOpenAI(admin_api_key=acme.secret, api_key=acme.secret, **given)
         yield sdk.admin.organization.usage
 
 

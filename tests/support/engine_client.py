@@ -87,14 +87,9 @@ class EngineClient:
 
 def generation(ids: list[int], new: int = 16, **tensors: Any) -> dict[str, Any]:
     """The tensors of a greedy streamed request."""
-    given = {
-        "input_ids": ids,
-        "input_lengths": len(ids),
-        "request_output_len": new,
-        "streaming": True,
-        "temperature": 0.0,
-    }
-    return {name: value for name, value in {**given, **tensors}.items() if value is not None}
+    prompt = {"input_ids": ids, "input_lengths": len(ids), "request_output_len": new}
+    given = {**prompt, "streaming": True, "temperature": 0.0, **tensors}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def infer_input(name: str, value: Any) -> Any:
@@ -127,8 +122,7 @@ def _add(answer: Answer, tensors: dict[str, np.ndarray]) -> None:
     answer.responses.append(tensors)
     sequence = int(tensors["sequence_index"].item())
     ids = tensors["output_ids"].reshape(-1).tolist()
-    assert tensors["output_ids"].shape == (1, 1, len(ids))
-    assert tensors["sequence_length"].item() == len(ids)
+    assert (tensors["output_ids"].shape, tensors["sequence_length"].item()) == ((1, 1, len(ids)), len(ids))
     answer.tokens.setdefault(sequence, []).extend(ids)
     if "output_log_probs" in tensors:
         answer.log_probs.setdefault(sequence, []).extend(tensors["output_log_probs"].reshape(-1).tolist())

@@ -31,16 +31,10 @@ BODIES = {
 
 def card_of(tokenizer_dir, tokenizer):
     return {
-        "contract": 2,
-        "name": "tiny",
-        "target": "openvino",
-        "tokenizer_dir": str(tokenizer_dir),
-        "max_seq_len": 256,
-        "vocab_size": tokenizer.vocab_size,
-        "end_ids": [END],
+        "contract": 2, "name": "tiny", "target": "openvino", "tokenizer_dir": str(tokenizer_dir), "max_seq_len": 256,
+        "vocab_size": tokenizer.vocab_size, "end_ids": [END], "built": 1790000000,
         "capabilities": {"logprobs": True, "n": 4, "seed": True, "guided": ["json_schema"]},
-        "built": 1790000000,
-    }
+    }  # fmt: skip
 
 
 @dataclass
@@ -51,9 +45,7 @@ class Stack:
     client: httpx.AsyncClient
     tokenizer: TextTokenizer
     server: uvicorn.Server
-    chat_body: dict = field(
-        default_factory=lambda: {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
-    )
+    chat_body: dict = field(default_factory=lambda: {**BODIES[CHAT]})
 
     def say(self, text: str, *, end: bool = True, wait: float = 0.0) -> list[int]:
         ids = self.tokenizer.encode(text)
@@ -65,9 +57,9 @@ class Stack:
         self.triton.script = lambda tensors: list(steps)
 
     async def chat(self, **fields) -> httpx.Response:
-        return await self.client.post("/v1/chat/completions", json={**self.chat_body, **fields})
+        return await self.client.post(CHAT, json={**self.chat_body, **fields})
 
-    async def events(self, path: str = "/v1/chat/completions", **fields) -> list[dict | str]:
+    async def events(self, path: str = CHAT, **fields) -> list[dict | str]:
         """The data of all events of a streamed answer."""
         body = {**self.chat_body, "stream": True, **fields}
         async with self.client.stream("POST", path, json=body) as response:

@@ -35,13 +35,8 @@ class LiveProcess:
             if tuple(command[: len(LLMOPS)]) == LLMOPS:
                 self.process = ForkedProcess(command[len(LLMOPS) :], env, output.fileno())
             else:
-                self.process = subprocess.Popen(
-                    with_parent_death_signal(list(command)),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=env,
-                )
+                tied, nothing = with_parent_death_signal(list(command)), subprocess.DEVNULL
+                self.process = subprocess.Popen(tied, stdin=nothing, stdout=output, stderr=subprocess.STDOUT, env=env)
         self.pid = self.process.pid
 
     def found(self, pattern: str) -> str:

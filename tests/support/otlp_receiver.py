@@ -63,18 +63,10 @@ def _spans(kind: str, body: bytes) -> Iterator[Told]:
         service = next(one.value.string_value for one in resource.resource.attributes if one.key == "service.name")
         for scope in resource.scope_spans:
             for span in scope.spans:
-                yield Told(
-                    service,
-                    span.trace_id.hex(),
-                    span.span_id.hex(),
-                    span.parent_span_id.hex(),
-                    span.name,
-                    span.kind,
-                    span.start_time_unix_nano,
-                    span.end_time_unix_nano,
-                    span.status.code == 2,
-                    {one.key: _plain(one.value) for one in span.attributes},
-                )
+                ids = (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
+                times = (span.start_time_unix_nano, span.end_time_unix_nano)
+                attributes = {one.key: _plain(one.value) for one in span.attributes}
+                yield Told(service, *ids, span.name, span.kind, *times, span.status.code == 2, attributes)
 
 
 def _plain_json(value):
