@@ -20,20 +20,28 @@ from pathlib import Path
 from llmops.errors import ServerError
 from llmops.urls import fetch_bounded
 
-#: Xid errors after which a GPU does not serve for long, or gives wrong results:
-#: https://docs.nvidia.com/deploy/xid-errors
+#: Xid errors after which NVIDIA's catalog resets the GPU or its machine, or, as for 48, 74 and 94, more
+#: than an engine of TensorRT-LLM survives. It ignores 63 and 92, which come while a GPU goes on:
+#: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
 FATAL_XIDS = {
+    46: "GPU stopped processing",
     48: "double-bit ECC error",
-    63: "ECC row remapping",
+    62: "micro-controller halt",
     64: "failed ECC row remapping",
     74: "NVLink error",
     79: "GPU has fallen off the bus",
-    92: "high rate of single-bit ECC errors",
     94: "contained ECC error",
     95: "uncontained ECC error",
+    109: "context switch timeout",
+    110: "security fault",
     119: "GSP timeout",
     120: "GSP error",
+    136: "failed link training",
     140: "unrecovered ECC error",
+    143: "failed initialisation",
+    155: "NVLink error of software",
+    156: "resource retirement",
+    158: "GPU timeout",
 }
 #: Counters of DCGM that must not rise, with what a rise means.
 _DCGM_COUNTERS = {

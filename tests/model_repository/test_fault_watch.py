@@ -1,10 +1,13 @@
 """Faults of a machine and hangs of an engine: what counts, what does not, and what `serve` does."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
 from llmops.model_repository.server.fault_watch import (
+    FATAL_XIDS,
     FaultSources,
     FaultWatch,
     GpuFaultDetector,
@@ -37,6 +40,20 @@ XID = "[ 96.1] NVRM: Xid (PCI:0000:3b:00): {}, pid='<unknown>', name=<unknown>, 
 )
 def test_an_xid_of_hardware_is_a_fault(line, gpus, found):
     assert find_xid(["usb 1-1: new device", line], gpus) == found
+
+
+#: What NVIDIA's catalog has as the immediate action of "Resolution Bucket", where it names another than restarting
+#: the application: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html of October 2025.
+RESETS = {46, 62, 64, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158}
+IGNORED = {63, 66, 67, 92, 93, 121, 137, 141, 157, 160, 161}
+
+
+def test_xids_are_fatal_after_which_nvidia_resets_the_gpu():
+    assert set(FATAL_XIDS) >= RESETS
+    assert not set(FATAL_XIDS) & IGNORED
+    runbook = (Path(__file__).parents[2] / "deploy" / "runbooks.md").read_text()
+    named = re.search(r"XID ([\d,\s]+or \d+) drain", runbook)[1]
+    assert {int(number) for number in re.findall(r"\d+", named)} == set(FATAL_XIDS)
 
 
 def test_a_kernel_log_is_followed_from_its_end_and_over_a_rotation(tmp_path):
