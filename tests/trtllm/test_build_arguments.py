@@ -211,12 +211,36 @@ def test_the_backend_gets_the_windows_of_layers(tmp_path, family, change, option
     assert (made.serve.get("max_attention_window_size"), made.serve.get("enable_kv_cache_reuse")) == expected
 
 
-def test_a_window_that_the_pytorch_backend_ignores_is_refused(tmp_path):
-    """_torch/models/modeling_mistral.py, MistralAttention and MistralDecoderLayer hand on no window."""
-    folder = write_checkpoint(tmp_path / "tiny", "mistral")
+@pytest.mark.parametrize(
+    ("family", "version", "ignored"),
+    [
+        ("mistral", "1.2.1", True),
+        ("mixtral", "1.2.1", True),
+        ("mixtral", "1.3.0rc29", False),
+        ("phi3", "1.2.1", True),
+        ("phi3", "1.3.0rc29", True),
+        ("qwen2", "1.3.0rc29", True),
+        ("gemma3", "1.2.1", False),
+    ],
+)
+def test_a_window_that_the_pytorch_backend_ignores_is_refused(tmp_path, family, version, ignored):
+    """1.2.1's MistralAttention and MixtralAttention hand on no window; #12597 (2026-03-30, in 1.3) mended both.
+
+    Phi3Attention and QwenAttention hand on none (_torch/models/modeling_phi3.py and modeling_qwen.py, as late as
+    after 1.3.0rc29 for Qwen); Gemma3Attention always did.
+    """
+    folder = write_checkpoint(tmp_path / "tiny", family)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "sliding_window": 64}))
+    windows = {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 0, "layer_types": None}
+    (folder / "config.json").write_text(json.dumps({**config, **windows}))
     checkpoint, target = open_checkpoint(str(folder)), get_target("pytorch")
-    with pytest.raises(InputError, match=r"last 64 tokens only.*--max-seq-len 64, or use --target tensorrt"):
-        target.prepare(BuildSpec(str(folder), tmp_path / "engine", "pytorch"), checkpoint)
-    target.prepare(BuildSpec(str(folder), tmp_path / "engine", "pytorch", max_seq_len=64), checkpoint)
+    image = {"image": "trtllm-1.3"} if version.startswith("1.3") else {}
+    long, short = (
+        BuildSpec(str(folder), tmp_path / "engine", "pytorch", max_seq_len=length, options=image) for length in (65, 64)
+    )
+    target.prepare(short, checkpoint)
+    if ignored:
+        with pytest.raises(InputError, match=r"last 64 tokens only.*--max-seq-len 64, or use --target tensorrt"):
+            target.prepare(long, checkpoint)
+    else:
+        target.prepare(long, checkpoint)

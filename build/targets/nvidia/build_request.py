@@ -23,6 +23,10 @@ from llmops.errors import CheckpointError, InputError, VersionMismatchError
 
 #: Default limits: sequences per batch, tokens per step, and tokens of a sequence.
 _DEFAULT_BATCH, _DEFAULT_TOKENS, _DEFAULT_LENGTH = 256, 8192, 8192
+#: The first release whose PyTorch backend keeps to a family's sliding window, None where none of the
+#: versions read does. Mistral and Mixtral: NVIDIA/TensorRT-LLM #12597; the others' classes hand no
+#: window to their base class (`tensorrt_llm/_torch/models/modeling_{phi3,qwen,qwen3,qwen3_moe}.py`).
+_WINDOW_SINCE = {"mistral": (1, 3), "mixtral": (1, 3), "phi3": None, "qwen2": None, "qwen3": None, "qwen3_moe": None}
 COMMON_OPTIONS = frozenset({*GATES, "calib_batch_size", "calib_seed", "quality", "image", "tensorrt_llm", "dtype"})
 
 
@@ -225,13 +229,10 @@ def _limits(spec: BuildSpec, arch: Architecture) -> EngineLimits:
 
 
 def _check_window(arch: Architecture, target: str, length: int, minor: tuple[int, int]) -> None:
-    """Raise InputError for a sliding window that TensorRT-LLM's class of the model ignores.
-
-    MistralAttention hands no window to its base class (NVIDIA/TensorRT-LLM
-    `tensorrt_llm/_torch/models/modeling_mistral.py`; 1.3's was not read).
-    """
+    """Raise InputError for a sliding window that TensorRT-LLM's class of the model ignores."""
     window = arch.sliding_window
-    if arch.family == "mistral" and target == "pytorch" and minor < (1, 3) and window and length > window.size:
+    since = _WINDOW_SINCE.get(arch.family, minor)
+    if target == "pytorch" and (since is None or minor < since) and window and length > window.size:
         raise InputError(
             f"This model attends to the last {window.size} tokens only, which TensorRT-LLM's PyTorch backend does not "
             f"do; within that length it is the same: add --max-seq-len {window.size}, or use --target tensorrt."
