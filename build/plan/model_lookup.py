@@ -11,6 +11,7 @@ from llmops.build.checkpoint.file_checks import read_json
 from llmops.build.checkpoint.hub_download import HUB_ID, cached_config, fetch_config
 from llmops.build.checkpoint.known_models import BUNDLED, KnownModel, known_model, known_models, model_suggestion
 from llmops.errors import CheckpointError
+from llmops.untrusted_text import escape_unsafe
 
 
 class NamedModel(NamedTuple):
@@ -89,7 +90,8 @@ def _look_up_file(path: Path) -> NamedModel:
     """
     checkpoint = _described(str(path), path)
     saved_name = str(checkpoint.config.get("_name_or_path") or "").strip("/").split("/")[-1]
-    return NamedModel(saved_name or (path.stem if path.stem != "config" else path.resolve().parent.name), checkpoint)
+    name = saved_name or (path.stem if path.stem != "config" else path.resolve().parent.name)
+    return NamedModel(escape_unsafe(name), checkpoint)
 
 
 def _described(ref: str, path: Path) -> Checkpoint:

@@ -70,6 +70,16 @@ def test_markup_in_a_name_is_escaped(models, tmp_path):
     assert "<b>" not in page.read_text()
 
 
+def test_a_name_of_a_stranger_is_escaped(models, tmp_path):
+    """Before the fix, the terminal obeyed the name that a config.json was saved with."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**models.LLAMA31_70B_CONFIG, "_name_or_path": "a\x1b]0;owned\x07\nNot a line"}))
+    said = run(path, *TASK, "--html", tmp_path / "page.html").stdout
+    for text in (said, (tmp_path / "page.html").read_text()):
+        assert "\x1b" not in text
+        assert "\nNot a line" not in text
+
+
 def test_the_saved_plan_is_what_was_shown(config, tmp_path):
     path = tmp_path / "plan.json"
     shown = run(config, *TASK, "--save", path).stdout
