@@ -12,6 +12,7 @@ import click
 
 from llmops.errors import InputError, LlmopsError
 from llmops.untrusted_text import escape_unsafe
+from llmops.urls import without_secrets
 
 if TYPE_CHECKING:
     from llmops.cli.openai_client import ChatClient, ChatDelta
@@ -135,7 +136,7 @@ def _say_if_cut(finish: str, limit: int) -> None:
 def _first_model(client: ChatClient) -> str:
     models = client.models()
     if not models:
-        raise InputError(f"{client.url} serves no model; name one with --model.")
+        raise InputError(f"{without_secrets(client.url)} serves no model; name one with --model.")
     return models[0]
 
 
@@ -143,7 +144,7 @@ def _converse(chat: Chat) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() line editing and history
 
-    click.secho(f"{escape_unsafe(chat.model)} at {chat.client.url}. {HELP}", dim=True)
+    click.secho(f"{escape_unsafe(chat.model)} at {without_secrets(chat.client.url)}. {HELP}", dim=True)
     while True:
         try:
             line = input("> ").strip()

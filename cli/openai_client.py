@@ -13,6 +13,7 @@ from llmops.connection_errors import check_url, http_connection_error, http_stat
 from llmops.errors import InputError, ServerError
 from llmops.input_files import MALFORMED
 from llmops.response_limits import EVENTS, UNCOMPRESSED, bound_response
+from llmops.urls import without_secrets
 
 if TYPE_CHECKING:
     import numpy as np
@@ -124,7 +125,7 @@ class ChatClient:
 
     def malformed(self) -> ServerError:
         """Return the error for an answer of another form than OpenAI's."""
-        return ServerError(f"{self.url} does not answer like an OpenAI endpoint; check the URL.")
+        return ServerError(f"{without_secrets(self.url)} does not answer like an OpenAI endpoint; check the URL.")
 
     def _raise_for(self, response: httpx.Response) -> None:
         if response.is_success:

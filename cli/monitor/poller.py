@@ -16,7 +16,7 @@ from llmops.gateway.replica_address import DNS_PREFIX, DnsAddress, parse_replica
 from llmops.gateway.routing.discovery import resolve_addresses
 from llmops.gateway.telemetry.metric_definitions import SERVER_REACHABLE
 from llmops.untrusted_text import escape_unsafe
-from llmops.urls import fetch_bounded
+from llmops.urls import fetch_bounded, without_secrets
 
 #: Seconds for a connection and for a response. A gateway waits for its other workers as long as
 #: Prometheus does.
@@ -116,7 +116,7 @@ class GatewayPoller:
         page, states = await asyncio.gather(self._page(f"{url}/metrics", self._key), self._replica_states(url))
         if isinstance(page, str):
             recent.clear()
-            return PolledGateway(url, recent, page)
+            return PolledGateway(without_secrets(url), recent, page)
         workers = frozenset(str(worker.get("gateway")) for worker in states)
         problem = ""
         if workers and not workers & self._workers.setdefault(url, workers):
@@ -125,7 +125,7 @@ class GatewayPoller:
             problem = "another process than before answers: it was started again, or this is a balancer"
         self._workers[url] = workers or self._workers.get(url, workers)
         recent.add(page)
-        return PolledGateway(url, recent, problem, states)
+        return PolledGateway(without_secrets(url), recent, problem, states)
 
     async def _replica_states(self, url: str) -> Sequence[Mapping[str, Any]]:
         """Return the replica states that a gateway reports.

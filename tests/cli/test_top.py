@@ -217,6 +217,13 @@ def test_scripts_get_json_and_a_gateway_that_is_away_is_a_line(gateway):
     assert f"{gone}  nothing answers there" in done.output
 
 
+def test_a_password_of_a_url_is_not_shown(gateway):
+    secret = [url.replace("//", "//ann:pass@") for url in (gateway.url, "http://127.0.0.1:1")]
+    shown = top("--once", "--url", secret[0], "--url", secret[1]).output
+    assert gateway.url in shown
+    assert "pass" not in shown
+
+
 def test_nobody_there_is_an_exit_code():
     done = top("--once", "--url", "http://127.0.0.1:1", "--url", "dns:nobody.invalid:9000")
     assert done.exit_code == 1
