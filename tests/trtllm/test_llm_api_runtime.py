@@ -7,8 +7,10 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from llmops_engine.request import RequestRejectedError
 from llmops_engine.runtimes import trtllm as engine
 
 from llmops.build.trtllm.release_profiles import profiles_per_release
@@ -142,6 +144,31 @@ def test_greedy_and_ignored_end():
 def test_guides(guide, field, value):
     made = engine.sampling_params(standin, ask([1], 7, guide=guide), 0, 1)
     assert getattr(made.guided_decoding, field) == value
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", None])
+def test_a_grammar_that_the_library_cannot_read_is_refused_before_it_reaches_a_step(backend, monkeypatch):
+    """The library compiles it within a step (1.2.1 _torch/pyexecutor/guided_decoder.py, _build). The error
+    ends all requests, or one where PyExecutor has _handle_guided_decoder_errors; no message says which.
+    """
+
+    class Grammar:
+        @staticmethod
+        def from_ebnf(text):
+            if "::=" not in text:
+                raise RuntimeError("EBNF parser error: expected ::=\nat 1")
+
+        from_regex = from_json_schema = from_ebnf
+
+    monkeypatch.setitem(sys.modules, "xgrammar", SimpleNamespace(Grammar=Grammar))
+    arguments = {**ARGUMENTS, **({"guided_decoding_backend": backend} if backend else {})}
+    with closing(make("1.2.1", arguments)) as runtime:
+        runtime.submit(1, ask([10], 2, guide=("ebnf_grammar", 'root ::= "b"')), 0)
+        runtime.submit(2, ask([10], 2, guide=("json", "")), 0)
+        if backend:
+            with pytest.raises(RequestRejectedError, match=r"^guided_decoding_guide: EBNF parser error: expected ::=$"):
+                runtime.submit(3, ask([10], 2, guide=("ebnf_grammar", "b")), 0)
+        assert set(collect(runtime)) == {1, 2}
 
 
 @pytest.fixture

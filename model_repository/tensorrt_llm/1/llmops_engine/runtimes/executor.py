@@ -12,7 +12,6 @@ exceptions.
 from __future__ import annotations
 
 import datetime
-import functools
 import importlib
 import json
 import os
@@ -36,13 +35,14 @@ from ..engine_runtime import (
     KvCacheEvent,
     StepOutput,
 )
-from ..request import RequestRejectedError, RuntimeRequest, check_json
+from ..request import RuntimeRequest, check_json
 from .remote import PYTHON_VARIABLE, RemoteRuntime
 from .stop_words import StopWordMatcher
 from .trtllm_library import (
     EVENTS_KEPT,
     NO_WAIT,
     as_tensor,
+    check_grammar,
     kv_event_translator,
     ordered_end_ids,
     restrict_visible_gpus,
@@ -469,27 +469,8 @@ def _guide(api: Any, kind: str, guide: str) -> Any:
         return api.GuidedDecodingParams(guide_type=guide_type)
     if kind == "json_schema":
         check_json(guide)
-    _check_grammar(kind, guide)
+    check_grammar(kind, guide)
     return api.GuidedDecodingParams(guide_type=guide_type, guide=guide)
-
-
-@functools.lru_cache(maxsize=64)
-def _check_grammar(kind: str, guide: str) -> None:
-    """Raise RequestRejectedError for a guide that xgrammar, which the library installs, cannot read.
-
-    The executor would read it within a step, and an error of a step ends all requests
-    (batch_manager/guidedDecoder.cpp, build).
-    """
-    try:
-        grammar = importlib.import_module("xgrammar").Grammar
-    except ImportError:
-        return
-    parse = {"json_schema": grammar.from_json_schema, "regex": grammar.from_regex, "ebnf_grammar": grammar.from_ebnf}
-    try:
-        parse[kind](guide)
-    except Exception as error:  # noqa: BLE001 - whatever xgrammar raises, the guide is at fault
-        reason = str(error).partition("\n")[0]
-        raise RequestRejectedError(f"{contract.GUIDE}: {reason}") from None
 
 
 def _event(event: Any) -> dict[str, Any] | None:

@@ -7,13 +7,16 @@ argument class has the last word.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import llmops_contract as contract
 import numpy as np
 
-from ..request import RuntimeRequest
+from ..request import RequestRejectedError, RuntimeRequest
 
 if TYPE_CHECKING:
     from ..kv_events import KvEventTranslator
@@ -206,3 +209,25 @@ def sampling_fields(request: RuntimeRequest, sequence: int) -> dict[str, Any]:
         "min_p": sampling.min_p or None,
         "seed": None if sampling.seed is None else (sampling.seed + sequence) % 2**63,
     }
+
+
+@functools.lru_cache(maxsize=64)
+def check_grammar(kind: str, guide: str) -> None:
+    """Raise RequestRejectedError for a guide that xgrammar, which the library installs, cannot read.
+
+    The library would read it within a step, and an error of a step ends all requests, in the
+    executor (batch_manager/guidedDecoder.cpp, build) as in PyTorch (_torch/pyexecutor), where newer
+    releases end one request with an error that does not name the guide.
+    """
+    try:
+        grammar = importlib.import_module("xgrammar").Grammar
+    except ImportError:
+        return
+    parse = {"json_schema": grammar.from_json_schema, "regex": grammar.from_regex, "ebnf_grammar": grammar.from_ebnf}
+    if kind not in parse:
+        return
+    try:
+        parse[kind](guide)
+    except Exception as error:  # noqa: BLE001 - whatever xgrammar raises, the guide is at fault
+        reason = str(error).partition("\n")[0]
+        raise RequestRejectedError(f"{contract.GUIDE}: {reason}") from None
