@@ -92,15 +92,18 @@ class TensorrtRepositoryTarget(RepositoryTarget):
         # lookahead's layer takes the most likely token and nothing else (types.h,
         # DecodingMode::Lookahead, and lookaheadDecodingLayer.cpp, forwardAsync)
         full = not _built(manifest).speculative
+        # the layer of external draft tokens asks its kernels for no log-probabilities and knows no
+        # min_p (externalDraftTokensLayer.cpp, and types.h, DecodingMode::ExternalDraftTokens)
+        alone = full and "draft_tokens_external" not in _built(manifest).trtllm_build
         found = {
-            "logprobs": full,
+            "logprobs": alone,
             "top_logprobs": 0,
             "prompt_logprobs": False,
             "logit_bias": self._takes_bias(manifest),
             "n": 8 if self._ours else 1,
             "guided": list(GUIDE_KINDS) if _takes_guides(manifest) else [],
             "bad_words": full,
-            "min_p": self._ours and full,
+            "min_p": self._ours and alone,
             "seed": True,
             "penalties": full,
             "lora": bool(manifest.adapters),

@@ -182,6 +182,18 @@ def test_lookahead_announces_only_what_its_layer_does(tmp_path: Path, serving: s
     assert parameters["xgrammar_tokenizer_info_path"].string_value == ""
 
 
+@pytest.mark.parametrize("serving", ["nvidia", "llmops"])
+def test_an_engine_for_external_draft_tokens_announces_what_its_layer_does(tmp_path: Path, serving: str) -> None:
+    """1.2.1 trtGptModelInflightBatching.cpp, getDecodingMode, always chooses DecodingMode::ExternalDraftTokens
+    (types.h: penalties and banned tokens, no min_p); externalDraftTokensLayer.cpp leaves outputLogProbs null.
+    """
+    argv = ["trtllm-build", "--speculative_decoding_mode", "draft_tokens_external"]
+    found = find_target("tensorrt", serving).capabilities(make_engine(tmp_path / "e", trtllm_build=argv).manifest)
+    assert {name: found[name] for name in ("penalties", "bad_words", "min_p", "logprobs")} == {
+        "penalties": True, "bad_words": True, "min_p": False, "logprobs": False,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(("version", "salted"), [("1.0.0", False), ("1.1.0", False), ("1.2.0", True)])
 def test_salts_are_announced_where_the_executor_has_them(tmp_path: Path, version: str, salted: bool) -> None:
     """Those of cached prefixes came with #7106 (cpp/tensorrt_llm/nanobind/executor/request.cpp, cache_salt_id)."""
