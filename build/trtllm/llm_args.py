@@ -12,7 +12,7 @@ from typing import Any
 
 from llmops.build.engine_folder.manifest import EngineLimits, Parallelism
 from llmops.build.trtllm.image_selection import release_of
-from llmops.build.trtllm.llm_fields import DECODING_TYPES, SPECULATIVE, TABLES, TOP, Field, Table
+from llmops.build.trtllm.llm_fields import DECODING_TYPES, SPECULATIVE, TABLES, TOP, Field, Table, owners
 from llmops.errors import InputError
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -119,6 +119,11 @@ def _neutral_speculation(speculative: dict[str, Any]) -> dict[str, Any]:
     if name is not None:
         names = {_normalised(known): known for known in DECODING_TYPES} | {"eagle": "Eagle3"}
         speculative["decoding_type"] = names.get(_normalised(str(name)), name)
+    # 1.3 takes MTP's older name with a warning, and both names as the newer one
+    if speculative.get("decoding_type") == "MTP" and "num_nextn_predict_layers" in speculative:
+        layers = speculative["num_nextn_predict_layers"]
+        if speculative.setdefault("max_draft_len", layers) == layers:
+            del speculative["num_nextn_predict_layers"]
     return speculative
 
 
@@ -164,6 +169,9 @@ def _speculation_of(neutral_form: Mapping[str, Any], minor: tuple[int, int]) -> 
     if name == "NGram":
         # The default of 1.2 is 0, which never finds a match.
         translated.setdefault("max_matching_ngram_size", 2)
+    if name == "MTP" and "max_draft_len" in translated:
+        # 1.2's from_dict overwrites max_draft_len with num_nextn_predict_layers, whose default is 1
+        translated["num_nextn_predict_layers"] = translated.pop("max_draft_len")
     return translated
 
 
@@ -242,3 +250,48 @@ def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -
         raise InputError(f"speculative_config {kind} needs max_draft_len and speculative_model, a draft model.")
     if kind in ("NGram", "SA") and not speculative.get("max_draft_len"):
         raise InputError(f"speculative_config {kind} needs max_draft_len.")
+    if kind == "MTP" and (speculative.get("max_draft_len") == 0 or "num_nextn_predict_layers" in speculative):
+        raise InputError(
+            "speculative_config MTP takes one max_draft_len of at least 1, and nothing that contradicts it."
+        )
+    if kind == "SaveState" and not (
+        speculative.get("output_directory") and (speculative.get("eagle3_layers_to_capture") or minor >= (1, 3))
+    ):
+        raise InputError("speculative_config SaveState needs output_directory and eagle3_layers_to_capture.")
+    for name in speculative:
+        types = owners(name, minor)
+        if types and kind not in types:
+            path = f"speculative_config.{name}"
+            raise FieldError(path, f"{path} is for decoding_type {' or '.join(types)}, not {kind}; leave it out.")
+    _check_schedule(speculative, minor)
+
+
+def _check_schedule(speculative: Mapping[str, Any], minor: tuple[int, int]) -> None:
+    """Raise FieldError for a control of the draft's length that a release ignores or reads otherwise.
+
+    1.2 reads a schedule's keys as the smallest batches of a length, 1.3 as the largest, and ends
+    speculation above them (NVIDIA/TensorRT-LLM #10860). The same change gave speculation inside
+    the model such control.
+    """
+    schedule, path = speculative.get("draft_len_schedule"), "speculative_config.draft_len_schedule"
+    if schedule and minor >= (1, 3):
+        raise FieldError(path, f"{path}: 1.2 and 1.3 read it differently; use max_concurrency, or leave it out.")
+    one_model = {"MTP": "mtp_eagle_one_model", "Eagle3": "eagle3_one_model"}.get(speculative.get("decoding_type", ""))
+    for name in ("draft_len_schedule", "max_concurrency"):
+        if one_model and speculative.get(name) and minor < (1, 3) and speculative.get(one_model) is not False:
+            path = f"speculative_config.{name}"
+            raise FieldError(
+                path,
+                f"{path} does nothing before TensorRT-LLM 1.3 with speculation inside the model; "
+                f"leave it out, or set {one_model} to false.",
+            )
+    if schedule:
+        lengths = {str(size): length for size, length in schedule.items()}
+        longest = speculative.get("max_draft_len", lengths.get("1"))
+        fits = isinstance(longest, int) and lengths.get("1") == longest
+        if not fits or any(not size.isdecimal() or n not in range(longest + 1) for size, n in lengths.items()):
+            raise FieldError(
+                path,
+                f"{path} is {schedule!r}; it maps the smallest batch size of each length to that length, with 1 for "
+                "max_draft_len, the largest.",
+            )

@@ -113,6 +113,8 @@ TOP: Table = {
     "checkpoint_io_policy": _str("auto", "native", "rank_striped_read_ahead", since=_LATER),
     "prefill_cuda_graph_backend": _str("disabled", "piecewise", "breakable", since=_LATER),
     **_later("list", "prefill_capture_num_tokens"),
+    "disable_flashinfer_sampling": _until(_bool()), "enable_sleep": _until(_bool()),
+    "fail_fast_on_attention_window_too_large": _until(_bool()),
     "sampler_force_async_worker": _bool(), "enable_layerwise_nvtx_marker": _bool(),
     **_later("bool", "enable_early_first_token_response", "enable_in_graph_sampling",
              "enable_low_latency_host_dispatch", "enable_energy_metrics", "enable_resource_governor"),
@@ -169,6 +171,31 @@ SPECULATIVE: Table = {
     "mask_token_id": _int(since=_LATER), "block_size": _int(None, 1, since=_LATER),
     "target_layer_ids": Field("list", since=_LATER),
 }  # fmt: skip
+
+#: The fields of SPECULATIVE that only these types have, by upstream's classes: `extra="forbid"`
+#: holds for each of them. The other fields are all types'.
+OWN_SPECULATIVE: dict[str, tuple[str, ...]] = {
+    "NGram": ("max_matching_ngram_size", "is_keep_all", "is_use_oldest", "is_public_pool"),
+    "MTP": ("num_nextn_predict_layers", "use_relaxed_acceptance_for_thinking", "relaxed_topk", "relaxed_delta",
+            "use_mtp_vanilla", "mtp_eagle_one_model", "begin_thinking_phase_token", "end_thinking_phase_token",
+            "use_dynamic_tree >=1.3", "dynamic_tree_max_topK >=1.3", "sa_config"),
+    "Eagle3": ("eagle3_one_model", "eagle3_layers_to_capture", "eagle3_model_arch", "use_dynamic_tree",
+               "dynamic_tree_max_topK", "sa_config"),
+    "SaveState": ("output_directory", "write_interval", "file_prefix", "eagle3_layers_to_capture"),
+    "SA": ("max_matching_ngram_size", "enable_global_pool", "global_pool_size"),
+    "PARD": ("mask_token_id", "sa_config"), "DFlash": ("mask_token_id", "target_layer_ids"),
+    "DSpark": ("mask_token_id", "target_layer_ids", "block_size"),
+}  # fmt: skip
+
+
+def owners(name: str, minor: tuple[int, int]) -> list[str]:
+    """Return the types of speculation that a field is for, none for a field of all types."""
+    return [
+        kind
+        for kind in SPECULATIVE["decoding_type"].choices_of(minor)
+        if any(one.split()[0] == name and _has(one, minor) for one in OWN_SPECULATIVE.get(kind, ()))
+    ]
+
 
 TABLES: dict[str, Table] = {
     "kv_cache": KV_CACHE,

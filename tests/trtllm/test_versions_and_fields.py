@@ -119,6 +119,18 @@ BOTH = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "name", ["disable_flashinfer_sampling", "enable_sleep", "fail_fast_on_attention_window_too_large"]
+)
+def test_a_field_that_ends_with_1_2_is_accepted_there(name):
+    """1.2.1's BaseLlmArgs and TorchLlmArgs (the source published with its documentation); 1.3 removed them, #11889 and
+    #16160 among others.
+    """
+    check_llm_args({name: True}, "1.2.1")
+    with pytest.raises(InputError, match=rf"1\.3 has no field {name}"):
+        check_llm_args({name: True}, "1.3.0rc29")
+
+
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("version", ["1.2.1", "1.3.0rc29"])
 def test_a_field_of_both_releases_is_accepted(name, version):
@@ -152,6 +164,86 @@ def test_a_later_release_has_more_fields_and_choices(name):
     check_llm_args({name: LATER[name]}, "1.3.0rc29")
     with pytest.raises(InputError):
         check_llm_args({name: LATER[name]}, "1.2.1")
+
+
+DRAFT = {"max_draft_len": 4, "speculative_model": "/draft"}
+
+
+@pytest.mark.parametrize(
+    ("version", "speculative", "says"),
+    [
+        (
+            "1.2.1",
+            {"decoding_type": "NGram", "max_draft_len": 4, "num_nextn_predict_layers": 1},
+            "for .* MTP, not NGram",
+        ),
+        ("1.3.0rc29", {"decoding_type": "NGram", "max_draft_len": 4, "relaxed_topk": 2}, "for .* MTP, not NGram"),
+        ("1.2.1", {"decoding_type": "MTP", "use_dynamic_tree": True}, "decoding_type Eagle3, not MTP"),
+        ("1.2.1", {"decoding_type": "Draft_Target", "max_matching_ngram_size": 2, **DRAFT}, "NGram, not Draft_Target"),
+        ("1.3.0rc29", {"decoding_type": "Eagle3", "mask_token_id": 1, **DRAFT}, "PARD or DFlash or DSpark, not Eagle3"),
+        ("1.3.0rc29", {"decoding_type": "DFlash", "block_size": 4}, "for decoding_type DSpark, not DFlash"),
+        (
+            "1.2.1",
+            {"decoding_type": "MTP", "max_draft_len": 3, "num_nextn_predict_layers": 1},
+            "nothing that contradicts",
+        ),
+        ("1.2.1", {"decoding_type": "MTP", "max_draft_len": 0}, "at least 1"),
+        ("1.2.1", {"decoding_type": "SaveState", "output_directory": "/d"}, "needs output_directory and eagle3_layers"),
+        ("1.3.0rc29", {"decoding_type": "SaveState"}, "needs output_directory"),
+        ("1.2.1", {"decoding_type": "Eagle3", "max_concurrency": 8, **DRAFT}, "does nothing before TensorRT-LLM 1.3"),
+        ("1.2.1", {"decoding_type": "NGram", "max_draft_len": 4, "draft_len_schedule": {4: 4}}, "smallest batch size"),
+        (
+            "1.2.1",
+            {"decoding_type": "NGram", "max_draft_len": 4, "draft_len_schedule": {"1": 2}},
+            "smallest batch size",
+        ),
+        (
+            "1.2.1",
+            {"decoding_type": "NGram", "max_draft_len": 4, "draft_len_schedule": {"1": 4, "8": 5}},
+            "smallest batch size",
+        ),
+        (
+            "1.3.0rc29",
+            {"decoding_type": "NGram", "max_draft_len": 4, "draft_len_schedule": {"1": 4}},
+            "read it differently",
+        ),
+    ],
+)
+def test_options_of_one_speculation_are_refused_for_another(version, speculative, says):
+    """1.2.1 llmapi/llm_args.py: each type is a class of its own with extra="forbid"; `MTPDecodingConfig.from_dict`,
+    `SaveHiddenStatesDecodingConfig.validate`, `validate_draft_len_schedule_and_sort`. 1.3: the same file at 0004396.
+    The schedule's new meaning, and its control and max_concurrency's of speculation inside the model, came with
+    #10860 (2026-01, in 1.3).
+    """
+    with pytest.raises(InputError, match=says):
+        check_llm_args({"speculative_config": speculative}, version)
+
+
+@pytest.mark.parametrize(
+    ("version", "speculative"),
+    [
+        ("1.2.1", {"decoding_type": "NGram", "max_draft_len": 4, "draft_len_schedule": {1: 4, "4": 2, "8": 0}}),
+        ("1.2.1", {"decoding_type": "Eagle3", "eagle3_one_model": False, "max_concurrency": 8, **DRAFT}),
+        ("1.3.0rc29", {"decoding_type": "Eagle3", "max_concurrency": 8, "use_dynamic_tree": False, **DRAFT}),
+        ("1.3.0rc29", {"decoding_type": "MTP", "max_draft_len": 3, "use_dynamic_tree": False}),
+        ("1.3.0rc29", {"decoding_type": "SA", "max_draft_len": 4, "enable_global_pool": True}),
+        ("1.2.1", {"decoding_type": "SaveState", "output_directory": "/d", "eagle3_layers_to_capture": [1]}),
+        ("1.3.0rc29", {"decoding_type": "SaveState", "output_directory": "/d"}),
+    ],
+)
+def test_options_of_a_speculation_are_accepted(version, speculative):
+    check_llm_args({"speculative_config": speculative}, version)
+
+
+@pytest.mark.parametrize("name", ["max_draft_len", "num_nextn_predict_layers"])
+def test_mtp_drafts_as_many_tokens_in_each_release(name):
+    """1.2.1's `MTPDecodingConfig.from_dict` overwrites max_draft_len with num_nextn_predict_layers, 1 by default; 1.3
+    takes that name as max_draft_len, with a warning (`_remap_deprecated_num_nextn_predict_layers`).
+    """
+    arguments = {"speculative_config": {"decoding_type": "MTP", name: 3}}
+    old, new = (arguments_for_release(arguments, minor)["speculative_config"] for minor in ((1, 2), (1, 3)))
+    assert old == {"decoding_type": "MTP", "num_nextn_predict_layers": 3}
+    assert new == {"decoding_type": "MTP", "max_draft_len": 3}
 
 
 def test_what_a_release_has_no_more_is_left_out_where_nothing_is_lost():
