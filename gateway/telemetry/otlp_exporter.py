@@ -51,8 +51,10 @@ class OtlpSpanExporter:
         OpenTelemetry's environment variables set the resource, headers and certificate.
         """
         headers = {"content-type": "application/x-protobuf", **_parse_pairs("OTEL_EXPORTER_OTLP_HEADERS")}
-        own = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "llmops-gateway"), "service.version": __version__}
-        self._resource = _to_key_values({**own, **_parse_pairs("OTEL_RESOURCE_ATTRIBUTES")})
+        own = {"service.name": "llmops-gateway", "service.version": __version__}
+        own |= _parse_pairs("OTEL_RESOURCE_ATTRIBUTES")
+        own["service.name"] = os.environ.get("OTEL_SERVICE_NAME") or own["service.name"]
+        self._resource = _to_key_values(own)
         self._endpoint = endpoint
         trusted: Any = os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE", True)
         self._client = httpx.Client(

@@ -16,6 +16,7 @@ from llmops.errors import InputError, MissingDependencyError
 from llmops.gateway.app import create_app
 from llmops.gateway.http import telemetry_checks
 from llmops.gateway.settings import GatewaySettings, load_settings
+from llmops.gateway.telemetry.otlp_exporter import OtlpSpanExporter
 from llmops.gateway.telemetry.trace_context import TraceContext, parse_traceparent
 from llmops.gateway.triton.encoder_client import TritonEncoder
 from llmops.gateway.triton.model_metadata import EncoderMetadata
@@ -270,6 +271,28 @@ async def test_clients_cannot_have_more_traced_than_so_many(card, tokenizer, rec
 
 
 # -- the setting ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"OTEL_SERVICE_NAME": "own", "OTEL_RESOURCE_ATTRIBUTES": "service.name=other,host.name=h"}, "own"),
+        ({"OTEL_SERVICE_NAME": "", "OTEL_RESOURCE_ATTRIBUTES": "service.name=other,host.name=h"}, "other"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "host.name=h"}, "llmops-gateway"),
+    ],
+)
+def test_the_service_has_the_name_that_opentelemetry_gives_it(given, name, monkeypatch):
+    """open-telemetry/opentelemetry-specification, configuration/sdk-environment-variables.md.
+
+    OTEL_SERVICE_NAME precedes OTEL_RESOURCE_ATTRIBUTES, and an empty variable is as if it were unset.
+    """
+    for variable in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"):
+        monkeypatch.setenv(variable, given[variable]) if variable in given else monkeypatch.delenv(variable, False)
+    exporter = OtlpSpanExporter("http://127.0.0.1:4318/v1/traces", 1.0)
+    (resource,) = (part.resource for part in exporter.message([]).resource_spans)
+    exporter.close()
+    found = {one.key: one.value.string_value for one in resource.attributes}
+    assert (found["service.name"], found["host.name"]) == (name, "h")
 
 
 def test_the_setting_without_the_extra_is_one_sentence(monkeypatch):
