@@ -171,13 +171,19 @@ def resolve_stop_conditions(body: SamplingFields, card: ModelMetadata, limits: R
     Raise InvalidRequestError if they cannot be used.
     """
     ids = () if body.ignore_eos else card.end_ids
-    if body.stop_token_ids and body.min_tokens and contract.STEP_TRANSPORT not in card.transports:
+    if body.min_tokens and contract.STEP_TRANSPORT not in card.transports:
         # NVIDIA's C++ backend bans one end token until min_tokens; the model's others can be bad
-        # words, these cannot
-        raise UnsupportedError(
-            f"min_tokens does not hold for stop_token_ids with target {card.target}: leave one of them out.",
-            param="min_tokens",
-        )
+        # words, where it takes those, and these cannot
+        if body.stop_token_ids:
+            raise UnsupportedError(
+                f"min_tokens does not hold for stop_token_ids with target {card.target}: leave one of them out.",
+                param="min_tokens",
+            )
+        if len(ids) > 1 and not card.capabilities.bad_words:
+            raise UnsupportedError(
+                f"min_tokens is not supported by this model, which has {len(ids)} end tokens (target {card.target}).",
+                param="min_tokens",
+            )
     if body.stop_token_ids:
         ids = tuple(dict.fromkeys((*ids, *_stop_token_ids(body.stop_token_ids, card, limits))))
     return StopConditions(ids, _stop_strings(body.stop, limits) if body.stop is not None else ())
@@ -236,7 +242,7 @@ def tokenize_bad_words(
 
 
 def _unsupported(field: str, card: ModelMetadata) -> UnsupportedError:
-    hint = _HINTS.get(field, "")
+    hint = "" if card.target == "tensorrt" and field != "prompt_logprobs" else _HINTS.get(field, "")
     return UnsupportedError(f"{field} is not supported by this model (target {card.target}).{hint}", param=field)
 
 

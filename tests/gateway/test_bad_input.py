@@ -194,3 +194,20 @@ async def test_a_field_of_another_target_names_that_target(stack):
     for fields in ({"logit_bias": {"5": 1}}, {"bad_words": ["x"]}):
         message = (await stack.chat(**fields)).json()["error"]["message"]
         assert message.endswith("An engine of target tensorrt on NVIDIA's backend takes it."), message
+
+
+@pytest.mark.parametrize(("ends", "bans", "status"), [([2], False, 200), ([2, 3], True, 200), ([2, 3], False, 400)])
+async def test_min_tokens_where_nvidias_backend_bans_no_words(card, tokenizer, ends, bans, status):
+    """Its minimum-length penalty masks END_ID alone, and with lookahead decoding it has no banned words (1.2.1
+    cpp/include/tensorrt_llm/executor/types.h, DecodingMode::Lookahead): an answer would run past the other ends.
+    """
+    able = {**card, "target": "tensorrt", "transports": ["request"], "end_ids": ends}
+    able["capabilities"] = {**card["capabilities"], "bad_words": bans, "logit_bias": False}
+    async with running(able, tokenizer) as stack:
+        response = await stack.chat(min_tokens=5)
+        assert response.status_code == status
+        if status == 400:
+            error = response.json()["error"]
+            assert (error["param"], error["code"]) == ("min_tokens", "unsupported_parameter")
+        message = (await stack.chat(logit_bias={"5": 1})).json()["error"]["message"]
+        assert message == "logit_bias is not supported by this model (target tensorrt)."
