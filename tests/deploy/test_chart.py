@@ -268,6 +268,25 @@ def test_whatever_selects_pods_finds_some(name):
         assert "replicas" not in scaled["spec"]
 
 
+def test_a_pool_of_two_models_follows_the_fuller_cache(promtool, tmp_path):
+    """KEDA 2.20's prometheus scaler hands the one value on; a replica is wanted for each `threshold` of it."""
+    pool = {**ONE, "models": ["a", "b"], "autoscaling": {"enabled": True}}
+    done = helm("template", "release", str(CHART), values={**KEYS, "keda": {"enabled": True}, "engines": {"two": pool}})
+    (scaled,) = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "ScaledObject"]
+    (query,) = [one["metadata"]["query"] for one in scaled["spec"]["triggers"] if one["name"] == "kv"]
+    labels = '{{namespace="default", kv_cache_block_type="fraction", instance="{}", model="{}-tensorrt_llm"}}'
+    used = {("one", "a"): 0.5, ("one", "b"): 0.4, ("two", "a"): 0.2, ("two", "b"): 0.6}
+    series = [
+        {"series": "nv_trt_llm_kv_cache_block_metrics" + labels.format(*key), "values": f"{value}x9"}
+        for key, value in used.items()
+    ]
+    expected = [{"expr": query, "eval_time": "1m", "exp_samples": [{"labels": "{}", "value": 1.1}]}]
+    file = tmp_path / "test.yaml"
+    file.write_text(json.dumps({"tests": [{"input_series": series, "promql_expr_test": expected}]}))
+    found = subprocess.run([*promtool, "test", "rules", str(file)], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
 def test_who_may_reach_whom():
     name = "closed"
     policies = kind(name, "NetworkPolicy")
