@@ -259,10 +259,10 @@ def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -
     ):
         raise InputError("speculative_config SaveState needs output_directory and eagle3_layers_to_capture.")
     for name in speculative:
-        types = owners(name, minor)
-        if types and kind not in types:
+        takers = owners(name, minor)
+        if takers and kind not in takers:
             path = f"speculative_config.{name}"
-            raise FieldError(path, f"{path} is for decoding_type {' or '.join(types)}, not {kind}; leave it out.")
+            raise FieldError(path, f"{path} is for decoding_type {' or '.join(takers)}, not {kind}; leave it out.")
     _check_schedule(speculative, minor)
 
 
