@@ -130,6 +130,9 @@ RULES = [
          "--user_buffer cannot go with --pp_reduce_scatter: drop one of them."),
     FlagRule(lambda f, s: _on(f, "pp_reduce_scatter") and s.family != "mixtral",
          "--pp_reduce_scatter enable is for Mixtral: leave it out."),
+    # cpp/tensorrt_llm/kernels/kvCacheUtils.h, KVBlockArray: "tokensPerBlock must be power of 2"
+    FlagRule(lambda f, s: int(f["tokens_per_block"]).bit_count() != 1,  # type: ignore[arg-type]
+         "--tokens_per_block must be a power of two, such as 32."),
     FlagRule(_without("use_paged_context_fmha", "context_fmha"),
          "--use_paged_context_fmha enable needs --context_fmha enable."),
     FlagRule(lambda f, s: _on(f, "use_paged_context_fmha") and f["kv_cache_type"] not in (None, "paged"),

@@ -229,6 +229,10 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
     windows = (arguments.get("kv_cache_config") or {}).get("max_attention_window")
     if windows is not None and (not windows or any(not isinstance(w, int) or w < 1 for w in windows)):
         raise InputError("kv_cache_config.max_attention_window must be a list of whole numbers of at least 1.")
+    tokens = (arguments.get("kv_cache_config") or {}).get("tokens_per_block")
+    # the block arrays of the default attention (cpp/tensorrt_llm/kernels/kvCacheUtils.h)
+    if tokens and tokens.bit_count() != 1 and arguments.get("attn_backend", "TRTLLM") == "TRTLLM":
+        raise InputError(f"kv_cache_config.tokens_per_block is {tokens}; it must be a power of two, such as 32.")
     _check_speculation(arguments.get("speculative_config") or {}, minor)
     graphs = arguments.get("cuda_graph_config") or {}
     sizes = graphs.get("batch_sizes")

@@ -63,6 +63,7 @@ def test_published_recipe(recipe):
         ({"extra": {"lora_dir": ["a"]}}, "--lora_plugin auto"),
         ({"extra": {"max_draft_len": 4}}, "speculative_decoding_mode"),
         ({"extra": {"gather_context_logits": True, "speculative_decoding_mode": "eagle", "max_draft_len": 4}}, "drop"),
+        ({"extra": {"tokens_per_block": 48}}, "power of two"),
         ({"max_input_len": 4096}, "longer than --max_seq_len"),
         ({"max_num_tokens": 32}, "full batch"),
         ({"tp": 2, "extra": {"nccl_plugin": "disable"}}, "more than one GPU"),
@@ -209,6 +210,48 @@ def test_the_backend_gets_the_windows_of_layers(tmp_path, family, change, option
     spec = BuildSpec(str(folder), tmp_path / "engine", "tensorrt", **options)
     made = get_target("tensorrt").prepare(spec, open_checkpoint(str(folder)))
     assert (made.serve.get("max_attention_window_size"), made.serve.get("enable_kv_cache_reuse")) == expected
+
+
+DRAFT_TOKENS = {"speculative_mode": "draft_tokens_external"}
+
+
+@pytest.mark.parametrize(
+    ("length", "pp", "options", "says"),
+    [
+        (
+            512,
+            1,
+            {"speculative_mode": "lookahead_decoding", "lookahead": "7,7,7"},
+            "not 128,512; add --max-seq-len 128",
+        ),
+        (128, 1, {"speculative_mode": "lookahead_decoding", "lookahead": "7,7,7"}, ""),
+        (512, 1, DRAFT_TOKENS, "needs reuse of the KV cache"),
+        (128, 1, {**DRAFT_TOKENS, "serve.enable_kv_cache_reuse": "false"}, "needs reuse of the KV cache"),
+        (128, 1, DRAFT_TOKENS, ""),
+        (128, 1, {"serve.kv_cache_onboard_blocks": "false"}, "no engine with paged context FMHA loads"),
+        (512, 2, {}, "multiple of 2 layers; use --tp"),
+        (512, 3, {}, ""),
+        (128, 2, {}, ""),
+    ],
+)
+def test_what_the_runtime_would_not_load_is_refused(tmp_path, length, pp, options, says):
+    """Checks of cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp (stored): "Rewinding KV cache blocks for
+    variable SWA models isn't supported", "KV cache block reuse must be enabled for speculative decoding target
+    model", "KV cache blocks need to be onboarded if context FMHA".
+
+    Its attention takes the window `(firstLayerId + i) % length` of a stage's layer i (transformerBuffers.cpp), its
+    caches that of `i % length` (kvCacheManager.cpp, groupLayersByWindowSize): alike if a stage is a multiple.
+    """
+    folder = write_checkpoint(tmp_path / "tiny", "gemma3")
+    config = json.loads((folder / "config.json").read_text())
+    layers = {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3}
+    (folder / "config.json").write_text(json.dumps({**config, **layers}))
+    spec = BuildSpec(str(folder), tmp_path / "engine", "tensorrt", max_seq_len=length, pp=pp, options=options)
+    if not says:
+        get_target("tensorrt").prepare(spec, open_checkpoint(str(folder)))
+        return
+    with pytest.raises(InputError, match=says):
+        get_target("tensorrt").prepare(spec, open_checkpoint(str(folder)))
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,8 @@ def test_a_plan_decides_how_it_is_served_unless_the_user_does():
         ({"generation_config": "trtllm"}, r"1\.2 has no field generation_config"),
         ({"moe_config": {"backend": "AUTO"}}, "takes CUTLASS, CUTEDSL, WIDEEP, TRTLLM, DEEPGEMM, VANILLA, TRITON"),
         ({"kv_cache_config": {"max_attention_window": [0]}}, "max_attention_window"),
+        # cpp/tensorrt_llm/kernels/kvCacheUtils.h, KVBlockArray: "tokensPerBlock must be power of 2"
+        ({"kv_cache_config": {"tokens_per_block": 48}}, "tokens_per_block is 48; it must be a power of two"),
     ],
 )
 def test_fields_are_checked_by_name_type_and_range(arguments, says):

@@ -15,10 +15,10 @@ from llmops.errors import InputError
 
 FLAG, SERVE = "flag.", "serve."
 _QKV = ("attn_q", "attn_k", "attn_v")
-LOOKAHEAD = "lookahead_decoding"
+LOOKAHEAD, DRAFT_TOKENS = "lookahead_decoding", "draft_tokens_external"
 #: Modes for plain checkpoints; medusa, eagle and explicit_draft_tokens (ReDrafter) are other
 #: architectures.
-SPECULATIVE_MODES = (LOOKAHEAD, "draft_tokens_external")
+SPECULATIVE_MODES = (LOOKAHEAD, DRAFT_TOKENS)
 OPTIONS = COMMON_OPTIONS | {
     "max_input_len", "tokens_per_block", "workers", "adapters", "lora_modules", "max_lora_rank", "speculative_mode",
     "max_draft_len", "lookahead", "guided",
@@ -160,9 +160,13 @@ def uses_paged_context(argv: list[str]) -> bool:
 
 
 def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[str]) -> None:
-    """Raise InputError for parameters that need paged context.
+    """Raise InputError for parameters with which the backend would not load the engine, or answer wrongly.
 
-    The backend would refuse to load the engine with chunked context, and ignore reuse.
+    All but the last are checks of NVIDIA/TensorRT-LLM
+    `cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp` (reuse without paged context is
+    ignored instead). Its caches count the layers of a pipeline stage from 0
+    (createKvCacheManager, groupLayersByWindowSize) and its attention from the model's first
+    (transformerBuffers.cpp): both take a layer for the same window only if they agree.
     """
     requested = [name for name in ("enable_chunked_context", "enable_kv_cache_reuse") if parameters.get(name) == "true"]
     if requested and not uses_paged_context(argv):
@@ -170,6 +174,30 @@ def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[
             f"--set {SERVE}{requested[0]}=true needs paged context FMHA, which --kv-cache {request.kv_cache} with "
             f"--quant {request.quant_format.name} does not have; use --kv-cache auto, or --kv-cache fp8 with --quant "
             "fp8 or w4a8_awq."
+        )
+    if parameters.get("kv_cache_onboard_blocks") == "false" and uses_paged_context(argv):
+        raise InputError(
+            f"--set {SERVE}kv_cache_onboard_blocks=false: no engine with paged context FMHA loads with it."
+        )
+    mode = effective_flags(from_argv(argv[1:]))["speculative_decoding_mode"]
+    if mode == DRAFT_TOKENS and parameters.get("enable_kv_cache_reuse") == "false":
+        raise InputError(
+            f"speculative_mode={DRAFT_TOKENS} needs reuse of the KV cache, which {SERVE}enable_kv_cache_reuse=false "
+            "ends, and so does a model with several attention windows; leave it out."
+        )
+    windows = (parameters.get("max_attention_window_size") or "").split(",")
+    if len(set(windows)) == 1:
+        return
+    if mode == LOOKAHEAD:
+        raise InputError(
+            f"speculative_mode={LOOKAHEAD} needs one attention window in all layers, not {','.join(windows)}; add "
+            f"--max-seq-len {min(map(int, windows))}, or leave it out."
+        )
+    stages = request.spec.pp
+    if stages > 1 and request.checkpoint.architecture.num_layers // stages % len(windows):
+        raise InputError(
+            f"--pp {stages}: TensorRT-LLM takes layers of a stage for those of another attention window, unless each "
+            f"stage has a multiple of {len(windows)} layers; use --tp."
         )
 
 
