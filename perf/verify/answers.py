@@ -19,7 +19,7 @@ from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.gateway.triton.engine_observer import decode_strings
 from llmops.gateway.triton.request_writer import MessageTensorWriter
 from llmops.perf.verify.engine_context import EngineContext
-from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, unseen, works, wrong
+from llmops.perf.verify.findings import Finding, UnseenError, VerifyCheck, check, expect, unseen, works, wrong
 from llmops.sequences import common_prefix_length
 
 CHECKS: list[VerifyCheck] = []
@@ -32,15 +32,16 @@ _NO_GOLDEN = (
 )
 
 
-def golden_of(manifest: EngineManifest | None) -> Golden | None:
-    return manifest.golden if manifest is not None else None
+def golden_of(manifest: EngineManifest | None, missing: str = _NO_GOLDEN) -> tuple[EngineManifest, Golden]:
+    """Return a manifest and its golden answers. Raises UnseenError with `missing` without them."""
+    if manifest is None or manifest.golden is None:
+        raise UnseenError(missing)
+    return manifest, manifest.golden
 
 
 @check(CHECKS, "tokenizer")
 async def tokenizer(engine: EngineContext) -> Finding:
-    golden = golden_of(engine.manifest)
-    if golden is None:
-        return unseen(_NO_GOLDEN)
+    _, golden = golden_of(engine.manifest)
     if engine.tokenizer is not None:
         _same_ids(golden, engine.tokenizer, f"the tokenizer in {engine.metadata.tokenizer_dir}")
     options = await _preprocessing(engine, golden)
@@ -83,9 +84,7 @@ async def _preprocessing(engine: EngineContext, golden: Golden) -> str:
 
 @check(CHECKS, "text of an answer")
 async def text(engine: EngineContext) -> Finding:
-    golden, model = golden_of(engine.manifest), f"{engine.metadata.name}{POSTPROCESSING_SUFFIX}"
-    if golden is None:
-        return unseen(_NO_GOLDEN)
+    (_, golden), model = golden_of(engine.manifest), f"{engine.metadata.name}{POSTPROCESSING_SUFFIX}"
     if engine.tokenizer is None or not await engine.probe.client.model_ready(model):
         return unseen("there is no ensemble, or the tokenizer cannot be read here")
     for one in golden.answers:
@@ -102,9 +101,7 @@ async def text(engine: EngineContext) -> Finding:
 
 @check(CHECKS, "chat template")
 async def chat_template(engine: EngineContext) -> Finding:
-    golden = golden_of(engine.manifest)
-    if golden is None:
-        return unseen(_NO_GOLDEN)
+    _, golden = golden_of(engine.manifest)
     if engine.tokenizer is None:
         return unseen(f"the tokenizer folder {engine.metadata.tokenizer_dir} cannot be read from here")
     source = engine.tokenizer.chat_template
@@ -163,9 +160,7 @@ class Agreement:
 
 @check(CHECKS, "greedy answers")
 async def greedy(engine: EngineContext) -> Finding:
-    golden, manifest = golden_of(engine.manifest), engine.manifest
-    if golden is None or manifest is None:
-        return unseen(_NO_GOLDEN)
+    manifest, golden = golden_of(engine.manifest)
     found = await agreement(engine, golden)
     least, most = limits(manifest, found.total)
     built = _measured(manifest)

@@ -9,7 +9,7 @@ import httpx
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.perf.verify.answers import golden_of, limits
-from llmops.perf.verify.findings import Finding, VerifyCheck, WrongError, check, expect, refused, unseen, works, wrong
+from llmops.perf.verify.findings import Finding, VerifyCheck, WrongError, assume, check, expect, refused, works, wrong
 from llmops.response_limits import EVENTS
 from llmops.sequences import common_prefix_length
 
@@ -17,6 +17,7 @@ CHECKS: list[VerifyCheck] = []
 _CHAT = [{"role": "user", "content": "Name the four seasons of the year in order."}]
 _PROMPT = "The capital of France is"
 _NEW = 12
+_NO_ENGINE = "the engine folder (--engine) and its golden answers are needed"
 #: Events of a stream after which a server counts as one that does not end. The longest has 64 tokens.
 MAX_EVENTS = 1000
 
@@ -109,8 +110,7 @@ async def stop(api: ApiContext) -> Finding:
     body = {"messages": _CHAT, "max_tokens": 2 * _NEW, "temperature": 0}
     text = (await api.post("/chat/completions", **body))["choices"][0]["message"]["content"]
     word = next((word for word in text.split()[2:] if text.index(word) > 0), None)
-    if word is None:
-        return unseen("the answer is too short to be stopped within")
+    assume(word is not None, "the answer is too short to be stopped within")
     choice = (await api.post("/chat/completions", **body, stop=[word]))["choices"][0]
     expect(choice["message"]["content"] == text[: text.index(word)], f"stop {word!r} did not end the answer before it")
     expect(choice["finish_reason"] == "stop", f"finish_reason is {choice['finish_reason']!r} after a stop string")
@@ -122,8 +122,7 @@ async def seed(api: ApiContext) -> Finding:
     body = {"prompt": _PROMPT, "max_tokens": _NEW, "temperature": 2.0}
     texts = [(await api.post("/completions", **body, seed=seed))["choices"][0]["text"] for seed in (5, 5, 6, 7)]
     expect(texts[0] == texts[1], "the same seed gives another text")
-    if len(set(texts)) == 1:
-        return unseen("all seeds gave the same text")
+    assume(len(set(texts)) > 1, "all seeds gave the same text")
     return works()
 
 
@@ -163,8 +162,7 @@ async def schema(api: ApiContext) -> Finding:
         expect(response.status_code == 400, f"schemas are not announced, yet the answer is {response.status_code}")
         return refused()
     choice = (await api.post("/chat/completions", **body))["choices"][0]
-    if choice["finish_reason"] == "length":
-        return unseen("the answer was cut before its end")
+    assume(choice["finish_reason"] != "length", "the answer was cut before its end")
     value = json.loads(choice["message"]["content"])
     expect(value.get("colour") in ("red", "green", "blue"), f"the answer {value} does not follow the schema")
     return works()
@@ -189,20 +187,16 @@ async def refusals(api: ApiContext) -> Finding:
 
 @check(CHECKS, "chat template and tokenizer")
 async def tokens(api: ApiContext) -> Finding:
-    golden = golden_of(api.manifest)
-    if golden is None:
-        return unseen("the engine folder (--engine) and its golden answers are needed")
+    _, golden = golden_of(api.manifest, _NO_ENGINE)
     template = api.tokenizer.chat_template if api.tokenizer else None
-    if template and "strftime_now" in template:
-        return unseen("the chat template writes today's date")
+    assume("strftime_now" not in (template or ""), "the chat template writes today's date")
     for one in golden.answers:
         messages = [{"role": "user", "content": one.text}]
         given = {"messages": messages, "add_generation_prompt": True} if template else {"prompt": one.text}
         response = await api.http.post(
             str(api.http.base_url).removesuffix("v1/") + "tokenize", json={"model": api.model, **given}
         )
-        if response.status_code == 404:
-            return unseen("this gateway has no /tokenize")
+        assume(response.status_code != 404, "this gateway has no /tokenize")
         found = response.json().get("tokens")
         wanted = one.ids if template else one.text_ids
         expect(
@@ -213,9 +207,8 @@ async def tokens(api: ApiContext) -> Finding:
 
 @check(CHECKS, "greedy answers")
 async def greedy(api: ApiContext) -> Finding:
-    golden, manifest = golden_of(api.manifest), api.manifest
-    if golden is None or manifest is None or api.tokenizer is None:
-        return unseen("the engine folder (--engine) and its golden answers are needed")
+    manifest, golden = golden_of(api.manifest, _NO_ENGINE)
+    assert api.tokenizer is not None, "it comes with the manifest"
     shared = total = 0
     for one in golden.answers:
         ids = [token for token in one.tokens if token not in manifest.tokenizer.end_ids]

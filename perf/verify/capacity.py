@@ -5,7 +5,7 @@ from typing import Any
 from llmops.gateway.telemetry.metric_definitions import ENGINE_BLOCKS as BLOCKS
 from llmops.gateway.telemetry.metric_definitions import ENGINE_REQUESTS as REQUESTS
 from llmops.perf.verify.engine_context import EngineContext
-from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, unseen, works, wrong
+from llmops.perf.verify.findings import Finding, VerifyCheck, assume, check, expect, works, wrong
 
 CHECKS: list[VerifyCheck] = []
 #: Least share of the planned KV cache: the memory of CUDA graphs and NCCL is not known exactly.
@@ -28,10 +28,7 @@ async def batch(engine: EngineContext) -> Finding:
     now = await engine.gauges.read() if engine.gauges else {}
     reported = now.get((REQUESTS, "max"))
     found = int(reported) if reported else engine.metadata.max_batch_size
-    if not plan:
-        return unseen(
-            f"{found} requests at once; without the engine folder (--engine) nothing says how many it should be"
-        )
+    assume(plan, f"{found} requests at once; without the engine folder (--engine) nothing says how many it should be")
     expected = plan["max_batch_size"]
     return _at_least("requests in a batch", found, expected, who, "max_batch_size of the engine or its Triton model")
 
@@ -39,12 +36,9 @@ async def batch(engine: EngineContext) -> Finding:
 @check(CHECKS, "context")
 async def context(engine: EngineContext) -> Finding:
     plan, who = promised(engine)
-    if not plan:
-        return unseen(
-            f"{engine.metadata.max_seq_len:,} tokens; without the engine folder nothing says how many it should be"
-        )
-    expected = plan["max_seq_len"]
     limit = engine.metadata.max_seq_len
+    assume(plan, f"{limit:,} tokens; without the engine folder nothing says how many it should be")
+    expected = plan["max_seq_len"]
     room = limit - len(engine.prompt) + 1
     result = await engine.same(4, request_output_len=room)
     expect(result.error is not None, f"a request beyond the context of {limit} tokens was accepted")
@@ -55,8 +49,7 @@ async def context(engine: EngineContext) -> Finding:
 async def kv_cache(engine: EngineContext) -> Finding:
     now = await engine.gauges.read() if engine.gauges else {}
     blocks, per = now.get((BLOCKS, "max"), 0), now.get((BLOCKS, "tokens_per"), 0)
-    if not blocks or not per:
-        return unseen("the engine's metrics say nothing of its KV blocks")
+    assume(blocks and per, "the engine's metrics say nothing of its KV blocks")
     tokens = blocks * per
     said = f"{blocks:,.0f} blocks of {per:.0f} tokens: {tokens:,.0f} tokens"
     expected = planned_tokens(engine)

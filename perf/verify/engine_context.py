@@ -11,7 +11,7 @@ from llmops.contract import SUBSCRIPTION
 from llmops.errors import InputError
 from llmops.gateway.interfaces import ModelMetadata
 from llmops.gateway.text.tokenizer import TextTokenizer
-from llmops.perf.verify.findings import WrongError
+from llmops.perf.verify.findings import UnseenError, WrongError
 from llmops.perf.verify.host import TritonGauges
 from llmops.perf.verify.probe import Probe, ProbeResponse
 
@@ -65,12 +65,18 @@ class EngineContext:
         """Return a greedy answer to the common prompt."""
         return await self.probe.ask(self.prompt if prompt is None else prompt, new, **tensors)  # type: ignore[arg-type]
 
-    def place(self, least: int = 2) -> int | None:
-        """Return a position in `plain`, from `least` on, at which an answer can end.
+    def place(self) -> int:
+        """Return a position in `plain` at which an answer can end: its token did not occur before.
 
-        The token at the position did not occur before.
+        Raises:
+            UnseenError: There is none.
         """
-        return next((at for at in range(least, len(self.plain) - 4) if self.plain[at] not in self.plain[:at]), None)
+        for at in range(2, len(self.plain) - 4):
+            if self.plain[at] not in self.plain[:at]:
+                return at
+        raise UnseenError(
+            "the model's greedy answer says the same token over and over, so nothing can end it in the middle"
+        )
 
     def room(self, expected: int) -> int:
         """Return this number of new tokens, or fewer if the context has no room."""

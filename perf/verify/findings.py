@@ -47,19 +47,36 @@ def expect(condition: object, sentence: str) -> None:
         raise WrongError(sentence)
 
 
+class UnseenError(Exception):
+    """The error of a check that cannot show a fault here. Its message says why."""
+
+
+def assume(condition: object, why: str) -> None:
+    """Raise UnseenError unless `condition` holds, without which a check could not show a fault."""
+    if not condition:
+        raise UnseenError(why)
+
+
 Subject = TypeVar("Subject")
 
 
 @dataclass(frozen=True)
 class VerifyCheck:
-    """A check.
-
-    `run` takes the part's context (EngineContext, ApiContext) and returns a Finding or raises
-    WrongError.
-    """
+    """A check. Its function raises WrongError for a fault, and UnseenError where none could show."""
 
     name: str
-    run: Callable[[Any], Awaitable[Finding]]
+    function: Callable[[Any], Awaitable[Finding]]
+
+    async def run(self, subject: Any) -> Finding:
+        """Return the finding about the part's context, an EngineContext or an ApiContext.
+
+        Raises:
+            WrongError: There is a fault.
+        """
+        try:
+            return await self.function(subject)
+        except UnseenError as error:
+            return unseen(str(error))
 
 
 def check(

@@ -6,7 +6,7 @@ import time
 from llmops.gateway.telemetry.metric_definitions import ENGINE_BLOCKS as BLOCKS
 from llmops.gateway.telemetry.metric_definitions import ENGINE_REQUESTS as REQUESTS
 from llmops.perf.verify.engine_context import EngineContext
-from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, unseen, works
+from llmops.perf.verify.findings import Finding, VerifyCheck, assume, check, expect, unseen, works
 from llmops.perf.verify.probe import ProbeResponse
 
 CHECKS: list[VerifyCheck] = []
@@ -49,13 +49,12 @@ async def cancel(engine: EngineContext) -> Finding:
     leaving.set()
     result, left = await running, time.monotonic()
     expect(result.error is None, f"the request failed: {result.error}")
-    if not inside or not result.cancelled or len(result.ids) > new - 8:
-        return unseen("the engine was done before it could be cancelled")
+    was_cancelled = inside and result.cancelled and len(result.ids) <= new - 8
+    assume(was_cancelled, "the engine was done before it could be cancelled")
     # half of the time that the rest would have taken: later the request would be gone anyway
     patience = min(_PATIENCE, (new - len(result.ids)) * pace.gap / 2)
     gone = await engine.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 1) == 0, patience)
-    if not gone and patience < _LEAST:
-        return unseen(f"all {new} tokens take too little time to tell a cancel from an end")
+    assume(gone or patience >= _LEAST, f"all {new} tokens take too little time to tell a cancel from an end")
     expect(gone, f"{patience:.1f} s after its client had left, the request is still in the batch")
     seconds = time.monotonic() - left
     after = await engine.gauges.read()
@@ -101,8 +100,7 @@ async def stop(engine: EngineContext) -> Finding:
     result = await running
     over = time.monotonic() - begun - answered
     expect(result.error is None, f"a stopped request ends with an error: {result.error}")
-    if len(result.ids) == new and said > new - 8:
-        return unseen("the engine was done before it could be stopped")
+    assume(len(result.ids) != new or said <= new - 8, "the engine was done before it could be stopped")
     expect(len(result.ids) < new, "a second request with its id and `stop` did not end the request")
     expect(result.finals == 1, "a stopped request has no final flag")
     # tokens of a round trip are under way when the answer arrives

@@ -5,7 +5,7 @@ from typing import Any
 from llmops import contract
 from llmops.perf.verify.contract.outputs import differs, refused_by_name
 from llmops.perf.verify.engine_context import PLAIN, EngineContext
-from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, refused, unseen, works
+from llmops.perf.verify.findings import Finding, VerifyCheck, assume, check, expect, refused, unseen, works
 
 CHECKS: list[VerifyCheck] = []
 _NEW = 8
@@ -36,8 +36,7 @@ async def drawing(engine: EngineContext) -> Finding:
     else:
         result = [await engine.same(PLAIN, **options, **_HOT) for _ in range(3)]
     if all(one.ids == engine.plain for one in result):
-        if not scored:
-            return unseen("no answer at temperature 2.5 differs from the greedy one, and no log-probability says why")
+        assume(scored, "no answer at temperature 2.5 differs from the greedy one, and no log-probability says why")
         plain = await engine.same(PLAIN, return_log_probs=True)
         expect(
             min(plain.scores) > _CERTAIN,
@@ -61,8 +60,8 @@ async def seeds(engine: EngineContext) -> Finding:
     again = (await engine.same(_NEW, seed=7, **_HOT)).ids
     expect(first == again, differs(again, first, "the same request with the same seed"))
     others = [(await engine.same(_NEW, seed=seed, **_HOT)).ids for seed in (8, 9)]
-    if all(other == first for other in others):
-        return unseen("three seeds gave the same tokens at temperature 2.5: this engine does not draw")
+    differ = any(other != first for other in others)
+    assume(differ, "three seeds gave the same tokens at temperature 2.5: this engine does not draw")
     return works()
 
 
@@ -117,8 +116,8 @@ async def penalties(engine: EngineContext) -> Finding:
     if not getattr(engine.metadata.capabilities, "penalties", True):
         return refused_by_name(await engine.same(2, frequency_penalty=1.0), contract.FREQUENCY_PENALTY)
     plain = (await engine.same(3 * _NEW, engine.loop)).ids
-    if len(set(plain)) > len(plain) // 2:
-        return unseen("the plain answer hardly repeats a token, so a penalty would not show")
+    repeats = len(set(plain)) <= len(plain) // 2
+    assume(repeats, "the plain answer hardly repeats a token, so a penalty would not show")
     seen = []
     for tensor in (contract.FREQUENCY_PENALTY, contract.REPETITION_PENALTY, contract.PRESENCE_PENALTY):
         result = await engine.same(3 * _NEW, engine.loop, **{tensor.name: 2.0})
@@ -162,6 +161,5 @@ async def adapters(engine: EngineContext) -> Finding:
         expect(found, f"adapter {adapter.name} answers nothing")
         if found == engine.plain[:_NEW]:
             same.append(adapter.name)
-    if same:
-        return unseen(f"{', '.join(same)} answered this prompt as the base model does")
+    assume(not same, f"{', '.join(same)} answered this prompt as the base model does")
     return works(f"{len(engine.metadata.adapters)}, each answers differently from the base model")

@@ -20,7 +20,7 @@ from llmops.contract import (
 from llmops.perf.verify.contract.cancellation import IN_FLIGHT
 from llmops.perf.verify.contract.subscriber import ReceivedStep, Subscriber
 from llmops.perf.verify.engine_context import PLAIN, EngineContext
-from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, refused, unseen, works
+from llmops.perf.verify.findings import Finding, VerifyCheck, assume, check, expect, refused, unseen, works
 
 CHECKS: list[VerifyCheck] = []
 #: Checks that run last, and only on a Triton that was started for them.
@@ -125,11 +125,11 @@ async def unknown(engine: EngineContext) -> Finding:
 @_step_check("step stream: window")
 async def window(engine: EngineContext) -> Finding:
     new = engine.room(MAX_UNACKNOWLEDGED_STEPS + 12)
-    if new < MAX_UNACKNOWLEDGED_STEPS + 8:
-        return unseen(
-            f"the context of {engine.metadata.max_seq_len} tokens is too short to fill a window of "
-            f"{MAX_UNACKNOWLEDGED_STEPS} steps"
-        )
+    assume(
+        new >= MAX_UNACKNOWLEDGED_STEPS + 8,
+        f"the context of {engine.metadata.max_seq_len} tokens is too short to fill a window of "
+        f"{MAX_UNACKNOWLEDGED_STEPS} steps",
+    )
     async with Subscriber(engine) as stream:
         await stream.submit((1, new))
         alive = asyncio.create_task(_keep_alive(stream))
