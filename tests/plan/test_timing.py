@@ -10,7 +10,7 @@ from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.speed.step_time import Prefill, StepModel
 from llmops.build.plan.timing.interpolation import InterpolationGrid
-from llmops.build.plan.timing.operation_times import AttentionShape
+from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape
 from llmops.build.plan.timing.roofline import RooflineTimes
 from llmops.build.plan.timing.silicon import package_root, table_folder, timing_source
 from llmops.build.quant_formats import FORMATS
@@ -85,6 +85,23 @@ def test_a_measured_point_gives_the_measured_time():
     filters = [*heads, *sizes, ("kv_cache_dtype", "==", "bfloat16")]
     decode = parquet.read_table(folder / "generation_attention_perf.parquet", filters=filters).to_pylist()
     assert times.decode(8, 2048, HEADS) == pytest.approx(decode[0]["latency"] / 1e3, rel=1e-6)
+
+
+@needs_tables
+def test_experts_without_a_gate_take_their_measured_time():
+    """Nemotron 3 Super's, two matrices of 4096 x 2688, which AIConfigurator's collector/trtllm/collect_moe.py marks
+    "moe_torch_flow_nongated"; the planner asks for them as gated ones of two thirds of the width.
+    """
+    from pyarrow import parquet
+
+    folder, times = table_folder(H100), timing_source(H100, "silicon")
+    kind = [("kernel_source", "==", "moe_torch_flow_nongated"), ("moe_dtype", "==", "fp8"), ("hidden_size", "==", 4096)]
+    split = [("moe_tp_size", "==", 1), ("moe_ep_size", "==", 8), ("distribution", "==", "power_law_1.2")]
+    rows = parquet.read_table(folder / "moe_perf.parquet", filters=[*kind, *split]).to_pylist()
+    found = {row["num_tokens"]: row["latency"] / 1e3 for row in rows}
+    for tokens in (1, 16, 4096):
+        experts = ExpertsShape(4096, 2688 * 2 // 3, 22, 512, tp=1, ep=8)
+        assert times.moe(tokens, experts, "fp8") == pytest.approx(found[tokens], rel=1e-6)
 
 
 @needs_tables

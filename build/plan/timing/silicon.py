@@ -28,6 +28,7 @@ _MS = 1e-3
 #: The dtype of KV cache and arithmetic -> its name in the tables.
 _ATTENTION = {"bf16": "bfloat16", "fp8": "fp8", "int8": "bfloat16"}
 _UNUSED = ("framework", "version", "device", "op_name", "kernel_source", "beam_width")
+_NO_GATE = "moe_torch_flow_nongated"
 #: Distributions of tokens over experts in the tables, best first: real routing is skewed, and
 #: AIConfigurator itself plans Mixtral, Qwen 3 MoE and GPT-OSS with this exponent.
 ROUTING = ("power_law_1.2", "power_law_1.01", "balanced")
@@ -179,9 +180,9 @@ class SiliconTimes(RooflineTimes):
         )
 
     def _moe_grid(self, experts: ExpertsShape, precision: str) -> InterpolationGrid | None:
-        rows = next(
-            filter(None, (self._rows("moe", moe_dtype=FORMATS[precision].moe, distribution=d) for d in ROUTING)), []
-        )
+        dtype = FORMATS[precision].moe
+        found = (self._rows("moe", "kernel_source", moe_dtype=dtype, distribution=d) for d in ROUTING)
+        rows = [_as_gated(row) for row in next(filter(None, found), [])]
         grid = self._split_grid(rows, experts, precision)
         coarser = replace(experts, tp=experts.tp // 2) if experts.tp > 1 else None
         whole = self._split_grid(rows, coarser, precision) if coarser else None
@@ -235,7 +236,7 @@ class SiliconTimes(RooflineTimes):
         like = [row for row in found if row["head_dim"] == attention.head_dim]
         return like or self._rows(table, window_size=0, **equal)
 
-    def _rows(self, table: str, **equal: Any) -> list[dict[str, Any]]:
+    def _rows(self, table: str, keep: str = "", **equal: Any) -> list[dict[str, Any]]:
         path = self.folder / f"{table}_perf.parquet"
         if not path.is_file() or None in equal.values():
             return []
@@ -243,8 +244,19 @@ class SiliconTimes(RooflineTimes):
         import pyarrow.parquet
 
         table_ = pyarrow.parquet.read_table(path, filters=filters)
-        rows: list[dict[str, Any]] = table_.drop_columns([c for c in _UNUSED if c in table_.column_names]).to_pylist()
+        rows: list[dict[str, Any]] = table_.drop_columns(
+            [c for c in _UNUSED if c in table_.column_names and c != keep]
+        ).to_pylist()
         return rows
+
+
+def _as_gated(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of experts with the width of gated ones that are as large.
+
+    Experts without a gate (Nemotron) have two matrices and not three (AIConfigurator
+    `collector/trtllm/collect_moe.py`).
+    """
+    return {**row, "inter_size": row["inter_size"] * 2 // 3} if row.get("kernel_source") == _NO_GATE else row
 
 
 def _grid_of(points: Iterable[tuple[tuple[int, ...], float, float]], ceiling: float = 1.0) -> InterpolationGrid | None:
