@@ -43,6 +43,8 @@ FATAL_XIDS = {
     156: "resource retirement",
     158: "GPU timeout",
 }
+#: Xid errors of NVLink 5, and how their message begins if NVIDIA's catalog resets the GPU for them.
+_NVLINK_XIDS, _FATAL_MESSAGE = range(144, 151), re.compile(r", \w+ +Fatal\b")
 #: Counters of DCGM that must not rise, with what a rise means.
 _DCGM_COUNTERS = {
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "double-bit ECC errors",
@@ -109,12 +111,17 @@ def find_xid(lines: Iterable[str], gpus: Sequence[str] = ()) -> str | None:
     """
     for line in lines:
         match = _XID.match(line)
-        if match is None or int(match[2]) not in FATAL_XIDS:
+        if match is None:
+            continue
+        fault = FATAL_XIDS.get(int(match[2]))
+        if int(match[2]) in _NVLINK_XIDS and _FATAL_MESSAGE.match(line, match.end()):
+            fault = "fatal NVLink error"
+        if fault is None:
             continue
         # the log has 0000:3b:00, nvidia-smi 00000000:3B:00.0
         address = match[1].lower().split(".")[0][-7:]
         if not gpus or any(address in gpu.lower() for gpu in gpus):
-            return f"Xid {match[2]} on GPU {match[1]} ({FATAL_XIDS[int(match[2])]})"
+            return f"Xid {match[2]} on GPU {match[1]} ({fault})"
     return None
 
 

@@ -20,6 +20,7 @@ from llmops.model_repository.server.fault_watch import (
 from tests.support.nvidia_smi import install_nvidia_smi
 
 XID = "[ 96.1] NVRM: Xid (PCI:0000:3b:00): {}, pid='<unknown>', name=<unknown>, Ch 00000008"
+NVLINK = "NVRM: Xid (PCI:0000:04:00): {}, {} XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000 0x00000000)"
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,9 @@ XID = "[ 96.1] NVRM: Xid (PCI:0000:3b:00): {}, pid='<unknown>', name=<unknown>, 
         (XID.format(94).replace("00)", "00 GPU-I:05)"), (), "Xid 94 on GPU 0000:3b:00 (contained ECC error)"),
         (XID.format(94).replace("00)", "00 GPU-I:05 GPU-CI:00)"), (), "Xid 94 on GPU 0000:3b:00 (contained ECC error)"),
         (XID.format(79), ("00000000:3B:00.0",), "Xid 79 on GPU 0000:3b:00 (GPU has fallen off the bus)"),
+        # Blackwell's, as leptonai/gpud's tests of kernel logs have them
+        (NVLINK.format(149, "NETIR_LINK_EVT Fatal"), (), "Xid 149 on GPU 0000:04:00 (fatal NVLink error)"),
+        (NVLINK.format(145, "RLW_CTRL Nonfatal"), (), None),
         # the GPU of another replica on this node
         (XID.format(79), ("00000000:5E:00.0",), None),
         # faults of a program
