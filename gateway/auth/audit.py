@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 WINDOW = 60.0
 #: Combinations of actor, subject and details that are counted apart in one window, of callers and as
 #: many of addresses without a key: strangers must not use up the room of callers. All others count
-#: as `OTHERS`.
+#: as `OTHERS`, those of callers by tenant and subject.
 MAX_GROUPS = 200
 #: Combinations of one actor that are counted apart: a caller may name any end user, and must not
 #: use up the room of others. Beyond them, what the caller chose is left out.
@@ -64,7 +64,7 @@ class AuditCount:
         return replace(self, count=self.count + count, last=last)
 
 
-_Group = tuple[str, str, str, tuple[tuple[str, str | int], ...]]
+_Group = tuple[str, str, str, str, tuple[tuple[str, str | int], ...]]
 
 
 class AuditLog(ABC):
@@ -124,7 +124,9 @@ class CountingAudit:
             group = _group(new)
         is_stranger = new.actor.startswith(_ADDRESS)
         if group not in self._counted and self._sizes[is_stranger] >= MAX_GROUPS:
-            new = replace(_without_details(new), actor=OTHERS, tenant_id="", subject="")
+            # one tenant may have many keys, and must not hide what filters found of another's
+            known_only = {"tenant_id": "", "subject": ""} if is_stranger else {}
+            new = replace(_without_details(new), actor=OTHERS, **known_only)
             group = _group(new)
         if group not in self._counted:
             self._groups[new.actor] += 1
@@ -164,7 +166,7 @@ class CountingAudit:
 
 
 def _group(entry: AuditCount) -> _Group:
-    return entry.actor, entry.action, entry.subject, entry.details
+    return entry.actor, entry.tenant_id, entry.action, entry.subject, entry.details
 
 
 def _without_details(entry: AuditCount) -> AuditCount:

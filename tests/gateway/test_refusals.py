@@ -114,3 +114,15 @@ async def test_strangers_hide_no_callers_entries():
     await refusals.close()
     assert [(row.tenant_id, row.subject) for row in audit.rows if row.action == FOUND] == [("acme", "secrets")]
     assert len(audit.rows) == MAX_GROUPS + 2
+
+
+async def test_keys_of_one_tenant_hide_no_other_tenants_findings():
+    """Before, ten keys of a tenant made the findings of all others those of `others`, of no tenant and no filter."""
+    audit = Written()
+    refusals = CountingAudit(audit)
+    for at in range(20 * MAX_GROUPS):
+        refusals.note_finding(Caller("evil", "u", f"key-{at % 20}", f"evil/key-{at % 20}"), "secrets", end_user=f"u{at}")
+    refusals.note_finding(Caller("acme", "u", "key-a", "acme/key-a"), "secrets", category="s")
+    await refusals.close()
+    assert [row.subject for row in audit.rows if row.tenant_id == "acme"] == ["secrets"]
+    assert sum(row.count for row in audit.rows if row.tenant_id == "evil") == 20 * MAX_GROUPS
