@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 from uuid import NAMESPACE_URL, uuid5
 
 import jwt
@@ -85,7 +86,9 @@ class OidcDirectory(Directory):
         if self._members is not None:
             return await self._members.member(tenant, user, Identity(self._settings.issuer, subject), scopes, until)
         user_id = str(uuid5(NAMESPACE_URL, f"{self._settings.issuer}#{subject}"))
-        return Caller(tenant, user_id, share=f"{tenant}/{user_id}", scopes=scopes, until=until)
+        # a slash in a tenant's name must not end it: what shares a cache or a queue is named before it
+        share = f"{quote(tenant, safe='')}/{user_id}"
+        return Caller(tenant, user_id, share=share, scopes=scopes, until=until)
 
     async def close(self) -> None:
         await self._jwks.close()

@@ -116,6 +116,15 @@ async def test_a_token_says_whose_it_is(issuer, name, algorithm):
     assert caller.share == f"acme/{caller.user_id}"
 
 
+async def test_tenants_whose_names_have_slashes_share_no_cache_and_no_queue(issuer):
+    """Before, what stands before the first slash named the tenant: nothing for Keycloak's groups `/acme` and `/evil`."""
+    async with tokens_of(issuer) as tokens:
+        names = ["acme", "acme/a", "acme/b", "acme%2Fa", "/acme", "/evil"]
+        callers = [await tokens.find(issuer.token(tenant=name)) for name in names]
+    assert [caller.tenant_id for caller in callers] == names
+    assert len({caller.share.partition("/")[0] for caller in callers}) == len(names)
+
+
 WRONG = "This token is not one that its issuer signed."
 OTHER = "Tokens are signed with one of RS256, PS256, ES256, EdDSA here."
 LACKS = "This token lacks one of the claims exp, iss, aud and sub."
