@@ -388,3 +388,26 @@ def test_an_engine_measures_its_chunk_and_counts_down_what_is_left_of_a_prompt(
             left.append(runtime.stats().context_tokens)
     # the answer that runs takes one token of each step
     assert left == [1500 - (chunk - 1), 1500 - 2 * (chunk - 1)]
+
+
+def test_a_grammar_whose_answer_ends_in_its_slow_step_gets_no_other_refused(
+    start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, whose `max_tokens` ended its answer in the slow step had the grammar of a neighbour rejected for good."""
+    engine, slow, victims = start(), ("regex", "[a-z ]*"), ("regex", "[A-Z ]*")
+    runtime: Any = engine.runtime
+    engine.ask(4, slow).finish()
+    engine.ask(4, victims).finish()
+
+    def stop(sequences: int, expected: float | None) -> float:
+        ends = [one.request.guide for one in runtime._sequences.values() if len(one.generated) == 19]
+        return 1.0 if slow in ends and len(runtime._sequences) == 2 else 0.0
+
+    monkeypatch.setattr(runtime._watchdog, "stop", stop)
+    victim, attack = engine.ask(LONG, victims), engine.ask(20, slow)
+    assert attack.finish().error is None
+    told = victim.error
+    victim.cancelled = True
+    victim.finish()
+    assert told is None or told.startswith("unavailable")
+    assert engine.ask(4, victims).finish().error is None

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,8 @@ class OpenVINORuntime(EngineRuntime):
         self._watchdog = GrammarWatchdog(options.grammars.token_seconds)
         # the grammar that was ended while others ran; it is rejected once a step without it stays
         # within the budget
-        self._accused: tuple[tuple[str, str], str] | None = None
+        # the grammar, why it would be rejected, and the grammars that ran beside it
+        self._accused: tuple[tuple[str, str], str, set[tuple[str, str]]] | None = None
         # most models need the smallest chunk on most CPUs, and are then compiled once
         self._chunk = _smallest_chunk(options)
         self._load()
@@ -234,7 +235,8 @@ class OpenVINORuntime(EngineRuntime):
 
     def step(self) -> Iterator[StepOutput]:
         # step() holds the GIL, so all other Python code of this process runs between two steps
-        guides = {sequence.request.guide for sequence in self._sequences.values()} - {None}
+        running = (sequence.request.guide for sequence in self._sequences.values())
+        guides = [*dict.fromkeys(guide for guide in running if guide is not None)]
         self._watchdog.start()
         for pipeline in self._pipelines():
             pipeline.step()
@@ -250,7 +252,7 @@ class OpenVINORuntime(EngineRuntime):
                     if output.finish != FAILED and sequence.request.guide is not None:
                         self._grammars.record_finished(sequence.request.guide)
                 yield output
-        yield from self._end_slow_grammar(excess)
+        yield from self._end_slow_grammar(excess, guides)
 
     def _update_unread(self) -> None:
         """Estimate which prompt tokens the last step read.
@@ -272,32 +274,34 @@ class OpenVINORuntime(EngineRuntime):
         guides = (sequence.request.guide for sequence in self._sequences.values())
         return sum(self._grammars.mean_seconds(guide) for guide in guides if guide is not None)
 
-    def _end_slow_grammar(self, seconds: float) -> Iterator[StepOutput]:
+    def _end_slow_grammar(self, seconds: float, guides: Sequence[tuple[str, str]]) -> Iterator[StepOutput]:
         """End the sequences of the most suspect grammar after a slow step.
 
-        A step is slow if its grammars took too many `seconds`.
+        A step is slow if its grammars took too many `seconds`. The step may have ended the answer
+        of the grammar that was slow.
 
-        If several grammars ran, the grammar is rejected once a step without it stays within the
-        budget.
+        If several grammars ran, the grammar is rejected once a step of the others without it stays
+        within the budget. If one of the others has ended, that one may have been slow.
         """
         if not seconds:
             if self._accused is not None:
-                self._grammars.reject(*self._accused)
+                accused, reason, others = self._accused
                 self._accused = None
+                if others.issubset(guides):
+                    self._grammars.reject(accused, reason)
             return
-        guides = dict.fromkeys(sequence.request.guide for sequence in self._sequences.values())
-        suspects = [guide for guide in guides if guide is not None]
-        if not suspects:
+        if not guides:
             return
         # the newest one of equal suspects
-        culprit = max(enumerate(suspects), key=lambda pair: (self._grammars.suspicion(pair[1]), pair[0]))[1]
+        culprit = max(enumerate(guides), key=lambda pair: (self._grammars.suspicion(pair[1]), pair[0]))[1]
         keys = [key for key, sequence in self._sequences.items() if sequence.request.guide == culprit]
-        tokens = max(len(self._sequences[key].generated) for key in keys)
-        reason = f"{contract.GUIDE}: the grammar takes {seconds * 1000:.0f} ms per token after {tokens} tokens"
-        if len(suspects) == 1:
+        reason = f"{contract.GUIDE}: the grammar takes {seconds * 1000:.0f} ms per token"
+        if keys:
+            reason += f" after {max(len(self._sequences[key].generated) for key in keys)} tokens"
+        if len(guides) == 1:
             self._grammars.reject(culprit, reason)
         else:
-            self._accused = (culprit, reason)
+            self._accused = (culprit, reason, {*guides} - {culprit})
             reason = "unavailable for this grammar: the grammars that run here take too long at the moment"
         for key in keys:
             self.cancel(key)
