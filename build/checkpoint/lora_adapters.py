@@ -92,7 +92,7 @@ def _read(name: str, task_id: int, folder: Path, arch: Architecture) -> AdapterC
     _reject_unsupported(folder, config)
     rank = config["r"]
     root = rank**0.5 if config.get("use_rslora") else rank
-    modules = _modules(folder, arch)
+    modules = _modules(folder, arch, rank)
     return AdapterCheckpoint(name, task_id, folder.absolute(), rank, config["lora_alpha"] / root, modules, states)
 
 
@@ -128,8 +128,9 @@ def _reject_unsupported(folder: Path, config: Mapping[str, Any]) -> None:
             )
 
 
-def _modules(folder: Path, arch: Architecture) -> tuple[str, ...]:
+def _modules(folder: Path, arch: Architecture, rank: int) -> tuple[str, ...]:
     found: dict[str, None] = {}
+    pairs: dict[tuple[str, str], dict[str, tuple[int, ...]]] = {}
     for tensor, info in read_header(folder / WEIGHTS, WEIGHTS).items():
         match = TENSOR.fullmatch(tensor)
         if match is None or match[2] not in MODULES:
@@ -142,6 +143,17 @@ def _modules(folder: Path, arch: Architecture) -> tuple[str, ...]:
                 f"{arch.num_layers} layers of {arch.hidden_size}."
             )
         found[MODULES[match[2]]] = None
+        pairs.setdefault((match[1], match[2]), {})[match[3]] = info.shape
     if not found:
         raise CheckpointError(f"{folder} has no LoRA weights.")
+    # no layer of the model is wider, also where a matrix holds two of them
+    attention = (arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim
+    widest = 2 * max(arch.hidden_size, attention, arch.intermediate_size)
+    for (layer, module), pair in pairs.items():
+        a, b = pair.get("A", ()), pair.get("B", ())
+        if len(a) != 2 or len(b) != 2 or (a[0], b[1]) != (rank, rank) or max(a[1], b[0]) > widest:
+            raise CheckpointError(
+                f"{folder} is damaged: {module} of layer {layer} has no two matrices A and B of rank {rank} that fit "
+                "this model; save the adapter again."
+            )
     return tuple(found)

@@ -117,7 +117,7 @@ async def test_a_token_says_whose_it_is(issuer, name, algorithm):
 
 
 async def test_tenants_whose_names_have_slashes_share_no_cache_and_no_queue(issuer):
-    """Before, what stands before the first slash named the tenant: nothing for Keycloak's groups `/acme` and `/evil`."""
+    """Before, what stands before the first slash was the tenant: nothing of Keycloak's groups `/acme` and `/evil`."""
     async with tokens_of(issuer) as tokens:
         names = ["acme", "acme/a", "acme/b", "acme%2Fa", "/acme", "/evil"]
         callers = [await tokens.find(issuer.token(tenant=name)) for name in names]

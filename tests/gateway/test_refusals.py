@@ -121,7 +121,8 @@ async def test_keys_of_one_tenant_hide_no_other_tenants_findings():
     audit = Written()
     refusals = CountingAudit(audit)
     for at in range(20 * MAX_GROUPS):
-        refusals.note_finding(Caller("evil", "u", f"key-{at % 20}", f"evil/key-{at % 20}"), "secrets", end_user=f"u{at}")
+        evil = Caller("evil", "u", f"key-{at % 20}", f"evil/key-{at % 20}")
+        refusals.note_finding(evil, "secrets", end_user=f"u{at}")
     refusals.note_finding(Caller("acme", "u", "key-a", "acme/key-a"), "secrets", category="s")
     await refusals.close()
     assert [row.subject for row in audit.rows if row.tenant_id == "acme"] == ["secrets"]
