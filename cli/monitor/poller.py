@@ -3,13 +3,12 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
 
 import httpx
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import BaseModel
 
-from llmops.cli.monitor.exposition import MAX_LABEL_LENGTH, MetricsPage, MetricsWindow
-from llmops.cli.monitor.snapshot import FleetSnapshot, PolledGateway, make_snapshot, rows_from_gateways
+from llmops.cli.monitor.exposition import MetricsPage, MetricsWindow
+from llmops.cli.monitor.snapshot import FleetSnapshot, PolledGateway, WorkerStates, make_snapshot, rows_from_gateways
 from llmops.connection_errors import check_url
 from llmops.errors import InputError
 from llmops.gateway.replica_address import DNS_PREFIX, DnsAddress, parse_replica
@@ -26,35 +25,11 @@ CONNECT_TIMEOUT, READ_TIMEOUT = 2.0, 10.0
 #: Bytes of a response. A gateway with a hundred models and replicas sends about one million.
 MAX_PAGE_BYTES = 4 * 2**20
 
-_Name = Annotated[str, AfterValidator(lambda text: escape_unsafe(text, MAX_LABEL_LENGTH))]
-_Number = Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
-
-
-class _Replica(BaseModel):
-    replica: _Name
-    state: _Name
-    source: _Name = ""
-    last_update_seconds_ago: _Number = None
-    running: _Number = None
-    waiting: _Number = None
-    own: _Number = None
-    kv_blocks: _Number = None
-    kv_blocks_free: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
-    step_ms: _Number = None
-    prefill_tokens_per_second: _Number = None
-    problem: _Name = ""
-
-
-class _Worker(BaseModel):
-    gateway: _Name = ""
-    models: dict[_Name, list[_Replica]]
-    unreached: dict[_Name, _Name] = {}
-
 
 class _ReplicaStates(BaseModel):
     """The response of GET /replicas, as far as `llmops top` shows it."""
 
-    gateways: list[_Worker]
+    gateways: list[WorkerStates]
 
 
 class GatewayPoller:
@@ -117,7 +92,7 @@ class GatewayPoller:
         if isinstance(page, str):
             recent.clear()
             return PolledGateway(without_secrets(url), recent, page)
-        workers = frozenset(str(worker.get("gateway")) for worker in states)
+        workers = frozenset(worker.gateway for worker in states)
         problem = ""
         if workers and not workers & self._workers.setdefault(url, workers):
             # differences between two processes behind one address mean nothing
@@ -127,7 +102,7 @@ class GatewayPoller:
         recent.add(page)
         return PolledGateway(without_secrets(url), recent, problem, states)
 
-    async def _replica_states(self, url: str) -> Sequence[Mapping[str, Any]]:
+    async def _replica_states(self, url: str) -> Sequence[WorkerStates]:
         """Return the replica states that a gateway reports.
 
         The result is empty if the gateway has one Triton or the key lacks permission.
@@ -136,7 +111,7 @@ class GatewayPoller:
             body = await asyncio.wait_for(
                 fetch_bounded(self._http, f"{url}/replicas", MAX_PAGE_BYTES, self._key), READ_TIMEOUT
             )
-            return [worker.model_dump() for worker in _ReplicaStates.model_validate_json(body).gateways]
+            return _ReplicaStates.model_validate_json(body).gateways
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError):
             return ()
 

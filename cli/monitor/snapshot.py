@@ -2,15 +2,47 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
-from llmops.cli.monitor.exposition import LabelSums, MetricsWindow, quantile
+from pydantic import AfterValidator, BaseModel, Field
+
+from llmops.cli.monitor.exposition import MAX_LABEL_LENGTH, LabelSums, MetricsWindow, quantile
 from llmops.contract import ENGINE_SUFFIX
 from llmops.gateway.telemetry import metric_definitions
+from llmops.untrusted_text import escape_unsafe
 
 # outcomes of an answer that are failures
 UNHEALTHY_STATES = ("failed", "shed", "aborted")
+
+
+_Name = Annotated[str, AfterValidator(lambda text: escape_unsafe(text, MAX_LABEL_LENGTH))]
+_Number = Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+
+
+class ReplicaState(BaseModel):
+    """The state of a replica, as a gateway worker reports it."""
+
+    replica: _Name
+    state: _Name
+    source: _Name = ""
+    last_update_seconds_ago: _Number = None
+    running: _Number = None
+    waiting: _Number = None
+    own: _Number = None
+    kv_blocks: _Number = None
+    kv_blocks_free: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    step_ms: _Number = None
+    prefill_tokens_per_second: _Number = None
+    problem: _Name = ""
+
+
+class WorkerStates(BaseModel):
+    """The replica states of a gateway worker, by model."""
+
+    gateway: _Name = ""
+    models: dict[_Name, list[ReplicaState]]
+    unreached: dict[_Name, _Name] = {}
 
 
 @dataclass(frozen=True)
@@ -23,7 +55,7 @@ class PolledGateway:
     url: str
     recent: MetricsWindow
     problem: str = ""
-    states: Sequence[Mapping[str, Any]] = ()
+    states: Sequence[WorkerStates] = ()
 
 
 @dataclass(frozen=True)
@@ -221,36 +253,31 @@ class _ModelCounters:
 
 def rows_from_gateways(gateways: Sequence[PolledGateway]) -> list[ReplicaRow]:
     """Return a row per replica, from the worker with the most recent update."""
-    lines: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    lines: dict[tuple[str, str], list[ReplicaState]] = defaultdict(list)
     for gateway in gateways:
         for worker in gateway.states:
-            for model, some in worker["models"].items():
+            for model, some in worker.models.items():
                 for line in some:
-                    lines[model, line["replica"]].append(line)
+                    lines[model, line.replica].append(line)
     return [_replica(model, some) for (model, _), some in sorted(lines.items())]
 
 
-def _replica(model: str, lines: Sequence[Mapping[str, Any]]) -> ReplicaRow:
-    def silence(line: Mapping[str, Any]) -> float:
-        heard = line.get("last_update_seconds_ago")
-        return float("inf") if heard is None else float(heard)
-
-    last = min(lines, key=silence)
-    blocks, rate, step = (last.get(name) for name in ("kv_blocks", "prefill_tokens_per_second", "step_ms"))
+def _replica(model: str, lines: Sequence[ReplicaState]) -> ReplicaRow:
+    last = min(lines, key=lambda line: (line.last_update_seconds_ago is None, line.last_update_seconds_ago))
     return ReplicaRow(
         model,
-        last["replica"],
-        last["state"],
-        sum(line["state"] != last["state"] for line in lines),
-        last.get("last_update_seconds_ago"),
-        last.get("running"),
-        last.get("waiting"),
-        _sum(line.get("own") for line in lines),
-        1 - last["kv_blocks_free"] / blocks if blocks else None,
-        step or None,
-        rate or None,
-        last.get("problem", ""),
-        last.get("source", ""),
+        last.replica,
+        last.state,
+        sum(line.state != last.state for line in lines),
+        last.last_update_seconds_ago,
+        last.running,
+        last.waiting,
+        _sum(line.own for line in lines),
+        1 - last.kv_blocks_free / last.kv_blocks if last.kv_blocks else None,
+        last.step_ms or None,
+        last.prefill_tokens_per_second or None,
+        last.problem,
+        last.source,
     )
 
 
@@ -278,34 +305,24 @@ def rows_from_triton(engines: Mapping[str, MetricsWindow]) -> list[ReplicaRow]:
 
 
 def _gateway(asked: PolledGateway) -> GatewayRow:
-    recent = asked.recent
-    if asked.problem or recent.last is None:
-        return GatewayRow(asked.url, asked.problem)
-    unreached = {server: why for worker in asked.states for server, why in worker.get("unreached", {}).items()}
-    gauges = {
-        name: sum(value for _, value in recent.last.series(name.name))
-        for name in (metric_definitions.ACTIVE_STREAMS, metric_definitions.MEMORY)
-    }
+    recent, page, row = asked.recent, asked.recent.last, GatewayRow(asked.url, asked.problem)
+    if asked.problem or page is None:
+        return row
+    gauges = (metric_definitions.ACTIVE_STREAMS, metric_definitions.MEMORY)
+    streams, memory = (sum(value for _, value in page.series(gauge.name)) for gauge in gauges)
+    unreached = {server: why for worker in asked.states for server, why in worker.unreached.items()}
+    row = replace(row, streams=streams, memory_bytes=memory, unreached=unreached)
     if not recent.seconds:
-        return GatewayRow(
-            asked.url,
-            streams=gauges[metric_definitions.ACTIVE_STREAMS],
-            memory_bytes=gauges[metric_definitions.MEMORY],
-            unreached=unreached,
-        )
+        return row
     by_status = LabelSums("status")
     by_status.add(recent.increases(metric_definitions.REQUESTS.name), 1 / recent.seconds)
-    held = sum(value for _, value in recent.increases(metric_definitions.EVENT_LOOP_BLOCKED.name)) / recent.seconds
-    statuses = by_status.of()
-    return GatewayRow(
-        asked.url,
-        "",
-        sum(statuses.values()),
-        {status: rate for status, rate in sorted(statuses.items()) if status >= "400" and rate},
-        gauges[metric_definitions.ACTIVE_STREAMS],
-        held,
-        gauges[metric_definitions.MEMORY],
-        unreached,
+    rates = by_status.of()
+    return replace(
+        row,
+        requests_per_s=sum(rates.values()),
+        refused_per_s={status: rate for status, rate in sorted(rates.items()) if status >= "400" and rate},
+        loop_held=sum(held for _, held in recent.increases(metric_definitions.EVENT_LOOP_BLOCKED.name))
+        / recent.seconds,
     )
 
 

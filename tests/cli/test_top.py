@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from llmops.cli.main import cli
 from llmops.cli.monitor.exposition import MetricsPage, MetricsWindow
 from llmops.cli.monitor.layout import ViewOptions, render_screen
-from llmops.cli.monitor.snapshot import PolledGateway, make_snapshot
+from llmops.cli.monitor.snapshot import PolledGateway, WorkerStates, make_snapshot
 from tests.support.pages import Page, PageServer, Request
 
 WINDOW = 15.0
@@ -117,10 +117,14 @@ def belief(replica: str, heard: float | None, state: str = "ready", **more: obje
     return {"replica": replica, "state": state, "last_update_seconds_ago": heard, "problem": "", **blocks, **more}
 
 
+def states(worker: str, **models: list[dict]) -> WorkerStates:
+    return WorkerStates.model_validate({"gateway": worker, "models": models})
+
+
 def test_a_replica_is_as_the_gateway_believes_that_heard_of_it_last():
-    worker = {"gateway": "a/1", "models": {"m": [belief("gpu-1:8001", 4.0, "suspect", running=1, own=3)]}}
-    other = {"gateway": "b/2", "models": {"m": [belief("gpu-1:8001", 0.2, running=9, waiting=2, own=4, step_ms=31.5)]}}
-    third = {"gateway": "c/3", "models": {"m": [belief("gpu-1:8001", None, "starting"), belief("gpu-2:8001", None)]}}
+    worker = states("a/1", m=[belief("gpu-1:8001", 4.0, "suspect", running=1, own=3)])
+    other = states("b/2", m=[belief("gpu-1:8001", 0.2, running=9, waiting=2, own=4, step_ms=31.5)])
+    third = states("c/3", m=[belief("gpu-1:8001", None, "starting"), belief("gpu-2:8001", None)])
     asked = [
         PolledGateway("x", recent((0.0, metrics())), states=[worker, other]),
         PolledGateway("y", recent(), states=[third]),
@@ -156,8 +160,8 @@ def several():
     before = metrics(good=1).replace('"m"', '"a"') + metrics().replace('"m"', '"b"')
     after = metrics(good=101).replace('"m"', '"a"') + metrics(good=10, late=10, waiting=9).replace('"m"', '"b"')
     lines = [belief(f"gpu-{at:02}:8001", 0.1, "gone" if at == 7 else "ready") for at in range(40)]
-    worker = {"gateway": "a/1", "models": {"a": lines}}
-    return make_snapshot([PolledGateway("http://x", recent((0.0, before), (10.0, after)), states=[worker])], {})
+    polled = PolledGateway("http://x", recent((0.0, before), (10.0, after)), states=[states("a/1", a=lines)])
+    return make_snapshot([polled], {})
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
