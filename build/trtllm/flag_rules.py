@@ -141,6 +141,9 @@ RULES = [
          "in-flight batching needs --remove_input_padding enable (packed input)."),
     FlagRule(_used("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin"),
          "--gemm_swiglu_plugin and --low_latency_gemm_swiglu_plugin exclude each other: keep one."),
+    FlagRule(lambda f, s: not _on(f, "use_fused_mlp") and any(_on(f, n) for n in (
+         "gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin")),
+         "--gemm_swiglu_plugin and --low_latency_gemm_swiglu_plugin need --use_fused_mlp enable."),
     FlagRule(_used("gemm_plugin", "low_latency_gemm_plugin"),
          "--low_latency_gemm_plugin needs --gemm_plugin disable."),
     FlagRule(lambda f, s: s.quant != "fp8" and any(_on(f, n) for n in (

@@ -59,6 +59,8 @@ def test_published_recipe(recipe):
         ({"extra": {"kv_cache_type": "continuous"}}, "kv_cache_type paged"),
         ({"extra": {"remove_input_padding": "disable"}}, "packed input"),
         ({"extra": {"gemm_swiglu_plugin": "fp8"}}, "need --quant fp8"),
+        # 1.2.1 builder.py, optimize_model_with_config: "GemmSwiGLU plugin requires --use_fused_mlp flag"
+        ({"quant": "fp8", "extra": {"gemm_swiglu_plugin": "fp8", "use_fused_mlp": "disable"}}, "need --use_fused_mlp"),
         ({"quant": "fp8_pc_pt", "extra": {"fp8_rowwise_gemm_plugin": "disable"}}, "go together"),
         ({"extra": {"lora_dir": ["a"]}}, "--lora_plugin auto"),
         ({"extra": {"max_draft_len": 4}}, "speculative_decoding_mode"),
@@ -252,6 +254,20 @@ def test_what_the_runtime_would_not_load_is_refused(tmp_path, length, pp, option
         return
     with pytest.raises(InputError, match=says):
         get_target("tensorrt").prepare(spec, open_checkpoint(str(folder)))
+
+
+@pytest.mark.parametrize(("batch", "expected"), [(256, 256 * 84), (64, 8192)])
+def test_draft_tokens_take_part_in_a_step(tmp_path, batch, expected):
+    """1.2.1 builder.py, build: "New max_num_tokens is set to" max_batch_size * (max_draft_len + 1), if that is more.
+
+    A draft of lookahead=7,7,7 has 83 tokens (examples/lookahead/README.md).
+    """
+    folder = str(write_checkpoint(tmp_path / "tiny", "llama"))
+    options = {"speculative_mode": "lookahead_decoding", "lookahead": "7,7,7"}
+    spec = BuildSpec(folder, tmp_path / "engine", "tensorrt", max_batch_size=batch, options=options)
+    made = get_target("tensorrt").prepare(spec, open_checkpoint(folder))
+    assert made.argv[made.argv.index("--max_num_tokens") + 1] == str(expected)
+    assert made.request.limits.max_num_tokens == expected
 
 
 @pytest.mark.parametrize(

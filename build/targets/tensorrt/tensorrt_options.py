@@ -3,6 +3,8 @@
 Options become arguments of `trtllm-build` and parameters of the C++ backend.
 """
 
+from dataclasses import replace
+
 from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia import trtllm_build
@@ -23,6 +25,17 @@ OPTIONS = COMMON_OPTIONS | {
     "max_input_len", "tokens_per_block", "workers", "adapters", "lora_modules", "max_lora_rank", "speculative_mode",
     "max_draft_len", "lookahead", "guided",
 }  # fmt: skip
+
+
+def with_draft_tokens(request: BuildRequest) -> BuildRequest:
+    """Return the request with the tokens per step that trtllm-build gives an engine with draft tokens.
+
+    It raises a smaller number (1.2.1 `tensorrt_llm/builder.py`, build).
+    """
+    length = int(str(_speculative(request.spec).get("max_draft_len", 0)))
+    limits = request.limits
+    tokens = max(limits.max_num_tokens, limits.max_batch_size * (length + 1))
+    return replace(request, limits=limits.model_copy(update={"max_num_tokens": tokens}))
 
 
 def serve_parameters(request: BuildRequest) -> dict[str, str]:

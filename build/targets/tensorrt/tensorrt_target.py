@@ -49,7 +49,7 @@ class TensorrtTarget(BuildTarget[Checkpoint]):
 
     def prepare(self, spec: BuildSpec, checkpoint: Checkpoint) -> TensorrtJob:
         unknown_options(spec, frozenset(tensorrt_options.OPTIONS), (tensorrt_options.FLAG, tensorrt_options.SERVE))
-        request = make_request(spec, checkpoint)
+        request = tensorrt_options.with_draft_tokens(make_request(spec, checkpoint))
         check_calibration(request)
         if spec.ep != 1:
             raise InputError("--ep: ModelOpt exports expert weights cut over all GPUs only; leave it out.")
