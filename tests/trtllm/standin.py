@@ -205,6 +205,10 @@ class EngineDeadError(RuntimeError):
     """1.3: its workers are gone."""
 
 
+class RequestError(RuntimeError):
+    """1.2.1 executor/utils.py; raised by llmapi/llm.py, `_check_arguments`, and for errors of one request."""
+
+
 class _Strict(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -434,6 +438,8 @@ class LLM:
         self.results: list[RequestOutput] = []
         self.salts: list[str | None] = []
         self.down = self.dead = False
+        # what ended a worker, which the next submission raises (executor/proxy.py, `submit`)
+        self.background: Exception | None = None
         self.world = tensor_parallel_size * (kwargs.get("pipeline_parallel_size") or 1)
         self.events: list[dict[str, Any]] = []
         self.kept: tuple[list[int], list[int]] = ([], [])
@@ -454,8 +460,10 @@ class LLM:
         self.salts.append(cache_salt)
         if self.dead:
             raise EngineDeadError("worker 0 exited") if self.later else RuntimeError("LLM is shutting down")
+        if self.background is not None:
+            raise self.background
         if len(inputs) > 100:
-            raise ValueError("the prompt is longer than max_input_len")
+            raise RequestError("the prompt is longer than max_input_len")
         self._refuse_what_would_be_ignored(sampling_params)
         self._store(inputs)
         prefixes = [(cache_salt, *inputs[:end]) for end in range(32, len(inputs) + 1, 32)]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from llmops_engine.request import RequestRejectedError
+from llmops_engine.runtimes import remote_worker
 from llmops_engine.runtimes import trtllm as engine
 
 from llmops.build.trtllm.release_profiles import profiles_per_release
@@ -106,6 +107,23 @@ def test_a_failing_request_fails_alone(runtime):
     found = collect(runtime)
     assert (found[1][2], found[1][3]) == ("failed", "the engine failed: cuda error")
     assert (found[2][0], found[3][3]) == ([11, 12, 13], "input_ids: the prompt is longer than max_input_len")
+
+
+def test_an_error_that_ended_a_worker_blames_no_request(runtime):
+    """`submit` raises what is in the queue of background errors (executor/proxy.py and executor/executor.py,
+    `_handle_background_error`), of any type but RequestError.
+    """
+    standin.LLM.made[-1].background = OSError("a worker was killed")
+    runtime.submit(1, ask([10], 3), 0)
+    assert collect(runtime)[1][2:] == ("failed", "the engine failed: a worker was killed")
+
+
+def test_a_worker_process_blames_the_engine_for_what_it_did_not_expect():
+    def submit(*_):
+        raise OSError("no memory is left")
+
+    failure = remote_worker._execute(SimpleNamespace(submit=submit), "submit", 1, ask([10], 3), 0)
+    assert failure[-1] == "the engine failed: no memory is left"
 
 
 def test_sampling_is_handed_over():

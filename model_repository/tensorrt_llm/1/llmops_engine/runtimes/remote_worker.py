@@ -15,10 +15,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import llmops_contract as contract
 import numpy as np
 
-from ..engine_runtime import FAILED, DeadEngineError, EngineRuntime
+from ..engine_runtime import ENGINE_FAILED, FAILED, DeadEngineError, EngineRuntime
 from ..request import RequestRejectedError
 from .remote import LOAD_ERROR, OPTIONS, SOCKET
 
@@ -108,7 +107,7 @@ def _execute(runtime: EngineRuntime, action: str, key: int, *arguments: Any) -> 
     except RequestRejectedError as rejection:
         return (key, [], [], FAILED, str(rejection))
     except Exception as error:  # noqa: BLE001 - a request that the library chokes on must not end the others
-        return (key, [], [], FAILED, f"{contract.INPUT_IDS}: {error}")
+        return (key, [], [], FAILED, f"{ENGINE_FAILED}: {error}")
     return None
 
 

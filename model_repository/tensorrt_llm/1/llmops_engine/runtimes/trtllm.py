@@ -197,7 +197,7 @@ class TrtllmRuntime(EngineRuntime):
 
     async def _generate(self, key: int, state: _Sequence, request: RuntimeRequest, params: Any) -> None:
         """Generate one sequence on the library's loop, to which `generate_async` binds its result."""
-        cause = str(contract.INPUT_IDS)
+        taken, delivered = False, 0
         try:
             # cached blocks of a prompt are not computed again and have no logits; a salt of its own
             # finds none
@@ -209,9 +209,7 @@ class TrtllmRuntime(EngineRuntime):
             state.result = self._llm.generate_async(
                 ids.tolist(), params, lora_request=self._adapters.get(request.adapter), streaming=True, **salt
             )
-            # an error of a step ends all requests (1.2.1 _torch/pyexecutor/py_executor.py,
-            # _handle_errors)
-            cause, delivered = ENGINE_FAILED, 0
+            taken = True
             async for output in state.result:
                 completion = output.outputs[0]
                 tokens = list(completion.token_ids[delivered:])
@@ -238,6 +236,9 @@ class TrtllmRuntime(EngineRuntime):
         except Exception as error:  # noqa: BLE001 - whatever the library raises belongs to this request
             if _is_dead(error):
                 self._death_reason = str(error) or "its worker is gone"
+            # an error of a step ends all requests (1.2.1 _torch/pyexecutor/py_executor.py,
+            # _handle_errors)
+            cause = contract.INPUT_IDS if not taken and _is_refusal(error) else ENGINE_FAILED
             self._outputs.put(StepOutput(key, [], [], FAILED, f"{cause}: {error}"))
 
     def cancel(self, key: int) -> None:
@@ -396,6 +397,15 @@ def _abort(state: _Sequence) -> None:
 
 def _finish(reason: str | None) -> str:
     return RUNNING if reason is None else _REASONS.get(reason, STOP)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return True if the library refuses a request for what the request is.
+
+    `generate_async` raises RequestError, a RuntimeError, for too long a prompt, and any exception
+    that ended a worker (1.2.1 llmapi/llm.py, _check_arguments; executor/proxy.py, submit).
+    """
+    return isinstance(error, ValueError) or any(kind.__name__ == "RequestError" for kind in type(error).__mro__)
 
 
 def _is_dead(error: Exception) -> bool:
