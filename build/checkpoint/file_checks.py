@@ -14,6 +14,9 @@ from llmops.errors import CheckpointError
 from llmops.input_files import MAX_CONFIG_BYTES, leads_outside, parse_json
 from llmops.untrusted_text import json_texts
 
+#: Different texts in a checkpoint's settings, each of which is looked up on disk.
+MAX_TEXTS = 1 << 17
+
 
 def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """Return the JSON object in a file.
@@ -112,10 +115,14 @@ def reject_named_files(folder: Path, settings: Mapping[str, Any]) -> None:
         settings: The content of its JSON files, by file name.
 
     Raises:
-        CheckpointError: A text is the path of such a file. The message names the JSON file alone.
+        CheckpointError: A text is the path of such a file, or there are too many. The message names
+            the JSON file alone.
     """
     for name, content in settings.items():
-        for text in json_texts(content):
+        texts = set(json_texts(content))
+        if len(texts) > MAX_TEXTS:
+            raise CheckpointError(f"{folder / name} has more than {MAX_TEXTS:,} texts; download it again.")
+        for text in texts:
             for path in (Path(text), folder / text):
                 if os.path.isfile(path) and leads_outside(path, folder):
                     raise CheckpointError(

@@ -355,6 +355,20 @@ def test_settings_that_name_a_file_outside(folder: Path, tmp_path: Path, name: s
     assert "secret" not in refused.value.message
 
 
+def test_settings_of_a_million_texts_are_refused(folder: Path) -> None:
+    """Before, each text was looked up on disk twice: 22 s of CPU for 8 MiB."""
+    texts = [f"{at:x}" for at in range(900_000)]
+    for entries, outcome in (
+        ({"x": [""] * 2_000_000}, contextlib.nullcontext()),
+        ({"x": texts}, pytest.raises(CheckpointError, match="has more than 131,072 texts")),
+    ):
+        (folder / "generation_config.json").write_text(json.dumps(entries, separators=(",", ":")))
+        begun = time.process_time()
+        with outcome:
+            open_folder(folder, "x", weights=False)
+        assert time.process_time() - begun < 5
+
+
 def test_a_tokenizer_whose_decoder_panics_is_refused(tmp_path: Path, tokenizer_dir: Path) -> None:
     """Before the fix, each answer of the model was a 500 without JSON, and 3 KB of backtrace in the log."""
     shutil.copytree(tokenizer_dir, tmp_path / "t")

@@ -156,7 +156,7 @@ def with_weights(folder: Path, **shapes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     "shapes",
     [
-        {"l0_q_proj_A": (4, 32), "l0_q_proj_B": (32, 4), "l1_o_proj_A": (4, 32), "l1_o_proj_B": (1_000_000, 4)},
+        {"l0_q_proj_A": (4, 32), "l0_q_proj_B": (32, 4), "l0_o_proj_A": (4, 32), "l0_o_proj_B": (1_000_000, 4)},
         {"l0_q_proj_A": (2, 32), "l0_q_proj_B": (32, 2)},
         {"l0_q_proj_A": (4, 32), "l0_q_proj_B": (128,)},
         {"l0_q_proj_A": (4, 32)},
