@@ -36,7 +36,7 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 _CONDITION = re.compile(
-    r"(?P<query>.*[^<>=!\s])\s*(?P<operator><=|>=|==|!=|<|>)\s*(?:bool\s+)?(?P<limit>[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?)\s*",
+    r"(?P<query>.*[^<>=!\s])\s*(?P<operator><=|>=|==|!=|<|>)\s*(?:bool\s+)?(?P<limit>[-+]?(\d++\.?\d*+|\.\d++)(e[-+]?\d++)?)\s*",
     re.DOTALL | re.IGNORECASE,
 )
 

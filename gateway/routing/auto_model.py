@@ -39,7 +39,7 @@ MAX_SCORED_TEXTS = 8
 #: Seconds that the embedding model may take before the request goes on without its score.
 SCORE_TIMEOUT = 0.25
 _CODE = re.compile(
-    r"```|^\s*(def|class|import|from|function|const|public|#include|SELECT|CREATE TABLE)\b.*[({;:]", re.M
+    r"```|^[^\S\n]*+(def|class|import|from|function|const|public|#include|SELECT|CREATE TABLE)\b.*[({;:]", re.M
 )
 _SCHEMA_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
 

@@ -75,7 +75,7 @@ _XID = re.compile(
 )
 #: Labels with which DCGM's exporter repeats the value of DCGM_FI_DEV_XID_ERRORS.
 _XID_LABELS = re.compile(r',?err_(?:code|msg)="[^"]*"')
-_SAMPLE = re.compile(r"^(\w+)\{(.*)\}[ \t]+([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?=\s|$)", re.M)
+_SAMPLE = re.compile(r"^(\w+)\{(.*)\}[ \t]+([-+]?(?:\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d++)?)(?=\s|$)", re.M)
 #: Bytes that one look reads of a kernel log, and of a line without an end.
 MAX_READ_BYTES, MAX_LINE_BYTES = 8 << 20, 64 << 10
 #: Seconds between two looks.

@@ -373,6 +373,18 @@ def test_odd_values_on_a_page_of_faults_are_passed_over() -> None:
     assert found == [*[None] * 6, "Xid 79 on GPU 0 (GPU has fallen off the bus)"]
 
 
+@pytest.mark.parametrize("end", ["x", ""])
+def test_a_long_number_on_a_page_of_faults_holds_no_watch_up(end: str) -> None:
+    """Before the fix, 50,000 digits held the watch for 90 s."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        reply(handler, f"{_SAMPLE}{'7' * 50_000}{end}\n".encode(), "text/plain")
+
+    with server(answer) as url, Cost():
+        watch = FaultWatch(FaultSources(pages=[url]), None)
+        assert watch.find_fault(0.0) is None
+
+
 def test_series_with_ever_new_names_take_no_memory() -> None:
     numbers = iter(range(10**9))
 

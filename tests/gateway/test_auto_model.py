@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -63,6 +64,7 @@ def auto(degradation=None, embed=None, **fields) -> AutoModel:
             "other",
             "schema",
         ),
+        (user("Look:\n\n  \tdef f(x):\n  return x"), context(), "other", "code"),
         (SimpleNamespace(prompt="Once upon a time"), context(), "tiny", "default"),
         (SimpleNamespace(prompt=[[1, 2, 3]]), context(), "tiny", "default"),
     ],
@@ -70,6 +72,13 @@ def auto(degradation=None, embed=None, **fields) -> AutoModel:
 async def test_the_rules(body, sent, model, reason):
     decision = await auto(tiers={"gold": "large"}).choose("auto", body, sent)
     assert (decision.models[0], decision.reason) == (model, reason)
+
+
+async def test_empty_lines_cost_no_more_than_their_length():
+    """Before the fix, 8,000 empty lines held the event loop for 0.7 s, and twice as many four times as long."""
+    began = time.process_time()
+    assert (await auto(prompt_characters=200_000).choose("auto", user("\n" * 100_000), context())).reason == "default"
+    assert time.process_time() - began < 1
 
 
 async def test_an_unknown_quality_is_refused():

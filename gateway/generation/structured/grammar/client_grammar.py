@@ -27,7 +27,9 @@ _TOKEN = re.compile(
     r"""|(?P<nothing>\#[^\n]*|\s+)"""
     r"""|(?P<other>.)"""
 )
-_BOUNDS = re.compile(r"\{\s*(\d+)\s*(,?)\s*(\d*)\s*\}")
+# Possessive, so that a long run of spaces is not divided among the parts in every way. A larger
+# number has 10 digits: all of them say as much here, and `int` refuses thousands of digits.
+_BOUNDS = re.compile(r"\{\s*+0*+(\d{0,10}+)\d*+(?<=\d)\s*+(,?)\s*+(?:0*+(\d{0,10}+)\d*+(?<=\d))?\s*+\}")
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 #: The symbol of all terminals. No rule can have this name.
@@ -153,8 +155,8 @@ def _repeat_last(rules: _Rules, sequence: _Sequence, mark: str) -> None:
     bounds = _BOUNDS.fullmatch(mark)
     least, most = _REPEATS.get(mark, (1, 1))
     if bounds:
-        least = int(bounds[1])
-        most = least if not bounds[2] else int(bounds[3]) if bounds[3] else None
+        least = int(bounds[1] or 0)
+        most = least if not bounds[2] else None if bounds[3] is None else int(bounds[3] or 0)
     item = sequence[-1]
     if item != _RepeatedSymbol(item.name):
         name = _group_name(rules)
