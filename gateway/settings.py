@@ -319,7 +319,7 @@ class QualitySettings(_Section):
         prompts: A JSONL file of prompts with the patterns of right answers. By default 30 simple
             questions.
         shadow: Prompts of users that every replica answers as well in a sweep, for comparison with
-            the other replicas.
+            the other replicas. At most as many as there are golden prompts to compare.
     """
 
     interval: _PositiveDuration | None = None

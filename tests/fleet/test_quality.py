@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,11 +12,13 @@ from llmops.errors import InputError
 from llmops.gateway.routing.quality.golden_prompts import load_golden_prompts
 from llmops.gateway.routing.quality.quality_watch import (
     MAX_SHADOW_TOKENS,
+    QualityWatch,
     ReplicaComparison,
     ShadowSample,
     compare_replicas,
 )
-from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.settings import GatewaySettings, QualitySettings
+from llmops.gateway.telemetry.metrics import GatewayMetrics
 from tests.support.gateway_stack import replica_lines, serving
 from tests.support.mock_engine.llmops_engine.runtimes.faults import command_faults
 from tests.support.mock_engine.planned import constant
@@ -74,6 +77,30 @@ def test_a_shadow_sample_is_bounded():
     sample.record("m", bytes(4 * (MAX_SHADOW_TOKENS + 1)))
     assert len(sample.take("m")) == 2
     assert sample.take("m") == []
+
+
+async def test_texts_of_users_do_not_blind_the_comparison(tmp_path: Path, monkeypatch):
+    """Before, one caller's texts on which healthy replicas differ outvoted the golden prompts."""
+    file = tmp_path / "golden.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    shadow = ShadowSample(4)
+    for token in range(4):
+        shadow.record("m", token.to_bytes(4, "little"))
+    settings = QualitySettings(prompts=file, shadow=4)
+    watch = QualityWatch(settings, 60, SimpleNamespace(pools=[]), GatewayMetrics(), shadow)
+    model = SimpleNamespace(template=None, tokenizer=SimpleNamespace(encode=lambda text: [ord(text)]))
+    good, other, bad = (SimpleNamespace(replica_id=name, model=model) for name in ("good", "other", "bad"))
+
+    async def answers(replica, prompts):
+        # the texts of users have as many right answers as there are replicas
+        of_golden = [9 if replica is bad else 1] * 4
+        return [of_golden if prompt[0] >= ord("a") else [hash((replica.replica_id, prompt))] for prompt in prompts]
+
+    taken = []
+    monkeypatch.setattr(watch, "_answers", answers)
+    monkeypatch.setattr(watch, "_take_out", lambda *args: taken.append(args[2].replica_id))
+    await watch._compare("m", "v", [good, other, bad])
+    assert taken == ["bad"]
 
 
 @contextmanager
