@@ -57,7 +57,7 @@ VALUES: dict[str, dict] = {
         "monitoring": {"enabled": True, "runbooks": RUNBOOKS, "labels": {"release": "p"}, "key": {"name": "metrics"}},
     },
     "closed": {
-        **KEYS, "monitoring": {"enabled": True, "runbooks": RUNBOOKS},
+        **KEYS, "monitoring": {"enabled": True, "runbooks": RUNBOOKS, "key": {"name": "metrics"}},
         "network": {
             "clients": [{"namespaceSelector": {"matchLabels": {"team": "apps"}}}],
             "admins": [{"podSelector": {"matchLabels": {"app": "console"}}}],

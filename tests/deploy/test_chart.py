@@ -53,6 +53,10 @@ REFUSED: list[tuple[dict, str]] = [
         "engines.a.autoscaling has min 5 and max 4",
     ),
     ({**KEYS, "monitoring": {"enabled": True}}, "set monitoring.runbooks to its URL"),
+    (
+        {**KEYS, "monitoring": {"enabled": True, "runbooks": "https://wiki.example"}},
+        "set monitoring.key.name to a Secret with it",
+    ),
 ]
 
 

@@ -130,6 +130,7 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- if and .Values.kafka.user (not .Values.secrets.kafka.name) }}{{ fail "kafka.user needs a password: set secrets.kafka.name" }}{{ end }}
 {{- if and .Values.kafka.servers (not .Values.secrets.signing.name) }}{{ fail "usage events on Kafka are signed: set secrets.signing.name to a Secret with a key for it (`openssl rand -hex 32`)" }}{{ end }}
 {{- if and .Values.monitoring.enabled (not .Values.monitoring.runbooks) }}{{ fail "alerts link to their runbooks: publish deploy/runbooks.md and set monitoring.runbooks to its URL" }}{{ end }}
+{{- if and .Values.monitoring.enabled (not .Values.monitoring.key.name) (or .Values.control.enabled (not .Values.open)) }}{{ fail "Prometheus needs a key for metrics: create one with `llmops key create --scopes metrics` and set monitoring.key.name to a Secret with it" }}{{ end }}
 {{- if .Values.network.enabled }}
 {{- $needed := dict "store" .Values.secrets.store.name "redis" .Values.secrets.redis.name "kafka" .Values.kafka.servers "oidc" .Values.gateway.settings.oidc "traces" .Values.gateway.settings.traces "hub" .Values.builds }}
 {{- range $name, $wanted := $needed }}
