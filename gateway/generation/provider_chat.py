@@ -113,7 +113,9 @@ def _translate(body: ChatRequest, model: ProviderModel, context: RequestContext)
             )
     fields = body.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
     sent = {name: value for name, value in fields.items() if name in _SENT_FIELDS}
-    context.ignored_fields += sorted(fields.keys() - _SENT_FIELDS - _OWN_FIELDS - set(context.ignored_fields))
+    # unknown fields are reported already, by names that are safe to show
+    known = fields.keys() - (body.model_extra or {}).keys()
+    context.ignored_fields += sorted(known - _SENT_FIELDS - _OWN_FIELDS - set(context.ignored_fields))
     return sent
 
 
