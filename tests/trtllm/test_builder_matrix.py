@@ -16,6 +16,7 @@ from llmops.build.quant_formats import FORMATS
 from llmops.build.spec import BuildSpec
 from llmops.build.target_facts import TARGETS
 from llmops.build.targets import tensorrt
+from llmops.build.targets.build_target import get_target
 from llmops.build.targets.nvidia.build_request import allowed_formats
 from llmops.build.trtllm.trtllm_build_flags import effective_flags, from_argv
 from llmops.errors import InputError
@@ -72,7 +73,8 @@ def adapters(tmp_path_factory):
 
 def specs(family, quant, adapters):
     """(KV cache, speculative mode, spec) of every cell of a row."""
-    cells = itertools.product(TARGETS["tensorrt"].kv_caches, LAYOUTS, (True, False), (None, adapters), SPECULATIVE)
+    layouts = LAYOUTS if family != "phi3" else (*LAYOUTS[:2], (2, 1))
+    cells = itertools.product(TARGETS["tensorrt"].kv_caches, layouts, (True, False), (None, adapters), SPECULATIVE)
     for kv, (tp, pp), guided, lora, mode in cells:
         options = {"guided": str(guided).lower(), **SPECULATIVE[mode], **({"adapters": lora} if lora else {})}
         yield kv, mode, BuildSpec("c", Path("e"), "tensorrt", quant=quant, kv_cache=kv, tp=tp, pp=pp, options=options)
@@ -116,6 +118,15 @@ def test_what_needs_pages_is_refused_where_there_are_none(checkpoint):
             tensorrt.target.prepare(spec, source)
     job = tensorrt.target.prepare(BuildSpec("c", Path("e"), "tensorrt", kv_cache="int8"), source)
     assert "no KV cache reuse, no chunked context" in "\n".join(job.dry_run_lines)
+
+
+def test_phi3_has_no_pipeline_stages(checkpoint):
+    """1.2.1 models/phi3/model.py: Phi3Model has an embedding and a last norm on every rank, and `forward` takes no
+    hidden_states of an earlier one, unlike LLaMAModel, QWenModel and GemmaModel.
+    """
+    with pytest.raises(InputError, match=r"--pp: .* no pipeline stages; use --tp"):
+        tensorrt.target.prepare(BuildSpec("c", Path("e"), "tensorrt", tp=2, pp=2), checkpoint("phi3"))
+    get_target("pytorch").prepare(BuildSpec("c", Path("e"), "pytorch", tp=2, pp=2), checkpoint("phi3"))
 
 
 def test_adapters_want_float16(checkpoint, adapters, tmp_path):

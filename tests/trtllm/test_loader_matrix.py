@@ -106,8 +106,9 @@ def pairwise(cells):
 
 
 ENGINES, CHECKPOINTS = (accepted(target) if EVERY else pairwise(accepted(target)) for target in ("tensorrt", "pytorch"))
-# and other layouts: one GPU, more GPUs than KV heads, pipeline stages
-LAYOUTS = [(family, tp, pp) for family in required.KINDS for tp, pp in ((1, 1), (4, 1), (2, 2))]
+# and other layouts: one GPU, more GPUs than KV heads, pipeline stages, which engines of Phi-3 have not
+LAYOUTS = [(family, tp, pp) for family in required.KINDS for tp, pp in ((1, 1), (4, 1), (2, 2))
+           if (family, pp) != ("phi3", 2)]  # fmt: skip
 
 
 @pytest.fixture

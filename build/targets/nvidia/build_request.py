@@ -119,6 +119,10 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
     exports_unchanged = unchanged or _exports_unchanged(spec, checkpoint)
     group_size = _group_size(arch, quant_format, spec)
     check_sharding(arch, spec.tp, spec.pp, group_size)
+    if spec.target == "tensorrt" and spec.pp > 1 and arch.family == "phi3":
+        # 1.2.1 `tensorrt_llm/models/phi3/model.py`: Phi3Model makes the embedding and the last norm
+        # on every rank, and takes no states of an earlier one
+        raise InputError("--pp: TensorRT-LLM's engines of Phi-3 and 4 have no pipeline stages; use --tp.")
     return BuildRequest(
         spec=spec,
         checkpoint=checkpoint,
