@@ -19,7 +19,7 @@ from llmops.perf.lab.figures import Section
 from tests.support.engines import smollm2_engine
 
 #: The benchmarks and the title of each one's row. A benchmark is a module of this package with
-#: `measure(engine)`.
+#: its `CONDITIONS`, and `measure(engine, section)`, which adds its figures to the section.
 BENCHMARKS = {
     "hot_path": "Hot path",
     "streams": "Many streams, long prompts",
@@ -49,7 +49,10 @@ def main(names: tuple[str, ...], engine: Path | None, output: Path | None) -> No
         raise click.UsageError(f"Unknown benchmark {', '.join(unknown)}. Choose from {', '.join(BENCHMARKS)}.")
     engine = engine or smollm2_engine()
     if output is not None:
-        importlib.import_module(f"llmops.perf.lab.{names[0]}").measure(engine).write_json(output)
+        benchmark = importlib.import_module(f"llmops.perf.lab.{names[0]}")
+        with Section(BENCHMARKS[names[0]], benchmark.CONDITIONS) as section:
+            benchmark.measure(engine, section)
+        section.write_json(output)
         return
     failed = [name for name in names or BENCHMARKS if not _run(name, engine)]
     if failed:

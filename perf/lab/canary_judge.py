@@ -27,6 +27,7 @@ CAUGHT_WITHIN = 200
 FAULTS = ("slow", "errors", "scrambled", "language")
 #: Prompts of the golden set, and the loss of accuracy that has to be found.
 PROMPTS, LOSS = 1000, 0.03
+CONDITIONS = f"{ROLLOUTS} simulated roll-outs of {len(STEPS)} steps."
 
 
 @dataclass(frozen=True)
@@ -161,28 +162,23 @@ def golden_verdict(seed: int, loss: float, by_probability: bool) -> Decision:
     return judge.decide()[0]
 
 
-def measure(engine: Path) -> Section:
-    """Return the judge's figures. The engine is not needed."""
-    section = Section("Canary judge", f"{ROLLOUTS} simulated roll-outs of {len(STEPS)} steps.")
-    with section:
-        for twin in (False, True):
-            name = "with a twin" if twin else "without a twin"
-            runs = [simulate(seed, None, twin) for seed in range(ROLLOUTS)]
-            _healthy(section, name, runs)
-            for fault in FAULTS:
-                ends = [simulate(seed, fault, twin, STEPS[:1], CAUGHT_WITHIN) for seed in range(ROLLOUTS)]
-                caught = [end for end in ends if end.decision == "rollback"]
-                section.add(
-                    f"{name}: {fault} caught in {CAUGHT_WITHIN} requests", _percent(caught, ends), "%", 99, "least"
-                )
-                found = sorted(end.requests[0] for end in caught)
-                section.add(f"{name}: {fault}, requests until rollback, median", found[len(found) // 2], "")
-        for by_probability in (False, True):
-            name = f"{PROMPTS} {'log-probabilities' if by_probability else 'right answers'}"
-            lost, equal = (_found(loss, by_probability) for loss in (LOSS, 0.0))
-            section.add(f"{name}: a loss of {100 * LOSS:g} points is found", lost, "%", 90, "least")
-            section.add(f"{name}: no loss, but rolled back", equal, "%", 1)
-    return section
+def measure(engine: Path, section: Section) -> None:
+    """Add the judge's figures. The engine is not needed."""
+    for twin in (False, True):
+        name = "with a twin" if twin else "without a twin"
+        runs = [simulate(seed, None, twin) for seed in range(ROLLOUTS)]
+        _healthy(section, name, runs)
+        for fault in FAULTS:
+            ends = [simulate(seed, fault, twin, STEPS[:1], CAUGHT_WITHIN) for seed in range(ROLLOUTS)]
+            caught = [end for end in ends if end.decision == "rollback"]
+            section.add(f"{name}: {fault} caught in {CAUGHT_WITHIN} requests", _percent(caught, ends), "%", 99, "least")
+            found = sorted(end.requests[0] for end in caught)
+            section.add(f"{name}: {fault}, requests until rollback, median", found[len(found) // 2], "")
+    for by_probability in (False, True):
+        name = f"{PROMPTS} {'log-probabilities' if by_probability else 'right answers'}"
+        lost, equal = (_found(loss, by_probability) for loss in (LOSS, 0.0))
+        section.add(f"{name}: a loss of {100 * LOSS:g} points is found", lost, "%", 90, "least")
+        section.add(f"{name}: no loss, but rolled back", equal, "%", 1)
 
 
 def _healthy(section: Section, name: str, runs: Sequence[SimulatedRollout]) -> None:

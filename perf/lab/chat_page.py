@@ -35,6 +35,7 @@ def add(first, second):
 | fox | 1 |
 
 """
+CONDITIONS = f"One answer of {TOKENS:,} tokens of the mock engine, a token each {1e3 * PERIOD:g} ms."
 
 
 class Sample(NamedTuple):
@@ -46,13 +47,10 @@ class Sample(NamedTuple):
     received: int
 
 
-def measure(engine: Path) -> Section:
-    """Return the figures."""
-    section = Section("Chat page")
-    section.text = f"One answer of {TOKENS:,} tokens of the mock engine, a token each {1e3 * PERIOD:g} ms."
-    with section, mock_engine(engine, PERIOD, text=TEXT) as (_, front):
+def measure(engine: Path, section: Section) -> None:
+    """Add the figures."""
+    with mock_engine(engine, PERIOD, text=TEXT) as (_, front):
         run_async(_measure(front.address.removesuffix("/v1"), section))
-    return section
 
 
 async def _measure(url: str, section: Section) -> None:

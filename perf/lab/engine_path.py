@@ -24,6 +24,7 @@ ROUNDS = 2
 WARM_UP = (4, 8)
 # against the bare pipeline at 32 streams
 BARE_AIM = 0.95
+CONDITIONS = "64 tokens in, 64 out, greedy; by turns in one run, the median of the rounds."
 
 # prompts that were sent before would be in the engine's prefix cache
 _SEEDS = itertools.count(1)
@@ -104,17 +105,14 @@ def prefix_cache(front: Service, section: Section) -> None:
     section.add("TTFT, 2,000 tokens, warm prefix", statistics.median(warm), "ms", statistics.median(cold) / 5)
 
 
-def measure(engine: Path) -> Section:
-    """Return all figures of this benchmark."""
-    text = "64 tokens in, 64 out, greedy; by turns in one run, the median of the rounds."
-    section = Section("Engine path", text)
-    with section, contextlib.ExitStack() as stack:
+def measure(engine: Path, section: Section) -> None:
+    """Add all figures of this benchmark."""
+    with contextlib.ExitStack() as stack:
         systems = {"bare pipeline": stack.enter_context(bare(engine))}
         server, front = stack.enter_context(served(engine))
         systems |= {"Triton gRPC": through_grpc(server), "gateway": through_gateway(front)}
         compare(systems, section)
         prefix_cache(front, section)
-    return section
 
 
 def _report(streams: int, rates: dict[str, float], section: Section) -> None:

@@ -26,12 +26,12 @@ ARGUMENTS = {
 }
 #: Seconds for which the idle readers are watched.
 IDLE = 5.0
+CONDITIONS = "KV-cache events and statistics of TensorRT-LLM, whose part is a stand-in."
 
 
-def measure(engine: Path) -> Section:
-    """Return all figures of this benchmark. It needs no engine."""
-    section = Section("Engine reports", "KV-cache events and statistics of TensorRT-LLM, whose part is a stand-in.")
-    with section, tempfile.TemporaryDirectory() as folder:
+def measure(engine: Path, section: Section) -> None:
+    """Add all figures of this benchmark. It needs no engine."""
+    with tempfile.TemporaryDirectory() as folder:
         copy_model_code("tensorrt_llm", Path(folder))
         sys.path.insert(0, folder)
         runtimes = importlib.import_module("llmops_engine.runtimes.trtllm")
@@ -43,7 +43,6 @@ def measure(engine: Path) -> Section:
         statistics, idle = _readers(runtimes)
         section.add("statistics of a step", 1e6 * statistics, "µs")
         section.add("readers while there is nothing to read", 100 * idle, "% of a core", 1.0)
-    return section
 
 
 def _events(translator: Any) -> tuple[float, float]:

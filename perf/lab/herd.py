@@ -39,6 +39,10 @@ SETTINGS: dict[str, Any] = {
     "tiers": {name: {} for name, _ in TIERS},
     "limits": {"connections": 2 * CLIENTS, "connections_per_client": 0},
 }
+CONDITIONS = (
+    f"{CLIENTS:,} clients on connections of their own send a request within {ARRIVING:g} s to one gateway with "
+    f"{REPLICAS} mock engines of {PLACES} sequences on the real Triton, and return as Retry-After says."
+)
 
 
 @dataclass
@@ -51,20 +55,14 @@ class HerdClient:
     errors: list[str] = field(default_factory=list)
 
 
-def measure(engine: Path) -> Section:
-    text = (
-        f"{CLIENTS:,} clients on connections of their own send a request within {ARRIVING:g} s to one gateway with "
-        f"{REPLICAS} mock engines of {PLACES} sequences on the real Triton, and return as Retry-After says."
-    )
-    section = Section("Herd", text)
-    with section, tempfile.TemporaryDirectory() as folder:
+def measure(engine: Path, section: Section) -> None:
+    with tempfile.TemporaryDirectory() as folder:
         paged = constant(STEP, TOKEN, BLOCKS, SEQUENCE, max_batch_size=PLACES, max_num_tokens=CHUNK)
         store = f"sqlite:///{folder}/store.db"
         keys = keys_of(store, [name for name, _ in TIERS])
         settings = {**SETTINGS, "store": store, "usage": {"outbox": f"{folder}/usage"}}
         with engines(engine, replace(paged, tokens_per_block=SIZE), REPLICAS) as stage:
             _measure(stage, settings, words_of(engine), keys, section)
-    return section
 
 
 def _measure(

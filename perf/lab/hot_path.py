@@ -22,6 +22,7 @@ from tests.support.stack import Service
 PERIOD = 0.02  # seconds between two tokens of a stream
 STOPS = ["\n\nUser:", "###"]
 SETTLE, WINDOW = 3.0, 6.0  # seconds: until all streams are open, and over which CPU is read
+CONDITIONS = "Mock engine at 20 ms per token on the real Triton, gateway and load generator on the same machine."
 
 
 def cpu_per_token(triton_: Service, gateway_: Service, section: Section, streams: int = 128) -> None:
@@ -116,19 +117,14 @@ def _values(document: Document, metric: str) -> list[float]:
     return [b - a for r in done for a, b in zip(r["chunks"], r["chunks"][1:], strict=False)]
 
 
-def measure(engine: Path) -> Section:
-    """Return all figures of this benchmark."""
-    text = "Mock engine at 20 ms per token on the real Triton, gateway and load generator on the same machine."
-    section = Section("Hot path", text)
-    with section:
-        with mock_engine(engine, PERIOD) as (triton_, gateway_):
-            cpu_per_token(triton_, gateway_, section)
-            cpu_per_request(gateway_, section)
-        with mock_engine(engine, PERIOD, transports=["request"]) as (triton_, gateway_):
-            per_request_streams(triton_, gateway_, section)
-        # first tokens on a grid of 1 ms, so that waiting for the clock does not hide what the path
-        # adds
-        with mock_engine(engine, PERIOD, first=0.001, text=PLAIN) as (triton_, gateway_):
-            added_latency(triton_, gateway_, section)
-            added_latency(triton_, gateway_, section, streams=8, rounds=1)
-    return section
+def measure(engine: Path, section: Section) -> None:
+    """Add all figures of this benchmark."""
+    with mock_engine(engine, PERIOD) as (triton_, gateway_):
+        cpu_per_token(triton_, gateway_, section)
+        cpu_per_request(gateway_, section)
+    with mock_engine(engine, PERIOD, transports=["request"]) as (triton_, gateway_):
+        per_request_streams(triton_, gateway_, section)
+    # first tokens on a grid of 1 ms, so that waiting for the clock does not hide what the path adds
+    with mock_engine(engine, PERIOD, first=0.001, text=PLAIN) as (triton_, gateway_):
+        added_latency(triton_, gateway_, section)
+        added_latency(triton_, gateway_, section, streams=8, rounds=1)

@@ -30,6 +30,11 @@ FULL = 2.5
 SECONDS = 60.0
 SEEDS = (0, 1)
 SETTINGS: dict[str, Any] = {"slo": {"ttft_p95": f"{1000 * TTFT:g}ms", "tpot_p95": f"{1000 * TPOT:g}ms"}}
+CONDITIONS = (
+    f"{REPLICAS} mock engines of {PLACES} sequences with measured step times x {FACTOR:g}, noise of "
+    f"{100 * NOISE:g} % and chunks of {CHUNK} tokens, the second twice as slow; objectives of {TTFT:g} s and "
+    f"{1000 * TPOT:g} ms; {len(SEEDS)} runs of {SECONDS:g} s at each load, with step messages and without."
+)
 
 
 @dataclass
@@ -47,29 +52,21 @@ class RunFigures:
         return self.cached / max(self.prompt, 1)
 
 
-def measure(engine: Path) -> Section:
-    text = (
-        f"{REPLICAS} mock engines of {PLACES} sequences with measured step times x {FACTOR:g}, noise of "
-        f"{100 * NOISE:g} % and chunks of {CHUNK} tokens, the second twice as slow; objectives of {TTFT:g} s and "
-        f"{1000 * TPOT:g} ms; {len(SEEDS)} runs of {SECONDS:g} s at each load, with step messages and without."
-    )
-    section = Section("Replicas that report nothing", text)
-    with section:
-        words = words_of(engine)
-        for times in (2, 10):
-            told, learnt = RunFigures(), RunFigures()
-            # alternating, so that what else the machine does disturbs both
-            for seed in SEEDS:
-                for outcome, transports in ((told, None), (learnt, ["request"])):
-                    _run(engine, _load(words, times, seed), transports, outcome)
-            section.add(f"{times} x: answers in time with step messages", told.in_time, "")
-            section.add(f"{times} x: answers in time without", learnt.in_time, "")
-            section.add(f"{times} x: without, relative", 100 * learnt.in_time / told.in_time, "%", 95.0, "least")
-            section.add(f"{times} x: prefix hits with step messages", 100 * told.hits, "%")
-            section.add(f"{times} x: prefix hits without, relative", 100 * learnt.hits / told.hits, "%", 98.0, "least")
-            section.add(f"{times} x: neither answered nor rejected", told.odd + learnt.odd, "", 0)
-            section.note(f"{times} x: {told} with step messages, {learnt} without")
-    return section
+def measure(engine: Path, section: Section) -> None:
+    words = words_of(engine)
+    for times in (2, 10):
+        told, learnt = RunFigures(), RunFigures()
+        # alternating, so that what else the machine does disturbs both
+        for seed in SEEDS:
+            for outcome, transports in ((told, None), (learnt, ["request"])):
+                _run(engine, _load(words, times, seed), transports, outcome)
+        section.add(f"{times} x: answers in time with step messages", told.in_time, "")
+        section.add(f"{times} x: answers in time without", learnt.in_time, "")
+        section.add(f"{times} x: without, relative", 100 * learnt.in_time / told.in_time, "%", 95.0, "least")
+        section.add(f"{times} x: prefix hits with step messages", 100 * told.hits, "%")
+        section.add(f"{times} x: prefix hits without, relative", 100 * learnt.hits / told.hits, "%", 98.0, "least")
+        section.add(f"{times} x: neither answered nor rejected", told.odd + learnt.odd, "", 0)
+        section.note(f"{times} x: {told} with step messages, {learnt} without")
 
 
 def _run(engine: Path, trace: Sequence[TraceRequest], transports: list[str] | None, outcome: RunFigures) -> None:

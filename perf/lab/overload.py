@@ -40,26 +40,23 @@ ONE = Talks(rate=FULL, sessions=1, turns=1)
 SLO = {"slo": {"ttft_p95": f"{1000 * TTFT:g}ms", "tpot_p95": f"{1000 * TPOT:g}ms"}}
 TIERS = {"tiers": {"interactive": {"weight": 4}, "batch": {"max_wait": "5s"}}}
 LOOK = 0.1
+CONDITIONS = (
+    f"{REPLICAS} mock engines of {PLACES} sequences on the real Triton: a step takes {1000 * STEP:g} ms, "
+    f"{1000 * SEQUENCE:g} ms more per sequence and {1000 * TOKEN:g} ms per prompt token. Objectives: "
+    f"{1000 * TTFT:g} ms to the first token, {1000 * TPOT:g} ms for each after it. {SECONDS:g} s of each load."
+)
 
 
-def measure(engine: Path) -> Section:
-    text = (
-        f"{REPLICAS} mock engines of {PLACES} sequences on the real Triton: a step takes {1000 * STEP:g} ms, "
-        f"{1000 * SEQUENCE:g} ms more per sequence and {1000 * TOKEN:g} ms per prompt token. Objectives: "
-        f"{1000 * TTFT:g} ms to the first token, {1000 * TPOT:g} ms for each after it. {SECONDS:g} s of each load."
-    )
-    section = Section("Overload", text)
-    with section:
-        paged = constant(STEP, TOKEN, BLOCKS, SEQUENCE, max_batch_size=PLACES, max_num_tokens=CHUNK)
-        with engines(engine, replace(paged, tokens_per_block=SIZE), REPLICAS) as stage:
-            words = words_of(engine)
-            best = _best(stage, words, section)
-            for times in (2, 10):
-                _overloaded(stage, words, section, times, best)
-            _without(stage, words, section, best)
-            _tiers(stage, words, section)
-            _flood(stage, words, section)
-    return section
+def measure(engine: Path, section: Section) -> None:
+    paged = constant(STEP, TOKEN, BLOCKS, SEQUENCE, max_batch_size=PLACES, max_num_tokens=CHUNK)
+    with engines(engine, replace(paged, tokens_per_block=SIZE), REPLICAS) as stage:
+        words = words_of(engine)
+        best = _best(stage, words, section)
+        for times in (2, 10):
+            _overloaded(stage, words, section, times, best)
+        _without(stage, words, section, best)
+        _tiers(stage, words, section)
+        _flood(stage, words, section)
 
 
 def _best(stage: Engines, words: Sequence[int], section: Section) -> float:

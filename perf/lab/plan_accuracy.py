@@ -44,6 +44,7 @@ GOALS, GOALS_MOE = (10.0, 20.0), (15.0, 35.0)
 # Captured CUDA graphs of the PyTorch backend's runs, with padding, as the page's options say;
 # engines have none.
 GRAPHS = {"1.2": (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)}
+CONDITIONS = "Times measured on silicon where there are any."
 
 
 @dataclass(frozen=True)
@@ -157,16 +158,13 @@ def summary(group: str, rows: list[Row]) -> str:
     )
 
 
-def measure(engine: Path) -> Section:
-    """Return the median and the worst error of each group. Print every row."""
-    console, section = Console(highlight=False), Section("Planner", "Times measured on silicon where there are any.")
-    with section:
-        times = {row.gpu: timing_source(find_gpu(row.gpu), "auto") for row in published()}
-        rows = [predict(row, times[row.gpu]) for row in published()]
-        report(rows, console)
-        for group in dict.fromkeys(row.group for row in rows):
-            errors = [100 * abs(row.error) for row in rows if row.group == group]
-            typical, worst = GOALS_MOE if group == "GPT-OSS" else GOALS
-            section.add(f"{group}: median error of {len(errors)} rows", median(errors), "%", typical)
-            section.add(f"{group}: worst error", max(errors), "%", worst)
-    return section
+def measure(engine: Path, section: Section) -> None:
+    """Add the median and the worst error of each group. Print every row."""
+    times = {row.gpu: timing_source(find_gpu(row.gpu), "auto") for row in published()}
+    rows = [predict(row, times[row.gpu]) for row in published()]
+    report(rows, Console(highlight=False))
+    for group in dict.fromkeys(row.group for row in rows):
+        errors = [100 * abs(row.error) for row in rows if row.group == group]
+        typical, worst = GOALS_MOE if group == "GPT-OSS" else GOALS
+        section.add(f"{group}: median error of {len(errors)} rows", median(errors), "%", typical)
+        section.add(f"{group}: worst error", max(errors), "%", worst)

@@ -50,19 +50,16 @@ PEERS = ConversationArrivals(
     block_tokens=16,
 )  # fmt: skip
 WARM = 60.0
+CONDITIONS = "The choice of a replica, the queue, and what both make of a fleet in simulated time (`llmops simulate`)."
 
 
-def measure(engine: Path) -> Section:
-    """Return all figures of this benchmark."""
-    text = "The choice of a replica, the queue, and what both make of a fleet in simulated time (`llmops simulate`)."
-    section = Section("Fleet policies", text)
-    with section:
-        _times(section)
-        _caches(section)
-        _overload(section)
-        _flood(section)
-        _predictions(section)
-    return section
+def measure(engine: Path, section: Section) -> None:
+    """Add all figures of this benchmark."""
+    _times(section)
+    _caches(section)
+    _overload(section)
+    _flood(section)
+    _predictions(section)
 
 
 def _times(section: Section) -> None:

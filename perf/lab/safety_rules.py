@@ -30,25 +30,23 @@ WORDS = ["fool", "idiot", "moron", "stupid"]
 #: English prose of about 16 KB without a match, in tokens of 4 characters.
 TEXT = "The quick brown fox jumps over the lazy dog near the river bank and then goes home. " * 200
 TOKENS = [TEXT[at : at + 4] for at in range(0, len(TEXT), 4)]
+CONDITIONS = "Rules on prose without a match; tokens of 4 characters."
 
 
-def measure(engine: Path) -> Section:
-    """Return all figures of this benchmark. Of the engine it needs the tokenizer."""
-    section = Section("Safety rules", "Rules on prose without a match; tokens of 4 characters.")
-    with section:
-        filters = {
-            "patterns": rule_filter("patterns", "secrets", PATTERNS, [], ignore_case=True),
-            "words": rule_filter("words", "abuse", [], WORDS, ignore_case=True),
-        }
-        for name, rules in filters.items():
-            seconds = _fastest(lambda rules=rules: asyncio.run(rules.judge(TEXT)))  # type: ignore[misc]
-            section.add(f"prompt, {name}", 1e6 * seconds / (len(TEXT) / 1000), "µs/KB", 50.0)
-            seconds = _fastest(lambda rules=rules: _stream(rules))  # type: ignore[misc]
-            section.add(f"answer in hold, {name}", 1e6 * seconds / len(TOKENS), "µs/token", 0.5)
-        with_check, without = _tokens_without_filters(engine / "tokenizer")
-        section.add("token without filters", 1e6 * with_check, "µs")
-        section.add("token without filters, share of the check for them", 100 * (with_check / without - 1), "%", 2.0)
-    return section
+def measure(engine: Path, section: Section) -> None:
+    """Add all figures of this benchmark. Of the engine it needs the tokenizer."""
+    filters = {
+        "patterns": rule_filter("patterns", "secrets", PATTERNS, [], ignore_case=True),
+        "words": rule_filter("words", "abuse", [], WORDS, ignore_case=True),
+    }
+    for name, rules in filters.items():
+        seconds = _fastest(lambda rules=rules: asyncio.run(rules.judge(TEXT)))  # type: ignore[misc]
+        section.add(f"prompt, {name}", 1e6 * seconds / (len(TEXT) / 1000), "µs/KB", 50.0)
+        seconds = _fastest(lambda rules=rules: _stream(rules))  # type: ignore[misc]
+        section.add(f"answer in hold, {name}", 1e6 * seconds / len(TOKENS), "µs/token", 0.5)
+    with_check, without = _tokens_without_filters(engine / "tokenizer")
+    section.add("token without filters", 1e6 * with_check, "µs")
+    section.add("token without filters, share of the check for them", 100 * (with_check / without - 1), "%", 2.0)
 
 
 def _tokens_without_filters(tokenizer_dir: Path) -> tuple[float, float]:

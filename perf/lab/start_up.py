@@ -25,6 +25,7 @@ from llmops.cli.main import main
 golden.available_memory = lambda: 0
 main()
 """
+CONDITIONS = "Wall clock and largest resident set of the processes; weights of the larger checkpoints are random."
 
 
 def program() -> str:
@@ -59,12 +60,10 @@ def usage(command: list[str], cache: Path | None = None) -> ProcessUsage:
     return ProcessUsage(seconds, used.ru_maxrss / 1024, used.ru_utime + used.ru_stime)
 
 
-def measure(engine: Path) -> Section:
-    """Return the figures. Checkpoints that are made up have the tokenizer of `engine`."""
-    section = Section("Start-up and build")
-    section.text = "Wall clock and largest resident set of the processes; weights of the larger checkpoints are random."
+def measure(engine: Path, section: Section) -> None:
+    """Add the figures. Checkpoints that are made up have the tokenizer of `engine`."""
     tokenizer = engine / EngineManifest.load(engine).tokenizer.directory
-    with section, tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         usage([program(), "--help"])
         best = min(usage([program(), "--help"]).seconds for _ in range(5))
@@ -76,7 +75,6 @@ def measure(engine: Path) -> Section:
         section.add("the same build again", again.seconds, "s", 1)
         _memory("safetensors, float16", make_checkpoint(folder / "hf", tokenizer), "int8", folder, section)
         _memory("GGUF, Q4_1", make_checkpoint(folder / "large.gguf"), "int4", folder, section)
-    return section
 
 
 def _memory(name: str, checkpoint: Path, quant: str, folder: Path, section: Section) -> None:

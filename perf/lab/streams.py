@@ -21,6 +21,7 @@ from tests.support.stack import Service
 SLOW = 0.2  # seconds per token where streams, not tokens, are to be counted
 PERIOD = 0.02
 LONG = 32_000  # tokens
+CONDITIONS = "Mock engine on the real Triton, gateway and load generator on the same machine."
 
 
 def many_streams(front: Service, section: Section, streams: int = 1000) -> None:
@@ -92,13 +93,9 @@ async def _beside(front: Service, streams: int, seconds: float) -> tuple[Documen
     return await short, ttfts
 
 
-def measure(engine: Path) -> Section:
-    """Return all figures of this benchmark."""
-    text = "Mock engine on the real Triton, gateway and load generator on the same machine."
-    section = Section("Many streams, long prompts", text)
-    with section:
-        with mock_engine(engine, SLOW) as (_, front):
-            many_streams(front, section)
-        with mock_engine(engine, PERIOD, text=PLAIN) as (_, front):
-            long_prompt(front, section)
-    return section
+def measure(engine: Path, section: Section) -> None:
+    """Add all figures of this benchmark."""
+    with mock_engine(engine, SLOW) as (_, front):
+        many_streams(front, section)
+    with mock_engine(engine, PERIOD, text=PLAIN) as (_, front):
+        long_prompt(front, section)

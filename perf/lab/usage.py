@@ -41,15 +41,13 @@ BATCH, BATCHES = 1_000, 10
 # ten minutes of 500 requests a second
 AWAY = 300_000
 ANN = Caller("acme", "00000000-0000-0000-0000-000000000007", "key-1", tier="pro")
+CONDITIONS = "One process, without HTTP; CPU is its own. The ledger's batches are of 1,000 events of 50 users."
 
 
-def measure(engine: Path) -> Section:
-    """Return all figures of this benchmark."""
-    text = "One process, without HTTP; CPU is its own. The ledger's batches are of 1,000 events of 50 users."
-    section = Section("Usage", text)
-    with section, tempfile.TemporaryDirectory() as folder:
+def measure(engine: Path, section: Section) -> None:
+    """Add all figures of this benchmark."""
+    with tempfile.TemporaryDirectory() as folder:
         asyncio.run(_measure(Path(folder), section))
-    return section
 
 
 async def _measure(folder: Path, section: Section) -> None:
