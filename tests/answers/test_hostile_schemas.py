@@ -263,6 +263,33 @@ def test_what_is_wrong_with_a_grammar(text, problem):
     assert find_ebnf_error(text) == problem
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("root ::= .", "the rule '.' is used but not defined"),
+        ('root ::= é\né ::= "x"', "it has 'é' outside of a text"),
+        ('root ::= "a", "b"', "it has ',' outside of a text"),
+        ('root ::= "a"\nroot ::= "b"', "the rule 'root' is defined twice"),
+        ('root ::= "a" |', 'an alternative is empty: write "" for the empty text'),
+        ('root ::= a\na ::=\nb ::= "x"', 'an alternative is empty: write "" for the empty text'),
+        ('root ::= "a" (| "b")', 'an alternative is empty: write "" for the empty text'),
+        ('root ::= ("a" | )', 'an alternative is empty: write "" for the empty text'),
+        ('root ::= "a" | *', "a repetition has nothing before it"),
+        ('root ::= "a"{,2}', "{,2} is not a number of repetitions"),
+        ('root ::= "a"{3,2}', "{3,2} is not a number of repetitions"),
+        ('root ::= "\\q"', "a backslash before 'q' has no meaning"),
+        ("root ::= [\\d]", "a backslash before 'd' has no meaning"),
+        ('root ::= .x [\\^\\\\d] "\\\\q" () "" | "a"{2,}"b"{0,5}\n.x ::= -y\n-y ::= "y"{ 1 , 3 }', None),
+    ],
+)  # fmt: skip
+def test_a_grammar_that_xgrammar_cannot_read_reaches_no_engine(text, problem):
+    """xgrammar.Grammar.from_ebnf raises for each but the last, in 0.1.25 (TensorRT-LLM 1.2.1), 0.1.32 and 0.2.8.
+
+    NVIDIA's backend reads it within a step, whose error ends all requests (guidedDecoder.cpp, build).
+    """
+    assert find_ebnf_error(text) == problem
+
+
 def test_a_grammar_has_a_limit():
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "guided_grammar": "root ::= " + "a" * 65_536}
     with pytest.raises(InvalidRequestError, match="must be an EBNF text of 1 to 65536 characters"):

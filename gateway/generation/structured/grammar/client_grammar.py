@@ -21,15 +21,21 @@ _TOKEN = re.compile(
     r"""|(?P<terminal>"[^"\\\n]*(?:\\.[^"\\\n]*)*"|\[[^\]\\\n]*(?:\\.[^\]\\\n]*)*\])"""
     r"""|(?P<repeat>[*+?]|\{[^}]*\})"""
     r"""|(?P<unclosed>["'\[\]{])"""
-    r"""|(?P<name>[A-Za-z_][\w.-]*)"""
+    r"""|(?P<name>[A-Za-z_.-][A-Za-z0-9_.-]*)"""
     r"""|(?P<defines>::=)"""
-    r"""|(?P<open>\(=?)|(?P<close>\))|(?P<or>\|)|(?P<any>\.)"""
+    r"""|(?P<open>\(=?)|(?P<close>\))|(?P<or>\|)"""
     r"""|(?P<nothing>\#[^\n]*|\s+)"""
     r"""|(?P<other>.)"""
 )
 # Possessive, so that a long run of spaces is not divided among the parts in every way. A larger
 # number has 10 digits: all of them say as much here, and `int` refuses thousands of digits.
 _BOUNDS = re.compile(r"\{\s*+0*+(\d{0,10}+)\d*+(?<=\d)\s*+(,?)\s*+(?:0*+(\d{0,10}+)\d*+(?<=\d))?\s*+\}")
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+#: What xgrammar takes after a backslash, in the versions from 0.1.25 to 0.2.8.
+_TEXT_ESCAPES = "\"'/0?U\\abefnrtuvx"
+_CLASS_ESCAPES = _TEXT_ESCAPES + "$()*+-.[]^{|}"
+#: What follows the last token.
+_END = ("", "")
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 #: The symbol of all terminals. No rule can have this name.
@@ -56,7 +62,8 @@ _Rules = dict[str, list[_Sequence]]
 def find_ebnf_error(text: str) -> str | None:
     """Return the first error that one pass over the grammar finds, or None.
 
-    The errors are unclosed brackets and quotes, and rules that are used but not defined.
+    Each of them is an error for xgrammar, too. NVIDIA's backend reads a grammar within a step, and
+    an error of a step ends all requests.
     """
     if "\0" in text:
         return "it has the character U+0000"
@@ -80,7 +87,38 @@ def find_ebnf_error(text: str) -> str | None:
     missing = min(used - rules, default=None)
     if missing is not None:
         return f"the rule '{missing}' is used but not defined"
-    return None if depth == 0 else "its parentheses do not match"
+    return _find_misplaced(text) if depth == 0 else "its parentheses do not match"
+
+
+def _find_misplaced(text: str) -> str | None:
+    """Return the first part that xgrammar has no meaning for (0.1.25 cpp/grammar_parser.cc)."""
+    tokens = [(match.lastgroup, match[0]) for match in _TOKEN.finditer(text) if match.lastgroup != "nothing"]
+    rules: set[str] = set()
+    following_tokens = [*tokens[1:], _END, _END]
+    for (kind, part), (following, _), (last, _) in zip(tokens, following_tokens, following_tokens[1:], strict=False):
+        if kind == "other":
+            return f"it has {part!r} outside of a text"
+        if kind == "name" and following == "defines":
+            if part in rules:
+                return f"the rule '{part}' is defined twice"
+            rules.add(part)
+        ends = following in ("or", "close", "") or (following, last) == ("name", "defines")
+        if ends and (kind in ("defines", "or") or (kind == "open" and following == "or")):
+            return 'an alternative is empty: write "" for the empty text'
+        if kind in ("defines", "or", "open") and following == "repeat":
+            return "a repetition has nothing before it"
+        if kind == "repeat" and part.startswith("{") and not _is_range(part):
+            return f"{part[:20]} is not a number of repetitions"
+        known = _CLASS_ESCAPES if part.startswith("[") else _TEXT_ESCAPES
+        wrong = [found for found in _ESCAPE.findall(part) if found not in known] if kind == "terminal" else []
+        if wrong:
+            return f"a backslash before {wrong[0]!r} has no meaning"
+    return None
+
+
+def _is_range(part: str) -> bool:
+    bounds = _BOUNDS.fullmatch(part)
+    return bounds is not None and (bounds[3] is None or int(bounds[1] or 0) <= int(bounds[3] or 0))
 
 
 def find_ambiguity(text: str) -> str | None:
@@ -139,7 +177,7 @@ def _parse(text: str) -> _Rules:
             rules[stack[-1]].append([])
         elif kind == "repeat":
             _repeat_last(rules, rules[stack[-1]][-1], part)
-        elif kind in ("terminal", "any", "name"):
+        elif kind in ("terminal", "name"):
             rules[stack[-1]][-1].append(_RepeatedSymbol(part if kind == "name" else _TERMINAL))
     return rules
 
