@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from itertools import count
 from typing import Annotated, Any
 
 import numpy as np
@@ -62,13 +63,17 @@ class ModerationsEndpoint:
 
 
 def text_embedder(models: ModelLookup[EmbeddingModel]) -> Embed:
-    """Return a function that turns texts into vectors with the embedding models of this gateway."""
+    """Return a function that turns texts into vectors with the embedding models of this gateway.
+
+    Calls take turns: the passages of a long text hold up no other.
+    """
+    calls = count()
 
     async def embed(name: str, texts: Sequence[str]) -> NDArray[np.float32]:
         model = models.get(name, UNKNOWN_CALLER)
         room = model.card.max_seq_len - model.tokenizer.frame.size
         ids = [model.tokenizer.encode_beginning(text, room, add_special_tokens=False) for text in texts]
-        return await model.embed([model.tokenizer.frame.ids(row) for row in ids])
+        return await model.embed([model.tokenizer.frame.ids(row) for row in ids], f"text {next(calls)}")
 
     return embed
 

@@ -1,6 +1,7 @@
 """An encoder's batches: what Triton has of them, whose turn is next, and how many may wait."""
 
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
+from llmops.gateway.api.moderations import text_embedder
 from llmops.gateway.errors import EngineError, UnavailableError
 from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.gateway.triton.encoder_client import TritonEncoder
@@ -69,6 +71,31 @@ async def test_triton_has_two_batches_and_callers_take_turns_for_the_next():
         await triton.answer()
     assert (await large)[:, 0].tolist() == [*range(10 * BATCH)]
     assert (await small)[:, 0].tolist() == [200]
+
+
+async def test_texts_that_filters_judge_take_turns():
+    """Before, all of them were one client: a few long texts let no filter judge another caller's."""
+    triton = HeldTriton()
+    made = encoder(triton, queued=100)
+    model = SimpleNamespace(
+        card=SimpleNamespace(max_seq_len=8),
+        tokenizer=SimpleNamespace(
+            frame=SimpleNamespace(size=0, ids=lambda row: row),
+            encode_beginning=lambda text, room, add_special_tokens: [int(text)],
+        ),
+        embed=lambda rows, caller="": made.run(rows, caller=caller),
+    )
+    embed = text_embedder(SimpleNamespace(get=lambda name, caller: model))
+    long = [asyncio.ensure_future(embed("m", ["1"] * 40)) for _ in range(2)]
+    await settle()
+    others = asyncio.ensure_future(embed("m", ["200"]))
+    await settle()
+    while not others.done():
+        await triton.answer()
+    assert (await others)[:, 0].tolist() == [200]
+    assert triton.came.index([200]) <= 5
+    for one in long:
+        one.cancel()
 
 
 async def test_small_requests_are_all_there_for_triton_to_put_together():
