@@ -279,7 +279,7 @@ def test_what_is_wrong_with_a_grammar(text, problem):
         ('root ::= "a"{3,2}', "{3,2} is not a number of repetitions"),
         ('root ::= "\\q"', "a backslash before 'q' has no meaning"),
         ("root ::= [\\d]", "a backslash before 'd' has no meaning"),
-        ('root ::= .x [\\^\\\\d] "\\\\q" () "" | "a"{2,}"b"{0,5}\n.x ::= -y\n-y ::= "y"{ 1 , 3 }', None),
+        ('root ::= .x [\\^\\\\d] "\\\\q" () "" | "a"{2,}"b"{0,5}"c"{2}\n.x ::= -y\n-y ::= "y"{ 1 , 3 }', None),
     ],
 )  # fmt: skip
 def test_a_grammar_that_xgrammar_cannot_read_reaches_no_engine(text, problem):

@@ -118,7 +118,9 @@ def _find_misplaced(text: str) -> str | None:
 
 def _is_range(part: str) -> bool:
     bounds = _BOUNDS.fullmatch(part)
-    return bounds is not None and (bounds[3] is None or int(bounds[1] or 0) <= int(bounds[3] or 0))
+    if bounds is None or not bounds[2] or bounds[3] is None:
+        return bounds is not None
+    return int(bounds[1] or 0) <= int(bounds[3] or 0)
 
 
 def find_ambiguity(text: str) -> str | None:
