@@ -175,8 +175,14 @@ def test_what_cannot_be_exported(tmp_path: Path, engines: dict, gpus: int, says:
         export("lws", repository, gpus)
 
 
+#: As kubectl, which waits for a condition only of a pod that exists; here it exists after a wait for that.
 KUBECTL = """#!/bin/bash
-[ "$1" = wait ] && { echo "waited for $3" >>FOLDER/kubectl; exit 0; }
+[ "$1 $2" = "wait --for=create" ] && { touch FOLDER/created; exit 0; }
+if [ "$1" = wait ]; then
+  [ -e FOLDER/created ] || { echo "NotFound" >&2; exit 1; }
+  echo "waited for $3" >>FOLDER/kubectl
+  exit 0
+fi
 echo "exec in $2" >>FOLDER/kubectl
 shift 3
 exec "$@"
