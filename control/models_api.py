@@ -13,7 +13,7 @@ from llmops.control.api_route import CurrentCaller, make_router
 from llmops.control.store_access import StoreOfApp
 from llmops.gateway.errors import UnavailableError
 from llmops.store.prices import Price, prices_at
-from llmops.urls import fetch_bounded
+from llmops.urls import fetch_bounded, without_secrets
 
 #: Headers in which a client sends its key, passed on to the gateway: it decides what the caller may
 #: see.
@@ -94,7 +94,7 @@ async def _list_models(gateway: httpx.AsyncClient, request: Request) -> list[_Li
             body = await fetch_bounded(gateway, "/v1/models", MAX_LISTING_BYTES, gateway_headers(request))
         return _Listing.model_validate_json(body).data
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, TimeoutError) as error:
-        detail = f"{gateway.base_url} did not list its models ({type(error).__name__})."
+        detail = f"{without_secrets(str(gateway.base_url))} did not list its models ({type(error).__name__})."
         raise UnavailableError("The gateway cannot be asked for its models now.", detail=detail) from error
 
 

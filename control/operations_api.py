@@ -15,7 +15,7 @@ from llmops.fair_client import fair_client
 from llmops.gateway.errors import ForbiddenError, UnavailableError
 from llmops.gateway.settings import GatewaySettings
 from llmops.input_files import MALFORMED, parse_json
-from llmops.urls import fetch_bounded
+from llmops.urls import fetch_bounded, without_secrets
 
 #: Bytes of an answer of Prometheus or of a gateway. An alert has about a kilobyte.
 MAX_ANSWER_BYTES = 4 << 20
@@ -82,7 +82,7 @@ async def read_replicas(request: Request) -> FleetState:
             raise ForbiddenError(
                 "Models and replicas need a key with the scope 'inference' as well; use another key."
             ) from error
-        detail = f"{gateway.base_url} did not describe its replicas ({type(error).__name__})."
+        detail = f"{without_secrets(str(gateway.base_url))} did not describe its replicas ({type(error).__name__})."
         raise UnavailableError("The gateway cannot be asked for its replicas now.", detail=detail) from error
 
 
@@ -96,7 +96,7 @@ async def read_alerts(settings: Annotated[GatewaySettings, Depends(_settings)]) 
             found = parse_json(await fetch_bounded(client, url, MAX_ANSWER_BYTES))["data"]["alerts"]
         return AlertList(configured=True, data=sorted(map(_alert, found), key=_rank))
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, *MALFORMED) as error:
-        detail = f"{url} did not list its alerts ({error or type(error).__name__})."
+        detail = f"{without_secrets(url)} did not list its alerts ({error or type(error).__name__})."
         message = "Prometheus cannot be asked for its alerts now; check the setting web.prometheus."
         raise UnavailableError(message, detail=detail) from error
 

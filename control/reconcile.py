@@ -25,7 +25,7 @@ from llmops.metrics_pages import parse_samples
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
 from llmops.untrusted_text import is_safe_text
-from llmops.urls import fetch_bounded
+from llmops.urls import fetch_bounded, without_secrets
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ async def served_tokens(pages: Sequence[str]) -> dict[str, int]:
                     if sample.name == _SUM:
                         tokens[model] = tokens.get(model, 0) + round(sample.value)
             except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, *MALFORMED) as error:
-                raise ResourceError(f"The metrics page {page} cannot be read ({type(error).__name__}).") from error
+                place = without_secrets(page)
+                raise ResourceError(f"The metrics page {place} cannot be read ({type(error).__name__}).") from error
     return tokens
 
 

@@ -112,6 +112,8 @@ async def fetch_bounded(
     Request the response without compression and reject a compressed one: a few kilobytes can unpack
     to gigabytes.
 
+    The texts of these errors have no secrets of the URL.
+
     Raises:
         httpx.HTTPStatusError: The response has another status.
         ValueError: The response has more than `max_bytes` bytes, or is compressed.
@@ -120,16 +122,17 @@ async def fetch_bounded(
     import httpx
 
     _ = urlsplit(url).port  # raises ValueError above 65535, for which connecting raises OverflowError
+    place = without_secrets(url)
     request_headers = {**(headers or {}), "accept-encoding": "identity"}
     async with client.stream("GET", url, headers=request_headers) as response:
         if response.status_code != 200:
-            message = f"{url} answers {response.status_code}"
+            message = f"{place} answers {response.status_code}"
             raise httpx.HTTPStatusError(message, request=response.request, response=response)
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise ValueError(f"{url} sends a compressed response, although the request excludes compression")
+            raise ValueError(f"{place} sends a compressed response, although the request excludes compression")
         body = bytearray()
         async for chunk in response.aiter_raw():
             body += chunk
             if len(body) > max_bytes:
-                raise ValueError(f"{url} has more than {max_bytes:,} bytes")
+                raise ValueError(f"{place} has more than {max_bytes:,} bytes")
     return bytes(body)

@@ -20,6 +20,7 @@ from llmops.fair_client import fair_client
 from llmops.input_files import MALFORMED
 from llmops.response_limits import BOUNDED_ASYNC, SHORT
 from llmops.untrusted_text import escape_unsafe
+from llmops.urls import without_secrets
 
 #: Seconds for an answer of Prometheus: other roll-outs wait meanwhile.
 TIMEOUT = 2.0
@@ -119,9 +120,11 @@ async def _check(client: httpx.AsyncClient, condition: Condition) -> AnalysisRes
         samples = [data["result"]] if data["resultType"] == "scalar" else [one["value"] for one in data["result"]]
         values = [value for _, text in samples if not math.isnan(value := float(text))]
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-        return AnalysisResult("no data", f"Prometheus at {client.base_url} does not answer ({type(error).__name__}).")
+        place = without_secrets(str(client.base_url))
+        return AnalysisResult("no data", f"Prometheus at {place} does not answer ({type(error).__name__}).")
     except MALFORMED:
-        return AnalysisResult("no data", f"{client.base_url} does not answer like Prometheus; check its URL.")
+        place = without_secrets(str(client.base_url))
+        return AnalysisResult("no data", f"{place} does not answer like Prometheus; check its URL.")
     if not values:
         return AnalysisResult("no data", f"Prometheus has no value of '{condition.query}'.")
     compare = _OPERATORS[condition.operator]

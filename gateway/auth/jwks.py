@@ -20,7 +20,7 @@ from llmops.fair_client import fair_client
 from llmops.gateway.auth.directory import CredentialUnavailableError
 from llmops.gateway.errors import UnavailableError
 from llmops.untrusted_text import escape_unsafe
-from llmops.urls import fetch_bounded, is_secure_url
+from llmops.urls import fetch_bounded, is_secure_url, without_secrets
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class JwksCache:
             self._client = fair_client(timeout=FETCH_TIMEOUT, follow_redirects=False)
         found = json.loads(await fetch_bounded(self._client, url, _MAX_BYTES, {"accept": "application/json"}))
         if not isinstance(found, dict):
-            raise ValueError(f"{url} is no JSON object")
+            raise ValueError(f"{without_secrets(url)} is no JSON object")
         return found
 
 

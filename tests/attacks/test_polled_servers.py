@@ -24,12 +24,13 @@ from llmops.cli.openai_client import ChatClient, embed_texts
 from llmops.cli.safety import _ask
 from llmops.control import operations_api
 from llmops.control.operations_api import read_alerts, read_replicas
-from llmops.control.reconcile import SERVED_TOKENS_METRIC, Reconciler
+from llmops.control.reconcile import SERVED_TOKENS_METRIC, Reconciler, served_tokens
 from llmops.control.rollouts.analysis import Analysis
 from llmops.control.rollouts.runner import notify_webhook
 from llmops.control.rollouts.schemas import RolloutCreate
 from llmops.control.rollouts.state_machine import RolloutSettings, RolloutState
 from llmops.errors import ResourceError, ServerError
+from llmops.gateway.auth.jwks import JwksCache
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.routing.replicas.gauge_scraper import gauges_from_values, parse_metrics_page
 from llmops.gateway.routing.versions.version_directory import VersionDirectory
@@ -345,6 +346,31 @@ async def test_a_url_with_an_impossible_port_is_a_value_error() -> None:
     async with httpx.AsyncClient() as client:
         with pytest.raises(ValueError, match="Port"):
             await fetch_bounded(client, "http://127.0.0.1:99999999/keys", MIB)
+
+
+def forbidden(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_error(403)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_no_password_of_a_polled_url_is_printed(is_away: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Before the fix, the log and the state of a roll-out had the password of a Prometheus, and of an engine's page."""
+    with server(forbidden) as url:
+        secret = (url if not is_away else "http://127.0.0.1:9").replace("://", "://user:s3cret@")
+        keys = JwksCache("http://127.0.0.1:9", f"{secret}/keys?token=s3cret", 60.0)
+        texts = [(await Analysis(secret, ["x < 1"], time.monotonic).check()).reason]
+        for asked in (
+            read_alerts(GatewaySettings(web={"prometheus": secret})),
+            served_tokens([f"{secret}/metrics"]),
+            keys.find("a"),
+        ):
+            with pytest.raises((UnavailableError, ResourceError)) as failed:
+                await asked
+            texts.append(getattr(failed.value, "full_message", str(failed.value)))
+        await keys.close()
+    texts += [record.getMessage() for record in caplog.records if record.name.startswith("llmops")]
+    assert len(texts) == 5
+    assert not [text for text in texts if "s3cret" in text]
 
 
 # -- the machine -------------------------------------------------------------------------------------------------------
