@@ -220,13 +220,6 @@ DRAFT_TOKENS = {"speculative_mode": "draft_tokens_external"}
 @pytest.mark.parametrize(
     ("length", "pp", "options", "says"),
     [
-        (
-            512,
-            1,
-            {"speculative_mode": "lookahead_decoding", "lookahead": "7,7,7"},
-            "not 128,512; add --max-seq-len 128",
-        ),
-        (128, 1, {"speculative_mode": "lookahead_decoding", "lookahead": "7,7,7"}, ""),
         (512, 1, DRAFT_TOKENS, "needs reuse of the KV cache"),
         (128, 1, {**DRAFT_TOKENS, "serve.enable_kv_cache_reuse": "false"}, "needs reuse of the KV cache"),
         (128, 1, DRAFT_TOKENS, ""),
@@ -237,9 +230,8 @@ DRAFT_TOKENS = {"speculative_mode": "draft_tokens_external"}
     ],
 )
 def test_what_the_runtime_would_not_load_is_refused(tmp_path, length, pp, options, says):
-    """Checks of cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp (stored): "Rewinding KV cache blocks for
-    variable SWA models isn't supported", "KV cache block reuse must be enabled for speculative decoding target
-    model", "KV cache blocks need to be onboarded if context FMHA".
+    """Checks of cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp (stored): "KV cache block reuse
+    must be enabled for speculative decoding target model", "KV cache blocks need to be onboarded if context FMHA".
 
     Its attention takes the window `(firstLayerId + i) % length` of a stage's layer i (transformerBuffers.cpp), its
     caches that of `i % length` (kvCacheManager.cpp, groupLayersByWindowSize): alike if a stage is a multiple.
@@ -254,6 +246,32 @@ def test_what_the_runtime_would_not_load_is_refused(tmp_path, length, pp, option
         return
     with pytest.raises(InputError, match=says):
         get_target("tensorrt").prepare(spec, open_checkpoint(str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("family", "windows", "says"),
+    [
+        ("llama", "128,512", "not 128,512; add --max-seq-len 128"),
+        ("llama", "512", ""),
+        ("qwen2", "", ""),
+        ("gemma2", "", "does not have it for Gemma and Phi"),
+        ("gemma3", "", "does not have it for Gemma and Phi"),
+        ("phi3", "", "does not have it for Gemma and Phi"),
+    ],
+)
+def test_lookahead_is_refused_where_it_does_not_build_or_load(tmp_path, family, windows, says):
+    """1.2.1 modeling_utils.py hands spec_decoding_params to GemmaModel and Phi3Model, whose `forward` has no such
+    argument; trtGptModelInflightBatching.cpp: "Rewinding KV cache blocks for variable SWA models isn't supported".
+    """
+    folder = str(write_checkpoint(tmp_path / "tiny", family))
+    options = {"speculative_mode": "lookahead_decoding", "lookahead": "7,7,7"}
+    options |= {"serve.max_attention_window_size": windows} if windows else {}
+    spec = BuildSpec(folder, tmp_path / "engine", "tensorrt", max_seq_len=128, options=options)
+    if not says:
+        get_target("tensorrt").prepare(spec, open_checkpoint(folder))
+        return
+    with pytest.raises(InputError, match=says):
+        get_target("tensorrt").prepare(spec, open_checkpoint(folder))
 
 
 @pytest.mark.parametrize(("batch", "expected"), [(256, 256 * 84), (64, 8192)])

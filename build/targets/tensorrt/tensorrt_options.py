@@ -18,6 +18,9 @@ from llmops.errors import InputError
 FLAG, SERVE = "flag.", "serve."
 _QKV = ("attn_q", "attn_k", "attn_v")
 LOOKAHEAD, DRAFT_TOKENS = "lookahead_decoding", "draft_tokens_external"
+# 1.2.1 `tensorrt_llm/models/{gemma,phi3}/model.py`: their `forward` takes no spec_decoding_params,
+# which DecoderModelForCausalLM hands on whenever max_draft_len is for lookahead (TypeError)
+_NO_LOOKAHEAD = ("gemma2", "gemma3", "phi3")
 #: Modes for plain checkpoints; medusa, eagle and explicit_draft_tokens (ReDrafter) are other
 #: architectures.
 SPECULATIVE_MODES = (LOOKAHEAD, DRAFT_TOKENS)
@@ -175,7 +178,7 @@ def uses_paged_context(argv: list[str]) -> bool:
 def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[str]) -> None:
     """Raise InputError for parameters with which the backend would not load the engine, or answer wrongly.
 
-    All but the last are checks of NVIDIA/TensorRT-LLM
+    All but the families and the last are checks of NVIDIA/TensorRT-LLM
     `cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp` (reuse without paged context is
     ignored instead). Its caches count the layers of a pipeline stage from 0
     (createKvCacheManager, groupLayersByWindowSize) and its attention from the model's first
@@ -197,6 +200,10 @@ def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[
         raise InputError(
             f"speculative_mode={DRAFT_TOKENS} needs reuse of the KV cache, which {SERVE}enable_kv_cache_reuse=false "
             "ends, and so does a model with several attention windows; leave it out."
+        )
+    if mode == LOOKAHEAD and request.checkpoint.architecture.family in _NO_LOOKAHEAD:
+        raise InputError(
+            f"speculative_mode={LOOKAHEAD}: trtllm-build does not have it for Gemma and Phi; leave it out."
         )
     windows = (parameters.get("max_attention_window_size") or "").split(",")
     if len(set(windows)) == 1:
