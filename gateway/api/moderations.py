@@ -16,7 +16,8 @@ from llmops.gateway.errors import InvalidRequestError, UnsupportedError
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.prompt_limits import check_prompt_characters
 from llmops.gateway.http.middleware import GatewayApp
-from llmops.gateway.http.request_context import UNKNOWN_CALLER
+from llmops.gateway.http.request_context import UNKNOWN_CALLER, context_of
+from llmops.gateway.interfaces import Caller
 from llmops.gateway.routing.model_registry import ModelLookup
 from llmops.gateway.routing.served_models import EmbeddingModel
 from llmops.gateway.safety.policy import Safety
@@ -49,12 +50,13 @@ class ModerationsEndpoint:
         body = await self._service.intake.load(ModerationRequest, request)
         texts = [body.input] if isinstance(body.input, str) else [_text(one, at) for at, one in enumerate(body.input)]
         check_prompt_characters(sum(map(len, texts)), self._service.limits, "input")
-        results = [await self._result(text) for text in texts]
+        caller = context_of(request).caller
+        results = [await self._result(text, caller) for text in texts]
         return json_response({"id": f"modr-{secrets.token_hex(12)}", "model": "llmops-safety", "results": results})
 
-    async def _result(self, text: str) -> dict[str, Any]:
+    async def _result(self, text: str, caller: Caller) -> dict[str, Any]:
         scores = {category: 0.0 for one in self._safety.filters.values() for category in one.categories}
-        findings = await self._safety.moderate(text)
+        findings = await self._safety.moderate(text, caller)
         flagged = {found.category for found in findings}
         for found in findings:
             scores[found.category] = max(scores.get(found.category, 0.0), found.score)

@@ -17,6 +17,7 @@ from llmops.errors import InputError
 from llmops.gateway.errors import ContentPolicyError, SafetyUnavailableError
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.logging_setup import RepeatedLines
+from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.gateway.safety.filters import FilterUnavailableError, Finding, StreamMode, TextFilter
 from llmops.gateway.safety.rules import RuleFilter, rule_filter, script_filter
 from llmops.gateway.safety.services import ClassifierFilter, Embed, Generate, GuardFilter, ModerationFilter, read_head
@@ -54,7 +55,7 @@ class Safety:
     ) -> None:
         self._audit, self._lines = audit, RepeatedLines(LOG_INTERVAL)
         self._settings, self.filters = settings, dict(filters)
-        self._moderating = asyncio.Semaphore(MAX_MODERATIONS)
+        self._moderating = FairSlots(MAX_MODERATIONS)
         self._findings = metrics.numbers(metric_definitions.SAFETY_FINDINGS)
         self._failures = metrics.numbers(metric_definitions.SAFETY_FAILURES)
         self._seconds = metrics.histogram(metric_definitions.SAFETY_SECONDS)
@@ -89,15 +90,18 @@ class Safety:
         stages = [self._stage(self.filters[name], mode, policy, before) for name, mode in policy.answer.items()]
         return StreamGuard(stages, lambda found, mode: self._record(found, "answer", mode, caller, end_user))
 
-    async def moderate(self, text: str) -> list[Finding]:
-        """Return what each filter finds in a text, for `/v1/moderations`.
+    async def moderate(self, text: str, caller: Caller) -> list[Finding]:
+        """Return what each filter finds in a text, for `/v1/moderations`. Callers take turns.
 
         Raises SafetyUnavailableError.
         """
-        async with self._moderating:
+        await self._moderating.enter(caller.share.split("/", 1))
+        try:
             verdicts = await asyncio.gather(
                 *(self._judge(one, text) for one in self.filters.values()), return_exceptions=True
             )
+        finally:
+            self._moderating.leave()
         for one in verdicts:
             if isinstance(one, FilterUnavailableError):
                 raise SafetyUnavailableError from one

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from llmops.gateway.http.server import bind
-from llmops.gateway.safety.services import GuardFilter
+from llmops.gateway.safety.services import GuardFilter, ModerationFilter
 from llmops.gateway.settings import GuardSettings, SafetySettings
 from llmops.store.audit import list_audit_entries
 from llmops.store.factory import open_store
@@ -219,6 +219,34 @@ async def test_moderations_speak_openais_api(card, tokenizer):
 
         client = openai.AsyncOpenAI(base_url=f"{stack.client.base_url}/v1", api_key="none")
         assert (await client.moderations.create(input=SECRET)).results[0].flagged
+
+
+async def test_moderations_of_callers_take_turns(card, tokenizer, monkeypatch):
+    """Before, they were judged in their order: a caller's flood held up the texts of all others."""
+    monkeypatch.setattr(ModerationFilter, "judge", judged := JudgedSlowly())
+    filters = {"http": {"kind": "http", "url": "http://127.0.0.1:9/v1/moderations"}}
+    async with running(card, tokenizer, safety={"filters": filters}) as stack:
+
+        async def ask(key: str, text: str) -> None:
+            answer = await stack.client.post("/v1/moderations", json={"input": [text] * 5}, headers={"x-api-key": key})
+            assert answer.status_code == 200
+
+        flood = [asyncio.create_task(ask("evil", "flood")) for _ in range(80)]
+        while judged.texts.count("flood") < 16:
+            await asyncio.sleep(0.01)
+        before = len(judged.texts)
+        await ask("other", "mine")
+        assert len(judged.texts) - before < 160
+        await asyncio.gather(*flood)
+
+
+class JudgedSlowly:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    async def __call__(self, text: str) -> None:
+        self.texts.append(text)
+        await asyncio.sleep(0.02)
 
 
 async def test_findings_are_on_record_without_the_text(card, tokenizer, tmp_path):
