@@ -189,6 +189,30 @@ def test_a_grammar_that_the_library_cannot_read_is_refused_before_it_reaches_a_s
         assert set(collect(runtime)) == {1, 2}
 
 
+def test_llguidance_reads_a_guide_before_it_reaches_a_step(monkeypatch):
+    """The matcher's factory raises ValueError within the step for a matcher that `is_error()` (1.2.1
+    _torch/pyexecutor/grammar_matcher.py, LLGuidanceMatcherFactory). llguidance 0.7.29, which 1.2.1 and 1.3 install
+    (requirements.txt): `validate_grammar_with_warnings` returns whether there is an error, and the error or warnings.
+    """
+
+    class LLMatcher:
+        grammar_from_json_schema = grammar_from_regex = staticmethod(str)
+
+        @staticmethod
+        def validate_grammar_with_warnings(grammar):
+            if "nope" in grammar:
+                return True, ["Invalid type: nope\nat 1"]
+            return False, ["a warning"]
+
+    monkeypatch.setitem(sys.modules, "llguidance", SimpleNamespace(LLMatcher=LLMatcher))
+    with closing(make("1.2.1", {**ARGUMENTS, "guided_decoding_backend": "llguidance"})) as runtime:
+        runtime.submit(1, ask([10], 2, guide=("json_schema", '{"type": "object"}')), 0)
+        runtime.submit(2, ask([10], 2, guide=("json", "")), 0)
+        with pytest.raises(RequestRejectedError, match=r"^guided_decoding_guide: Invalid type: nope$"):
+            runtime.submit(3, ask([10], 2, guide=("json_schema", '{"type": "nope"}')), 0)
+        assert set(collect(runtime)) == {1, 2}
+
+
 @pytest.fixture
 def quick(monkeypatch):
     """Reads of statistics and events that follow each other at once."""

@@ -160,7 +160,7 @@ class TrtllmRuntime(EngineRuntime):
         self._readers: list[Future[None]] = []
         self._translator: KvEventTranslator | None = None
         self._kv_events: queue.SimpleQueue[KvCacheEvent] = queue.SimpleQueue()
-        self._has_xgrammar = arguments.get("guided_decoding_backend") == "xgrammar"
+        self._guide_backend = arguments.get("guided_decoding_backend")
         self._has_salts = "cache_salt" in inspect.signature(self._api.LLM.generate_async).parameters
         self._tokens_per_block = _reported_block_size(arguments)
         self._with_stats = bool(arguments.get("enable_iter_perf_stats"))
@@ -173,8 +173,8 @@ class TrtllmRuntime(EngineRuntime):
         if self._profile["greedy_only"] and not request.sampling.greedy:
             raise RequestRejectedError(f"{contract.TEMPERATURE}: {GREEDY_ONLY}")
         params = sampling_params(self._api, request, sequence, self._profile["log_probs"], self._options.end_ids)
-        if request.guide is not None and self._has_xgrammar:
-            check_grammar(*request.guide)
+        if request.guide is not None and self._guide_backend:
+            check_grammar(*request.guide, self._guide_backend)
         state = self._sequences[key] = _Sequence(request)
         self._start_readers()
         state.future = asyncio.run_coroutine_threadsafe(self._generate(key, state, request, params), self._loop)

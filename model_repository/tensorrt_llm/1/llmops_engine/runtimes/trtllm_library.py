@@ -212,22 +212,42 @@ def sampling_fields(request: RuntimeRequest, sequence: int) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=64)
-def check_grammar(kind: str, guide: str) -> None:
-    """Raise RequestRejectedError for a guide that xgrammar, which the library installs, cannot read.
+def check_grammar(kind: str, guide: str, backend: str = "xgrammar") -> None:
+    """Raise RequestRejectedError for a guide that the package `backend` of the library cannot read.
 
     The library would read it within a step, and an error of a step ends all requests, in the
     executor (batch_manager/guidedDecoder.cpp, build) as in PyTorch (_torch/pyexecutor), where newer
     releases end one request with an error that does not name the guide.
     """
     try:
-        grammar = importlib.import_module("xgrammar").Grammar
+        package = importlib.import_module(backend)
     except ImportError:
         return
-    parse = {"json_schema": grammar.from_json_schema, "regex": grammar.from_regex, "ebnf_grammar": grammar.from_ebnf}
-    if kind not in parse:
-        return
     try:
+        reason = _CHECKS[backend](package, kind, guide)
+    except Exception as error:  # noqa: BLE001 - whatever the package raises, the guide is at fault
+        reason = str(error)
+    if reason:
+        first_line = reason.partition("\n")[0]
+        raise RequestRejectedError(f"{contract.GUIDE}: {first_line}")
+
+
+def _read_with_xgrammar(package: Any, kind: str, guide: str) -> str:
+    grammar = package.Grammar
+    parse = {"json_schema": grammar.from_json_schema, "regex": grammar.from_regex, "ebnf_grammar": grammar.from_ebnf}
+    if kind in parse:
         parse[kind](guide)
-    except Exception as error:  # noqa: BLE001 - whatever xgrammar raises, the guide is at fault
-        reason = str(error).partition("\n")[0]
-        raise RequestRejectedError(f"{contract.GUIDE}: {reason}") from None
+    return ""
+
+
+def _read_with_llguidance(package: Any, kind: str, guide: str) -> str:
+    """Return the error that the constructor of LLMatcher would keep; it never raises."""
+    matcher = package.LLMatcher
+    convert = {"json_schema": matcher.grammar_from_json_schema, "regex": matcher.grammar_from_regex}
+    if kind not in convert:
+        return ""
+    is_error, messages = matcher.validate_grammar_with_warnings(convert[kind](guide))
+    return str(messages[0]) if is_error else ""
+
+
+_CHECKS = {"xgrammar": _read_with_xgrammar, "llguidance": _read_with_llguidance}
