@@ -9,12 +9,12 @@ symbol is a failure.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +23,7 @@ from llmops.build.trtllm.container_images import IMAGES, TrtllmImage
 from llmops.errors import LlmopsError
 from llmops.model_repository.doctor import launch_commands, library_probe, probe_cases, sample_models
 from llmops.model_repository.generate import copy_model_code
+from llmops.model_repository.multi_gpu.launch_plan import LaunchPlan
 from llmops.model_repository.repository.compatibility import TAG_VARIABLE
 from llmops.model_repository.server.installation import find_installation
 
@@ -75,13 +76,11 @@ def check_python_library(image: TrtllmImage, root: Path, python: str) -> Iterato
     for name in ("tensorrt_llm", "torch", "transformers", "openai"):
         wanted = image.openai_needed if name == "openai" else str(getattr(image, name))
         run = subprocess.run([python, "-c", code, name], capture_output=True, text=True, check=False)
-        version = run.stdout.strip()
-        if not wanted or version == wanted:
-            yield DeepCheckResult(f"version of {name}", "seen", version or "not installed")
+        version = run.stdout.strip() or "not installed"
+        if wanted in ("", version):
+            yield DeepCheckResult(f"version of {name}", "seen", version)
         else:
-            detail = (
-                f"{version or 'not installed'}, and the image's facts say {wanted}: build from the release they name"
-            )
+            detail = f"{version}, and the image's facts say {wanted}: build from the release they name"
             yield DeepCheckResult(f"version of {name}", "failed", detail)
     yield from _run_library_probe(image, root, python)
 
@@ -140,20 +139,17 @@ def parse_ldd_output(name: str, output: str, image: TrtllmImage) -> DeepCheckRes
 
     The faults are missing libraries, and symbols that no library has.
     """
-    missing = [line.split()[0] for line in output.splitlines() if "not found" in line]
+    name, lines = f"backend: {name}", output.splitlines()
+    missing = [line.split()[0] for line in lines if "not found" in line]
     other = [one for one in missing if one not in image.layout.driver]
     if other:
-        return DeepCheckResult(
-            f"backend: {name}", "failed", f"the loader does not find {', '.join(other)}: {image.reference} does"
-        )
+        return DeepCheckResult(name, "failed", f"the loader does not find {', '.join(other)}: {image.reference} does")
     if missing:
-        return DeepCheckResult(f"backend: {name}", "needs a GPU", f"{', '.join(missing)} come with the driver")
-    undefined = [line.split()[2] for line in output.splitlines() if line.startswith("undefined symbol:")]
+        return DeepCheckResult(name, "needs a GPU", f"{', '.join(missing)} come with the driver")
+    undefined = [line.split()[2] for line in lines if line.startswith("undefined symbol:")]
     if undefined:
-        return DeepCheckResult(
-            f"backend: {name}", "failed", f"no library has the symbol {undefined[0]} ({len(undefined)} in all)"
-        )
-    return DeepCheckResult(f"backend: {name}", "seen", "all shared libraries and symbols are found")
+        return DeepCheckResult(name, "failed", f"no library has the symbol {undefined[0]} ({len(undefined)} in all)")
+    return DeepCheckResult(name, "seen", "all shared libraries and symbols are found")
 
 
 def _triton(image: TrtllmImage | None) -> Iterator[DeepCheckResult]:
@@ -161,25 +157,23 @@ def _triton(image: TrtllmImage | None) -> Iterator[DeepCheckResult]:
 
     The two models are a tokenizer and a detokenizer.
     """
-    folder = Path(tempfile.mkdtemp(prefix="llmops-doctor-"))
-    try:
-        for target, serving in sample_models.TARGETS:
-            name = f"config.pbtxt: {target}{f', served by {serving}' if serving else ''}"
+    with tempfile.TemporaryDirectory(prefix="llmops-doctor-", ignore_cleanup_errors=True) as folder:
+        for name, check in _triton_checks(Path(folder)):
             try:
-                found = sample_models.parse_sample_configs(folder / f"{target}-{serving}", target, serving)
-                yield DeepCheckResult(name, "seen", ", ".join(found))
-            except (LlmopsError, ValueError) as error:
-                yield DeepCheckResult(name, "failed", str(error))
-        for plan in launch_commands.PLANS:
-            name = f"command line: {plan.mode}"
-            try:
-                accepted = launch_commands.parse_launch_commands(find_installation(), plan)
-                yield DeepCheckResult(name, "seen", f"{accepted} options")
+                yield DeepCheckResult(name, "seen", check())
             except (LlmopsError, ValueError) as error:
                 yield DeepCheckResult(name, classify_error(str(error), image), str(error))
-        try:
-            yield DeepCheckResult("tritonserver", "seen", sample_models.tokenizer_round_trip(folder / "served"))
-        except (LlmopsError, ValueError) as error:
-            yield DeepCheckResult("tritonserver", classify_error(str(error), image), str(error))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _triton_checks(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield the name of each check, and the check, which returns what it saw."""
+    for target, serving in sample_models.TARGETS:
+        name = f"config.pbtxt: {target}{f', served by {serving}' if serving else ''}"
+        yield name, partial(sample_models.parse_sample_configs, folder / f"{target}-{serving}", target, serving)
+    for plan in launch_commands.PLANS:
+        yield f"command line: {plan.mode}", partial(_parse_commands, plan)
+    yield "tritonserver", partial(sample_models.tokenizer_round_trip, folder / "served")
+
+
+def _parse_commands(plan: LaunchPlan) -> str:
+    return f"{launch_commands.parse_launch_commands(find_installation(), plan)} options"

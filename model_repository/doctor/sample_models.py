@@ -26,17 +26,17 @@ _TEXT = "Größe: 3 µm, 日本"
 _READY_TIMEOUT = 300
 
 
-def parse_sample_configs(folder: Path, target: TargetName, serving: str) -> list[str]:
-    """Write the repository of an engine for `target`, and parse each config.pbtxt.
+def parse_sample_configs(folder: Path, target: TargetName, serving: str) -> str:
+    """Write the repository of an engine for `target`, and return the names of its models.
 
-    The files are parsed with Triton's own schema.
+    Each config.pbtxt is parsed with Triton's own schema.
 
     Raises:
         InputError: Triton would not read one of them.
     """
     for model in model_folders(_entry(folder / "engine", target, serving)):
         write_model(folder / "repository" / model.name, model)
-    return list(check_repository(folder / "repository"))
+    return ", ".join(check_repository(folder / "repository"))
 
 
 def tokenizer_round_trip(folder: Path) -> str:
