@@ -282,6 +282,7 @@ def _preprocessing(entry: EngineEntry, ours: bool) -> str:
             "end_ids": json.dumps(info.end_ids),
             "pad_id": str(info.pad_id if info.pad_id is not None else info.end_ids[0]),
             "vocab_size": str(info.vocab_size),
+            "logit_bias": json.dumps(entry.target.capabilities(entry.manifest)["logit_bias"]),
         },
     }
     return render_config("preprocessing", values)

@@ -43,6 +43,7 @@ def test_a_served_name_becomes_four_models_with_nvidias_tensors(engine: Path, tm
     models = configs(output)
     assert {name: model.max_batch_size for name, model in models.items()} == dict.fromkeys(names, 8)
     assert models["tiny-tensorrt_llm"].model_transaction_policy.decoupled
+    assert models["tiny-preprocessing"].parameters["logit_bias"].string_value == "false"
     for model, inputs in REQUIRED.items():
         found = {tensor.name for tensor in models[f"tiny{model}"].input if not tensor.optional}
         assert found == inputs, model

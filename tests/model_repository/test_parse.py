@@ -163,12 +163,12 @@ def test_embedding_bias_needs_a_weight_for_each_word() -> None:
 # -- Tests of the places in which the tokenizer model puts a model's further ends of text
 
 
-def load(folder: Path, ours: bool):
+def load(folder: Path, ours: bool, takes_bias: bool = False):
     """The model as Triton initialises it, with `end_ids` 2, 8 and 9."""
     model = runpy.run_path(str(version_folder("preprocessing") / "model.py"))
     Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(folder / "tokenizer.json"))
     parameters = {"tokenizer_dir": str(folder), "add_special_tokens": "true", "end_ids": "[2, 8, 9]", "pad_id": "2",
-                  "vocab_size": "10"}  # fmt: skip
+                  "vocab_size": "10", "logit_bias": json.dumps(takes_bias)}  # fmt: skip
     outputs = [contract.PRE_OUT_IDS, *([contract.PRE_OUT_RETURN_CONTEXT] if ours else [])]
     config = {"parameters": {name: {"string_value": value} for name, value in parameters.items()},
               "output": [{"name": one.name} for one in outputs]}  # fmt: skip
@@ -194,6 +194,19 @@ def test_min_tokens_holds_for_every_end_of_text(tmp_path, ours, least, stop, bad
     made = load(tmp_path, ours)._tensors(given)
     assert word_list(made[contract_tensor(made, "STOP_WORDS_IDS")], "stop") == stop
     assert word_list(made[contract_tensor(made, "BAD_WORDS_IDS")], "bad") == bad
+
+
+def test_words_are_favoured_only_where_the_engine_takes_a_bias(tmp_path):
+    """A bias that NVIDIA's backend cannot take ends all requests (1.2.1
+    cpp/tensorrt_llm/batch_manager/createNewDecoderRequests.cpp, initializeEmbeddingBias).
+    """
+    given = {"QUERY": np.array([[b"a"]], object), "REQUEST_OUTPUT_LEN": np.array([[9]], np.int32),
+             "EMBEDDING_BIAS_WORDS": np.array([[b"b"]], object),
+             "EMBEDDING_BIAS_WEIGHTS": np.array([[2.0]], np.float32)}  # fmt: skip
+    made = load(tmp_path, False, takes_bias=True)._tensors(given)
+    assert made[contract_tensor(made, "EMBEDDING_BIAS")][0, :2].tolist() == [0.0, 2.0]
+    with pytest.raises(ValueError, match=r"^embedding_bias_words: not supported by this engine$"):
+        load(tmp_path, False)._tensors(given)
 
 
 def contract_tensor(made, name):

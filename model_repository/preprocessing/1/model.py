@@ -33,6 +33,7 @@ class TritonPythonModel:
         self._end_ids = json.loads(parameters["end_ids"])
         self._pad_id = int(parameters["pad_id"])
         self._vocab_size = int(parameters["vocab_size"])
+        self._takes_bias = parameters["logit_bias"] == "true"
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         """Return a response for each request."""
@@ -64,6 +65,9 @@ class TritonPythonModel:
             else:
                 stop_words += others
         weights = tensors.get(contract.PRE_BIAS_WEIGHTS.name)
+        if weights is not None and weights.any() and not self._takes_bias:
+            # NVIDIA's backend would end all requests
+            raise ValueError(f"{contract.BIAS_WORDS}: not supported by this engine")
         bias = embedding_bias(
             self._tokenizer,
             _strings(tensors, contract.PRE_BIAS_WORDS),
