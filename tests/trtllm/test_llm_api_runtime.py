@@ -270,6 +270,18 @@ def test_events_are_read_as_long_as_the_runtime_lives(quick, version):
         assert len(names) == 3
 
 
+def test_caches_of_several_attention_ranks_are_not_reported_as_one(quick):
+    """Each rank numbers and evicts blocks of its own, and rank 0 returns the events of all (1.2.1
+    batch_manager/kvCacheEventManager.cpp, exchangeAttentionDpThread; _torch/pyexecutor/resource_manager.py).
+    """
+    with closing(make("1.2.1", {**REUSE, "enable_attention_dp": True, "tensor_parallel_size": 2})) as runtime:
+        library = standin.LLM.made[-1]
+        library.events += [{**stored(1, range(4)), "attention_dp_rank": rank} for rank in (0, 1)]
+        runtime.submit(1, ask(list(range(8)), 40), 0)
+        assert len(collect(runtime)[1][0]) == 40
+        assert (list(runtime.take_kv_events()), len(library.events)) == ([], 2)
+
+
 def test_events_that_fail_clear_what_is_known_and_go_on(quick, monkeypatch, capfd):
     with closing(make("1.2.1", REUSE)) as runtime:
         library, real = standin.LLM.made[-1], standin.LLM.made[-1].get_kv_cache_events

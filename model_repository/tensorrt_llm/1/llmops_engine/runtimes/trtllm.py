@@ -382,7 +382,13 @@ def _unsupported_words(request: RuntimeRequest) -> list[list[int]]:
 
 
 def _reported_block_size(arguments: dict[str, Any]) -> int:
-    """Return the tokens per KV-cache block if the library reports events, else 0."""
+    """Return the tokens per KV-cache block if the library reports events of one cache, else 0.
+
+    With attention DP each rank has a cache of its own, and the library mixes the events of all
+    (1.2.1 batch_manager/kvCacheEventManager.cpp, exchangeAttentionDpThread).
+    """
+    if arguments.get("enable_attention_dp"):
+        return 0
     config = arguments.get("kv_cache_config")
     get = config.get if isinstance(config, dict) else lambda name, default=None: getattr(config, name, default)
     return int(get("tokens_per_block", 32)) if config is not None and get(EVENTS, 0) else 0

@@ -108,7 +108,7 @@ def final_arguments(library: Library, profile: dict[str, Any], model: str, token
     known = getattr(library.arguments, "model_fields", {})
     arguments |= {name: value for name, value in profile["wishes"].items() if name in known}
     cache = arguments.get("kv_cache_config")
-    if isinstance(cache, dict) and cache.get("enable_block_reuse"):
+    if isinstance(cache, dict) and cache.get("enable_block_reuse") and not arguments.get("enable_attention_dp"):
         arguments["kv_cache_config"] = {EVENTS: EVENTS_KEPT, **cache}
     try:
         if library.read_extra is not None and release(library.version) < (1, 3):
