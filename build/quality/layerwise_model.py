@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class LayerwiseModel:
         self._shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
         self._cache: dict[int, ExportedModel] = {}
         self._room = _bytes_to_keep(self.device)
-        self._hooks: list[Any] = []
+        self._hooks = contextlib.ExitStack()
         embedding = weights.table(EMBEDDING)
         assert embedding is not None
         self.tables = {EMBEDDING: embedding}
@@ -147,26 +148,18 @@ class LayerwiseModel:
         """Yield the module, whose layers are read whenever they are called."""
         contexts: dict[int, Any] = {}
 
-        def begin(index: int) -> Callable[..., None]:
-            def hook(*args: Any) -> None:
-                contexts[index] = self._loaded(index)
-                contexts[index].__enter__()
+        def begin(index: int, *args: Any) -> None:
+            contexts[index] = self._loaded(index)
+            contexts[index].__enter__()
 
-            return hook
+        def end(index: int, *args: Any) -> None:
+            contexts.pop(index).__exit__(None, None, None)
 
-        def end(index: int) -> Callable[..., None]:
-            def hook(*args: Any) -> None:
-                contexts.pop(index).__exit__(None, None, None)
-
-            return hook
-
-        handles = [layer.register_forward_pre_hook(begin(index)) for index, layer in enumerate(self._layers)]
-        handles += [layer.register_forward_hook(end(index)) for index, layer in enumerate(self._layers)]
-        try:
+        with contextlib.ExitStack() as hooks:
+            for index, layer in enumerate(self._layers):
+                hooks.enter_context(layer.register_forward_pre_hook(partial(begin, index)))
+                hooks.enter_context(layer.register_forward_hook(partial(end, index)))
             yield self.module
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @contextlib.contextmanager
     def _loaded(self, index: int) -> Iterator[Mapping[str, Tensor]]:
@@ -182,9 +175,7 @@ class LayerwiseModel:
             yield found.weights
         finally:
             self._put({name: torch.empty_like(value, device="meta") for name, value in found.weights.items()})
-            for handle in self._hooks:
-                handle.remove()
-            self._hooks.clear()
+            self._hooks.close()
 
     def _cache_if_small(self, index: int, found: ExportedModel) -> None:
         # The export of a model on a GPU is read into the machine's own memory.
@@ -209,11 +200,11 @@ class LayerwiseModel:
         for name, rounding in found.inputs.items():
             with contextlib.suppress(AttributeError):
                 module = self.module.get_submodule(name)
-                self._hooks.append(module.register_forward_pre_hook(_input_hook(rounding)))
+                self._hooks.enter_context(module.register_forward_pre_hook(_input_hook(rounding)))
         for name, (kind, scale) in found.kv_scales.items():
             with contextlib.suppress(AttributeError):
                 module = self.module.get_submodule(name)
-                self._hooks.append(module.register_forward_hook(_output_hook(kind, scale)))
+                self._hooks.enter_context(module.register_forward_hook(_output_hook(kind, scale)))
 
 
 def _bytes_to_keep(device: torch.device) -> int:

@@ -1,8 +1,9 @@
 """Measures of an export against its source: log-probabilities, input ranges and weights."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,22 +84,17 @@ def input_ranges(model: Any) -> Iterator[dict[str, Tensor]]:
     """
     found: dict[str, Tensor] = {}
 
-    def watch(name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            value = inputs[0].detach().flatten(0, -2)
-            if len(value):
-                largest = value.abs().amax(dim=0).float().cpu()
-                found[name] = torch.maximum(found[name], largest) if name in found else largest
+    def watch(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        value = inputs[0].detach().flatten(0, -2)
+        if len(value):
+            largest = value.abs().amax(dim=0).float().cpu()
+            found[name] = torch.maximum(found[name], largest) if name in found else largest
 
-        return hook
-
-    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    handles = [module.register_forward_pre_hook(watch(name)) for name, module in linears]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear):
+                hooks.enter_context(module.register_forward_pre_hook(partial(watch, name)))
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def range_coverage(inputs: dict[str, InputRounding], ranges: dict[str, Tensor]) -> dict[str, float]:

@@ -38,9 +38,7 @@ def layer_progress(model: Any, progress: Progress) -> Iterator[ForwardMeter]:
         tokens = hidden.numel() // hidden.shape[-1]
         progress.advance(meter.cost * forward_cost([tokens]) / len(layers))
 
-    handles = [layer.register_forward_hook(advance) for layer in layers]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(advance))
         yield meter
-    finally:
-        for handle in handles:
-            handle.remove()
