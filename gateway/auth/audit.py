@@ -125,8 +125,9 @@ class CountingAudit:
         is_stranger = new.actor.startswith(_ADDRESS)
         if group not in self._counted and self._sizes[is_stranger] >= MAX_GROUPS:
             # one tenant may have many keys, and must not hide what filters found of another's
-            known_only = {"tenant_id": "", "subject": ""} if is_stranger else {}
-            new = replace(_without_details(new), actor=OTHERS, **known_only)
+            new = replace(_without_details(new), actor=OTHERS)
+            if is_stranger:
+                new = replace(new, tenant_id="", subject="")
             group = _group(new)
         if group not in self._counted:
             self._groups[new.actor] += 1
