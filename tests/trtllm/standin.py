@@ -136,6 +136,8 @@ class RequestOutput:
         completion.token_ids.append(token)
         self._log_prob(completion, token)
         self._end(completion, token)
+        if self.llm.shutting_down:
+            completion.finish_reason = "cancelled"
         self.finished = completion.finish_reason is not None
         self.llm.iterate()
         return self
@@ -438,6 +440,9 @@ class LLM:
         self.results: list[RequestOutput] = []
         self.salts: list[str | None] = []
         self.down = self.dead = False
+        # a shutdown aborts all requests (executor/proxy.py, `pre_shutdown`): they end with what they have, as
+        # "cancelled" (executor/result.py, `_handle_sequence`)
+        self.shutting_down = False
         # what ended a worker, which the next submission raises (executor/proxy.py, `submit`)
         self.background: Exception | None = None
         self.world = tensor_parallel_size * (kwargs.get("pipeline_parallel_size") or 1)

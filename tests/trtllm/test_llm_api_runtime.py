@@ -118,6 +118,15 @@ def test_an_error_that_ended_a_worker_blames_no_request(runtime):
     assert collect(runtime)[1][2:] == ("failed", "the engine failed: a worker was killed")
 
 
+def test_an_answer_that_the_library_cancels_is_not_complete(runtime):
+    """1.2.1 executor/result.py, `_handle_sequence`: FinishReason.CANCELLED gives the reason "cancelled"."""
+    runtime.submit(1, ask([10], 10_000), 0)
+    while not list(runtime.step()):
+        pass
+    standin.LLM.made[-1].shutting_down = True
+    assert collect(runtime)[1][2:] == ("failed", "the engine failed: TensorRT-LLM ended the answer as cancelled")
+
+
 def test_a_worker_process_blames_the_engine_for_what_it_did_not_expect():
     def submit(*_):
         raise OSError("no memory is left")

@@ -57,6 +57,8 @@ from .trtllm_library import (
 if TYPE_CHECKING:
     from ..kv_events import KvEventTranslator
 
+#: The reasons why an answer is complete. A shutdown aborts all requests, which end as "cancelled",
+#: and others end as "timeout" (1.2.1 executor/result.py, _handle_sequence).
 _REASONS = {"stop": STOP, "length": LENGTH}
 #: Seconds between two reads of the library's statistics. It keeps one entry per step until they are
 #: read, and gauges need no more.
@@ -212,6 +214,9 @@ class TrtllmRuntime(EngineRuntime):
             taken = True
             async for output in state.result:
                 completion = output.outputs[0]
+                reason = completion.finish_reason
+                if reason is not None and reason not in _REASONS:
+                    raise RuntimeError(f"TensorRT-LLM ended the answer as {reason}")
                 tokens = list(completion.token_ids[delivered:])
                 entries = completion.logprobs[delivered:] if completion.logprobs else []
                 tops = [_most_likely(entry, state.alternatives) for entry in entries] if state.alternatives else []
@@ -222,7 +227,7 @@ class TrtllmRuntime(EngineRuntime):
                         # 1.2 returns the most likely tokens, and a sampled one need not be among
                         # them
                         log_probs=[_log_prob(entry, token) for entry, token in zip(entries, tokens, strict=False)],
-                        finish=_finish(completion.finish_reason),
+                        finish=RUNNING if reason is None else _REASONS[reason],
                         cached=None if delivered else getattr(output, "cached_tokens", None),
                         tops=tops,
                         prompt=[]
@@ -399,10 +404,6 @@ def _abort(state: _Sequence) -> None:
         state.result.abort()
     if state.future is not None:
         state.future.cancel()
-
-
-def _finish(reason: str | None) -> str:
-    return RUNNING if reason is None else _REASONS.get(reason, STOP)
 
 
 def _is_refusal(error: Exception) -> bool:
