@@ -85,6 +85,8 @@ _GEMMA3_DEFAULTS = {
     "sliding_window": 4096,
 }
 _GEMMA2_DEFAULTS = {"head_dim": 256, "sliding_window": 4096}
+#: transformers' Qwen2Config, Qwen3Config and Qwen3MoeConfig: `sliding_window` alone has no effect.
+_QWEN_DEFAULTS = {"use_sliding_window": False}
 
 _QWEN_EXPERTS = MoeFields(("num_experts", "num_local_experts"), ("num_experts_per_tok",), ("moe_intermediate_size",))
 _LOCAL_EXPERTS = MoeFields(("num_local_experts",), ("num_experts_per_tok",), ("intermediate_size",))
@@ -105,9 +107,10 @@ _ALL = (
     Family("llama", ("LlamaForCausalLM",), EVERY_TARGET),
     Family("mistral", ("MistralForCausalLM",), EVERY_TARGET),
     Family("mixtral", ("MixtralForCausalLM",), EVERY_TARGET, moe=_LOCAL_EXPERTS),
-    Family("qwen2", ("Qwen2ForCausalLM",), EVERY_TARGET, qkv_bias=True),
-    Family("qwen3", ("Qwen3ForCausalLM",), EVERY_TARGET, qk_norm=True),
-    Family("qwen3_moe", ("Qwen3MoeForCausalLM",), EVERY_TARGET, qk_norm=True, moe=_QWEN_EXPERTS),
+    Family("qwen2", ("Qwen2ForCausalLM",), EVERY_TARGET, qkv_bias=True, defaults=_QWEN_DEFAULTS),
+    Family("qwen3", ("Qwen3ForCausalLM",), EVERY_TARGET, qk_norm=True, defaults=_QWEN_DEFAULTS),
+    Family("qwen3_moe", ("Qwen3MoeForCausalLM",), EVERY_TARGET, qk_norm=True, moe=_QWEN_EXPERTS,
+           defaults=_QWEN_DEFAULTS),
     Family("gemma2", ("Gemma2ForCausalLM",), EVERY_TARGET - {"pytorch"}, tied=True, norms_per_layer=4,
            window_pattern=2, defaults=_GEMMA2_DEFAULTS),
     Family("gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), EVERY_TARGET, tied=True, qk_norm=True,

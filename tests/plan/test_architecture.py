@@ -52,8 +52,9 @@ def test_gpt_oss_alternates_windows():
     assert model.attention_sinks
 
 
-def test_qwen2_has_bias_on_qkv_only_and_no_window_unless_asked():
-    config = {**LLAMA_70B, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 4096, "use_sliding_window": False}
+@pytest.mark.parametrize("asked", [{}, {"use_sliding_window": False}])
+def test_qwen2_has_bias_on_qkv_only_and_no_window_unless_asked(asked):
+    config = {**LLAMA_70B, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 4096, **asked}
     model = Architecture.from_hf_config(config)
     assert model.qkv_bias
     assert not model.output_bias
