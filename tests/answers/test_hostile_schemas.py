@@ -256,6 +256,9 @@ def test_each_character_of_a_grammar_is_read_once(text):
         ('root ::= "x" \0', "it has the character U+0000"),
         ('root ::= c | b\nd ::= "x"', "the rule 'b' is used but not defined"),
         ("root ::= 'x'", "a text, a character class or a repetition is not closed"),
+        # 25,000 levels overflow the stack of the engine's process in xgrammar 0.1.25
+        ("root ::= " + "(" * 257 + '"x"' + ")" * 257, "its parentheses are nested deeper than 256 levels"),
+        ("root ::= " + "(" * 256 + '"x"' + ")" * 256, None),
         ("root ::= [a]]", "a text, a character class or a repetition is not closed"),
     ],
 )  # fmt: skip
@@ -275,6 +278,8 @@ def test_what_is_wrong_with_a_grammar(text, problem):
         ('root ::= "a" (| "b")', 'an alternative is empty: write "" for the empty text'),
         ('root ::= ("a" | )', 'an alternative is empty: write "" for the empty text'),
         ('root ::= "a" | *', "a repetition has nothing before it"),
+        ('root ::= "a"??', "a repetition follows another, which engines read in different ways: use parentheses"),
+        ('root ::= "a"{1} {1}', "a repetition follows another, which engines read in different ways: use parentheses"),
         ('root ::= "a"{,2}', "{,2} is not a number of repetitions"),
         ('root ::= "a"{3,2}', "{3,2} is not a number of repetitions"),
         ('root ::= "\\q"', "a backslash before 'q' has no meaning"),

@@ -38,6 +38,10 @@ _CLASS_ESCAPES = _TEXT_ESCAPES + "$()*+-.[]^{|}"
 _END = ("", "")
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
+#: Levels of parentheses. xgrammar reads each of them on the stack, which 25,000 overflow: that ends
+#: the engine's process.
+_MAX_DEPTH = 256
+
 #: The symbol of all terminals. No rule can have this name.
 _TERMINAL = "'"
 
@@ -77,6 +81,8 @@ def find_ebnf_error(text: str) -> str | None:
         if kind == "nothing":
             continue
         depth += (kind == "open") - (kind == "close")
+        if depth > _MAX_DEPTH:
+            return f"its parentheses are nested deeper than {_MAX_DEPTH} levels"
         if kind == "name":
             used.add(match[0])
         elif kind == "defines" and last_name:
@@ -107,6 +113,8 @@ def _find_misplaced(text: str) -> str | None:
             return 'an alternative is empty: write "" for the empty text'
         if kind in ("defines", "or", "open") and following == "repeat":
             return "a repetition has nothing before it"
+        if kind == following == "repeat":
+            return "a repetition follows another, which engines read in different ways: use parentheses"
         if kind == "repeat" and part.startswith("{") and not _is_range(part):
             return f"{part[:20]} is not a number of repetitions"
         known = _CLASS_ESCAPES if part.startswith("[") else _TEXT_ESCAPES
