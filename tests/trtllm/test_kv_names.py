@@ -51,6 +51,17 @@ def test_blocks_are_named_by_all_that_comes_before_them(names) -> None:
     assert names.translate([removed(72, 71, 4711)]) == [(KV_REMOVED, [c, b])]
 
 
+def test_lost_events_clear_what_is_known(names) -> None:
+    """A full buffer loses its oldest events (1.2.1 cpp/tensorrt_llm/batch_manager/kvCacheEventManager.cpp,
+    worker: "Events have been discarded"), and `enqueue…Event` numbers each, whatever its window.
+    """
+    (a,), (b,) = ours([1, 2, 3, 4]), ours([5, 6, 7, 8])
+    other_window = {**stored(None, (70, [1, 2, 3, 4]), window=128), "event_id": 1}
+    assert names.translate([stored(None, (70, [1, 2, 3, 4])), other_window]) == [(KV_STORED, [a])]
+    later = [{**stored(None, (80, [5, 6, 7, 8])), "event_id": 7}, {**removed(70), "event_id": 8}]
+    assert names.translate(later) == [(KV_CLEARED, ()), (KV_STORED, [b])]
+
+
 def test_each_window_says_the_same_again_and_is_heard_once(names) -> None:
     (a,) = ours([1, 2, 3, 4])
     first, again = stored(None, (7, [1, 2, 3, 4])), stored(None, (7, [1, 2, 3, 4]), window=128)

@@ -35,6 +35,7 @@ class KvEventTranslator:
         self._salts: OrderedDict[bytes, deque[int]] = OrderedDict()
         # window and negated layer group whose events count
         self._followed: tuple[int, int] | None = None
+        self._last_id: int | None = None
 
     def expect_request(self, ids: np.ndarray, cache_salt: int, adapter: int) -> None:
         """Note the salt of a new request.
@@ -64,15 +65,15 @@ class KvEventTranslator:
         changes: list[KvCacheEvent] = []
         for event in events:
             data = event["data"]
+            if self._misses_events(event["event_id"]):
+                changes.append(self._clear())
             group = (event.get("window_size") or 0, -(event.get("layer_group_id") or 0))
             if self._followed is None or (data["type"] == "created" and group > self._followed):
                 self._followed = group
             if group != self._followed:
                 continue
             if data["type"] == "created":
-                self._hashes.clear()
-                self._known_hashes.clear()
-                changes.append(KvCacheEvent(KV_CLEARED))
+                changes.append(self._clear())
             elif data["type"] == "stored":
                 changes.append(KvCacheEvent(KV_STORED, self._store(data)))
             elif data["type"] == "removed":
@@ -80,6 +81,21 @@ class KvEventTranslator:
                 self._known_hashes.difference_update(removed)
                 changes.append(KvCacheEvent(KV_REMOVED, removed))
         return [change for change in changes if change.names or change.kind == KV_CLEARED]
+
+    def _misses_events(self, event_id: int) -> bool:
+        """Return True if events before this one were lost.
+
+        The library numbers them all. It drops the oldest of a full buffer, and the result of a
+        read that failed (batch_manager/kvCacheEventManager.cpp, worker; executor/proxy.py,
+        get_kv_events).
+        """
+        last, self._last_id = self._last_id, event_id
+        return last is not None and event_id > last + 1
+
+    def _clear(self) -> KvCacheEvent:
+        self._hashes.clear()
+        self._known_hashes.clear()
+        return KvCacheEvent(KV_CLEARED)
 
     def _store(self, data: Mapping[str, Any]) -> list[int]:
         parent, hashes = data.get("parent_hash"), []

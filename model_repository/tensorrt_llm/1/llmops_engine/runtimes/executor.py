@@ -283,7 +283,7 @@ class ExecutorRuntime(EngineRuntime):
             return ()
         # the binding holds the interpreter's lock while it waits, so the timeout is 0
         events = self._manager.get_latest_events(timeout_ms=NO_WAIT)
-        return self._translator.translate([found for event in events if (found := _event(event)) is not None])
+        return self._translator.translate([_event(event) for event in events])
 
     def close(self) -> None:
         """End the engine. The other ranks wait here until the leader ends it."""
@@ -473,11 +473,8 @@ def _guide(api: Any, kind: str, guide: str) -> Any:
     return api.GuidedDecodingParams(guide_type=guide_type, guide=guide)
 
 
-def _event(event: Any) -> dict[str, Any] | None:
-    """Return a KV-cache event in the form that `KvEventTranslator` reads.
-
-    The result is None for a kind without block names.
-    """
+def _event(event: Any) -> dict[str, Any]:
+    """Return a KV-cache event in the form that `KvEventTranslator` reads."""
     data, kind = event.data, type(event.data).__name__
     found: dict[str, Any]
     if kind == "KVCacheStoredData":
@@ -491,8 +488,8 @@ def _event(event: Any) -> dict[str, Any] | None:
     elif kind == "KVCacheCreatedData":
         found = {"type": "created"}
     else:
-        return None
-    return {"data": found, "window_size": getattr(event, "window_size", None)}
+        found = {"type": "updated"}
+    return {"event_id": event.event_id, "data": found, "window_size": getattr(event, "window_size", None)}
 
 
 def _engine_sizes(model: Path) -> tuple[int, int]:
