@@ -40,7 +40,10 @@ class Walker:
         config = _sampling(("ebnf_grammar", grammar), tokens)
         config.stop_token_ids, config.eos_token_id, config.rng_seed = {END}, END, seed
         ids = list(self._pipeline._pipeline.generate([_prompt()], [config])[0].m_generation_ids[0])
-        return str(self._tokenizer.decode(ids)) if ids[-1:] == [END] else None
+        text = str(self._tokenizer.decode(ids))
+        # The library's classes of all characters but some also take bytes that are no UTF-8 (overlong forms,
+        # beyond U+10FFFF), in about one of 500 walks; a class without them is one that 0.1.25 cannot read.
+        return text if ids[-1:] == [END] and "\ufffd" not in text else None
 
 
 @pytest.fixture(scope="module")

@@ -214,7 +214,8 @@ def _character_class(ranges: Ranges) -> str:
     """Return the character class of `ranges`.
 
     xgrammar 0.1.25 knows characters beyond ASCII only in classes that exclude others, and no
-    version knows classes that exclude some characters beyond ASCII.
+    version knows classes that exclude some characters beyond ASCII. Such a class also takes bytes
+    that are no UTF-8, which a model would have to write first.
     """
     beyond = [(max(low, 0x80), high) for low, high in ranges if high >= 0x80]
     if beyond != _BEYOND_ASCII:
