@@ -1,8 +1,9 @@
 """The control application: administration, usage and the leader's jobs, alone or inside a gateway."""
 
 import asyncio
+import ctypes
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 import httpx
 from fastapi import FastAPI
@@ -209,11 +210,23 @@ def run(
         on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", keys)
         app = create_app(settings, lambda: make_leader_jobs(settings, replicas), gateway)
         tune_garbage_collector()
+        _share_malloc_arenas()
         server = DrainingServer(uvicorn_config(app, settings), lambda: None)
         server.run(sockets=[listener])
         return server.force_exit
     finally:
         listener.close()
+
+
+def _share_malloc_arenas() -> None:
+    """Let all threads share two arenas of glibc's malloc, where that is the allocator.
+
+    An arena per thread reserves 64 MiB of addresses each. Under a limit on them, such as `ulimit
+    -v`, a new thread then has no room to start, and CPython's `Thread.start` waits for it forever.
+    """
+    m_arena_max = -8  # M_ARENA_MAX of malloc.h
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(m_arena_max, 2)
 
 
 async def _live(_request: Request) -> Response:

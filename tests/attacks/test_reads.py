@@ -131,11 +131,11 @@ def used_in(gateway, seconds: float) -> float:
 
 
 class LimitedControl(LiveProcess):
-    """`llmops control` that may have 1 GiB of addresses."""
+    """`llmops control` that may have 600 MiB of addresses."""
 
     def __init__(self, folder: Path, store: str) -> None:
         limited = (
-            f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_AS, ({1024 * MIB},) * 2); "
+            f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_AS, ({600 * MIB},) * 2); "
             "os.execv(sys.argv[1], sys.argv[1:])"
         )
         command = [*LLMOPS, "control", "--store", store, "--port", "0"]
