@@ -196,7 +196,7 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
     mpirun_or_skip()
     repository = parking_repository(tmp_path, 1.5)
     port = free_port()
-    options = LaunchOptions(ports=Ports(port, port + 1, port + 2), exit_timeout=20, http=True)
+    options = LaunchOptions(ports=Ports(port, free_port(), free_port()), exit_timeout=20, http=True)
     cluster = plan_multi_node(repository, options, gpus_per_node=1, image=None)
     assert (cluster.nodes, cluster.world_size) == (2, 2)
     binaries = tmp_path / "bin"
