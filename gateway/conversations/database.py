@@ -62,12 +62,8 @@ class Database:
 
         @asynccontextmanager
         async def connect() -> AsyncIterator[AsyncConnection]:
-            await self._long_reads.enter(share)
-            try:
-                async with self._store.read() as connection:
-                    yield connection
-            finally:
-                self._long_reads.leave()
+            async with self._long_reads.slot(share), self._store.read() as connection:
+                yield connection
 
         return await self._answered(self._in_turn(owner, connect, work))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from llmops.round_robin import RoundRobinQueue
@@ -42,6 +43,15 @@ class FairSlots:
             if turn.come.done() and not turn.come.cancelled():
                 self.leave(count)
             raise
+
+    @asynccontextmanager
+    async def slot(self, path: Sequence[str]) -> AsyncIterator[None]:
+        """Hold a slot, for which the client waits as in `enter`."""
+        await self.enter(path)
+        try:
+            yield
+        finally:
+            self.leave()
 
     def resize(self, places: int) -> None:
         """Change the number of slots to `places`.

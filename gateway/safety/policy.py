@@ -95,13 +95,10 @@ class Safety:
 
         Raises SafetyUnavailableError.
         """
-        await self._moderating.enter(caller.share.split("/", 1))
-        try:
+        async with self._moderating.slot(caller.share.split("/", 1)):
             verdicts = await asyncio.gather(
                 *(self._judge(one, text) for one in self.filters.values()), return_exceptions=True
             )
-        finally:
-            self._moderating.leave()
         for one in verdicts:
             if isinstance(one, FilterUnavailableError):
                 raise SafetyUnavailableError from one

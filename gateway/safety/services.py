@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +22,10 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from llmops.errors import InputError, first_validation_error
 from llmops.fair_client import fair_client
 from llmops.gateway.errors import ApiError
+from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.gateway.safety.filters import FilterUnavailableError, Finding, TextFilter
 from llmops.gateway.settings import GuardSettings
 from llmops.input_files import MALFORMED, parse_json, read_json
-from llmops.round_robin import RoundRobinQueue
 from llmops.urls import failure_reason, without_secrets
 
 #: Bytes of a moderation service's answer: one result has a few kilobytes.
@@ -123,45 +122,6 @@ class ClassifierFilter(TextFilter):
         return Finding(self.name, max(over, key=over.__getitem__), max(over.values())) if over else None
 
 
-class _Slots:
-    """Slots that texts take in turn: the passages of a long text hold up no other."""
-
-    def __init__(self, size: int) -> None:
-        self._free = size
-        self._waiting: RoundRobinQueue[asyncio.Future[None]] = RoundRobinQueue()
-        self._texts = count()
-
-    def text(self) -> str:
-        """Return the name of another text."""
-        return str(next(self._texts))
-
-    @asynccontextmanager
-    async def slot(self, text: str) -> AsyncIterator[None]:
-        """Hold a slot for a passage of the text."""
-        if self._free:
-            self._free -= 1
-        else:
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.put((text,), turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():
-                    self._pass_on()
-                raise
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        while self._waiting.size:
-            if not (turn := self._waiting.take()).done():
-                turn.set_result(None)
-                return
-        self._free += 1
-
-
 class GuardFilter(TextFilter):
     """A filter that asks a model whether a text is safe."""
 
@@ -169,10 +129,11 @@ class GuardFilter(TextFilter):
         """Ask the model of `settings`. A finding that it gives no category has `category`."""
         self.name, self._category, self._settings, self._generate = name, category, settings, generate
         self.categories = (*settings.categories.values(), category)
-        self._slots = _Slots(MAX_GUARD_REQUESTS)
+        # the passages of a long text hold up no other: texts take turns
+        self._slots, self._texts = FairSlots(MAX_GUARD_REQUESTS), count()
 
     async def judge(self, text: str) -> Finding | None:
-        passages, name = _passages(text, GUARD_PASSAGE), self._slots.text()
+        passages, name = _passages(text, GUARD_PASSAGE), str(next(self._texts))
         try:
             async with asyncio.timeout(self._settings.timeout), asyncio.TaskGroup() as group:
                 verdicts = [group.create_task(self._verdict(one, name)) for one in passages]
@@ -187,7 +148,7 @@ class GuardFilter(TextFilter):
     async def _verdict(self, passage: str, text: str) -> Finding | None:
         guard = self._settings
         try:
-            async with self._slots.slot(text):
+            async with self._slots.slot((text,)):
                 written = await self._generate(guard.model, guard.prompt.replace("{text}", passage), MAX_VERDICT_TOKENS)
         except ApiError as error:
             raise FilterUnavailableError(error.full_message) from error

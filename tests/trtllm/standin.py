@@ -27,6 +27,17 @@ _FILE = Path(__file__).with_name("VERSION")
 __version__ = _FILE.read_text().strip() if _FILE.is_file() else "1.2.1"
 
 
+class XgrammarGrammar:
+    """xgrammar's `Grammar`, which raises RuntimeError for a text that it cannot read."""
+
+    @staticmethod
+    def from_ebnf(text: str) -> None:
+        if "::=" not in text:
+            raise RuntimeError("EBNF parser error: expected ::=\nat 1")
+
+    from_regex = from_json_schema = from_ebnf
+
+
 @dataclass(kw_only=True)
 class GuidedDecodingParams:
     json: Any = None

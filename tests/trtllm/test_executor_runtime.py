@@ -20,6 +20,7 @@ from tests.support.programs import install_program
 from tests.trtllm import standin_executor as standin
 from tests.trtllm.installed import MPIRUN, install_executor
 from tests.trtllm.runtime_requests import ask
+from tests.trtllm.standin import XgrammarGrammar
 
 PARAMETERS = {
     "batch_scheduler_policy": "guaranteed_no_evict",
@@ -202,16 +203,7 @@ def test_a_bias_has_the_length_of_the_engine_s_vocabulary(folder, runtime):
 
 def test_a_grammar_that_the_library_cannot_read_is_refused_before_it_ends_other_answers(monkeypatch):
     """The executor compiles it within a step (1.2.1 cpp/tensorrt_llm/batch_manager/guidedDecoder.cpp, build)."""
-
-    class Grammar:
-        @staticmethod
-        def from_ebnf(text):
-            if "::=" not in text:
-                raise RuntimeError("EBNF parser error: expected ::=\nat 1")
-
-        from_regex = from_json_schema = from_ebnf
-
-    monkeypatch.setitem(sys.modules, "xgrammar", SimpleNamespace(Grammar=Grammar))
+    monkeypatch.setitem(sys.modules, "xgrammar", SimpleNamespace(Grammar=XgrammarGrammar))
     assert engine.make_request(standin, ask([1], 7, guide=("ebnf_grammar", 'root ::= "a"')), 0)
     with pytest.raises(RequestRejectedError, match=r"^guided_decoding_guide: EBNF parser error: expected ::=$"):
         engine.make_request(standin, ask([1], 7, guide=("ebnf_grammar", "root")), 0)

@@ -178,16 +178,7 @@ def test_a_grammar_that_the_library_cannot_read_is_refused_before_it_reaches_a_s
     """The library compiles it within a step (1.2.1 _torch/pyexecutor/guided_decoder.py, _build). The error
     ends all requests, or one where PyExecutor has _handle_guided_decoder_errors; no message says which.
     """
-
-    class Grammar:
-        @staticmethod
-        def from_ebnf(text):
-            if "::=" not in text:
-                raise RuntimeError("EBNF parser error: expected ::=\nat 1")
-
-        from_regex = from_json_schema = from_ebnf
-
-    monkeypatch.setitem(sys.modules, "xgrammar", SimpleNamespace(Grammar=Grammar))
+    monkeypatch.setitem(sys.modules, "xgrammar", SimpleNamespace(Grammar=standin.XgrammarGrammar))
     arguments = {**ARGUMENTS, **({"guided_decoding_backend": backend} if backend else {})}
     with closing(make("1.2.1", arguments)) as runtime:
         runtime.submit(1, ask([10], 2, guide=("ebnf_grammar", 'root ::= "b"')), 0)
