@@ -130,8 +130,8 @@ def test_a_models_process_that_ends_is_started_again_and_ctrl_c_ends_all(start, 
         return False
 
     wait_until(answers)
-    # processes of the first Triton, of which none is left
-    assert [pid for pid in commands if Path("/proc", str(pid)).exists()] == []
+    # of the first Triton's processes none is left, though nobody may have collected their exit codes
+    assert [pid for pid in commands if runs(pid)] == []
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(GENEROUS) == 0, up.log
     assert list(Path("/dev/shm").glob(f"*llmops_{up.process.pid}_*")) == []

@@ -216,7 +216,7 @@ class TestRealMpirun:
         leader.stop()
         thread.join(GENEROUS)
         assert b'"data":[7]' in answer[0]
-        wait_until(lambda: not any(Path("/proc", str(process.pid)).exists() for process in below))
+        wait_until(lambda: not any(process.is_alive for process in below))
         assert list(SHM_DIR.glob(f"{leader.shm_prefix}*")) == []
 
     def test_a_rank_that_dies_ends_the_server(self, leader: TritonServer, tmp_path: Path) -> None:
