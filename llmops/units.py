@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 #: Regular expression of a duration with its unit.
-DURATION_PATTERN = r"[0-9]*\.?[0-9]+ *(ms|s|m|h)"
+DURATION_PATTERN = r"(?:[0-9]*\.)?[0-9]+ *(ms|s|m|h)"
 #: Micro-dollars in a dollar.
 MICROS_PER_USD = 1_000_000
 _SECONDS_PER_UNIT = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -53,7 +53,7 @@ def parse_duration(value: object) -> Seconds:
         return Seconds(0.0)
     if match := re.fullmatch(DURATION_PATTERN, text):
         return Seconds(float(text.removesuffix(match[1])) * _SECONDS_PER_UNIT[match[1]])
-    if re.fullmatch(r"[0-9]*\.?[0-9]+", text):
+    if re.fullmatch(r"(?:[0-9]*\.)?[0-9]+", text):
         raise ValueError(f"{text} has no unit; write {text}ms or {text}s")
     raise ValueError(f"{text!r} is not a duration; write 500ms or 0.5s")
 

@@ -3,6 +3,8 @@
 The message has the line and what to write instead.
 """
 
+import time
+
 import pytest
 import yaml
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from llmops.errors import InputError
 from llmops.gateway.settings import GatewaySettings, load_settings
+from llmops.units import parse_duration
 from llmops.yaml_files import is_plain, read_yaml, write_yaml
 
 
@@ -81,6 +84,14 @@ def test_durations_have_a_unit_and_zero_needs_none():
     kept = GatewaySettings(timeouts={"idle": "250ms"}).model_dump(mode="json", exclude_defaults=True)
     assert kept["timeouts"]["idle"] == "250ms"
     assert GatewaySettings(**kept).timeouts.idle == 0.25
+
+
+def test_a_long_number_is_no_duration_in_linear_time():
+    began = time.thread_time()
+    for text in ("1" * 20_000, "1" * 20_000 + "x"):
+        with pytest.raises(ValueError, match=r"no unit|not a duration"):
+            parse_duration(text)
+    assert time.thread_time() - began < 1
 
 
 @given(st.text() | st.from_regex(r"[-+.0-9_xobeEyYnN:]{1,8}", fullmatch=True))
