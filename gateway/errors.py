@@ -152,6 +152,10 @@ class InvalidKeyError(ApiError):
         return {**super().headers(), "www-authenticate": self.challenge}
 
 
+class PrematureTokenError(InvalidKeyError):
+    """401: the token becomes valid later, so its refusal is not remembered."""
+
+
 class MissingKeyError(InvalidKeyError):
     """401: the request has no API key."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from llmops.background import cancel_tasks
 from llmops.gateway.auth.directory import CredentialUnavailableError, Directory
-from llmops.gateway.errors import InvalidKeyError, UnavailableError
+from llmops.gateway.errors import InvalidKeyError, PrematureTokenError, UnavailableError
 from llmops.gateway.interfaces import Caller
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,8 @@ class CachedDirectory(Directory):
             # strangers who make up tokens must not decide when there is one.
             if self._tried == now:
                 self._tried = before
-            return self._keep(digest, _RejectedCredential(error.message, self._clock()))
+            refused = _RejectedCredential(error.message, self._clock())
+            return refused if isinstance(error, PrematureTokenError) else self._keep(digest, refused)
         if self._away_since is not None:
             log.warning("Keys can be looked up again, after %.0f s", self._clock() - self._away_since)
             self._away_since = None

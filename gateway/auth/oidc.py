@@ -14,7 +14,7 @@ import jwt
 from llmops.gateway.auth.credential_cache import EXPIRED_KEY_MESSAGE
 from llmops.gateway.auth.directory import Directory, Identity
 from llmops.gateway.auth.jwks import JwksCache
-from llmops.gateway.errors import InvalidKeyError
+from llmops.gateway.errors import InvalidKeyError, PrematureTokenError
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import OidcSettings
 from llmops.untrusted_text import is_safe_text
@@ -31,7 +31,6 @@ _MAX_TOKEN_LENGTH = 16_384
 _REQUIRED = ("exp", "iss", "aud", "sub")
 _REJECTION_MESSAGES: tuple[tuple[type[Exception], str], ...] = (
     (jwt.ExpiredSignatureError, EXPIRED_KEY_MESSAGE.replace("API key", "token")),
-    (jwt.ImmatureSignatureError, "This token is not valid yet."),
     (jwt.InvalidIssuedAtError, "This token was issued in the future."),
     (jwt.InvalidAudienceError, "This token is for another audience."),
     (jwt.InvalidIssuerError, "This token is of another issuer."),
@@ -120,6 +119,8 @@ class OidcDirectory(Directory):
                 token, key, list(self._settings.algorithms), {"require": list(_REQUIRED)},
                 audience=self._settings.audience, issuer=self._settings.issuer, leeway=self._settings.leeway,
             )  # fmt: skip
+        except jwt.ImmatureSignatureError as error:
+            raise PrematureTokenError("This token is not valid yet.") from error
         except _UNREADABLE as error:
             messages = (text for kind, text in _REJECTION_MESSAGES if isinstance(error, kind))
             raise InvalidKeyError(next(messages, INVALID_TOKEN_MESSAGE)) from error

@@ -1,5 +1,6 @@
 """Tokens of an identity provider: a real one on a port of its own, with real keys, which rotates them and goes away."""
 
+import asyncio
 import json
 import time
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from llmops.gateway.auth.authentication import keys_required
+from llmops.gateway.auth.credential_cache import CachedDirectory
 from llmops.gateway.auth.jwks import MIN_REFRESH_INTERVAL, JwksCache
 from llmops.gateway.auth.oidc import OidcDirectory
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
@@ -191,6 +193,16 @@ async def test_clocks_may_differ_a_little(issuer):
     async with tokens_of(issuer) as tokens:
         assert await tokens.find(issuer.token(nbf=now + 10, iat=now + 10))
         assert (await tokens.find(issuer.token(exp=now - 5))).until == now + 25
+
+
+async def test_a_token_sent_too_early_is_taken_as_soon_as_it_is_valid(issuer):
+    begins = int(time.time()) + 1
+    async with tokens_of(issuer, leeway=0) as tokens:
+        cached = CachedDirectory(tokens)
+        with pytest.raises(InvalidKeyError, match="not valid yet"):
+            await cached.find(token := issuer.token(nbf=begins))
+        await asyncio.sleep(begins + 0.01 - time.time())
+        assert await cached.find(token)
 
 
 async def test_claims_may_have_other_names_and_be_within_others(issuer):
