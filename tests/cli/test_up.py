@@ -130,7 +130,7 @@ def test_a_models_process_that_ends_is_started_again_and_ctrl_c_ends_all(start, 
         return False
 
     wait_until(answers)
-    # of the first Triton's processes none is left, though nobody may have collected their exit codes
+    # of the first Triton's processes none is left, though their exit codes may not be collected
     assert [pid for pid in commands if runs(pid)] == []
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(GENEROUS) == 0, up.log
