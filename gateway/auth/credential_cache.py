@@ -142,19 +142,22 @@ class CachedDirectory(Directory):
         """
         task = self._looking.get(digest)
         if task is None:
-            now, before = self._clock(), self._tried
-            if self._away_since is not None:
-                if now - before < RETRY_SECONDS:
-                    return None
-                self._tried = now
-            work = self._ask(digest, credential, now, before)
-            task = self._looking[digest] = asyncio.create_task(work, name="find-caller")
+            if self._away_since is not None and self._clock() - self._tried < RETRY_SECONDS:
+                return None
+            task = self._looking[digest] = asyncio.create_task(self._ask(digest, credential), name="find-caller")
             task.add_done_callback(lambda _: self._looking.pop(digest, None))
         return task
 
-    async def _ask(self, digest: bytes, credential: str, now: float, before: float) -> _LookupResult:
-        """Look a credential up, `before` being the time of the attempt before this one."""
+    async def _ask(self, digest: bytes, credential: str) -> _LookupResult:
+        now, before = self._clock(), self._tried
         try:
+            if self._away_since is not None:
+                # tokens that wait for an issuer's keys, or are refused, are no attempt to use the store
+                await self._directory.check(credential)
+                now, before = self._clock(), self._tried
+                if now - before < RETRY_SECONDS:
+                    return keys_unavailable()
+                self._tried = now
             caller = await self._directory.find(credential)
         except CredentialUnavailableError as error:
             if error.detail:

@@ -54,6 +54,15 @@ class Directory(ABC):
         """
         return None
 
+    async def check(self, credential: str) -> None:
+        """Do all checks of a credential that need no store.
+
+        Raises:
+            InvalidKeyError: The credential is refused.
+            UnavailableError: The credential cannot be checked now.
+        """
+        return
+
     @abstractmethod
     async def find(self, credential: str) -> Caller | None:
         """Look the caller up. Return None for a credential that does not exist.
@@ -104,6 +113,12 @@ class CombinedDirectory(Directory):
 
     def known(self, credential: str) -> Caller | None:
         return next(filter(None, (directory.known(credential) for directory in self._directories)), None)
+
+    async def check(self, credential: str) -> None:
+        for directory in self._directories:
+            if directory.takes(credential):
+                await directory.check(credential)
+                return
 
     async def find(self, credential: str) -> Caller | None:
         for directory in self._directories:

@@ -68,6 +68,9 @@ class OidcDirectory(Directory):
     async def has_credentials(self) -> bool:
         return True
 
+    async def check(self, credential: str) -> None:
+        await self._claims(credential)
+
     async def find(self, credential: str) -> Caller:
         claims = await self._claims(credential)
         wanted = self._settings.claims

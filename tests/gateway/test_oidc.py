@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from llmops.gateway.auth.authentication import keys_required
 from llmops.gateway.auth.credential_cache import CachedDirectory
+from llmops.gateway.auth.directory import CombinedDirectory
 from llmops.gateway.auth.jwks import MIN_REFRESH_INTERVAL, JwksCache
 from llmops.gateway.auth.oidc import OidcDirectory
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
@@ -23,6 +24,7 @@ from llmops.store.accounts.users import find_user
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
 from tests.gateway.test_access import asking, bearer
+from tests.gateway.test_key_cache import ANN, Book
 from tests.support.accounts import add_key
 from tests.support.pages import Page, PageServer
 from tests.support.waiting import Clock
@@ -236,6 +238,23 @@ async def test_a_new_key_is_taken_at_once_and_an_old_one_is_not_for_long(issuer)
         assert await tokens.find(issuer.token("stranger"))
         assert issuer.asked == 2
         assert await refusal(tokens, issuer.token("rsa")) == WRONG
+
+
+async def test_tokens_of_unknown_keys_do_not_decide_when_a_store_that_is_away_is_asked_again(issuer):
+    """Before the fix, each took a turn, and the key of a caller waited although the store was back."""
+    book, clock = Book(), Clock()
+    async with tokens_of(issuer) as tokens:
+        cached = CachedDirectory(CombinedDirectory([tokens, book]), clock=clock)
+        await tokens.find(issuer.token())
+        book.away = True
+        with pytest.raises(UnavailableError):
+            await cached.find("ann")
+        book.away = False
+        clock.now += 1
+        made_up = [asyncio.create_task(cached.find(issuer.token(headers={"kid": f"no-{at}"}))) for at in range(3)]
+        await asyncio.sleep(0.01)
+        assert await cached.find("ann") == ANN
+        assert {type(error) for error in await asyncio.gather(*made_up, return_exceptions=True)} == {InvalidKeyError}
 
 
 async def test_an_issuer_that_is_away_leaves_its_keys(issuer, caplog):
