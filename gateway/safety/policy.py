@@ -29,9 +29,9 @@ from llmops.input_files import read_lines
 
 log = logging.getLogger(__name__)
 
-#: Texts of `/v1/moderations` that are judged at once. A filter's service has 100 connections, and
-#: most must be left for prompts and answers.
-MAX_MODERATIONS = 16
+#: Texts of `/v1/moderations` that are judged at once, and prompts and windows of answers that a
+#: filter judges at once. A filter's service has 100 connections.
+MAX_MODERATIONS, MAX_JUDGED = 16, 64
 #: Seconds between two lines about findings of one filter for one tenant, and about its failures. A
 #: caller can cause them with every request.
 LOG_INTERVAL = 1.0
@@ -41,6 +41,18 @@ class FindingAudit(Protocol):
     """The audit log of findings, which gets everything but the text."""
 
     def note_finding(self, caller: Caller, filter_name: str, **details: str) -> None: ...
+
+
+class _FairFilter(TextFilter):
+    """A model or service that judges texts, before which callers take turns."""
+
+    def __init__(self, judge: TextFilter, slots: FairSlots, caller: Caller) -> None:
+        self.name, self.categories = judge.name, judge.categories
+        self._judge, self._slots, self._path = judge, slots, caller.share.split("/", 1)
+
+    async def judge(self, text: str) -> Finding | None:
+        async with self._slots.slot(self._path):
+            return await self._judge.judge(text)
 
 
 class Safety:
@@ -56,6 +68,7 @@ class Safety:
         self._audit, self._lines = audit, RepeatedLines(LOG_INTERVAL)
         self._settings, self.filters = settings, dict(filters)
         self._moderating = FairSlots(MAX_MODERATIONS)
+        self._judging = {name: FairSlots(MAX_JUDGED) for name in filters}
         self._findings = metrics.numbers(metric_definitions.SAFETY_FINDINGS)
         self._failures = metrics.numbers(metric_definitions.SAFETY_FAILURES)
         self._seconds = metrics.histogram(metric_definitions.SAFETY_SECONDS)
@@ -74,7 +87,7 @@ class Safety:
         text = "\n".join(texts)
         if not policy.prompt:
             return
-        finding = await self._first(text, rendered, [self.filters[name] for name in policy.prompt], policy)
+        finding = await self._first(text, rendered, [self._fair(name, caller) for name in policy.prompt], policy)
         if finding is not None:
             self._record(finding, "prompt", "refused", caller, end_user, text)
             raise ContentPolicyError(finding.category)
@@ -87,7 +100,7 @@ class Safety:
         policy = self._policy(caller)
         if not policy.answer:
             return None
-        stages = [self._stage(self.filters[name], mode, policy, before) for name, mode in policy.answer.items()]
+        stages = [self._stage(self._fair(name, caller), mode, policy, before) for name, mode in policy.answer.items()]
         return StreamGuard(stages, lambda found, mode: self._record(found, "answer", mode, caller, end_user))
 
     async def moderate(self, text: str, caller: Caller) -> list[Finding]:
@@ -111,6 +124,10 @@ class Safety:
 
     def _policy(self, caller: Caller) -> SafetyPolicy:
         return self._settings.tenants.get(caller.tenant_id, self._settings.policy)
+
+    def _fair(self, name: str, caller: Caller) -> TextFilter:
+        one = self.filters[name]
+        return one if isinstance(one, RuleFilter) else _FairFilter(one, self._judging[name], caller)
 
     def _stage(self, one: TextFilter, mode: StreamMode, policy: SafetyPolicy, before: str) -> RuleStage | WindowStage:
         if isinstance(one, RuleFilter):

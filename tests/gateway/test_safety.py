@@ -11,8 +11,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from llmops.gateway.http.server import bind
+from llmops.gateway.interfaces import Caller
+from llmops.gateway.safety.policy import create_safety
 from llmops.gateway.safety.services import GuardFilter, ModerationFilter
 from llmops.gateway.settings import GuardSettings, SafetySettings
+from llmops.gateway.telemetry.metrics import GatewayMetrics
 from llmops.store.audit import list_audit_entries
 from llmops.store.factory import open_store
 from tests.support.gateway_stack import running, text_of
@@ -132,8 +135,8 @@ def verdict_of(text: str) -> JSONResponse:
     return JSONResponse({"id": "modr-1", "model": "m", "results": [result]})
 
 
-def http_safety(url: str, mode: str, fail: str = "closed"):
-    filters = {"remote": {"kind": "http", "url": url, "timeout": "2s"}}
+def http_safety(url: str, mode: str, fail: str = "closed", timeout: str = "2s"):
+    filters = {"remote": {"kind": "http", "url": url, "timeout": timeout}}
     policy = {"prompt": ["remote"], "answer": {"remote": mode}, "fail": fail}
     return {"filters": filters, "window": 32, "policy": policy}
 
@@ -238,6 +241,30 @@ async def test_moderations_of_callers_take_turns(card, tokenizer, monkeypatch):
         await ask("other", "mine")
         assert len(judged.texts) - before < 160
         await asyncio.gather(*flood)
+
+
+async def test_prompts_and_answers_of_callers_take_turns():
+    """Before, they waited in their order for a connection: a caller's flood held up the texts of all others."""
+    texts: list[str] = []
+
+    async def judge(text):
+        texts.append(text)
+        await asyncio.sleep(0.05)
+        return verdict_of(text)
+
+    async with moderation_server(judge) as url:
+        settings = SafetySettings(**http_safety(url, "hold", timeout="1m"))
+        safety = create_safety(settings, GatewayMetrics(), None, None)
+        evil, other = Caller(share="evil/1"), Caller(share="other/1")
+        flood = [asyncio.create_task(safety.check_prompt(["flood"], evil)) for _ in range(500)]
+        while not texts:
+            await asyncio.sleep(0.01)
+        await safety.check_prompt(["mine"], other)
+        await safety.guard(other).judge("my answer", final=True)
+        assert texts.index("mine") < 150
+        assert texts.index("my answer") < 300
+        await asyncio.gather(*flood)
+        await safety.close()
 
 
 class JudgedSlowly:
