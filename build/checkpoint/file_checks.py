@@ -17,6 +17,10 @@ from llmops.untrusted_text import json_texts
 #: Different texts in a checkpoint's settings, each of which is looked up on disk.
 MAX_TEXTS = 1 << 17
 
+#: Fields by which transformers reads other weights, another config.json or another tokenizer.json
+#: than those that were checked.
+_OTHER_FILES = frozenset({"transformers_weights", "configuration_files", "fast_tokenizer_files"})
+
 
 def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """Return the JSON object in a file.
@@ -105,7 +109,7 @@ def reject_outside_symlinks(folder: Path) -> dict[str, FileState | None]:
 
 
 def reject_named_files(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Check that no text in a checkpoint's settings names a file outside its folder.
+    """Check that no text in a checkpoint's settings names a file outside its folder, or unread ones.
 
     transformers passes what tokenizer_config.json says to the tokenizer, which reads a `vocab_file`
     of any path into the engine's vocabulary, and config.json may name other weights.
@@ -115,8 +119,8 @@ def reject_named_files(folder: Path, settings: Mapping[str, Any]) -> None:
         settings: The content of its JSON files, by file name.
 
     Raises:
-        CheckpointError: A text is the path of such a file, or there are too many. The message names
-            the JSON file alone.
+        CheckpointError: A text is the path of such a file, a field names files that were not
+            checked, or there are too many texts. The message names the JSON file alone.
     """
     for name, content in settings.items():
         texts = set(json_texts(content))
@@ -129,6 +133,11 @@ def reject_named_files(folder: Path, settings: Mapping[str, Any]) -> None:
                         f"{folder / name} names another file of this machine, which would become part of the engine; "
                         "remove that entry."
                     )
+        for field in _OTHER_FILES.intersection(json_texts(content, names=True)):
+            raise CheckpointError(
+                f"{folder / name} has an entry {field}, which makes transformers read files that were not checked; "
+                "remove that entry."
+            )
 
 
 def check_tensor_ranges(path: Path, tensors: Iterable[TensorInfo], size: int) -> None:

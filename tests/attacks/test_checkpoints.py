@@ -355,6 +355,22 @@ def test_settings_that_name_a_file_outside(folder: Path, tmp_path: Path, name: s
     assert "secret" not in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        ("config.json", {**CONFIG, "transformers_weights": "other.safetensors.index.json"}),
+        ("config.json", {**CONFIG, "attribute_map": {"transformers_weights": "x"}, "x": "o.safetensors.index.json"}),
+        ("config.json", {**CONFIG, "configuration_files": ["config.4.0.0.json"]}),
+        ("tokenizer_config.json", {"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}),
+    ],
+)
+def test_settings_that_name_files_which_are_not_checked(folder: Path, name: str, entries: dict[str, object]) -> None:
+    """Before, the index named another folder's weights, and the other config.json any sizes."""
+    (folder / name).write_text(json.dumps(entries))
+    with pytest.raises(CheckpointError, match=r"\.json has an entry \w+, which makes transformers read files"):
+        open_folder(folder, "x", weights=False)
+
+
 def test_settings_of_a_million_texts_are_refused(folder: Path) -> None:
     """Before, each text was looked up on disk twice: 22 s of CPU for 8 MiB."""
     texts = [f"{at:x}" for at in range(900_000)]
