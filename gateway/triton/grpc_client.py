@@ -17,6 +17,9 @@ from llmops.gateway.triton.response_reader import error_from_message
 #: Bytes of a message from Triton. The largest are batches of vectors, and log-probabilities of prompts.
 MAX_MESSAGE_BYTES = 32 * 2**20
 
+#: Milliseconds without data after which a dead server is looked for. `llmops serve` tells Triton to
+#: allow it (MIN_PING_INTERVAL in model_repository/server/command.py).
+KEEPALIVE_MS = 20_000
 # a restarted Triton must be noticed within a second or two; requests hold whole prompts
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -24,7 +27,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
 )

@@ -15,6 +15,9 @@ RESTRICTED_HTTP = (*RESTRICTED, "model-repository")
 SHM_PREFIX = "triton_python_backend_shm_region_llmops_"
 #: Seconds that a Python model may take to load. A large engine takes minutes.
 _STUB_TIMEOUT = 1800
+#: Milliseconds between two pings of a gateway on a silent connection that Triton allows. Its own
+#: 300 s would end a connection with "too_many_pings" after 80 s without data, and its requests.
+MIN_PING_INTERVAL = 10_000
 #: Milliseconds between two exports of spans.
 _TRACES_PERIOD = 1000
 
@@ -88,6 +91,7 @@ def server_command(options: ServerOptions) -> list[str]:
         f"--grpc-address={launch.host}",
         f"--grpc-port={launch.ports.grpc}",
         f"--grpc-restricted-protocol={_restricted(RESTRICTED, options)}",
+        f"--grpc-http2-min-recv-ping-interval-without-data={MIN_PING_INTERVAL}",
     ]
     if options.http_host:
         command += [

@@ -16,13 +16,14 @@ from threading import Thread
 import pytest
 
 from llmops.errors import InputError, MissingDependencyError, VersionMismatchError
+from llmops.gateway.triton.grpc_client import KEEPALIVE_MS
 from llmops.model_repository.dry_run import describe_launch
 from llmops.model_repository.launch import TritonServer, start_triton
 from llmops.model_repository.multi_gpu.launch_plan import launch_command, plan_launch
 from llmops.model_repository.repository import compatibility
 from llmops.model_repository.repository.manifest import RepositoryManifest, ServedEngine
 from llmops.model_repository.repository.validation import check_repository
-from llmops.model_repository.server.command import LaunchOptions, Ports, ServerOptions
+from llmops.model_repository.server.command import LaunchOptions, Ports, ServerOptions, server_command
 from llmops.model_repository.server.shared_memory import SHM_DIR
 from llmops.process import descendants
 from tests.model_repository.test_launch import CONFIG, infer
@@ -239,3 +240,14 @@ def test_an_engine_for_1_3_is_served_in_an_image_of_our_own(tmp_path: Path) -> N
         "serve", str(repository), "--host", "0.0.0.0", "--grpc-port", "8001", "--exit-timeout", "60s", "--no-metrics",
         "--traces", "http://c:4318",
     ]  # fmt: skip
+
+
+def test_triton_allows_the_pings_of_gateways_on_a_silent_connection() -> None:
+    """A ping sooner than this interval after the last, without data between, is a bad one; Triton's own interval is
+    300000, and the third bad ping ends the connection (server v2.71.0, src/command_line_parser.cc,
+    grpc-http2-min-recv-ping-interval-without-data and grpc-http2-max-ping-strikes).
+    """
+    command = server_command(ServerOptions(SERVER, "/models"))
+    name = "--grpc-http2-min-recv-ping-interval-without-data="
+    (interval,) = [int(word.removeprefix(name)) for word in command if word.startswith(name)]
+    assert interval < KEEPALIVE_MS
