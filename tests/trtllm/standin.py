@@ -135,6 +135,8 @@ class RequestOutput:
         if self.finished or self.aborted_:
             raise StopAsyncIteration
         await asyncio.sleep(0.002)
+        if self.llm.has_shut_down:
+            await asyncio.Event().wait()
         token = self.prompt_token_ids[-1] + self.step * (len(completion.token_ids) + 1)
         if not self.greedy and (self.params.temperature or 1.0) > 1.5:
             token += self._draw.randrange(5)
@@ -454,8 +456,11 @@ class LLM:
         # a shutdown aborts all requests (executor/proxy.py, `pre_shutdown`): they end with what they have, as
         # "cancelled" (executor/result.py, `_handle_sequence`)
         self.shutting_down = False
-        # what ended a worker, which the next submission raises (executor/proxy.py, `submit`)
+        # what ended a worker: the next submission shuts down and raises it (executor/proxy.py, `submit`;
+        # executor/executor.py, `_handle_background_error`); what runs gets no further answer
         self.background: Exception | None = None
+        self.has_shut_down = False
+        self._executor = SimpleNamespace(is_shutdown=lambda: self.dead or self.has_shut_down)
         self.world = tensor_parallel_size * (kwargs.get("pipeline_parallel_size") or 1)
         self.events: list[dict[str, Any]] = []
         self.kept: tuple[list[int], list[int]] = ([], [])
@@ -476,7 +481,10 @@ class LLM:
         self.salts.append(cache_salt)
         if self.dead:
             raise EngineDeadError("worker 0 exited") if self.later else RuntimeError("LLM is shutting down")
+        if self._executor.is_shutdown():
+            raise RuntimeError("LLM is shutting down")
         if self.background is not None:
+            self.has_shut_down = True
             raise self.background
         if len(inputs) > 100:
             raise RequestError("the prompt is longer than max_input_len")

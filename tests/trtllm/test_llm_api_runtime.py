@@ -109,13 +109,19 @@ def test_a_failing_request_fails_alone(runtime):
     assert (found[2][0], found[3][3]) == ([11, 12, 13], "input_ids: the prompt is longer than max_input_len")
 
 
-def test_an_error_that_ended_a_worker_blames_no_request(runtime):
-    """`submit` raises what is in the queue of background errors (executor/proxy.py and executor/executor.py,
-    `_handle_background_error`), of any type but RequestError.
+@pytest.mark.parametrize("error", [OSError("a worker was killed"), ValueError("a worker was killed")])
+def test_an_error_that_ended_a_worker_ends_the_engine(runtime, error):
+    """`submit` shuts the executor down and raises what is in the queue of background errors (executor/proxy.py and
+    executor/executor.py, `_handle_background_error`), of any type but RequestError. What runs gets no answer then;
+    `is_shutdown` is what 1.2.1's llmapi/llm.py, `generate_async`, asks before each request.
     """
-    standin.LLM.made[-1].background = OSError("a worker was killed")
-    runtime.submit(1, ask([10], 3), 0)
-    assert collect(runtime)[1][2:] == ("failed", "the engine failed: a worker was killed")
+    runtime.submit(1, ask([10], 10_000), 0)
+    while not list(runtime.step()):
+        pass
+    standin.LLM.made[-1].background = error
+    runtime.submit(2, ask([10], 3), 0)
+    with pytest.raises(engine.DeadEngineError, match="a worker was killed"):
+        collect(runtime, 5)
 
 
 def test_an_answer_that_the_library_cancels_is_not_complete(runtime):

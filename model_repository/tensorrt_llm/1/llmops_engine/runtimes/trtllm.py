@@ -239,12 +239,23 @@ class TrtllmRuntime(EngineRuntime):
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the library raises belongs to this request
-            if _is_dead(error):
+            is_dead = _is_dead(error) or self._has_shut_down()
+            if is_dead:
                 self._death_reason = str(error) or "its worker is gone"
             # an error of a step ends all requests (1.2.1 _torch/pyexecutor/py_executor.py,
             # _handle_errors)
-            cause = contract.INPUT_IDS if not taken and _is_refusal(error) else ENGINE_FAILED
+            refused = not taken and not is_dead and _is_refusal(error)
+            cause = contract.INPUT_IDS if refused else ENGINE_FAILED
             self._outputs.put(StepOutput(key, [], [], FAILED, f"{cause}: {error}"))
+
+    def _has_shut_down(self) -> bool:
+        """Return True if the library's executor has ended, and answers nothing that runs.
+
+        It shuts itself down before it raises what ended a worker (executor/executor.py,
+        _handle_background_error).
+        """
+        executor = getattr(self._llm, "_executor", None)
+        return executor is not None and bool(executor.is_shutdown())
 
     def cancel(self, key: int) -> None:
         state = self._sequences.pop(key, None)
@@ -409,8 +420,8 @@ def _abort(state: _Sequence) -> None:
 def _is_refusal(error: Exception) -> bool:
     """Return True if the library refuses a request for what the request is.
 
-    `generate_async` raises RequestError, a RuntimeError, for too long a prompt, and any exception
-    that ended a worker (1.2.1 llmapi/llm.py, _check_arguments; executor/proxy.py, submit).
+    `generate_async` raises RequestError, a RuntimeError, for too long a prompt (1.2.1
+    llmapi/llm.py, _check_arguments).
     """
     return isinstance(error, ValueError) or any(kind.__name__ == "RequestError" for kind in type(error).__mro__)
 
