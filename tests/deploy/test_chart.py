@@ -449,6 +449,29 @@ def test_a_description_becomes_values_that_the_chart_takes(tmp_path, monkeypatch
     assert rule["spec"]["groups"][-1] == group
 
 
+def test_an_upgrade_changes_no_job_and_makes_none_again():
+    """`helm upgrade` fails at a Job whose template differs (kubernetes `pkg/apis/batch/validation/validation.go`,
+    validatePodTemplateUpdate: immutable), and creates what is not there (helm 3.17 `pkg/kube/client.go`, Update)."""
+
+    def jobs(image: dict, **more) -> dict[str, dict]:
+        values = {**VALUES["closed"], "image": {**IMAGES, **image}, **more}
+        done = helm("template", "release", str(CHART), values=values)
+        found = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "Job"]
+        return {one["metadata"]["name"]: one["spec"] for one in found}
+
+    before = jobs({})
+    for one in before.values():
+        assert "ttlSecondsAfterFinished" not in one
+    other = f"registry.example/llmops/other@sha256:{'f' * 64}"
+    assert jobs({"gateway": other}) == before
+    for after in (
+        jobs({"build": other}), jobs({"engine": other}), jobs({"pullPolicy": "Always"}),
+        jobs({}, storage={"claim": "others"}),
+    ):  # fmt: skip
+        assert all(before[name] == after[name] for name in before.keys() & after.keys())
+        assert len(after) == len(before) == 2
+
+
 def test_a_password_in_a_url_does_not_become_part_of_a_config_map(tmp_path):
     file, output = tmp_path / "llmops.yaml", tmp_path / "values.yaml"
     model = {"checkpoint": "meta-llama/Llama-3.1-8B-Instruct", "build": {"target": "tensorrt"}}
