@@ -41,8 +41,9 @@ VALUES: dict[str, dict] = {
         **KEYS,
         "engines": {
             "one": {**ONE, "gpus": 4}, "two": {**ONE, "replicas": 3, "models": ["a", "b"]},
-            "one-v2": {**ONE, "gpus": 4, "version": True},
+            "one-v2": {**ONE, "gpus": 4, "version": True}, "big-v2": {**SEVERAL, "version": True},
         },
+        "monitoring": {"enabled": True, "runbooks": RUNBOOKS, "key": {"name": "metrics"}},
     },
     "two nodes": {**KEYS, "engines": {"big": SEVERAL}},
     "gateways scaled by Kubernetes": {**KEYS, "gateway": {"autoscaling": {"enabled": True, "max": 5}}},
