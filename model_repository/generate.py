@@ -50,7 +50,7 @@ class EngineEntry:
     @property
     def queue_size(self) -> int:
         """The number of sequences that may wait besides those in the batch."""
-        default = QUEUED_BATCHES * self.manifest.limits.max_batch_size
+        default = QUEUED_BATCHES * self.target.max_sequences(self.manifest)
         return default if self.max_queue_size is None else self.max_queue_size
 
 
@@ -174,7 +174,7 @@ def model_metadata(entry: EngineEntry) -> dict[str, Any]:
         "name": entry.name,
         "target": manifest.target,
         "tokenizer_dir": _tokenizer_dir(entry),
-        "max_batch_size": manifest.limits.max_batch_size,
+        "max_batch_size": entry.target.max_sequences(manifest),
         "max_seq_len": manifest.limits.max_seq_len,
         "vocab_size": manifest.tokenizer.vocab_size,
         "bos_id": manifest.tokenizer.bos_id,

@@ -47,6 +47,12 @@ class PytorchRepositoryTarget(RepositoryTarget):
             outputs=PYTHON_ENGINE_OUTPUTS,
         )
 
+    def max_sequences(self, manifest: EngineManifest) -> int:
+        # with attention DP each rank has a batch of its own (1.2.1
+        # _torch/pyexecutor/executor_request_queue.py, _fetch_new_requests_attention_dp)
+        batches = manifest.parallelism.tp_size if served_profile(manifest).arguments.get("enable_attention_dp") else 1
+        return batches * manifest.limits.max_batch_size
+
     def reports(self) -> dict[str, bool]:
         return {**super().reports(), "kv_events": True, "cached_tokens": True}
 

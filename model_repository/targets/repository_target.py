@@ -47,6 +47,10 @@ class RepositoryTarget(ABC):
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
         """Return the `capabilities` of the model metadata, see docs/contract.md."""
 
+    def max_sequences(self, manifest: EngineManifest) -> int:
+        """Return how many sequences run at once, `max_batch_size` of the model metadata."""
+        return manifest.limits.max_batch_size
+
     def transports(self) -> list[str]:
         """Return the `transports` of the model metadata."""
         return [REQUEST_TRANSPORT, STEP_TRANSPORT]

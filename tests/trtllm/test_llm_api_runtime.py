@@ -16,6 +16,9 @@ from llmops_engine.runtimes import trtllm as engine
 
 from llmops.build.trtllm.release_profiles import profiles_per_release
 from llmops.contract import KV_CLEARED, KV_STORED
+from llmops.model_repository.generate import EngineEntry, model_metadata
+from llmops.model_repository.targets import pytorch
+from tests.support.manifests import engine_manifest
 from tests.support.waiting import wait_until
 from tests.trtllm import standin
 from tests.trtllm.runtime_requests import ask
@@ -286,6 +289,21 @@ def test_caches_of_several_attention_ranks_are_not_reported_as_one(quick):
         runtime.submit(1, ask(list(range(8)), 40), 0)
         assert len(collect(runtime)[1][0]) == 40
         assert (list(runtime.take_kv_events()), len(library.events)) == ([], 2)
+
+
+def test_attention_dp_has_a_batch_and_a_cache_per_rank():
+    """1.2.1 _torch/pyexecutor/executor_request_queue.py, `_fetch_new_requests_attention_dp`: requests are taken up to
+    `tp_size * max_num_active_requests`. The statistics are those of rank 0 (TensorRT-LLM #13221 and #13649).
+    """
+    arguments = {"enable_attention_dp": True, "tensor_parallel_size": 2}
+    extra = {"tensorrt_llm": "1.2.1", "llm_args": arguments}
+    made = engine_manifest("pytorch", parallelism={"tp_size": 2}, extra=extra)
+    assert model_metadata(EngineEntry("x", Path(), made, pytorch.target))["max_batch_size"] == 16
+    with closing(make("1.2.1", {**REUSE, **arguments})) as runtime:
+        runtime.submit(1, ask([10], 3), 0)
+        collect(runtime)
+        wait_until(lambda: runtime.stats().kv_blocks_max)
+        assert (runtime.stats().kv_blocks_max, runtime.stats().kv_blocks_used) == (200, 14)
 
 
 def test_events_that_fail_clear_what_is_known_and_go_on(quick, monkeypatch, capfd):

@@ -165,6 +165,9 @@ class TrtllmRuntime(EngineRuntime):
         self._guide_backend = arguments.get("guided_decoding_backend")
         self._has_salts = "cache_salt" in inspect.signature(self._api.LLM.generate_async).parameters
         self._tokens_per_block = _reported_block_size(arguments)
+        # with attention DP each rank has a cache, and the statistics are those of the first (1.2.1 and
+        # 1.3 _torch/pyexecutor/py_executor.py)
+        self._caches = int(arguments.get("tensor_parallel_size") or 1) if arguments.get("enable_attention_dp") else 1
         self._with_stats = bool(arguments.get("enable_iter_perf_stats"))
         self._logged_failures: set[str] = set()
         self._loop = asyncio.new_event_loop()
@@ -312,8 +315,8 @@ class TrtllmRuntime(EngineRuntime):
             context=len(prefill),
             context_tokens=sum(prefill),
             iteration=self._iteration,
-            kv_blocks_max=int(cache.get("maxNumBlocks", 0)),
-            kv_blocks_used=int(cache.get("usedNumBlocks", 0)),
+            kv_blocks_max=int(cache.get("maxNumBlocks", 0)) * self._caches,
+            kv_blocks_used=int(cache.get("usedNumBlocks", 0)) * self._caches,
             tokens_per_block=int(cache.get("tokensPerBlock", 0)),
             max_requests=self._options.max_batch_size,
             kv_blocks_reused=cache.get("reusedBlocks"),
