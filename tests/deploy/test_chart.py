@@ -282,23 +282,56 @@ def test_whatever_selects_pods_finds_some(name):
         assert "replicas" not in scaled["spec"]
 
 
+def triggers(values: dict) -> dict[str, dict]:
+    """Return the triggers by their names; that of the gateways' streams has none."""
+    done = helm("template", "release", str(CHART), values={**KEYS, "keda": {"enabled": True}, **values})
+    objects = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "ScaledObject"]
+    return {
+        one.get("name", "streams"): one["metadata"]
+        for found in objects for one in found["spec"]["triggers"] if one["type"] == "prometheus"
+    }  # fmt: skip
+
+
+def check_queries(promtool, file: Path, series: dict[str, str], expected: dict[str, float | None]) -> None:
+    """Check the only value that each query has after a minute, None for no value."""
+    wanted = [
+        {"expr": query, "eval_time": "1m",
+         "exp_samples": [] if value is None else [{"labels": "{}", "value": value}]}
+        for query, value in expected.items()
+    ]  # fmt: skip
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    file.write_text(json.dumps({"tests": [{"input_series": given, "promql_expr_test": wanted}]}))
+    found = subprocess.run([*promtool, "test", "rules", str(file)], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
 def test_a_pool_of_two_models_follows_the_fuller_cache(promtool, tmp_path):
     """KEDA 2.20's prometheus scaler hands the one value on; a replica is wanted for each `threshold` of it."""
     pool = {**ONE, "models": ["a", "b"], "autoscaling": {"enabled": True}}
-    done = helm("template", "release", str(CHART), values={**KEYS, "keda": {"enabled": True}, "engines": {"two": pool}})
-    (scaled,) = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "ScaledObject"]
-    (query,) = [one["metadata"]["query"] for one in scaled["spec"]["triggers"] if one["name"] == "kv"]
-    labels = '{{namespace="default", kv_cache_block_type="fraction", instance="{}", model="{}-tensorrt_llm"}}'
-    used = {("one", "a"): 0.5, ("one", "b"): 0.4, ("two", "a"): 0.2, ("two", "b"): 0.6}
-    series = [
-        {"series": "nv_trt_llm_kv_cache_block_metrics" + labels.format(*key), "values": f"{value}x9"}
-        for key, value in used.items()
-    ]
-    expected = [{"expr": query, "eval_time": "1m", "exp_samples": [{"labels": "{}", "value": 1.1}]}]
-    file = tmp_path / "test.yaml"
-    file.write_text(json.dumps({"tests": [{"input_series": series, "promql_expr_test": expected}]}))
-    found = subprocess.run([*promtool, "test", "rules", str(file)], capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout + found.stderr
+    query = triggers({"engines": {"two": pool}})["kv"]["query"]
+    labels = '{{namespace="default", pod="release-{0}", kv_cache_block_type="fraction", instance="{0}", '
+    labels += 'model="{1}-tensorrt_llm"}}'
+    used = {("two-0", "a"): 0.5, ("two-0", "b"): 0.4, ("two-1", "a"): 0.2, ("two-1", "b"): 0.6, ("two-v2-0", "a"): 0.9}
+    series = {f"nv_trt_llm_kv_cache_block_metrics{labels.format(*key)}": f"{value}x9" for key, value in used.items()}
+    check_queries(promtool, tmp_path / "test.yaml", series, {query: 1.1})
+
+
+def test_targets_that_are_lost_are_no_demand_of_zero(promtool, tmp_path):
+    """An empty result is 0 to KEDA, or an error with ignoreNullValues "false" (KEDA 2.20
+    `pkg/scalers/prometheus_scaler.go`, ExecutePromQuery). While one metric fails, Kubernetes scales nothing down
+    (kubernetes `pkg/controller/podautoscaler/horizontal.go`, computeReplicasForMetrics)."""
+    found = triggers({
+        "gateway": {"autoscaling": {"enabled": True}}, "engines": {"one": {**ONE, "autoscaling": {"enabled": True}}},
+    })  # fmt: skip
+    assert set(found) == {"streams", "waiting", "kv"}
+    assert {one["ignoreNullValues"] for one in found.values()} == {"false"}
+    up = 'up{{namespace="default", job="llmops-{}", instance="a"}}'
+    lost = {up.format("gateway"): "0x9", up.format("triton"): "0x9"}
+    queries = [one["query"] for one in found.values()]
+    check_queries(promtool, tmp_path / "lost.yaml", lost, dict.fromkeys(queries))
+    # a gateway without requests, and an engine without a gauge of its cache
+    idle = dict.fromkeys(lost, "1x9")
+    check_queries(promtool, tmp_path / "idle.yaml", idle, dict.fromkeys(queries, 0))
 
 
 def test_who_may_reach_whom():
