@@ -17,8 +17,7 @@ from llmops.cli.local_replicas import last_line
 from llmops.control.rollouts.schemas import RolloutCreate, RolloutQuery, RolloutRead
 from llmops.errors import ServerError
 from llmops.gateway.routing.quality.golden_prompts import load_golden_prompts
-from llmops.perf.planted_faults import PLANTED_ERROR
-from llmops.perf.rehearsal import RehearsalLoad, RehearsalReport, make_report
+from llmops.perf.rehearsal import CANDIDATE, RehearsalLoad, RehearsalReport, make_report
 from llmops.process import module_command, with_parent_death_signal
 
 #: Seconds for a stack to start, and for a roll-out to end.
@@ -29,7 +28,6 @@ STOP_TIMEOUT = 60.0
 LOAD_SHARE = 0.4
 #: Seconds of load before the roll-out starts and after it has ended.
 MARGIN = 15.0
-CANDIDATE = "candidate"
 #: Percent of the requests in the first step, and requests of the new version in a step: a rehearsal
 #: has two replicas and takes minutes.
 PERCENT, MIN_REQUESTS = 50.0, 60
@@ -64,7 +62,8 @@ async def rehearse(old: Path, new: Path, fault: str, report: Callable[[str], Non
         async with _stack(old, Path(folder, "old"), fault, watched) as (url, model, store):
             load = RehearsalLoad(url, model)
             capacity["old"], quality["old"] = await load.measure_capacity(), await load.measure_quality(prompts)
-            rate, tolerance = LOAD_SHARE * min(capacity.values()), max(quality["old"] - quality["new"], 0.0)
+            rate = round(LOAD_SHARE * min(capacity.values()), 2)
+            tolerance = round(max(quality["old"] - quality["new"], 0.0), 3)
             report(
                 f"{_measured(capacity, quality, 'old')} A loss of {100 * tolerance:.1f} points is tolerated. Offering "
                 f"{rate:.2f} requests/s from now on."
@@ -73,30 +72,19 @@ async def rehearse(old: Path, new: Path, fault: str, report: Callable[[str], Non
             running = asyncio.create_task(load.run(rate, stop))
             try:
                 await asyncio.sleep(MARGIN)
-                states, last = await _roll_out(new, AdminClient(store), model, tolerance, report)
+                states, reason = await _roll_out(new, AdminClient(store), model, tolerance, report)
                 await asyncio.sleep(MARGIN)
             finally:
                 stop.set()
                 await running
-    return make_report(
-        load,
-        candidate=CANDIDATE,
-        verdict=last.state,
-        reason=last.reason,
-        states=states,
-        rate=rate,
-        capacity=capacity,
-        quality=quality,
-        quality_tolerance=tolerance,
-        fault=fault,
-        is_planted=lambda error: PLANTED_ERROR in error,
-    )
+    measured = {"rate": rate, "capacity": capacity, "quality": quality, "quality_tolerance": tolerance}
+    return make_report(load.records, states, reason=reason, fault=fault, **measured)
 
 
 async def _roll_out(
     new: Path, admin: AdminClient, model: str, tolerance: float, report: Callable[[str], None]
-) -> tuple[dict[str, float], RolloutRead]:
-    """Return when each state of the roll-out began first, and the end."""
+) -> tuple[dict[str, float], str]:
+    """Return when each state of the roll-out began first, and the reason of the last one."""
     body = RolloutCreate(
         model=model,
         name=CANDIDATE,
@@ -122,7 +110,7 @@ async def _roll_out(
                 seen = state
                 report(f"{state}: {now.reason}")
             if not now.open:
-                return states, now
+                return states, now.reason
 
 
 def _measured(capacity: Mapping[str, float], quality: Mapping[str, float], version: str) -> str:

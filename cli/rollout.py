@@ -104,8 +104,6 @@ def start(
 
     if (engine is None) == (not replicas):
         raise click.UsageError("Give the new version: --to ENGINE, or --replica HOST:PORT for one that runs.")
-    for replica in replicas:
-        _check_replica(replica)
     if engine is not None:
         # a folder without a manifest is an error before replicas are started
         EngineManifest.load(engine)
@@ -275,15 +273,6 @@ def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path
         click.get_current_context().exit(1)
     if report.failed > report.failed_by_fault or report.doubled_tokens or report.verdict != wanted:
         click.get_current_context().exit(1)
-
-
-def _check_replica(text: str) -> None:
-    from llmops.gateway.replica_address import parse_replica
-
-    try:
-        parse_replica(text)
-    except ValueError as error:
-        raise click.UsageError(f"--replica: {error}.") from None
 
 
 def _print_status(rollout: RolloutRead) -> None:

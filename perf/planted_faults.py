@@ -11,7 +11,6 @@ from llmops.gateway.interfaces import Engine, EngineRequest, SchedulingParams, T
 from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
 from llmops.gateway.routing.served_models import GenerativeModel
 
-FAULTS = ("slow", "errors", "scrambled", "language", "quality")
 PLANTED_ERROR = "An error that the rehearsal has planted."
 #: One request of this many fails with the fault `errors`. With the fault `quality`, the version reads
 #: one token of so many of its prompts as another one: answers stay fluent, and are wrong more often.

@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
 from llmops.gateway.routing.quality.golden_prompts import GoldenPrompt
+from llmops.perf.planted_faults import PLANTED_ERROR
 
+#: The name of the new version.
+CANDIDATE = "candidate"
 #: Tokens of each answer. Long enough to look like words, short enough for hundreds of answers.
 ANSWER_TOKENS = 12
 #: Seconds over which completed and offered requests are compared, and between two comparisons. With
@@ -74,7 +77,7 @@ class RehearsalLoad:
             started = time.time()
             await asyncio.gather(*map(user, range(CAPACITY_USERS)))
             good = [record for record in found if not record.error]
-            return len(good) / (max((record.ended for record in good), default=started + 1) - started)
+            return round(len(good) / (max((record.ended for record in good), default=started + 1) - started), 2)
 
     async def measure_quality(self, prompts: Sequence[GoldenPrompt]) -> float:
         """Return the share of right answers to golden prompts."""
@@ -88,7 +91,7 @@ class RehearsalLoad:
                 return prompt.score(answer.raise_for_status().json()["choices"][0]["message"]["content"])
 
             scores = [score for score in await asyncio.gather(*map(ask, prompts)) if score is not None]
-        return sum(scores) / len(scores)
+        return round(sum(scores) / len(scores), 3)
 
     async def run(self, rate: float, stop: asyncio.Event) -> None:
         """Offer `rate` requests per second until `stop` is set, and wait for their answers."""
@@ -199,47 +202,32 @@ def lowest_throughput_ratio(records: Sequence[RehearsedRequest]) -> tuple[float,
     return round(lowest, 3), worst
 
 
-def make_report(
-    load: RehearsalLoad,
-    *,
-    candidate: str,
-    verdict: str,
-    reason: str,
-    states: Mapping[str, float],
-    rate: float,
-    capacity: dict[str, float],
-    quality: dict[str, float],
-    quality_tolerance: float,
-    fault: str,
-    is_planted: Callable[[str], bool],
-) -> RehearsalReport:
+def make_report(records: Sequence[RehearsedRequest], states: Mapping[str, float], **conditions: Any) -> RehearsalReport:
     """Return the report of a roll-out.
 
-    `states` has the time at which each state of the roll-out began first, in seconds of `time.time`
-    and in this order.
+    Args:
+        records: The answers of the load.
+        states: The time at which each state of the roll-out began first, in seconds of `time.time`
+            and in this order.
+        conditions: Fields of the report that are known without the answers.
     """
-    records = load.records
+    *_, verdict = states
     decided_at = states.get("keeping", states.get("rolling back", states[verdict]))
     shifted_at = states.get("shifting", decided_at)
     ratio, worst = lowest_throughput_ratio(records)
     failed = [record for record in records if record.error]
-    late = [one.started - decided_at for one in records if one.version == candidate and one.started > decided_at]
+    late = [one.started - decided_at for one in records if one.version == CANDIDATE and one.started > decided_at]
     return RehearsalReport(
         requests=len(records),
         failed=len(failed),
-        failed_by_fault=sum(is_planted(record.error) for record in failed),
+        failed_by_fault=sum(PLANTED_ERROR in record.error for record in failed),
         doubled_tokens=sum(max(0, record.tokens - ANSWER_TOKENS) for record in records),
         lowest_throughput_ratio=ratio,
         lowest_while=next((name for name, began in reversed(list(states.items())) if began <= worst), "before"),
         verdict=verdict,
-        reason=reason,
         seconds_to_verdict=round(decided_at - shifted_at, 1),
-        canary_requests=sum(one.version == candidate and one.ended <= decided_at for one in records),
+        canary_requests=sum(one.version == CANDIDATE and one.ended <= decided_at for one in records),
         seconds_to_rollback=round(max(late, default=0.0), 1) if verdict == "rolled back" else None,
-        rate=round(rate, 2),
-        capacity={name: round(value, 2) for name, value in capacity.items()},
-        quality={name: round(value, 3) for name, value in quality.items()},
-        quality_tolerance=round(quality_tolerance, 3),
-        fault=fault,
         errors=sorted({record.error for record in failed})[:5],
+        **conditions,
     )

@@ -38,10 +38,6 @@ TWIN_SUFFIX = "-twin"
 OUTCOME_BATCHES = 500
 
 _damaged = LogOnce()
-_ROLLOUT_COLUMNS = (
-    *(column for column in rollouts.c if column.name != "open_model"),
-    rollouts.c.open_model.is_not(None).label("is_open"),
-)
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,8 @@ class Rollout:
         settings: The options of the roll-out, as JSON.
         reason: Why it is in its state.
         verdict: The latest verdict of the judge, as JSON.
-        is_open: False once nothing happens any longer.
+        open_model: The model until nothing happens any longer, then None: one roll-out of a model
+            is open at a time.
     """
 
     id: str
@@ -95,12 +92,17 @@ class Rollout:
     state: str
     started_at: datetime
     changed_at: datetime
+    open_model: str | None
     percent: float = 0.0
     revision: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
     verdict: Mapping[str, Any] | None = None
-    is_open: bool = True
+
+    @property
+    def is_open(self) -> bool:
+        """Return False once nothing happens any longer."""
+        return self.open_model is not None
 
     @property
     def twin(self) -> str:
@@ -140,7 +142,7 @@ async def set_replicas(connection: AsyncConnection, model: str, name: str, repli
 
 async def list_rollouts(connection: AsyncConnection, model: str | None = None, limit: int = 100) -> Sequence[Rollout]:
     """Return roll-outs, the newest first."""
-    statement = select(*_ROLLOUT_COLUMNS).order_by(rollouts.c.started_at.desc(), rollouts.c.id).limit(limit)
+    statement = select(rollouts).order_by(rollouts.c.started_at.desc(), rollouts.c.id).limit(limit)
     if model is not None:
         statement = statement.where(rollouts.c.model == model)
     return [Rollout(**row) for row in (await connection.execute(statement)).mappings()]
@@ -152,7 +154,7 @@ async def open_rollouts(connection: AsyncConnection) -> Sequence[Rollout]:
     found = []
     for one in (await connection.execute(ids)).scalars().all():
         try:
-            statement = select(*_ROLLOUT_COLUMNS).where(rollouts.c.id == one)
+            statement = select(rollouts).where(rollouts.c.id == one)
             found.append(Rollout(**(await connection.execute(statement)).mappings().one()))
             problem = None
         except (ValueError, TypeError, OverflowError, NoResultFound) as error:
@@ -164,7 +166,7 @@ async def open_rollouts(connection: AsyncConnection) -> Sequence[Rollout]:
 
 async def require_open_rollout(connection: AsyncConnection, model: str) -> Rollout:
     """Return the open roll-out of a model. Raises UnknownResourceError if it has none."""
-    statement = select(*_ROLLOUT_COLUMNS).where(rollouts.c.open_model == model)
+    statement = select(rollouts).where(rollouts.c.open_model == model)
     row = (await connection.execute(statement)).mappings().first()
     if row is None:
         raise UnknownResourceError(
@@ -203,11 +205,12 @@ async def create_rollout(
         state=state,
         started_at=by.at,
         changed_at=by.at,
+        open_model=candidate.model,
         settings=settings,
     )
     try:
         async with connection.begin_nested():
-            await connection.execute(rollouts.insert().values(_columns(rollout)))
+            await connection.execute(rollouts.insert().values(vars(rollout)))
     except IntegrityError as error:
         raise InputError(
             f"A roll-out of {rollout.model} is in progress. Finish it first: `llmops rollout promote {rollout.model} "
@@ -224,7 +227,7 @@ async def save_rollout(connection: AsyncConnection, rollout: Rollout, by: AuditC
         ResourceError: Another process has changed the roll-out meanwhile.
     """
     current = (rollouts.c.id == rollout.id) & (rollouts.c.revision == rollout.revision - 1)
-    changed = await connection.execute(update(rollouts).where(current).values(_columns(rollout)))
+    changed = await connection.execute(update(rollouts).where(current).values(vars(rollout)))
     if changed.rowcount != 1:
         raise ResourceError(f"The roll-out of {rollout.model} has changed meanwhile; look at it again.")
     for name, weight in rollout.weights(await has_twin(connection, rollout)).items():
@@ -293,11 +296,6 @@ async def read_outcomes(
     if until is not None:
         statement = statement.where(columns.written_at < until)
     return (await connection.execute(statement)).all()
-
-
-def _columns(rollout: Rollout) -> dict[str, Any]:
-    values = {name: value for name, value in vars(rollout).items() if name != "is_open"}
-    return values | {"open_model": rollout.model if rollout.is_open else None}
 
 
 async def _record(connection: AsyncConnection, rollout: Rollout, by: AuditContext, verb: str) -> None:

@@ -99,7 +99,6 @@ class RequestOutcome:
         ok: False if the engine, Triton or the gateway failed. Faults of the client are not counted.
         ttft_s: Seconds to the first token, or None without one.
         tpot_s: Mean seconds per token after the first, or None for answers of a few tokens.
-        end_to_end_s: Seconds to the last token.
         prompt_tokens: Tokens of the prompt.
         uncached_tokens: Tokens of the prompt that were not in the prefix cache, or None if unknown.
         output_tokens: Tokens of the answer.
@@ -116,7 +115,6 @@ class RequestOutcome:
     ok: bool
     ttft_s: float | None = None
     tpot_s: float | None = None
-    end_to_end_s: float = 0.0
     prompt_tokens: int = 0
     uncached_tokens: int | None = None
     output_tokens: int = 0

@@ -118,7 +118,7 @@ def transition(rollout: Rollout, event: RolloutEvent, now: datetime, reason: str
         revision=rollout.revision + 1,
         reason=reason,
         changed_at=now,
-        is_open=state not in FINAL_STATES,
+        open_model=None if state in FINAL_STATES else rollout.model,
     )
 
 

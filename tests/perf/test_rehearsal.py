@@ -4,8 +4,8 @@ import time
 from types import SimpleNamespace
 
 from llmops.gateway.interfaces import Engine, EngineRequest, TokenBatch, TokenStream
-from llmops.perf.planted_faults import FaultyEngine
-from llmops.perf.rehearsal import RehearsalLoad, RehearsedRequest, lowest_throughput_ratio, make_report
+from llmops.perf.planted_faults import PLANTED_ERROR, FaultyEngine
+from llmops.perf.rehearsal import RehearsedRequest, lowest_throughput_ratio, make_report
 
 
 def steady(seconds: int, without: range = range(0)) -> list[RehearsedRequest]:
@@ -24,24 +24,15 @@ def test_the_worst_window_is_the_one_without_answers():
 
 
 def test_the_report_counts_what_a_rollout_must_not_do():
-    load = RehearsalLoad("http://gateway", "llama", steady(100))
-    load.records[3].error = "HTTP 503"
-    load.records[4].tokens = 14
-    load.records[60] = RehearsedRequest(60.0, 61.0, "candidate", "planted", 3)
-    load.records[72] = RehearsedRequest(72.0, 73.0, "candidate", "", 12)
-    report = make_report(
-        load,
-        candidate="candidate",
-        verdict="rolled back",
-        reason="errors",
-        states={"starting": 10.0, "shifting": 50.0, "rolling back": 70.5, "rolled back": 80.0},
-        rate=1.0,
-        capacity={"old": 2.5, "new": 3.0},
-        quality={"old": 0.8, "new": 0.75},
-        quality_tolerance=0.05,
-        fault="errors",
-        is_planted=lambda error: error == "planted",
-    )
+    records = steady(100)
+    records[3].error = "HTTP 503"
+    records[4].tokens = 14
+    records[60] = RehearsedRequest(60.0, 61.0, "candidate", PLANTED_ERROR, 3)
+    records[72] = RehearsedRequest(72.0, 73.0, "candidate", "", 12)
+    states = {"starting": 10.0, "shifting": 50.0, "rolling back": 70.5, "rolled back": 80.0}
+    measured = {"rate": 1.0, "capacity": {"old": 2.5, "new": 3.0}, "quality": {"old": 0.8, "new": 0.75}}
+    report = make_report(records, states, reason="errors", fault="errors", quality_tolerance=0.05, **measured)
+    assert report.verdict == "rolled back"
     assert (report.requests, report.failed, report.failed_by_fault, report.doubled_tokens) == (100, 2, 1, 2)
     assert report.lowest_while in ("before", "starting", "shifting")
     assert (report.seconds_to_verdict, report.canary_requests, report.seconds_to_rollback) == (20.5, 1, 1.5)

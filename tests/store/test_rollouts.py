@@ -45,7 +45,7 @@ NOW = datetime(2026, 11, 25, tzinfo=UTC)
 
 def rollout(**settings) -> Rollout:
     data = RolloutSettings(**settings).data()
-    return Rollout("1", "llama", INITIAL_VERSION, "v2", RolloutState.STARTING, NOW, NOW, settings=data)
+    return Rollout("1", "llama", INITIAL_VERSION, "v2", RolloutState.STARTING, NOW, NOW, "llama", settings=data)
 
 
 async def start(connection, name: str, by: AuditContext, **settings) -> Rollout:
@@ -104,7 +104,7 @@ async def test_a_second_rollout_of_a_model_is_refused(store, by):
 
 
 def outcomes(version: str, count: int, ok: bool = True) -> list[dict]:
-    one = {"ttft_s": 0.1, "tpot_s": 0.01, "end_to_end_s": 0.2, "prompt_tokens": 10, "output_tokens": 10}
+    one = {"ttft_s": 0.1, "tpot_s": 0.01, "prompt_tokens": 10, "output_tokens": 10}
     return [{"version": version, "ok": ok, "good": ok, **one} for _ in range(count)]
 
 

@@ -89,7 +89,6 @@ def _outcome_values(context: RequestContext, outcome: Outcome) -> Mapping[str, A
         "ok": not is_failure,
         "ttft_s": meter.first - context.started if meter.first else None,
         "tpot_s": (meter.last - meter.first) / (tokens - 1) if has_tpot else None,
-        "end_to_end_s": meter.last - context.started if meter.last else 0.0,
         "prompt_tokens": usage.prompt_tokens if usage else 0,
         "uncached_tokens": None if usage is None or cached is None else usage.prompt_tokens - cached,
         "output_tokens": tokens,
