@@ -2,7 +2,7 @@
 
 The command is `python -m llmops.perf.lab [NAME…]` (`make bench`).
 
-Each benchmark runs in a process of its own, so that none inherits the memory, threads or caches of
+Several benchmarks run in a process each, so that none inherits the memory, threads or caches of
 another one.
 """
 
@@ -10,7 +10,6 @@ import importlib
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import click
@@ -42,34 +41,28 @@ PAGE = Path("docs", "performance.md")
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]…")
 @click.option("--engine", type=click.Path(path_type=Path, exists=True), help="Engine folder; SmolLM2 by default.")
-@click.option("--json", "output", type=click.Path(path_type=Path), hidden=True)
-def main(names: tuple[str, ...], engine: Path | None, output: Path | None) -> None:
+def main(names: tuple[str, ...], engine: Path | None) -> None:
     """Run the benchmarks NAME, or all of them, and update docs/performance.md."""
     if unknown := set(names) - set(BENCHMARKS):
         raise click.UsageError(f"Unknown benchmark {', '.join(unknown)}. Choose from {', '.join(BENCHMARKS)}.")
     engine = engine or smollm2_engine()
-    if output is not None:
-        benchmark = importlib.import_module(f"llmops.perf.lab.{names[0]}")
-        with Section(BENCHMARKS[names[0]], benchmark.CONDITIONS) as section:
-            benchmark.measure(engine, section)
-        section.write_json(output)
+    if len(names) == 1:
+        _run(names[0], engine)
         return
-    failed = [name for name in names or BENCHMARKS if not _run(name, engine)]
+    command = [sys.executable, "-m", "llmops.perf.lab", "--engine", str(engine)]
+    failed = [name for name in names or BENCHMARKS if subprocess.run([*command, name], check=False).returncode]
     if failed:
         raise click.ClickException(f"{', '.join(failed)} ended with an error; their rows are unchanged.")
 
 
-def _run(name: str, engine: Path) -> bool:
-    """Run one benchmark in a child process and write its row. Return False if it failed."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "section.json")
-        command = [sys.executable, "-m", "llmops.perf.lab", name, "--engine", str(engine), "--json", str(file)]
-        if subprocess.run(command, check=False).returncode:
-            return False
-        row = Section.read_json(file).row(f"make bench ARGS={name}")
+def _run(name: str, engine: Path) -> None:
+    """Run one benchmark and write its row."""
+    benchmark = importlib.import_module(f"llmops.perf.lab.{name}")
+    with Section(BENCHMARKS[name], benchmark.CONDITIONS) as section:
+        benchmark.measure(engine, section)
+    row = section.row(f"make bench ARGS={name}")
     page = PAGE.read_text()
     PAGE.write_text(re.sub(rf"^\| {re.escape(BENCHMARKS[name])} \|.*$", lambda _: row, page, flags=re.M))
-    return True
 
 
 if __name__ == "__main__":

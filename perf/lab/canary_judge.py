@@ -172,8 +172,6 @@ def measure(engine: Path, section: Section) -> None:
             ends = [simulate(seed, fault, twin, STEPS[:1], CAUGHT_WITHIN) for seed in range(ROLLOUTS)]
             caught = [end for end in ends if end.decision == "rollback"]
             section.add(f"{name}: {fault} caught in {CAUGHT_WITHIN} requests", _percent(caught, ends), "%", 99, "least")
-            found = sorted(end.requests[0] for end in caught)
-            section.add(f"{name}: {fault}, requests until rollback, median", found[len(found) // 2], "")
     for by_probability in (False, True):
         name = f"{PROMPTS} {'log-probabilities' if by_probability else 'right answers'}"
         lost, equal = (_found(loss, by_probability) for loss in (LOSS, 0.0))

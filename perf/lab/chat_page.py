@@ -5,7 +5,6 @@ tokens as at their beginning, and the page paints first within half a second.
 """
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,11 +38,9 @@ CONDITIONS = f"One answer of {TOKENS:,} tokens of the mock engine, a token each 
 
 
 class Sample(NamedTuple):
-    """Counters of the page: CPU seconds of its main thread and process, and bytes that it received."""
+    """Counters of the page: CPU seconds of its main thread, and bytes that it received."""
 
-    at: float
     busy: float
-    process: float
     received: int
 
 
@@ -70,8 +67,6 @@ async def _measure(url: str, section: Section) -> None:
         await page.reload()
         await page.locator("#model option").first.wait_for(state="attached")
         samples = await _samples(page)
-        tokens = await page.locator(".turn.assistant .figures").inner_text()
-        section.note(f"The page shows: {tokens}.")
         _add_figures(section, samples)
         await browser.close()
 
@@ -94,23 +89,18 @@ async def _samples(page: Any) -> list[Sample]:
     samples: list[Sample] = []
     while await page.locator(".turn.assistant[aria-busy]").count():
         counters = {one["name"]: one["value"] for one in (await session.send("Performance.getMetrics"))["metrics"]}
-        samples.append(Sample(time.monotonic(), counters["TaskDuration"], counters["ProcessTime"], received))
+        samples.append(Sample(counters["TaskDuration"], received))
         await asyncio.sleep(SAMPLE)
     return samples
 
 
 def _add_figures(section: Section, samples: list[Sample]) -> None:
-    first, last = samples[0], samples[-1]
-    seconds, per_byte = last.at - first.at, TOKENS / last.received
-    rate = (last.received - first.received) * per_byte / seconds
-    section.add("tokens per second", rate, "tokens/s")
+    per_byte = TOKENS / samples[-1].received
     # CPU time for each token: the rate of a busy machine is lower, and its figure rather too high
-    busy = (last.busy - first.busy) / seconds / rate
+    busy = _per_token(samples, per_byte)
     section.add("main thread of the page at 1,000 tokens/s", 100 * 1000 * busy, "% of a core", 30)
-    section.add("its process", 100 * (last.process - first.process) / seconds, "% of a core")
     part = len(samples) // 5
     begin, end = _per_token(samples[: part + 1], per_byte), _per_token(samples[-part - 1 :], per_byte)
-    section.add("work for a token, first fifth", 1e6 * begin, "µs")
     section.add("work for a token, last fifth over first fifth", end / begin, "×", 1.3)
 
 

@@ -11,19 +11,18 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from llmops.perf.lab.figures import Section
 from llmops.process import with_parent_death_signal
-from tests.support.load import STREAMS, run
+from tests.support.load import run
 from tests.support.stack import Service, engine_on_triton, gateway
 
 ROUNDS = 2
-WARM_UP = (4, 8)
-# against the bare pipeline at 32 streams
-BARE_AIM = 0.95
+#: Streams and requests of a round, and of the warm-up.
+LOAD, WARM_UP = (32, 64), (4, 8)
 CONDITIONS = "64 tokens in, 64 out, greedy; by turns in one run, the median of the rounds."
 
 # prompts that were sent before would be in the engine's prefix cache
@@ -56,38 +55,26 @@ def _ask(child: subprocess.Popen[str], line: str) -> float:
     return float(json.loads(child.stdout.readline()))
 
 
-@contextlib.contextmanager
-def served(engine: Path) -> Iterator[tuple[Service, Service]]:
-    """Run the engine on the real Triton with a gateway in front, and yield both."""
-    with engine_on_triton(engine) as server, gateway(server.address) as front:
-        yield server, front
-
-
 def through_gateway(front: Service) -> Measure:
-    return lambda streams, requests: _tokens_per_second(front.address, "completions", streams, requests)
+    def tokens_per_second(streams: int, requests: int) -> float:
+        load: dict[str, Any] = {"concurrency": streams, "requests": requests, "warmup": 0, "seed": next(_SEEDS)}
+        document = run(front.address, via="completions", extra={"temperature": 0}, **load)
+        assert not document.summary.errors, document.summary.errors
+        return float(document.summary.output_tokens_per_second)
+
+    return tokens_per_second
 
 
-def through_grpc(server: Service) -> Measure:
-    return lambda streams, requests: _tokens_per_second(f"grpc://{server.address}", "engine", streams, requests)
+def compare(systems: Sequence[Measure], section: Section) -> None:
+    """Add the ratio of the median tokens/s of the gateway and the bare pipeline.
 
-
-def _tokens_per_second(url: str, via: str, streams: int, requests: int) -> float:
-    load: dict[str, Any] = {"concurrency": streams, "requests": requests, "warmup": 0, "seed": next(_SEEDS)}
-    document = run(url, via=via, extra={"temperature": 0}, **load)
-    assert not document.summary.errors, document.summary.errors
-    return float(document.summary.output_tokens_per_second)
-
-
-def compare(systems: dict[str, Measure], section: Section) -> None:
-    """Add the median tokens/s of each system.
-
-    The systems alternate, so that all see the same machine.
+    The systems alternate, so that both see the same machine.
     """
-    for measure in systems.values():
+    for measure in systems:
         measure(*WARM_UP)
-    for streams, requests in STREAMS.items():
-        rounds = [{name: measure(streams, requests) for name, measure in systems.items()} for _ in range(ROUNDS)]
-        _report(streams, {name: statistics.median(one[name] for one in rounds) for name in systems}, section)
+    rounds = [[measure(*LOAD) for measure in systems] for _ in range(ROUNDS)]
+    gateway, bare = map(statistics.median, zip(*rounds, strict=True))
+    section.add(f"gateway / bare pipeline, {LOAD[0]} streams", gateway / bare, "×", 0.95, "least")
 
 
 def prefix_cache(front: Service, section: Section) -> None:
@@ -101,23 +88,11 @@ def prefix_cache(front: Service, section: Section) -> None:
             ttft = run(front.address, 2000, 4, **load).summary.ttft
             assert ttft is not None
             times.append(ttft.p50)
-    section.add("TTFT, 2,000 tokens, cold", statistics.median(cold), "ms")
     section.add("TTFT, 2,000 tokens, warm prefix", statistics.median(warm), "ms", statistics.median(cold) / 5)
 
 
 def measure(engine: Path, section: Section) -> None:
     """Add all figures of this benchmark."""
-    with contextlib.ExitStack() as stack:
-        systems = {"bare pipeline": stack.enter_context(bare(engine))}
-        server, front = stack.enter_context(served(engine))
-        systems |= {"Triton gRPC": through_grpc(server), "gateway": through_gateway(front)}
-        compare(systems, section)
+    with bare(engine) as pipeline, engine_on_triton(engine) as server, gateway(server.address) as front:
+        compare((through_gateway(front), pipeline), section)
         prefix_cache(front, section)
-
-
-def _report(streams: int, rates: dict[str, float], section: Section) -> None:
-    for name, rate in rates.items():
-        section.add(f"{name}, {streams} streams", rate, "tokens/s")
-    aim = BARE_AIM if streams == max(STREAMS) else None
-    ratio = rates["gateway"] / rates["bare pipeline"]
-    section.add(f"gateway / bare pipeline, {streams} streams", ratio, "×", aim, "least")

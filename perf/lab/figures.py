@@ -1,9 +1,7 @@
 """Measured figures with their goals, and the table of docs/performance.md that shows them."""
 
-import json
 import time
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 from tests.support.processes import Others
@@ -98,16 +96,6 @@ class Section:
         if self.others > DISTURBED:
             when += f"; **disturbed: other processes used {self.others:.2f} cores**"
         return f"| {self.title} | {'<br>'.join(one.text() for one in shown)} | `{command}` | {when} |"
-
-    def write_json(self, path: Path) -> None:
-        """Write the section to `path`. `read_json` reads it."""
-        path.write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read_json(cls, path: Path) -> Self:
-        """Return the section that `write_json` wrote to `path`."""
-        data = json.loads(path.read_text())
-        return cls(**{**data, "figures": [Figure(**figure) for figure in data["figures"]]})
 
 
 def _number(value: float) -> str:

@@ -27,49 +27,27 @@ CONDITIONS = "Mock engine at 20 ms per token on the real Triton, gateway and loa
 
 def cpu_per_token(triton_: Service, gateway_: Service, section: Section, streams: int = 128) -> None:
     """Measure the CPU per streamed token of gateway and Triton while `streams` answers run."""
-    used, tokens, document = streamed(gateway_.address, triton_, gateway_, streams)
-    section.add(f"gateway, {streams} streams", 1e6 * used["gateway"] / tokens, "µs/token", 25)
-    section.add(f"Triton and its Python backend, {streams} streams", 1e6 * used["triton"] / tokens, "µs/token", 15)
-    section.add("load generator", document.summary.own_cpu_us_per_token or 0.0, "µs/token")
-    rate = tokens / used["wall"]
-    section.add("tokens/s meanwhile", rate, "tokens/s", 0.98 * streams / PERIOD, "least")
-    direct, tokens, _ = streamed(f"grpc://{triton_.address}", triton_, gateway_, streams)
-    section.add(f"Triton, same load straight over gRPC, {streams} streams", 1e6 * direct["triton"] / tokens, "µs/token")
-
-
-def per_request_streams(triton_: Service, gateway_: Service, section: Section, streams: int = 32) -> None:
-    """Measure the CPU per streamed token with one gRPC stream per request.
-
-    There are fewer streams than in `cpu_per_token`, because two cores could not keep up.
-    """
-    used, tokens, _ = streamed(gateway_.address, triton_, gateway_, streams)
-    section.add(f"per-request streams: gateway, {streams} streams", 1e6 * used["gateway"] / tokens, "µs/token")
-    section.add(f"per-request streams: Triton, {streams} streams", 1e6 * used["triton"] / tokens, "µs/token")
-
-
-def streamed(url: str, triton_: Service, gateway_: Service, streams: int) -> tuple[dict[str, float], int, Document]:
-    """Run `streams` answers and return CPU seconds of each side, tokens, and the run."""
     meter = CpuMeter({"gateway": gateway_.pids, "triton": triton_.pids})
     output = int((SETTLE + WINDOW + 1.0) / PERIOD)
     # a stop string that never occurs: looking for one is part of what a gateway does
-    extra = {} if url.startswith("grpc://") else {"stop": STOPS}
-    load = options(url, output=output, concurrency=streams, requests=streams, warmup=0, extra=extra)
-    measured: tuple[dict[str, float], int, Document] = run_async(window(load, meter, settle=SETTLE, seconds=WINDOW))
-    return measured
+    load = options(
+        gateway_.address, output=output, concurrency=streams, requests=streams, warmup=0, extra={"stop": STOPS}
+    )
+    used, tokens, _ = run_async(window(load, meter, settle=SETTLE, seconds=WINDOW))
+    section.add(f"gateway, {streams} streams", 1e6 * used["gateway"] / tokens, "µs/token", 25)
+    section.add(f"Triton and its Python backend, {streams} streams", 1e6 * used["triton"] / tokens, "µs/token", 15)
+    rate = tokens / used["wall"]
+    section.add("tokens/s meanwhile", rate, "tokens/s", 0.98 * streams / PERIOD, "least")
 
 
 def cpu_per_request(gateway_: Service, section: Section) -> None:
     """Measure the gateway's CPU per request: 64 tokens in, 1 out, nothing streamed."""
-    section.add("gateway, 64 tokens in, 1 out", answered(gateway_), "ms/request", 1.0)
-
-
-def answered(gateway_: Service, requests: int = 1000) -> float:
-    """Return the gateway's CPU in ms per request that is answered at once."""
     meter = CpuMeter({"gateway": gateway_.pids})
     run(gateway_.address, output=1, concurrency=16, requests=64, stream=False)
     before = meter.read()
-    run(gateway_.address, output=1, concurrency=16, requests=requests, warmup=0, stream=False)
-    return float(1e3 * difference(before, meter.read())["gateway"] / requests)
+    run(gateway_.address, output=1, concurrency=16, requests=1000, warmup=0, stream=False)
+    # seconds for 1,000 requests are milliseconds for one
+    section.add("gateway, 64 tokens in, 1 out", difference(before, meter.read())["gateway"], "ms/request", 1.0)
 
 
 def added_latency(triton_: Service, gateway_: Service, section: Section, streams: int = 64, rounds: int = 2) -> None:
@@ -88,16 +66,6 @@ def added_latency(triton_: Service, gateway_: Service, section: Section, streams
     section.add(f"added TTFT p50, {streams} streams", ttft["gateway"].p50 - ttft["direct"].p50, "ms", 3)
     section.add(f"added TTFT p99, {streams} streams", ttft["gateway"].p99 - ttft["direct"].p99, "ms", 10)
     section.add(f"added ITL p99, {streams} streams", itl["gateway"].p99 - itl["direct"].p99, "ms", 5)
-    for name, where in (("direct", "straight over gRPC"), ("gateway", "through the gateway")):
-        section.add(f"TTFT p50 {where}, {streams} streams", ttft[name].p50, "ms")
-        section.add(f"TTFT p99 {where}, {streams} streams", ttft[name].p99, "ms")
-    # many streams straight over gRPC are at Triton's own limit, so that the difference says little
-    late = itl["gateway"].p99 - 1e3 * PERIOD
-    section.add(f"ITL p99 through the gateway, over the mock engine's pace, {streams} streams", late, "ms")
-    overhead = runs["gateway"][-1].summary.overhead
-    if overhead is not None:
-        section.add(f"x-llmops-overhead-ms p50, {streams} streams", overhead.p50, "ms")
-        section.add(f"x-llmops-overhead-ms p99, {streams} streams", overhead.p99, "ms")
 
 
 def _pooled(runs: dict[str, list[Document]], metric: str) -> dict[str, Distribution]:
@@ -122,8 +90,6 @@ def measure(engine: Path, section: Section) -> None:
     with mock_engine(engine, PERIOD) as (triton_, gateway_):
         cpu_per_token(triton_, gateway_, section)
         cpu_per_request(gateway_, section)
-    with mock_engine(engine, PERIOD, transports=["request"]) as (triton_, gateway_):
-        per_request_streams(triton_, gateway_, section)
     # first tokens on a grid of 1 ms, so that waiting for the clock does not hide what the path adds
     with mock_engine(engine, PERIOD, first=0.001, text=PLAIN) as (triton_, gateway_):
         added_latency(triton_, gateway_, section)

@@ -60,10 +60,7 @@ def measure(engine: Path, section: Section) -> None:
         for seed in SEEDS:
             for outcome, transports in ((told, None), (learnt, ["request"])):
                 _run(engine, _load(words, times, seed), transports, outcome)
-        section.add(f"{times} x: answers in time with step messages", told.in_time, "")
-        section.add(f"{times} x: answers in time without", learnt.in_time, "")
         section.add(f"{times} x: without, relative", 100 * learnt.in_time / told.in_time, "%", 95.0, "least")
-        section.add(f"{times} x: prefix hits with step messages", 100 * told.hits, "%")
         section.add(f"{times} x: prefix hits without, relative", 100 * learnt.hits / told.hits, "%", 98.0, "least")
         section.add(f"{times} x: neither answered nor rejected", told.odd + learnt.odd, "", 0)
         section.note(f"{times} x: {told} with step messages, {learnt} without")

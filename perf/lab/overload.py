@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from llmops.perf.lab.figures import Section
-from llmops.perf.lab.replay import ReplayedRequest, ReplayResult, replay
+from llmops.perf.lab.replay import ReplayResult, replay
 from llmops.perf.lab.trace import Talks, TraceRequest, words_of
 from llmops.perf.records import percentile
 from tests.support.mock_engine.planned import constant
 from tests.support.mock_engine.replicas import Engines, engines, front, keys_of
-from tests.support.stack import Service
 
 REPLICAS, BLOCKS, SIZE, PLACES, CHUNK = 2, 2048, 16, 16, 1024
 STEP, SEQUENCE, TOKEN = 0.04, 0.002, 0.0001
@@ -51,21 +49,11 @@ def measure(engine: Path, section: Section) -> None:
     paged = constant(STEP, TOKEN, BLOCKS, SEQUENCE, max_batch_size=PLACES, max_num_tokens=CHUNK)
     with engines(engine, replace(paged, tokens_per_block=SIZE), REPLICAS) as stage:
         words = words_of(engine)
-        best = _best(stage, words, section)
+        best = max(_goodput(_run(stage, _load(words, share), SLO)[0]) for share in BEST)
         for times in (2, 10):
             _overloaded(stage, words, section, times, best)
-        _without(stage, words, section, best)
         _tiers(stage, words, section)
         _flood(stage, words, section)
-
-
-def _best(stage: Engines, words: Sequence[int], section: Section) -> float:
-    found = []
-    for share in BEST:
-        result, _ = _run(stage, _load(words, share), SLO)
-        found.append(_goodput(result))
-        section.add(f"goodput at {share:g} x of {FULL:g} requests/s", found[-1], "/s")
-    return max(found)
 
 
 def _overloaded(stage: Engines, words: Sequence[int], section: Section, times: int, best: float) -> None:
@@ -73,31 +61,20 @@ def _overloaded(stage: Engines, words: Sequence[int], section: Section, times: i
     name = f"{times} x"
     section.add(f"{name}: goodput relative to the optimum", 100 * _goodput(result) / best, "%", 90.0, "least")
     section.add(f"{name}: TTFT p95 of answered requests", 1000 * result.of(lambda one: one.ttft, 95), "ms", 1000 * TTFT)
-    section.add(f"{name}: most that waited in an engine", queue.waiting, "")
     section.add(f"{name}: longest prefill backlog of an engine, in steps", queue.steps, "", 2.0)
-    section.add(f"{name}: most memory of the gateway, more than before", queue.memory, "MiB")
     _refusals(section, name, result)
 
 
 def _refusals(section: Section, name: str, result: ReplayResult) -> None:
     refused = [one for one in result.requests if one.status == 503]
     other = [one for one in result.requests if not one.ok and one.status != 503]
-    section.add(f"{name}: refused, of all", 100 * len(refused) / len(result.requests), "%")
     section.add(f"{name}: neither answered nor rejected", len(other), "", 0)
     if refused:
         at_once = sorted(one.last - one.sent for one in refused)
         section.add(f"{name}: median time of a rejection", 1000 * percentile(at_once, 50), "ms", 10.0)
-        section.add(f"{name}: median Retry-After", percentile(sorted(one.retry_after for one in refused), 50), "s")
         section.add(f"{name}: rejected without Retry-After", sum(one.retry_after <= 0 for one in refused), "", 0)
     for one in other[:3]:
         section.note(f"{name}: {one.status} {one.error[:200]}")
-
-
-def _without(stage: Engines, words: Sequence[int], section: Section, best: float) -> None:
-    result, queue = _run(stage, _load(words, 2), {})
-    section.add("2 x without a gate: goodput relative to the optimum", 100 * _goodput(result) / best, "%")
-    section.add("2 x without a gate: TTFT p95", 1000 * result.of(lambda one: one.ttft, 95), "ms")
-    section.add("2 x without a gate: most that waited in an engine", queue.waiting, "")
 
 
 def _tiers(stage: Engines, words: Sequence[int], section: Section) -> None:
@@ -106,16 +83,9 @@ def _tiers(stage: Engines, words: Sequence[int], section: Section) -> None:
     Interactive requests alone are 0.6 of the capacity; the rest is batch.
     """
     result, _ = _run(stage, _load(words, 2, (("interactive", 0.3), ("batch", 0.7))), {**SLO, **TIERS})
-    of = {
-        tier: ReplayResult([one for one in result.requests if one.asked.tier == tier])
-        for tier in ("interactive", "batch")
-    }
-    late = of["interactive"].of(lambda one: one.ttft, 95)
+    interactive = ReplayResult([one for one in result.requests if one.asked.tier == "interactive"])
+    late = interactive.of(lambda one: one.ttft, 95)
     section.add("2 x in two tiers: TTFT p95 of interactive requests", 1000 * late, "ms", 1000 * TTFT)
-    for tier, some in of.items():
-        section.add(
-            f"2 x in two tiers: {tier} requests that are answered", 100 * len(some.ok) / len(some.requests), "%"
-        )
 
 
 def _flood(stage: Engines, words: Sequence[int], section: Section) -> None:
@@ -128,13 +98,7 @@ def _flood(stage: Engines, words: Sequence[int], section: Section) -> None:
     flooded, _ = _run(stage, _load(words, 13 / 8, [*others, ("flood", 10.0)], FLOOD_SECONDS), SLO)
     beside = ReplayResult([one for one in flooded.requests if one.asked.tier != "flood"])
     before, now = (one.of(lambda seen: seen.ttft, 95) for one in (alone, beside))
-    section.add("others' TTFT p95 alone", 1000 * before, "ms")
     section.add("others' TTFT p95 during a 10 x flood, relative to alone", now / before, "", 1.3)
-    # The request at the head of the queue waits for the rest of a step and for a step of its own.
-    # Both are longer in full batches.
-    longer = 2 * (beside.of(lambda seen: seen.tpot, 50) - alone.of(lambda seen: seen.tpot, 50))
-    section.add("… if only steps were longer, as batches are full", 1 + longer / before, "")
-    section.add("… others' requests that are answered", 100 * len(beside.ok) / len(beside.requests), "%")
 
 
 def _load(
@@ -154,25 +118,12 @@ def _run(stage: Engines, trace: Sequence[TraceRequest], settings: Mapping[str, A
             keys = keys_of(f"sqlite:///{folder}/store.db", named)
             settings = {**settings, "store": f"sqlite:///{folder}/store.db", "usage": {"outbox": f"{folder}/usage"}}
         with front(stage.replicas, settings) as gateway, _watched(stage) as queue:
-            before = _memory(gateway)
-            result = asyncio.run(replay(gateway.address, trace, keys=keys))
-            queue.memory = _memory(gateway) - before
-            return result, queue
-
-
-def _memory(gateway: Service) -> float:
-    """Return the peak resident memory of the gateway's processes until now (MiB)."""
-    pages = [Path(f"/proc/{pid}/status").read_text() for pid in gateway.pids]
-    return sum(int(found[1]) for page in pages if (found := re.search(r"VmHWM:\s+(\d+) kB", page))) / 1024
+            return asyncio.run(replay(gateway.address, trace, keys=keys)), queue
 
 
 def _goodput(result: ReplayResult) -> float:
     """Return the answers in time, per second in which requests came."""
-    return sum(one.keeps(TTFT, TPOT) for one in result.requests) / _last(result.requests)
-
-
-def _last(seen: Sequence[ReplayedRequest]) -> float:
-    return max(one.asked.at for one in seen)
+    return sum(one.keeps(TTFT, TPOT) for one in result.requests) / max(one.asked.at for one in result.requests)
 
 
 @dataclass
@@ -180,14 +131,10 @@ class Queue:
     """The largest queue that an engine had during a run.
 
     Attributes:
-        waiting: Sequences that wait.
         steps: Prompt tokens that are still to be read, in steps of a full batch.
-        memory: Growth of the gateway's peak memory (MiB).
     """
 
-    waiting: int = 0
     steps: float = 0.0
-    memory: float = 0.0
 
 
 @contextlib.contextmanager
@@ -197,7 +144,6 @@ def _watched(stage: Engines) -> Iterator[Queue]:
 
     def look() -> None:
         while not over.wait(LOOK):
-            queue.waiting = max(queue.waiting, stage.most("nv_trt_llm_request_metrics", "waiting"))
             tokens = stage.most("nv_trt_llm_inflight_batcher_metrics", "total_context_tokens")
             queue.steps = max(queue.steps, tokens * TOKEN / step)
 

@@ -13,9 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from rich.console import Console
-from rich.table import Table
-
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
@@ -135,34 +132,10 @@ def wave_seconds(replica: ReplicaModel, batch: float) -> float:
     return mixed * steps.seconds(size, length, chunk) + (load.osl - mixed) * steps.seconds(size, length)
 
 
-def report(rows: list[Row], console: Console) -> None:
-    """Print every row, then the errors by GPU."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("release", "GPU", "model", "TP", "in", "out", "published", "predicted", "error"):
-        table.add_column(name, justify="left" if name in ("release", "GPU", "model") else "right")
-    for row in rows:
-        said = f"{row.predicted:,.0f}" if row.predicted else "does not fit"
-        table.add_row(row.release, row.gpu, row.model, str(row.tp), str(row.isl), str(row.osl),
-                      f"{row.published:,.0f}", said, f"{row.error:+.1%}")  # fmt: skip
-    console.print(table)
-    for group in dict.fromkeys(row.group for row in rows):
-        console.print(summary(group, [row for row in rows if row.group == group]))
-
-
-def summary(group: str, rows: list[Row]) -> str:
-    """Return median, 90th percentile and worst of the absolute errors."""
-    errors = sorted(abs(row.error) for row in rows)
-    return (
-        f"{group}: {len(rows)} rows, median error {median(errors):.1%}, 90 % of rows within "
-        f"{errors[int(0.9 * len(errors))]:.1%}, worst {errors[-1]:.1%}"
-    )
-
-
 def measure(engine: Path, section: Section) -> None:
-    """Add the median and the worst error of each group. Print every row."""
+    """Add the median and the worst error of each group."""
     times = {row.gpu: timing_source(find_gpu(row.gpu), "auto") for row in published()}
     rows = [predict(row, times[row.gpu]) for row in published()]
-    report(rows, Console(highlight=False))
     for group in dict.fromkeys(row.group for row in rows):
         errors = [100 * abs(row.error) for row in rows if row.group == group]
         typical, worst = GOALS_MOE if group == "GPT-OSS" else GOALS

@@ -1,7 +1,7 @@
 """Cost and effect of the routing and admission policies.
 
 Goals: a choice among 16 replicas in 40 µs, an admission in 15 µs; 90 % of the hit rate of an
-endless cache, 90 % of the best goodput under overload, and 80 % of TTFT predictions within 30 %.
+endless cache, and 80 % of TTFT predictions within 30 %.
 Times are the fastest of many runs, which a busy machine disturbs least. All other figures come from
 simulated time and are the same on every machine.
 """
@@ -9,7 +9,6 @@ simulated time and are the same on every machine.
 import random
 import struct
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 from llmops.gateway.routing.replicas.in_flight import InFlightTracker
 from llmops.gateway.routing.replicas.load_estimator import LoadEstimator
 from llmops.perf.lab.figures import Section
-from llmops.perf.records import percentile
 from llmops.perf.simulate.arrivals import ConversationArrivals
 from llmops.perf.simulate.engine import EngineSpec, LinearStepTimes
 from llmops.perf.simulate.fleet import FleetSpec, SimulatedFleet, SimulationOutcome
@@ -32,13 +30,11 @@ from llmops.perf.simulate.totals import sum_up
 from llmops.perf.workloads.lengths import parse_lengths
 
 TOKENS, REPLICAS, SHARED = 3000, 16, 2000
-TTFT, TPOT = 0.5, 0.05
+TTFT = 0.5
 # A replica reads about 20,000 prompt tokens/s and, when it is full, takes 30 ms per step.
 ENGINE = EngineSpec(LinearStepTimes(0.01, 0.0003, 0.00005), blocks=4000, block_tokens=100, max_batch_size=64)
 # conversations of 5 turns with system prompts of 2,000 tokens
 TALK = ConversationArrivals(rate=40.0, seconds=120.0, system=2000, apps=12, think=5.0, block_tokens=100)
-# Single requests: the load does not depend on earlier answers and rejections.
-ONCE = replace(TALK, turns=parse_lengths("1"), message=parse_lengths("lognormal:800,0.6"))
 # Requests per second that 8 such replicas answer in time, about.
 FULL = 38.0
 # conversations as those on which Dynamo's router and SMG's were measured: 4 workers of 2,048 blocks
@@ -57,8 +53,7 @@ def measure(engine: Path, section: Section) -> None:
     """Add all figures of this benchmark."""
     _times(section)
     _caches(section)
-    _overload(section)
-    _flood(section)
+    _fairness(section)
     _predictions(section)
 
 
@@ -170,97 +165,17 @@ def _fleet(
 
 
 def _caches(section: Section) -> None:
-    names = {"cheapest": "ours", "least-loaded": "least loaded", "affinity": "affinity alone"}
-    for policy, name in names.items():
-        outcome = _fleet(PEERS, MOCKER, 4, policy=policy, tiers=())
-        found = sum_up(outcome, WARM)
-        aims = (90.0, 1.3) if policy == "cheapest" else (None, None)
-        section.add(
-            f"hit rate relative to an unlimited cache, {name}",
-            100 * found.hit_rate / found.ceiling,
-            "%",
-            aims[0],
-            "least",
-        )
-        section.add(f"busiest of 4 replicas over the mean, {name}", found.imbalance, "", aims[1])
-        if policy == "cheapest":
-            section.add("… were whole conversations dealt out by lot", _by_lot(outcome), "")
+    found = sum_up(_fleet(PEERS, MOCKER, 4, policy="cheapest", tiers=()), WARM)
+    section.add("hit rate relative to an unlimited cache", 100 * found.hit_rate / found.ceiling, "%", 90.0, "least")
+    section.add("busiest of 4 replicas over the mean", found.imbalance, "", 1.3)
     one, two = (sum_up(_fleet(TALK, gateways=count)).hit_rate for count in (1, 2))
     section.add("hit rate lost with two gateways", 100 * (1 - two / one), "%", 2.0)
 
 
-def _by_lot(outcome: SimulationOutcome, times: int = 100) -> float:
-    """Return the mean imbalance if whole conversations were dealt out at random `times` times."""
-    own = PEERS.system // PEERS.block_tokens
-    lengths = Counter(job.hashes[own] for job in outcome.jobs if job.arrived >= WARM).values()
-    rng, found = random.Random(1), 0.0
-    for _ in range(times):
-        counts = [0] * 4
-        for length in lengths:
-            counts[rng.randrange(4)] += length
-        found += max(counts) * 4 / sum(counts) / times
-    return found
-
-
-def _overload(section: Section) -> None:
-    tiers = (PriorityTier("interactive", max_wait=TTFT), PriorityTier("batch", max_wait=600.0))
-    best = max(_goodput(_fleet(replace(ONCE, rate=FULL * share, seconds=60.0))) for share in (0.6, 0.8, 0.9, 1.0, 1.2))
-    for times in (2, 10):
-        work = replace(ONCE, rate=times * FULL, seconds=60.0, tiers=(("interactive", 0.4), ("batch", times - 0.4)))
-        with_gate, without = _fleet(work, tiers=tiers), _fleet(work, tiers=())
-        chats = sorted(
-            job.first - job.arrived for job in with_gate.jobs if job.tier == "interactive" and job.first >= 0
-        )
-        section.add(f"TTFT p95 of interactive requests, {times} x overload", 1000 * percentile(chats, 95), "ms", 500.0)
-        section.add(f"… longest queue inside an engine, {times} x", max(with_gate.queues.values()), "", 2)
-        even = replace(work, tiers=(("", 1.0),))
-        section.add(
-            f"… goodput relative to the optimum, one tier, {times} x",
-            100 * _goodput(_fleet(even)) / best,
-            "%",
-            90.0,
-            "least",
-        )
-        section.add(f"… without a gate, {times} x", 100 * _goodput(without) / best, "%")
-
-
-def _goodput(outcome: SimulationOutcome) -> float:
-    """Return the answers in time, per second during which requests came."""
-    last = max(job.arrived for job in outcome.jobs)
-    return sum(map(_is_good, outcome.jobs)) / last
-
-
-def _is_good(job: SimulatedRequest) -> bool:
-    return 0 <= job.first <= job.arrived + TTFT and job.end - job.first <= TPOT * (job.answer - 1)
-
-
-def _flood(section: Section) -> None:
-    """Measure tenants beside a tenant that floods.
-
-    Three of four tenants send half of their share, the fourth ten times as much as each of them.
-    """
-    alone = _fleet(replace(TALK, rate=FULL * 3 / 8, tenants=3))
-    with_flood = _fleet(replace(TALK, rate=FULL * 13 / 8, tenants=4, flood=10.0))
-    late = _late([job for job in with_flood.jobs if job.tenant != "tenant-0"])
-    section.add("others' TTFT p95 during a 10 x flood, relative to alone", late / _late(alone.jobs), "", 1.3)
-    others = [job for job in with_flood.jobs if job.tenant != "tenant-0"]
-    # The request at the head of the queue waits for the rest of a step and for a step of its own.
-    # Both are longer in full batches.
-    longer = 2 * (_step(others) - _step(alone.jobs))
-    section.add("… if only steps were longer, as batches are full", 1 + longer / _late(alone.jobs), "")
-    section.add("… others' requests refused", 100 * sum(job.refused >= 0 for job in others) / len(others), "%")
+def _fairness(section: Section) -> None:
     greedy = _fleet(replace(TALK, rate=FULL * 4, tenants=4, flood=2.0), tiers=(PriorityTier("standard", max_wait=5.0),))
     section.add("Jain's index of tokens in overload, one tenant at twice the load",
                 sum_up(greedy).jain, "", 0.95, "least")  # fmt: skip
-
-
-def _step(jobs: list[SimulatedRequest]) -> float:
-    """Return the median time per output token after the first."""
-    return percentile(sorted((job.end - job.first) / (job.answer - 1) for job in jobs if job.end > job.first >= 0), 50)
-
-
-def _late(jobs: list[SimulatedRequest]) -> float:
-    return percentile(sorted(job.first - job.arrived for job in jobs if job.first >= 0), 95)
 
 
 class _Predicting(SimulatedFleet):

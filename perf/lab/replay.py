@@ -24,7 +24,6 @@ class ReplayedRequest:
     Attributes:
         sent, first, last: Seconds from the start of the trace.
         retry_after: Seconds until a rejected request may be sent again (header Retry-After-Ms).
-        cached: Cached tokens of the prompt, according to the answer's usage.
     """
 
     asked: TraceRequest
@@ -33,10 +32,8 @@ class ReplayedRequest:
     first: float = -1.0
     last: float = -1.0
     prompt: int = 0
-    cached: int = 0
     made: int = 0
     retry_after: float = 0.0
-    text: str = ""
     error: str = ""
 
     @property
@@ -65,10 +62,6 @@ class ReplayResult:
     @property
     def ok(self) -> list[ReplayedRequest]:
         return [one for one in self.requests if one.ok]
-
-    @property
-    def hit_rate(self) -> float:
-        return sum(one.cached for one in self.ok) / max(sum(one.prompt for one in self.ok), 1)
 
     def of(self, what: Callable[[ReplayedRequest], float], q: float) -> float:
         """Return a percentile over the requests that were answered."""
@@ -184,18 +177,14 @@ async def _ask(client: HttpClient, request: bytes, seen: ReplayedRequest, begun:
 
 def _read(data: bytes, times: Sequence[tuple[float, int]], seen: ReplayedRequest) -> None:
     """Record when the first and the last event with text began to arrive, and the usage."""
-    at, texts = 0, []
+    at = 0
     for line in data.split(b"\n"):
         if line.startswith(b"data: {"):
             event = json.loads(line[6:])
             seen.error = str(event.get("error", "")) or seen.error
-            text = "".join(choice.get("text") or "" for choice in event.get("choices", ()))
-            if text:
+            if any(choice.get("text") for choice in event.get("choices", ())):
                 seen.last = next(when for when, place in reversed(times) if place <= at)
                 seen.first = seen.last if seen.first < 0 else seen.first
-                texts.append(text)
             if usage := event.get("usage"):
                 seen.prompt, seen.made = usage["prompt_tokens"], usage["completion_tokens"]
-                seen.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         at += len(line) + 1
-    seen.text = "".join(texts)

@@ -45,7 +45,6 @@ def measure(engine: Path, section: Section) -> None:
         seconds = _fastest(lambda rules=rules: _stream(rules))  # type: ignore[misc]
         section.add(f"answer in hold, {name}", 1e6 * seconds / len(TOKENS), "µs/token", 0.5)
     with_check, without = _tokens_without_filters(engine / "tokenizer")
-    section.add("token without filters", 1e6 * with_check, "µs")
     section.add("token without filters, share of the check for them", 100 * (with_check / without - 1), "%", 2.0)
 
 

@@ -32,7 +32,6 @@ def many_streams(front: Service, section: Section, streams: int = 1000) -> None:
     section.add(f"errors, {streams:,} streams", document.summary.failed, "requests", 0)
     section.add("open at the same time", _most_open(document), "streams", 0.99 * streams, "least")
     section.add("gateway memory per open stream", (during.memory - before.memory) / streams / 1024, "KiB", 64)
-    section.add("gateway memory before", before.memory / 2**20, "MiB")
 
 
 async def _peak(front: Service, streams: int) -> tuple[Footprint, Document]:
@@ -64,18 +63,15 @@ def _most_open(document: Document) -> int:
 def long_prompt(front: Service, section: Section, streams: int = 64) -> None:
     """Measure the ITL p99 of short streams alone, and while long prompts come in."""
     run(front.address, output=8, concurrency=streams, requests=2 * streams)
-    alone, _ = run_async(_beside(front, streams, 0.0))
-    beside, ttfts = run_async(_beside(front, streams, 5.0))
+    alone = run_async(_beside(front, streams, 0.0))
+    beside = run_async(_beside(front, streams, 5.0))
     assert alone.summary.itl is not None
     assert beside.summary.itl is not None
-    section.add(f"ITL p99, {streams} streams, a token each {1e3 * PERIOD:g} ms", alone.summary.itl.p99, "ms")
     aim = 2 * alone.summary.itl.p99
     section.add(f"ITL p99 while {LONG:,}-token prompts come", beside.summary.itl.p99, "ms", aim)
-    section.add("longest gap then", beside.summary.itl.maximum, "ms")
-    section.add(f"TTFT of the {LONG:,}-token prompts, one after another, longest of {len(ttfts)}", max(ttfts), "ms")
 
 
-async def _beside(front: Service, streams: int, seconds: float) -> tuple[Document, list[float]]:
+async def _beside(front: Service, streams: int, seconds: float) -> Document:
     """Run short streams for six seconds, and long prompts one after another meanwhile.
 
     The prompts are sent for `seconds` of them.
@@ -83,14 +79,12 @@ async def _beside(front: Service, streams: int, seconds: float) -> tuple[Documen
     load = options(front.address, output=int(6.0 / PERIOD), concurrency=streams, requests=streams, warmup=0)
     short = asyncio.create_task(bench(load))
     await asyncio.sleep(0.5)
-    ttfts: list[float] = []
-    end = time.monotonic() + seconds
+    seed, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:
-        seed = len(ttfts)
         long = await bench(options(front.address, LONG, 1, concurrency=1, requests=1, warmup=0, seed=seed))
         assert long.summary.ttft is not None, long.summary.errors
-        ttfts.append(long.summary.ttft.p50)
-    return await short, ttfts
+        seed += 1
+    return await short
 
 
 def measure(engine: Path, section: Section) -> None:

@@ -33,7 +33,6 @@ from llmops.gateway.usage.sink import NoPrices
 from llmops.perf.lab.figures import Section
 from llmops.store.factory import open_store
 from llmops.store.usage_queries import UsageFilter, sum_usage
-from tests.support.processes import cpu_seconds, descendants
 from tests.support.servers import Broker, Postgres
 
 ROUNDS, EVENTS, TOKENS = 5, 5_000, 500_000
@@ -52,10 +51,9 @@ def measure(engine: Path, section: Section) -> None:
 
 async def _measure(folder: Path, section: Section) -> None:
     _metering(folder, section)
-    await _shipping(folder, section)
-    await _ledger(f"sqlite:///{folder}/store.db", "SQLite", section, lambda: 0.0)
+    await _ledger(f"sqlite:///{folder}/store.db", "SQLite", section)
     with Postgres() as server:
-        await _ledger(server.url, "PostgreSQL", section, lambda: cpu_seconds(descendants(server.pid)))
+        await _ledger(server.url, "PostgreSQL", section)
     await _kafka_away(folder, section, AWAY)
 
 
@@ -75,34 +73,19 @@ def _metering(folder: Path, section: Section) -> None:
     outbox.close()
 
 
-async def _shipping(folder: Path, section: Section) -> None:
-    outbox = UsageOutbox(folder / "gw-1")
-    began, count, place = time.process_time(), 0, 0
-    while found := await outbox.read(place, 500):
-        for row in found:
-            to_cloud_event(row.event)
-        count, place = count + len(found), found[-1].place
-    section.add("reading the outbox, making CloudEvents", 1e6 * (time.process_time() - began) / count, "µs/event")
-    outbox.close()
-
-
-async def _ledger(url: str, name: str, section: Section, server: Callable[[], float]) -> None:
+async def _ledger(url: str, name: str, section: Section) -> None:
     """Measure the ledger from the message to the committed row."""
     async with await open_store(url) as store:
-        own, others, events = [], [], 0
+        own = []
         for batch in range(BATCHES + 1):
             messages = [to_cloud_event(_event(batch * BATCH + at)) for at in range(BATCH)]
-            before, theirs = time.process_time(), server()
+            before = time.process_time()
             found = [from_cloud_event(message) for message in messages]
             await store.transact(partial(write_events, events=found))
             # the first one compiles the statements
             if batch:
                 own.append(time.process_time() - before)
-                others.append(server() - theirs)
-                events += BATCH
     section.add(f"ledger, {name}", BATCH / statistics.median(own), "events/s of its CPU", 5_000, "least")
-    if sum(others):
-        section.add(f"ledger, {name}'s own processes", events / sum(others), "events/s of their CPU")
 
 
 async def _kafka_away(folder: Path, section: Section, count: int) -> None:
@@ -113,10 +96,8 @@ async def _kafka_away(folder: Path, section: Section, count: int) -> None:
     outbox, context = _outbox(folder / "gw-2"), RequestContext("req_1", caller=ANN)
     meter = OutboxWriter(folder / "gw-2", outbox, NoPrices())
     broker = Broker()
-    kafka, url = (
-        KafkaSettings(servers=f"127.0.0.1:{broker.port}", signing_keys="0123456789abcdef" * 2),
-        f"sqlite:///{folder}/away.db",
-    )
+    kafka = KafkaSettings(servers=f"127.0.0.1:{broker.port}", signing_keys="0123456789abcdef" * 2)
+    url = f"sqlite:///{folder}/away.db"
     sink = KafkaSink(kafka, LedgerSink(url))
     delivery = UsageDelivery(outbox, sink)
     async with _going(delivery.run()):
@@ -127,12 +108,9 @@ async def _kafka_away(folder: Path, section: Section, count: int) -> None:
         before = _resident()
         await _make(meter, context, count)
         section.add(f"Kafka away for {count:,} requests: memory", (_resident() - before) / 2**20, "MiB", 8)
-        section.add(f"Kafka away for {count:,} requests: outbox", outbox.size / 2**20, "MiB")
-        began = time.monotonic()
         with broker:
             async with _going(Ledger(kafka, url).run()):
                 await delivery.drain()
-        section.add("until the ledger has them, by way of Kafka", time.monotonic() - began, "s")
     await sink.close()
     async with await open_store(url) as store, store.read() as connection:
         (total,) = await sum_usage(connection, UsageFilter())

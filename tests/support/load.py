@@ -10,8 +10,6 @@ from llmops.perf.report.document import Document
 from llmops.perf.workloads.lengths import parse_lengths
 from tests.support.processes import CpuMeter, difference
 
-STREAMS = {1: 3, 8: 16, 32: 64}  # concurrency: requests
-
 
 def options(url: str, input_: int | str = 64, output: int | str = 64, **given: Any) -> BenchOptions:
     """BenchOptions for `url`; grpc:// asks the engine model."""
