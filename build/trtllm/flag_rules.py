@@ -126,6 +126,16 @@ RULES = [
          "--user_buffer enable needs --reduce_fusion enable."),
     FlagRule(lambda f, s: _on(f, "user_buffer") and not (s.quant == "fp8" and s.family == "llama"),
          "--user_buffer enable is for FP8 models of the Llama family: leave it out."),
+    # quantization/layers.py: Fp8RowwiseGatedMLP.forward takes no all_reduce_params, which LLaMADecoderLayer hands it,
+    # and asserts that there are no adapters, as Fp8RowwiseAttention does
+    FlagRule(lambda f, s: _on(f, "reduce_fusion") and s.quant == "fp8_pc_pt",
+         "--reduce_fusion enable is not for --quant fp8_pc_pt: leave it out."),
+    FlagRule(lambda f, s: _on(f, "lora_plugin") and s.quant == "fp8_pc_pt",
+         "engines of --quant fp8_pc_pt take no adapters: use --quant fp8, or --target pytorch."),
+    # layers/mlp.py, FusedGatedMLP.fc_gate_plugin
+    FlagRule(lambda f, s: _on(f, "lora_plugin") and any(_on(f, n) for n in (
+         "gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin")),
+         "--gemm_swiglu_plugin and --low_latency_gemm_swiglu_plugin take no adapters: leave them out."),
     FlagRule(_used("user_buffer", "pp_reduce_scatter"),
          "--user_buffer cannot go with --pp_reduce_scatter: drop one of them."),
     FlagRule(lambda f, s: _on(f, "pp_reduce_scatter") and s.family != "mixtral",

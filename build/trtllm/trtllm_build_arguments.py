@@ -43,7 +43,7 @@ def build_arguments(options: EngineOptions, checkpoint_dir: str, output_dir: str
         "max_num_tokens": options.max_num_tokens,
         "max_beam_width": 1,
         **_inflight_batching(options),
-        **_plugins(options.subject),
+        **_plugins(options),
         **options.features,
         "workers": options.workers,
         **options.extra,
@@ -79,13 +79,14 @@ def _inflight_batching(options: EngineOptions) -> dict[str, Value]:
     }
 
 
-def _plugins(subject: FlagContext) -> dict[str, Value]:
+def _plugins(options: EngineOptions) -> dict[str, Value]:
     """Return the plugins.
 
     NVIDIA advises the GEMM plugin for 16-bit GEMMs and against it for FP8
     (performance-tuning-guide/useful-build-time-flags.md, fp8-quantization.md); the row-wise FP8
     GEMM exists as a plugin only.
     """
+    subject = options.subject
     chosen: dict[str, Value] = {
         "gpt_attention_plugin": "auto",
         "gemm_plugin": "auto" if FORMATS[subject.quant].gemm_plugin else "disable",
@@ -97,9 +98,10 @@ def _plugins(subject: FlagContext) -> dict[str, Value]:
     if subject.family == "mixtral":
         chosen["moe_plugin"] = "auto"
     # with both, residual and norm follow the reduction in one kernel (performance-tuning-guide/
-    # useful-build-time-flags.md); Gemma 2 can have it too, with --set flag.reduce_fusion=enable
-    if subject.tp_size > 1 and subject.pp_size == 1 and subject.family == "llama":
+    # useful-build-time-flags.md); Gemma 2 can have it too, with --set flag.reduce_fusion=enable.
+    # The user buffer makes the states FP8, of which the LoRA plugin takes none.
+    if subject.tp_size > 1 and subject.pp_size == 1 and subject.family == "llama" and subject.quant != "fp8_pc_pt":
         chosen["reduce_fusion"] = "enable"
-        if subject.quant == "fp8":
+        if subject.quant == "fp8" and not options.features.get("lora_plugin"):
             chosen["user_buffer"] = "enable"
     return chosen

@@ -87,7 +87,12 @@ def arguments(spec, source):
 @pytest.mark.parametrize(("family", "quant"), ROWS)
 def test_the_builder_changes_nothing(checkpoint, adapters, family, quant):
     accepted = 0
+    # quantization/layers.py, Fp8RowwiseAttention: "lora is not supported on … now"
     for kv, mode, spec in specs(family, quant, adapters):
+        if quant == "fp8_pc_pt" and "adapters" in spec.options:
+            with pytest.raises(InputError, match="engines of --quant fp8_pc_pt take no adapters"):
+                arguments(spec, checkpoint(family))
+            continue
         if mode == "draft_tokens_external" and quant not in PAGED[kv]:
             with pytest.raises(InputError, match="draft_tokens_external reuses the KV cache"):
                 arguments(spec, checkpoint(family))
@@ -102,11 +107,11 @@ def test_the_builder_changes_nothing(checkpoint, adapters, family, quant):
         assert (flags["use_paged_context_fmha"] == "enable") == (quant in PAGED[kv])
         assert (flags["use_fp8_context_fmha"] == "enable") == (quant in FP8_FMHA[kv])
         fused = flags["reduce_fusion"] == "enable"
-        assert not fused or (spec.tp > 1 and family in REDUCED)
-        assert flags["user_buffer"] == "disable" or (fused and quant == "fp8")
+        assert not fused or (spec.tp > 1 and family in REDUCED and quant != "fp8_pc_pt")
+        assert flags["user_buffer"] == "disable" or (fused and quant == "fp8" and flags["lora_plugin"] == "disable")
         # without pages a prompt is taken in one step
         assert quant in PAGED[kv] or flags["max_input_len"] <= flags["max_num_tokens"]
-    assert accepted >= (36 if family in ("gemma2", "gemma3", "phi3") else 72)
+    assert accepted >= (36 if family in ("gemma2", "gemma3", "phi3") else 72) / (2 if quant == "fp8_pc_pt" else 1)
 
 
 def test_what_needs_pages_is_refused_where_there_are_none(checkpoint):

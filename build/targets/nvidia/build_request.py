@@ -27,6 +27,11 @@ _DEFAULT_BATCH, _DEFAULT_TOKENS, _DEFAULT_LENGTH = 256, 8192, 8192
 #: versions read does. Mistral and Mixtral: NVIDIA/TensorRT-LLM #12597; the others' classes hand no
 #: window to their base class (`tensorrt_llm/_torch/models/modeling_{phi3,qwen,qwen3,qwen3_moe}.py`).
 _WINDOW_SINCE = {"mistral": (1, 3), "mixtral": (1, 3), "phi3": None, "qwen2": None, "qwen3": None, "qwen3_moe": None}
+#: Families whose engines trtllm-build makes in fp8_pc_pt. Its layers of that format
+#: (`tensorrt_llm/quantization/layers.py`, Fp8RowwiseAttention, Fp8RowwiseRmsNorm) know no M-RoPE,
+#: which Qwen's class hands to attention, and their norms return a pair, which Gemma's class adds to
+#: a tensor.
+_ROWWISE_ENGINES = frozenset({"llama", "mistral", "phi3"})
 COMMON_OPTIONS = frozenset({*GATES, "calib_batch_size", "calib_seed", "quality", "image", "tensorrt_llm", "dtype"})
 
 
@@ -186,7 +191,7 @@ def allowed_formats(family: str, target: str) -> tuple[str, ...]:
         return tuple(
             name for name, quant_format in formats if unsupported_reason(family, quant_format.algorithm) is None
         )
-    return tuple(name for name, _ in formats)
+    return tuple(name for name, _ in formats if name != "fp8_pc_pt" or family in _ROWWISE_ENGINES)
 
 
 def _group_size(arch: Architecture, quant_format: QuantFormat, spec: BuildSpec) -> int | None:
