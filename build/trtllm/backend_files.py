@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.lora_adapters import CONFIG, MODULES, TENSOR, WEIGHTS, AdapterCheckpoint
+from llmops.build.model.architecture import Architecture
 
 TOKENIZER_INFO = "xgrammar_tokenizer_info.json"
 
@@ -47,6 +48,23 @@ MODULE_IDS = {
     "mlp_gate": 7,
 }  # fmt: skip
 FOLDER, PREFETCH = "lora", "lora_prefetch"
+#: The modules of which an engine takes all if it takes one. Of attention's it has inputs for all
+#: three (1.2.1 `tensorrt_llm/layers/attention.py`, "all enabled or all disabled"), which the runtime
+#: fills for the named ones only; an adapter of the MLP's first matrices it ignores unless both are
+#: named (`layers/mlp.py`, fc_gate_lora).
+_TOGETHER = (("attn_q", "attn_k", "attn_v"), ("mlp_h_to_4h", "mlp_gate"))
+
+
+def engine_modules(adapters: Sequence[AdapterCheckpoint], more: Sequence[str]) -> list[str]:
+    """Return the LoRA modules that an engine needs for the adapters and for `more` modules."""
+    named = {module: None for adapter in adapters for module in adapter.modules}
+    if "attn_qkv" in named:
+        named = {"attn_q" if module == "attn_qkv" else module: None for module in named}
+    named |= dict.fromkeys(more)
+    for modules in _TOGETHER:
+        if not named.keys().isdisjoint(modules):
+            named |= dict.fromkeys(modules)
+    return list(named)
 
 
 def copy_adapters(adapters: list[AdapterCheckpoint], engine: Path) -> None:
@@ -58,7 +76,7 @@ def copy_adapters(adapters: list[AdapterCheckpoint], engine: Path) -> None:
             shutil.copyfile(adapter.folder / name, place / name)
 
 
-def write_prefetch(adapters: list[AdapterCheckpoint], engine: Path) -> int:
+def write_prefetch(adapters: list[AdapterCheckpoint], engine: Path, arch: Architecture, tp: int) -> int:
     """Write adapters as `lora_prefetch_dir` of the backend.
 
     The files are `lora_prefetch/ID/model.lora_{weights,config}.npy`.
@@ -72,14 +90,14 @@ def write_prefetch(adapters: list[AdapterCheckpoint], engine: Path) -> int:
     for adapter in adapters:
         place = engine / PREFETCH / str(adapter.task_id)
         place.mkdir(parents=True)
-        weights, config = convert_adapter(adapter)
+        weights, config = convert_adapter(adapter, arch, tp)
         np.save(place / "model.lora_weights.npy", weights)
         np.save(place / "model.lora_config.npy", config)
         size += weights.nbytes
     return size
 
 
-def convert_adapter(adapter: AdapterCheckpoint) -> tuple[Any, Any]:
+def convert_adapter(adapter: AdapterCheckpoint, arch: Architecture, tp: int) -> tuple[Any, Any]:
     """Return weights FP16 [1, modules, longest row] and config INT32 [1, modules, 3] of an adapter.
 
     Format: NVIDIA/TensorRT-LLM `examples/hf_lora_convert.py` and `cpp/…/peftCacheManager.cpp`
@@ -90,17 +108,42 @@ def convert_adapter(adapter: AdapterCheckpoint) -> tuple[Any, Any]:
     import numpy as np
 
     rows, config = [], []
-    for (layer, module), (a, b) in sorted(_pairs(adapter).items()):
+    for (layer, module), (a, b) in sorted(_modules(adapter, arch, tp).items()):
         rows.append(np.concatenate([a.ravel(), (b * adapter.scale).ravel()]).astype(np.float16))
-        config.append([MODULE_IDS[MODULES[module]], layer, adapter.rank])
+        config.append([MODULE_IDS[module], layer, adapter.rank])
     longest = max(row.size for row in rows)
     padded = np.stack([np.pad(row, (0, longest - row.size)) for row in rows])
     return padded[None], np.array([config], dtype=np.int32)
 
 
-def _pairs(adapter: AdapterCheckpoint) -> dict[tuple[int, str], tuple[Any, Any]]:
-    """Return (layer, module) -> A (rank, in) and B (out, rank), float32."""
+def _modules(adapter: AdapterCheckpoint, arch: Architecture, tp: int) -> dict[tuple[int, str], tuple[Any, Any]]:
+    """Return (layer, module) -> A (rank, in) and B (out, rank), float32, as the runtime cuts them.
+
+    It gives each GPU the same number of B's rows, one after the other (`cpp/tensorrt_llm/runtime/
+    loraCache.cpp`, copyToPages). So packed matrices become one module each, and with more GPUs than
+    KV heads each GPU gets its copy of one (`loraModule.cpp`, createLoraModules).
+    """
     import numpy as np
+
+    heads, copies = arch.num_heads * arch.head_dim, max(1, tp // arch.num_kv_heads)
+    found: dict[tuple[int, str], tuple[Any, Any]] = {}
+    for (layer, name), (a, b) in _pairs(adapter).items():
+        parts = {MODULES[name]: b}
+        if name == "qkv_proj":
+            parts = dict(zip(_TOGETHER[0], np.split(b, [heads, (heads + len(b)) // 2]), strict=True))
+        elif name == "gate_up_proj":
+            parts = dict(zip(_TOGETHER[1], np.split(b, 2), strict=True))
+        for module, rows in parts.items():
+            if module in ("attn_k", "attn_v"):
+                rows = np.repeat(rows.reshape(arch.num_kv_heads, -1, adapter.rank), copies, axis=0).reshape(
+                    -1, adapter.rank
+                )
+            found[layer, module] = a, rows
+    return found
+
+
+def _pairs(adapter: AdapterCheckpoint) -> dict[tuple[int, str], tuple[Any, Any]]:
+    """Return (layer, Hugging Face's module) -> A (rank, in) and B (out, rank), float32."""
     from safetensors.torch import load_file
 
     found: dict[tuple[int, str], dict[str, Any]] = {}
@@ -108,8 +151,4 @@ def _pairs(adapter: AdapterCheckpoint) -> dict[tuple[int, str], tuple[Any, Any]]
         match = TENSOR.fullmatch(name)
         assert match is not None  # read_adapters rejects other names
         found.setdefault((int(match[1]), match[2]), {})[match[3]] = tensor.float().numpy()
-    for (_, module), pair in found.items():
-        if module == "gate_up_proj":  # the engine has up before gate
-            first, second = np.split(pair["B"], 2)
-            pair["B"] = np.concatenate([second, first])
     return {key: (pair["A"], pair["B"]) for key, pair in found.items()}

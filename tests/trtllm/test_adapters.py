@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint.lora_adapters import adapters_digest, read_adapters
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.build.trtllm.backend_files import convert_adapter, tokenizer_info
+from llmops.build.trtllm.backend_files import convert_adapter, engine_modules, tokenizer_info
 from llmops.cli.main import cli
-from llmops.errors import CheckpointError
+from llmops.errors import CheckpointError, InputError
 from tests.support.programs import install_program
 from tests.support.tiny_models import write_checkpoint
 
@@ -57,7 +57,7 @@ def test_each_row_is_what_the_adapter_adds_to_its_layer(tmp_path, architecture, 
 
     folder = write_adapter(tmp_path / "a", use_rslora=rslora)
     (adapter,) = read_adapters({"a": folder}, architecture)
-    weights, config = convert_adapter(adapter)
+    weights, config = convert_adapter(adapter, architecture, 1)
     assert (weights.dtype, weights.shape) == (np.float16, (1, 4, 4 * (HIDDEN + HIDDEN)))
     assert config.tolist() == [[[1, 0, 4], [3, 0, 4], [1, 1, 4], [3, 1, 4]]]
     source = load_file(folder / "adapter_model.safetensors")
@@ -133,6 +133,74 @@ def test_build_and_repo_carry_adapters(tmp_path, checkpoint, monkeypatch, target
     assert sorted(p.relative_to(engine).as_posix() for p in (engine / "lora_prefetch").rglob("*.npy")) == [
         f"lora_prefetch/{i}/model.lora_{what}.npy" for i in (1, 2) for what in ("config", "weights")
     ]
+
+
+def rows_of_ranks(adapter, arch, tp):
+    """(layer, module id) -> A, and B of each rank, as the runtime of 1.2.1 cuts a row.
+
+    cpp/tensorrt_llm/runtime/loraModule.cpp, createLoraModules, has the sizes of the modules, and loraCache.cpp,
+    copyToPages, gives each rank as many rows of B, one after the other (2a9abd9536aa, 063e02f73410).
+    """
+    weights, config = convert_adapter(adapter, arch, tp)
+    heads, kv_heads = arch.num_heads // tp * tp, max(arch.num_kv_heads // tp, 1) * tp
+    out = {1: heads * arch.head_dim, 2: kv_heads * arch.head_dim, 3: kv_heads * arch.head_dim,
+           5: arch.intermediate_size, 7: arch.intermediate_size}  # fmt: skip
+    found = {}
+    for row, (module, layer, rank) in zip(weights[0].astype(np.float32), config[0].tolist(), strict=True):
+        inside, outside = rank * arch.hidden_size, rank * out[module]
+        b = row[inside : inside + outside].reshape(tp, -1, rank)
+        found[layer, module] = row[:inside].reshape(rank, -1), b
+    return found
+
+
+def test_packed_matrices_reach_each_gpu_in_its_own_parts(tmp_path):
+    """1.2.1 layers/attention.py adds attn_q, attn_k and attn_v to a packed matrix; layers/mlp.py, fc_gate_lora, ignores
+    mlp_h_to_4h without mlp_gate, and puts mlp_gate (up) before mlp_h_to_4h (gate), where Phi-3's class has it.
+    """
+    from safetensors.torch import load_file
+
+    arch = open_checkpoint(str(write_checkpoint(tmp_path / "tiny", "phi3"))).architecture
+    packed = {"qkv_proj": (HIDDEN, 512), "gate_up_proj": (HIDDEN, 1024)}
+    (adapter,) = read_adapters({"a": write_adapter(tmp_path / "a", packed)}, arch)
+    assert sorted(engine_modules([adapter], ())) == ["attn_k", "attn_q", "attn_v", "mlp_gate", "mlp_h_to_4h"]
+    source = {name: tensor.numpy() for name, tensor in load_file(adapter.weights).items()}
+    root = "base_model.model.model.layers.1."
+    b = source[f"{root}self_attn.qkv_proj.lora_B.weight"] * adapter.scale
+    gate, up = np.split(source[f"{root}mlp.gate_up_proj.lora_B.weight"] * adapter.scale, 2)
+    found = rows_of_ranks(adapter, arch, 2)
+    for rank in (0, 1):
+        wanted = {1: b[:256], 2: b[256:384], 3: b[384:], 5: gate, 7: up}
+        for module, rows in wanted.items():
+            np.testing.assert_allclose(found[1, module][1][rank], np.split(rows, 2)[rank], atol=0.01)
+    np.testing.assert_allclose(found[1, 3][0], source[f"{root}self_attn.qkv_proj.lora_A.weight"], atol=0.01)
+
+
+def test_more_gpus_than_kv_heads_get_copies_of_a_head(tmp_path, architecture):
+    from safetensors.torch import load_file
+
+    (adapter,) = read_adapters({"a": write_adapter(tmp_path / "a")}, architecture)
+    b = load_file(adapter.weights)["base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight"].numpy()
+    rows = rows_of_ranks(adapter, architecture, 8)[0, 3][1]
+    for rank in range(8):  # of 4 KV heads with 32 numbers
+        np.testing.assert_allclose(rows[rank], b[rank // 2 * 32 :][:32] * adapter.scale, atol=0.01)
+
+
+def test_an_engine_takes_an_adapter_of_one_half_of_the_mlp(tmp_path, architecture):
+    """1.2.1 layers/mlp.py, fc_gate_lora: None, unless there are inputs for mlp_h_to_4h and for mlp_gate."""
+    adapters = read_adapters({"a": write_adapter(tmp_path / "a", {"up_proj": (HIDDEN, 512)})}, architecture)
+    assert engine_modules(adapters, ()) == ["mlp_gate", "mlp_h_to_4h"]
+
+
+@pytest.mark.parametrize("target", ["pytorch", "tensorrt"])
+def test_an_adapter_of_an_output_that_is_wider_than_the_model(tmp_path, target):
+    """NVIDIA/TensorRT-LLM #17153, after 1.2.1: loraModule.cpp had `hidden` as the input of attn_dense."""
+    folder = write_checkpoint(tmp_path / "tiny", "qwen3", head_dim=64)
+    adapter = write_adapter(tmp_path / "a", {"o_proj": (512, HIDDEN)})
+    words = ("build", folder, "-o", tmp_path / "e", "--target", target, "--adapter", f"sql={adapter}", "--dry-run")
+    with pytest.raises(InputError, match=r"adapts o_proj, whose 512 inputs TensorRT-LLM before 1\.3 takes for 256"):
+        llmops(*words, *(("--set", "dtype=float16") if target == "tensorrt" else ()))
+    if target == "pytorch":
+        llmops(*words, "--set", "image=trtllm-1.3")
 
 
 def test_the_pytorch_backend_is_led_to_packed_matrices(tmp_path):

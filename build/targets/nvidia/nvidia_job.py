@@ -23,6 +23,9 @@ from llmops.build.targets.nvidia.stage_estimates import (
     stage_needs,
     stored_bytes,
 )
+from llmops.build.trtllm.container_images import OWN_TAG
+from llmops.build.trtllm.image_selection import release_of
+from llmops.errors import InputError
 
 
 class NvidiaJob(GeneratorJob):
@@ -32,6 +35,7 @@ class NvidiaJob(GeneratorJob):
 
     def __init__(self, request: BuildRequest, adapters: list[AdapterCheckpoint]) -> None:
         super().__init__(request.spec, request.checkpoint)
+        _check_output_adapters(request, adapters)
         self.request, self.adapters = request, adapters
 
     @property
@@ -112,3 +116,21 @@ class NvidiaJob(GeneratorJob):
             return []
         hardware = f"{count} x {gpu.name} ({count * gpu.memory / 2**30:.0f} GiB)"
         return [f"more than {hardware} can hold: {', '.join(names)}; run `llmops build` with more GPUs, or on CPU"]
+
+
+def _check_output_adapters(request: BuildRequest, adapters: Sequence[AdapterCheckpoint]) -> None:
+    """Raise InputError for an adapter of attention's output that TensorRT-LLM reads wrongly.
+
+    Before NVIDIA/TensorRT-LLM #17153, which is in 1.3, its runtime cuts the adapter as if its input
+    were as wide as the hidden state (`cpp/tensorrt_llm/runtime/loraModule.cpp`, kATTN_DENSE).
+    """
+    arch = request.checkpoint.architecture
+    width = arch.num_heads * arch.head_dim
+    if width == arch.hidden_size or release_of(request.image.tensorrt_llm) >= (1, 3):
+        return
+    for adapter in adapters:
+        if "attn_dense" in adapter.modules:
+            raise InputError(
+                f"--adapter {adapter.name} adapts o_proj, whose {width} inputs TensorRT-LLM before 1.3 takes for "
+                f"{arch.hidden_size}; train it without o_proj, or use --target pytorch --set image={OWN_TAG}."
+            )

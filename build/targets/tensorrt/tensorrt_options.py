@@ -9,6 +9,7 @@ from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.targets.nvidia.build_request import COMMON_OPTIONS, BuildRequest, positive_option
+from llmops.build.trtllm.backend_files import engine_modules
 from llmops.build.trtllm.backend_parameters import checked_parameters
 from llmops.build.trtllm.flag_rules import FlagContext, paged_context
 from llmops.build.trtllm.trtllm_build_arguments import EngineOptions, build_arguments
@@ -16,7 +17,6 @@ from llmops.build.trtllm.trtllm_build_flags import Value, effective_flags, from_
 from llmops.errors import InputError
 
 FLAG, SERVE = "flag.", "serve."
-_QKV = ("attn_q", "attn_k", "attn_v")
 LOOKAHEAD, DRAFT_TOKENS = "lookahead_decoding", "draft_tokens_external"
 # 1.2.1 `tensorrt_llm/models/{gemma,phi3}/model.py`: their `forward` takes no spec_decoding_params,
 # which DecoderModelForCausalLM hands on whenever max_draft_len is for lookahead (TypeError)
@@ -112,17 +112,12 @@ def _lora(spec: BuildSpec, adapters: list[AdapterCheckpoint]) -> dict[str, Value
     extra_modules = spec.options.get("lora_modules")
     if not adapters and extra_modules is None:
         return {}
-    modules = {module: None for adapter in adapters for module in adapter.modules}
-    modules |= dict.fromkeys(str(extra_modules).split(",") if extra_modules else ())
-    if not modules.keys().isdisjoint(_QKV):
-        # The engine has inputs for all three if for one (1.2.1 `tensorrt_llm/layers/attention.py`,
-        # "all enabled or all disabled"), and the runtime fills those of the named modules only.
-        modules |= dict.fromkeys(_QKV)
+    modules = engine_modules(adapters, str(extra_modules).split(",") if extra_modules else ())
     largest = max((adapter.rank for adapter in adapters), default=64)
     rank = positive_option(spec, "max_lora_rank", largest)
     if adapters and rank < largest:
         raise InputError(f"--set max_lora_rank={rank}: one of the adapters has rank {largest}; leave it out.")
-    named: dict[str, Value] = {"lora_target_modules": list(modules)} if modules else {}
+    named: dict[str, Value] = {"lora_target_modules": modules} if modules else {}
     return {"lora_plugin": "auto", "max_lora_rank": rank, **named}
 
 

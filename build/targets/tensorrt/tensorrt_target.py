@@ -99,7 +99,7 @@ class TensorrtJob(NvidiaJob):
             with progress.stage("Writing the vocabulary for grammars"):
                 write_tokenizer_info(workdir, TOKENIZER_DIR, self.checkpoint.special_tokens.end)
         copy_adapters(self.adapters, workdir)
-        lora_bytes = write_prefetch(self.adapters, workdir)
+        lora_bytes = write_prefetch(self.adapters, workdir, self.checkpoint.architecture, self.spec.tp)
         (workdir / trtllm_build.ENGINE_DIR).mkdir()
         complete = _can_compile()
         if complete:
