@@ -67,12 +67,17 @@ _GPU_PROBLEM = re.compile(r"gpu|xid|nvlink|nvrm|nvidia", re.I)
 #: The driver's message behind the prefix of /dev/kmsg, dmesg or syslog. Anywhere else in a line it
 #: is text of others: the kernel names cgroups and processes that it kills. Above 7 the number at the
 #: beginning is that of a program, which may write to /dev/kmsg.
-_XID = re.compile(
+_PREFIX = (
     r"(?:<[0-7]>)?(?:[0-7],\d+,\d+,[^;]*;"
     r"|(?:(?:[A-Z][a-z]{2} +\d+ [\d:]{8}|\d{4}-\S+) \S+ kernel: ?)?(?:\[[^\]]*\] ?)?)"
-    # of a MIG device the address is followed by its GPU and compute instances
-    r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)(?: GPU-C?I:\d+)*\): (\d{1,4})\b"
 )
+_XID = re.compile(
+    _PREFIX
+    # of a MIG device the address is followed by its GPU and compute instances
+    + r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)(?: GPU-C?I:\d+)*\): (\d{1,4})\b"
+)
+#: An error of an NVSwitch after which NVIDIA resets it and its GPUs.
+_SXID = re.compile(_PREFIX + r"nvidia-nvswitch\d+: SXid \(PCI:([0-9A-Fa-f:.]+)\): (\d{1,5}), Fatal,")
 #: Labels with which DCGM's exporter repeats the value of DCGM_FI_DEV_XID_ERRORS.
 _XID_LABELS = re.compile(r',?err_(?:code|msg)="[^"]*"')
 _SAMPLE = re.compile(r"^(\w+)\{(.*)\}[ \t]+([-+]?(?:\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d++)?)(?=\s|$)", re.M)
@@ -105,11 +110,14 @@ def _label(labels: str, name: str) -> str:
 
 
 def find_xid(lines: Iterable[str], gpus: Sequence[str] = ()) -> str | None:
-    """Return the first fatal Xid in lines of a kernel log, in words, or None.
+    """Return the first fatal Xid, or SXid of an NVSwitch, in lines of a kernel log, in words, or None.
 
-    `gpus` are the PCI addresses of the GPUs that count; all count without any.
+    `gpus` are the PCI addresses of the GPUs that count; all count without any. One alone uses no
+    NVSwitch.
     """
     for line in lines:
+        if len(gpus) != 1 and (match := _SXID.match(line)):
+            return f"SXid {match[2]} on NVSwitch {match[1]}"
         match = _XID.match(line)
         if match is None:
             continue

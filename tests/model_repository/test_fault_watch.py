@@ -19,6 +19,9 @@ from llmops.model_repository.server.fault_watch import (
 )
 from tests.support.nvidia_smi import install_nvidia_smi
 
+#: NVSWITCH_PRINT_SXID and what it is called with: common_nvswitch.h and intr_nvswitch.h of NVIDIA's
+#: open-gpu-kernel-modules 595.45.04.
+SXID = "[ 96.1] nvidia-nvswitch1: SXid (PCI:0000:06:00.0): {}"
 XID = "[ 96.1] NVRM: Xid (PCI:0000:3b:00): {}, pid='<unknown>', name=<unknown>, Ch 00000008"
 NVLINK = "NVRM: Xid (PCI:0000:04:00): {}, {} XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000 0x00000000)"
 
@@ -34,6 +37,10 @@ NVLINK = "NVRM: Xid (PCI:0000:04:00): {}, {} XC0 i0 Link 08 (0x004505c6 0x000000
         # Blackwell's, as leptonai/gpud's tests of kernel logs have them
         (NVLINK.format(149, "NETIR_LINK_EVT Fatal"), (), "Xid 149 on GPU 0000:04:00 (fatal NVLink error)"),
         (NVLINK.format(145, "RLW_CTRL Nonfatal"), (), None),
+        (SXID.format("20034, Fatal, Link 48 LTSSM Fault Up"), (), "SXid 20034 on NVSwitch 0000:06:00.0"),
+        (SXID.format("20034, Fatal, Link 48 LTSSM Fault Up"), ("00000000:3B:00.0",), None),
+        (SXID.format("12028, Non-fatal, Link 32 egress non-posted PRIV error (First)"), (), None),
+        (SXID.format("20034, Severity 1 Engine instance 60 Sub-engine instance 00"), (), None),
         # the GPU of another replica on this node
         (XID.format(79), ("00000000:5E:00.0",), None),
         # faults of a program
