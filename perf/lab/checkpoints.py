@@ -16,7 +16,6 @@ import numpy as np
 
 from llmops.build.checkpoint.known_models import bundled_path
 
-HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 1536, 4096, 16, 24, 8
 GGUF_HIDDEN, GGUF_INTERMEDIATE, GGUF_LAYERS, GGUF_HEADS, GGUF_KV_HEADS = 2048, 5632, 12, 32, 8
 GGUF_FIELDS = {
     "llama.block_count": GGUF_LAYERS,
@@ -40,56 +39,16 @@ def safetensors_checkpoint(folder: Path, tokenizer: Path) -> Path:
 
     It has the tokenizer files of `tokenizer`.
     """
-    from safetensors.numpy import save_file
+    import torch
+    import transformers
 
     shutil.copytree(tokenizer, folder)
     vocabulary = max(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"].values()) + 1
-    (folder / "config.json").write_text(json.dumps(_config(vocabulary)))
-    rng = np.random.default_rng(0)
-    parts = [_layer(rng, index) for index in range(LAYERS)] + [_ends(rng, vocabulary)]
-    for number, tensors in enumerate(parts):
-        save_file(tensors, folder / f"model-{number:05}.safetensors", {"format": "pt"})
-    index = {name: f"model-{number:05}.safetensors" for number, tensors in enumerate(parts) for name in tensors}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    sizes = {"vocab_size": vocabulary, "hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 16}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=24, num_key_value_heads=8)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).half()
+    model.save_pretrained(folder, max_shard_size="80MB")
     return folder
-
-
-def _config(vocabulary: int) -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN, "vocab_size": vocabulary,
-        "intermediate_size": INTERMEDIATE, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-        "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "float16", "bos_token_id": 1,
-        "eos_token_id": 2,
-    }  # fmt: skip
-
-
-def _layer(rng: np.random.Generator, index: int) -> dict[str, Any]:
-    kv = HIDDEN // HEADS * KV_HEADS
-    shapes = {
-        "self_attn.q_proj": (HIDDEN, HIDDEN), "self_attn.k_proj": (kv, HIDDEN), "self_attn.v_proj": (kv, HIDDEN),
-        "self_attn.o_proj": (HIDDEN, HIDDEN), "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
-        "mlp.up_proj": (INTERMEDIATE, HIDDEN), "mlp.down_proj": (HIDDEN, INTERMEDIATE),
-        "input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,),
-    }  # fmt: skip
-    return {f"model.layers.{index}.{name}.weight": _random(rng, shape) for name, shape in shapes.items()}
-
-
-def _ends(rng: np.random.Generator, vocabulary: int) -> dict[str, Any]:
-    return {
-        "model.embed_tokens.weight": _random(rng, (vocabulary, HIDDEN)),
-        "model.norm.weight": _random(rng, (HIDDEN,)),
-        "lm_head.weight": _random(rng, (vocabulary, HIDDEN)),
-    }
-
-
-def _random(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
-    """Return float16 values of ±0.016 to ±0.031.
-
-    Signs and mantissas are random, which is far quicker than a normal distribution.
-    """
-    bits = np.frombuffer(rng.bytes(2 * int(np.prod(shape))), np.uint16)
-    return ((bits & 0x83FF) | 0x2400).view(np.float16).reshape(shape)
 
 
 def gguf_checkpoint(path: Path) -> Path:

@@ -19,9 +19,9 @@ PEAK_AIM = 1.6  # × the checkpoint's size
 # a build that finds too little memory for golden answers, which it only records where there is
 # enough of it
 _LITTLE_MEMORY = """
-from llmops.build.targets.openvino import golden
+from llmops.build.targets.openvino import native_golden_answers
 from llmops.cli.main import main
-golden.available_memory = lambda: 0
+native_golden_answers.available_memory = lambda: 0
 main()
 """
 CONDITIONS = "Wall clock and largest resident set of the processes; weights of the larger checkpoints are random."
