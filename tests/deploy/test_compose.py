@@ -16,6 +16,7 @@ import yaml
 
 from llmops.cli.main import cli
 from llmops.gateway.settings import load_settings
+from llmops.model_repository.doctor.machine import EXTRAS
 from tests.support.programs import write_program
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +102,22 @@ def test_a_container_is_pinned_and_can_do_little(service):
     assert set(secrets_of(service).values()) <= set(COMPOSE["secrets"])
     # no password in a variable, where `docker inspect` shows it
     assert not [name for name in found.get("environment", {}) if re.search("PASSWORD$|KEYS?$|TOKEN$", name)]
+
+
+def test_the_gateways_image_has_the_extras_of_its_settings():
+    text = (DEPLOY.parent / "Dockerfile.gateway").read_text()
+    installed = set(re.search(r"/src\[([\w,]+)\]", text)[1].split(","))
+    wanted = {name for name, (_, use) in EXTRAS.items() if "the gateway's setting" in use}
+    assert installed == {*wanted, "store"}
+
+
+def test_programs_and_libraries_that_a_server_makes_can_run():
+    """moby 28 `daemon/oci_linux.go` mounts a tmpfs with noexec, nosuid and nodev, unless its options say otherwise."""
+    mounted = dict(one.partition(":")[::2] for one in SERVICES["triton"]["tmpfs"])
+    for name in ("HOME", "LLMOPS_CACHE"):
+        place = Path(SERVICES["triton"]["environment"][name])
+        options = next(options for at, options in mounted.items() if place.is_relative_to(at))
+        assert "exec" in options.split(",")
 
 
 def test_configs_and_secrets_of_read_only_containers_are_files():
