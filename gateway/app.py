@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from llmops import __version__
+from llmops.background import PeriodicTask
 from llmops.gateway.api.anthropic.messages import MessagesEndpoints
 from llmops.gateway.api.chat_completions import ChatCompletionsEndpoint
 from llmops.gateway.api.completions import CompletionsEndpoint
@@ -104,7 +105,8 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     watch = None
     if pools is not None and settings.quality.interval is not None:
         on_scores = _score_recorder(versions) if versions is not None else None
-        watch = QualityWatch(settings.quality, settings.quality.interval, pools, metrics, shadow, on_scores)
+        quality = QualityWatch(settings.quality, pools, metrics, shadow, on_scores)
+        watch = PeriodicTask("quality watch", quality.sweep, settings.quality.interval)
     registries = create_encoder_registries(settings)
     if pools is not None:
         registries[GenerativeModel] = pools

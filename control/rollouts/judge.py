@@ -8,7 +8,7 @@ control, the simulator and tests run the same code. A roll-out has one judge for
     judge.verdict()          # "continue", "promote" (to the next step) or "rollback" (final)
     judge.begin_step()       # after the weights have moved
 
-Each criterion is a sequential test (`sequential.py`). The tests share `false_rollback`, so that all
+Each criterion is a sequential test (`sequential.py`). The tests share FALSE_ROLLBACK, so that all
 of them together stop a healthy version with this probability at most, however often the verdict is
 read.
 
@@ -79,7 +79,13 @@ MIN_GOLDEN = 20
 #: not promoted, even if chance may explain it.
 HOLDING_LOSS = 0.05
 
-#: Parts of `false_rollback` for errors and golden prompts; the other criteria share the rest.
+#: A latency may be this many times the stable version's.
+LATENCY_TOLERANCE = 1.25
+
+#: Probability that a healthy canary is rolled back.
+FALSE_ROLLBACK = 0.01
+
+#: Parts of FALSE_ROLLBACK for errors and golden prompts; the other criteria share the rest.
 ERRORS_PART, GOLDEN_PART = 0.4, 0.3
 
 #: Increase of the share of late requests that must be excluded for a promotion.
@@ -107,8 +113,8 @@ class RequestOutcome:
         script_mismatch: True if the answer is in another script than the prompt.
         garbled: True if the answer does not look like text or code.
         good: True if the answer was complete and met its objectives; None without objectives.
-        golden: The scores of a sweep of golden prompts, 0 to 1 by prompt. Then there is no request,
-            and only `version` counts besides.
+        golden: The scores of a sweep of golden prompts by prompt, 0 to 1 or mean log-probabilities.
+            Then there is no request, and only `version` counts besides.
     """
 
     version: str
@@ -136,10 +142,8 @@ class JudgeSettings:
         twin: The label of the baseline twin's outcomes, or None without a twin.
         min_requests: Requests of the canary in a step before it can be promoted.
         min_seconds: Seconds of a step before the canary can be promoted.
-        latency_tolerance: A latency may be this many times the stable version's.
         quality_tolerance: Mean score that the canary may lose on golden prompts, as calibrated from
             a pair of versions that is known to be healthy.
-        false_rollback: Probability that a healthy canary is rolled back.
     """
 
     stable: str
@@ -147,9 +151,7 @@ class JudgeSettings:
     twin: str | None = None
     min_requests: int = 300
     min_seconds: float = 60.0
-    latency_tolerance: float = 1.25
     quality_tolerance: float = 0.0
-    false_rollback: float = 0.01
 
 
 @dataclass(frozen=True)
@@ -194,13 +196,11 @@ class CanaryJudge:
         self.settings = settings
         self._clock, self._read_at, self._elapsed = clock, clock(), 0.0
         self._requests = 0
-        # the latest sweep of golden prompts, of the stable version and of the canary
-        self._golden_scores: dict[bool, Mapping[str, float]] = {False: {}, True: {}}
         self._rollback: str | None = None
         twin = settings.twin is not None
-        errors = settings.false_rollback * ERRORS_PART
+        errors = FALSE_ROLLBACK * ERRORS_PART
         tests = len(_RATES) - 1 + len(_QUANTILES) * 2 + 2
-        rest = settings.false_rollback * (1 - ERRORS_PART - GOLDEN_PART) / tests
+        rest = FALSE_ROLLBACK * (1 - ERRORS_PART - GOLDEN_PART) / tests
         self._rates = [
             # without a twin, a cold cache alone would cost goodput
             _RateCriterion(rate, errors if rate.name == "errors" else rest, rate.name != "goodput" or twin)
@@ -209,10 +209,9 @@ class CanaryJudge:
         latency = partial(
             _ValueCriterion,
             unit="ms",
-            tolerance=settings.latency_tolerance,
+            tolerance=LATENCY_TOLERANCE,
             quantiles=_QUANTILES,
             alpha=rest,
-            show=_milliseconds,
             follows_load=True,
         )
         length = partial(
@@ -226,7 +225,7 @@ class CanaryJudge:
         self._ttft = latency("TTFT", note="the twin" if twin else "with as many uncached tokens")
         self._tpot = latency("TPOT", note="the twin" if twin else "")
         self._longer, self._shorter = length(note="longer"), length(note="shorter", show=_inverse)
-        self._golden = _GoldenCriterion(settings.quality_tolerance, settings.false_rollback * GOLDEN_PART)
+        self._golden = _GoldenCriterion(settings.quality_tolerance, FALSE_ROLLBACK * GOLDEN_PART)
 
     def observe(self, outcome: RequestOutcome) -> None:
         """Count a request that has ended. Outcomes of unknown versions are ignored."""
@@ -236,11 +235,7 @@ class CanaryJudge:
         if not canary and outcome.version not in (settings.stable, settings.twin):
             return
         if outcome.golden is not None:
-            self._golden_scores[canary] = outcome.golden
-            stable, own = self._golden_scores[False], self._golden_scores[True]
-            if common := stable.keys() & own.keys():
-                self._golden_scores = {False: {}, True: {}}
-                self.observe_golden([stable[name] for name in common], [own[name] for name in common])
+            self._golden.observe(outcome.golden, canary)
             return
         self._requests += canary
         is_compared = canary or settings.twin in (None, outcome.version)
@@ -257,19 +252,9 @@ class CanaryJudge:
         for criterion, value, value_class in latencies:
             if value is not None and value > 0:
                 if not canary:
-                    criterion.follow(value)
+                    criterion.follow(1000 * value)
                 if is_compared:
-                    criterion.observe(value, canary, value_class)
-
-    def observe_golden(self, stable: Sequence[float], canary: Sequence[float]) -> None:
-        """Compare a sweep of golden prompts.
-
-        Args:
-            stable: The stable version's score of each prompt, 0 to 1 or a mean log-probability.
-            canary: The canary's scores of the same prompts.
-        """
-        self._advance()
-        self._golden.observe(stable, canary)
+                    criterion.observe(1000 * value, canary, value_class)
 
     def begin_step(self) -> None:
         """Start the requirements of a promotion again, after the canary's weight has changed."""
@@ -547,21 +532,29 @@ class _GoldenCriterion(_Criterion):
 
     def __init__(self, tolerance: float, alpha: float) -> None:
         self._tolerance, self._alpha = tolerance, alpha
+        # the latest sweep of the stable version and of the canary, until both are compared
+        self._scores: list[Mapping[str, float]] = [{}, {}]
         self._means: tuple[float, float] | None = None
         self._breach: str | None = None
         self._prompts = 0
 
-    def observe(self, stable: Sequence[float], canary: Sequence[float]) -> None:
-        """Compare the scores of one sweep."""
-        losses = [before - after for before, after in zip(stable, canary, strict=True)]
-        if len(losses) < MIN_GOLDEN:
+    def observe(self, scores: Mapping[str, float], canary: bool) -> None:
+        """Take the scores of a sweep, and compare two sweeps that have prompts in common."""
+        self._scores[canary] = scores
+        stable, own = self._scores
+        pairs = [(score, own[name]) for name, score in stable.items() if name in own]
+        if not pairs:
             return
-        self._prompts, self._means = len(losses), (fmean(stable), fmean(canary))
+        self._scores = [{}, {}]
+        if len(pairs) < MIN_GOLDEN:
+            return
+        before, after = map(fmean, zip(*pairs, strict=True))
+        losses = [one - other for one, other in pairs]
+        self._prompts, self._means = len(pairs), (before, after)
         self._alpha /= 2
         # not less than if one score had differed by 1: equal losses would be certain after two prompts
         error = max(stdev(losses), len(losses) ** -0.5) / math.sqrt(len(losses))
         if (fmean(losses) - self._tolerance) / error > NormalDist().inv_cdf(1 - self._alpha):
-            before, after = self._means
             self._breach = self._breach or (
                 f"golden prompts: the mean score of {len(losses)} prompts is {after:.3f},"
                 f" of the stable version {before:.3f} (tolerated loss: {self._tolerance:.3f})."
@@ -598,10 +591,6 @@ def _size_class(outcome: RequestOutcome) -> int:
 
 def _state(is_worse: bool, test: NoWorseTest, is_ok: bool) -> RowState:
     return "worse" if is_worse else "no data" if not test.count else "ok" if is_ok else "unclear"
-
-
-def _milliseconds(seconds: float) -> float:
-    return seconds * 1000
 
 
 def _inverse(value: float) -> float:

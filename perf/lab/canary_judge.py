@@ -155,10 +155,10 @@ def golden_verdict(seed: int, loss: float, by_probability: bool) -> Decision:
     """Return the judge's decision after one sweep of the golden prompts."""
     judge = CanaryJudge(JudgeSettings(stable="stable", canary="canary"), lambda: 0.0)
     before, after, changes = golden_sweep(seed, loss)
-    if by_probability:
-        judge.observe_golden([0.0] * len(changes), changes)
-    else:
-        judge.observe_golden([float(right) for right in before], [float(right) for right in after])
+    stable, canary = ([0.0] * len(changes), changes) if by_probability else (before, after)
+    for version, scores in (("stable", stable), ("canary", canary)):
+        golden = {str(prompt): float(score) for prompt, score in enumerate(scores)}
+        judge.observe(RequestOutcome(version, ok=True, golden=golden))
     return judge.decide()[0]
 
 

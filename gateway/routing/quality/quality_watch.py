@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from llmops.background import LogOnce, PeriodicTask
+from llmops.background import LogOnce
 from llmops.gateway.errors import ApiError
 from llmops.gateway.interfaces import Engine, EngineRequest, SamplingParams
 from llmops.gateway.routing.quality.golden_prompts import GoldenPrompt, load_golden_prompts
@@ -130,12 +130,11 @@ def _common_share(one: Sequence[int], other: Sequence[int]) -> float:
 
 
 class QualityWatch:
-    """Periodic sweeps of golden prompts over all replicas."""
+    """Sweeps of golden prompts over all replicas."""
 
     def __init__(
         self,
         settings: QualitySettings,
-        interval: float,
         pools: PoolRegistry,
         metrics: GatewayMetrics,
         shadow: ShadowSample,
@@ -145,7 +144,6 @@ class QualityWatch:
 
         Args:
             settings: The prompts.
-            interval: Seconds between two sweeps.
             pools: The replicas.
             metrics: Receives the scores.
             shadow: Prompts of users that are compared as well.
@@ -162,14 +160,6 @@ class QualityWatch:
         # answers on which a version's replicas agreed, by prompt
         self._references: dict[tuple[str, str], Mapping[tuple[int, ...], Sequence[int]]] = defaultdict(dict)
         self._log_once = LogOnce()
-        self._task = PeriodicTask("quality watch", self.sweep, interval)
-
-    async def start(self) -> None:
-        """Start the sweeps. The first one runs at once."""
-        await self._task.start()
-
-    async def close(self) -> None:
-        await self._task.close()
 
     async def sweep(self) -> None:
         """Send the golden prompts to all replicas that are ready, and draw the conclusions."""
