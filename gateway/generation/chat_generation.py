@@ -310,7 +310,7 @@ def _chat_guide(body: ChatRequest, guide: Guide, own_guide: Guide | None, model:
         model: The model.
     """
     field = guide_field(body) if guide == own_guide else "tool_choice"
-    check_guide(guide, model.card, field)
+    check_guide(guide, model.card, field, body)
     strict = (
         requires_strict_guide(body) if own_guide is not None else any(tool.function.strict for tool in body.tools or ())
     )

@@ -143,7 +143,7 @@ class CompletionGeneration(Generation[CompletionRequest]):
         if guide is None:
             return None
         field = guide_field(self.body)
-        check_guide(guide, self.model.card, field)
+        check_guide(guide, self.model.card, field, self.body)
         return compile_guide(guide, self.model.card.capabilities.guided, requires_strict_guide(self.body), field)
 
     def _engine_request(

@@ -119,10 +119,19 @@ def check_logprobs(top: int, card: ModelMetadata, top_field: str) -> None:
         )
 
 
-def check_guide(guide: Guide, card: ModelMetadata, field: str) -> None:
-    """Raise UnsupportedError if the engine does not take this kind of guide."""
+def check_guide(guide: Guide, card: ModelMetadata, field: str, body: SamplingFields) -> None:
+    """Raise UnsupportedError if the engine does not take this kind of guide, or not with `body`.
+
+    NVIDIA's C++ backend ends all requests when an answer goes on after its grammar's end (1.2.1
+    batch_manager/guidedDecoder.cpp, build: xgrammar has no mask of tokens then). Our own models
+    refuse that by themselves.
+    """
     if guide.kind not in card.capabilities.guided:
         raise UnsupportedError(f"{field}: target {card.target} has no {guide.kind} grammars.", param=field)
+    if contract.STEP_TRANSPORT not in card.transports:
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(body, name):
+                raise UnsupportedError(f"{name}: {field} decides where the answer ends.", param=name)
 
 
 def check_prompt_logprobs(asked: int, prompt_tokens: int) -> None:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from llmops.contract import GUIDE_KINDS
 from tests.support.gateway_stack import CHAT, running
 from tests.support.scripted_triton import Step
 
@@ -194,6 +195,23 @@ async def test_a_field_of_another_target_names_that_target(stack):
     for fields in ({"logit_bias": {"5": 1}}, {"bad_words": ["x"]}):
         message = (await stack.chat(**fields)).json()["error"]["message"]
         assert message.endswith("An engine of target tensorrt on NVIDIA's backend takes it."), message
+
+
+@pytest.mark.parametrize(("field", "value"), [("min_tokens", 3), ("ignore_eos", True)])
+async def test_nvidias_backend_gets_no_grammar_for_an_answer_that_goes_on_after_it(card, tokenizer, field, value):
+    """Its executor asks xgrammar for a mask then, which throws, and a step's error ends all requests (1.2.1
+    cpp/tensorrt_llm/batch_manager/guidedDecoder.cpp, build; executor/executorImpl.cpp, terminateActiveRequests).
+    """
+    able = {**card, "target": "tensorrt", "transports": ["request"]}
+    able["capabilities"] = {**card["capabilities"], "guided": list(GUIDE_KINDS)}
+    async with running(able, tokenizer) as stack:
+        for guide in ({"response_format": {"type": "json_object"}}, {}):
+            response = await stack.chat(**{field: value}, **guide)
+            assert response.status_code == (400 if guide else 200)
+            assert not guide or response.json()["error"]["param"] == field
+        body = {"model": "tiny", "prompt": "a", field: value, "guided_regex": "a"}
+        response = await stack.client.post("/v1/completions", json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, field)
 
 
 @pytest.mark.parametrize(("ends", "bans", "status"), [([2], False, 200), ([2, 3], True, 200), ([2, 3], False, 400)])

@@ -189,6 +189,27 @@ def test_a_schema_that_is_not_json_is_refused():
         engine.make_request(standin, ask([1], 7, guide=("json_schema", "{")), 0)
 
 
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"end_ids": frozenset({99})}, ""),
+        ({"end_ids": frozenset({99}), "min_tokens": 2}, "min_tokens"),
+        ({}, "end_id"),
+    ],
+)
+def test_a_guided_answer_ends_with_its_guide(fields, refused):
+    """The executor asks xgrammar for a mask of what follows the end, which throws ("GrammarMatcher has terminated
+    after accepting the stop token", 0.1.25 cpp/grammar_matcher.cc), and that ends all requests (batch_manager/
+    guidedDecoder.cpp, build). A stop word of one token ends an answer as well.
+    """
+    request = ask([1], 7, guide=("json", ""), stop_words=[[98]], **fields)
+    if not refused:
+        assert engine.make_request(standin, request, 0, model_ends=(99, 98))
+        return
+    with pytest.raises(RequestRejectedError, match=f"^{refused}: the guide decides where the answer ends$"):
+        engine.make_request(standin, request, 0, model_ends=(99, 98))
+
+
 def test_a_bias_has_the_length_of_the_engine_s_vocabulary(folder, runtime):
     """The decoder takes no other one, and its error ends all requests (1.2.1
     cpp/tensorrt_llm/batch_manager/createNewDecoderRequests.cpp, initializeEmbeddingBias).

@@ -291,6 +291,17 @@ def test_caches_of_several_attention_ranks_are_not_reported_as_one(quick):
         assert (list(runtime.take_kv_events()), len(library.events)) == ([], 2)
 
 
+def test_no_end_is_withheld_from_a_guided_answer():
+    """Where min_tokens withholds the only token that a complete text allows, another one comes, and the decoder's error
+    about it is a step's (_torch/pyexecutor/guided_decoder.py, `_build`: "failed to accept last new token").
+    """
+    with (
+        closing(make("1.2.1", {**ARGUMENTS, "guided_decoding_backend": "xgrammar"})) as runtime,
+        pytest.raises(RequestRejectedError, match=r"^min_tokens: the guide decides where the answer ends$"),
+    ):
+        runtime.submit(1, ask([10], 7, guide=("json", ""), min_tokens=2), 0)
+
+
 def test_attention_dp_has_a_batch_and_a_cache_per_rank():
     """1.2.1 _torch/pyexecutor/executor_request_queue.py, `_fetch_new_requests_attention_dp`: requests are taken up to
     `tp_size * max_num_active_requests`. The statistics are those of rank 0 (TensorRT-LLM #13221 and #13649).

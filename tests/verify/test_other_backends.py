@@ -123,6 +123,23 @@ def test_a_broken_grammar_is_not_sent_to_a_backend_that_ends_all_answers_over_it
     assert not sent
 
 
+def test_a_guided_answer_ends_at_every_end_token_of_the_model() -> None:
+    """The executor compiles guides with all of them as stop tokens, and has no mask of tokens for an answer that goes
+    on after one (batch_manager/guidedDecoder.cpp, build; xgrammar 0.1.25 cpp/grammar_matcher.cc: "GrammarMatcher has
+    terminated after accepting the stop token").
+    """
+    sent: dict[str, Any] = {}
+
+    async def same(new: int, **tensors: Any) -> SimpleNamespace:
+        sent.update(tensors)
+        return SimpleNamespace(ids=[])
+
+    metadata = SimpleNamespace(capabilities=Capabilities(guided=("json",)), end_ids=(2, 3, 4))
+    (check,) = [one for one in guided.CHECKS if one.name == "guided: json"]
+    asyncio.run(check.run(SimpleNamespace(metadata=metadata, same=same, tokenizer=None)))  # type: ignore[arg-type]
+    assert (sent["end_id"], sent["stop_words_list"]) == (2, [[3], [4]])
+
+
 def llm_api(**arguments: bool) -> dict[str, str]:
     """Return what `llmops repo` writes for the LLM API: a profile for each of its release lines."""
     return {"llm_profiles": json.dumps([one.as_json() for one in profiles_per_release(arguments)])}

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from llmops.contract import GUIDE, GUIDE_KINDS, GUIDE_TYPE
+from llmops.contract import GUIDE, GUIDE_KINDS, GUIDE_TYPE, STOP_WORDS_LIST
 from llmops.perf.verify.engine_context import EngineContext
 from llmops.perf.verify.findings import Finding, VerifyCheck, assume, check, expect, refused, unseen, works, wrong
 from llmops.perf.verify.probe import ProbeResponse
@@ -60,16 +60,20 @@ def _guided(kind: str) -> Callable[[EngineContext], object]:
             GUIDE_TYPE.name: kind,
             **({GUIDE.name: _GUIDES[kind]} if kind != "json" else {}),
         }
-        end = engine.metadata.end_ids[0] if engine.metadata.end_ids else -1
-        result = await engine.same(_NEW, end_id=end, **tensors)
+        ends = engine.metadata.end_ids or (-1,)
+        if len(ends) > 1:
+            # any may follow a complete text, and an answer that goes on ends all others
+            tensors[STOP_WORDS_LIST.name] = [[token] for token in ends[1:]]
+        result = await engine.same(_NEW, end_id=ends[0], **tensors)
         if kind not in engine.metadata.capabilities.guided:
             return _refused(result, engine)
         if engine.tokenizer is None:
             result.ids  # noqa: B018 - raises what the engine refused with
             return unseen("the model's tokenizer cannot be read here, so its answer is only token ids")
         ids = result.ids
-        text = engine.tokenizer.decode([token for token in ids if token != end])
-        expect(_FITS[kind](text, len(ids) < _NEW or end in ids), f"the answer {text[:60]!r} does not follow the guide")
+        text = engine.tokenizer.decode([token for token in ids if token not in ends])
+        ended = len(ids) < _NEW or not set(ends).isdisjoint(ids)
+        expect(_FITS[kind](text, ended), f"the answer {text[:60]!r} does not follow the guide")
         return works(repr(text if len(text) <= 40 else text[:39] + "…"))
 
     return run

@@ -43,6 +43,7 @@ from .trtllm_library import (
     NO_WAIT,
     as_tensor,
     check_grammar,
+    check_guided_end,
     kv_event_translator,
     ordered_end_ids,
     restrict_visible_gpus,
@@ -444,6 +445,7 @@ def make_request(
     if request.cache_salt:
         fields["cache_salt_id"] = request.cache_salt
     if request.guide is not None:
+        check_guided_end(request, model_ends)
         fields["guided_decoding_params"] = _guide(api, *request.guide)
     return api.Request(**fields)
 

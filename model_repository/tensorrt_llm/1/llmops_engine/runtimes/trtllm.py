@@ -45,6 +45,7 @@ from .trtllm_library import (
     as_tensor,
     check_announced,
     check_grammar,
+    check_guided_end,
     choose_profile,
     final_arguments,
     kv_event_translator,
@@ -179,6 +180,7 @@ class TrtllmRuntime(EngineRuntime):
             raise RequestRejectedError(f"{contract.TEMPERATURE}: {GREEDY_ONLY}")
         params = sampling_params(self._api, request, sequence, self._profile["log_probs"], self._options.end_ids)
         if request.guide is not None and self._guide_backend:
+            check_guided_end(request)
             check_grammar(*request.guide, self._guide_backend)
         state = self._sequences[key] = _Sequence(request)
         self._start_readers()

@@ -211,6 +211,21 @@ def sampling_fields(request: RuntimeRequest, sequence: int) -> dict[str, Any]:
     }
 
 
+def check_guided_end(request: RuntimeRequest, model_ends: tuple[int, ...] = ()) -> None:
+    """Raise RequestRejectedError for an answer that would go on after the end of its guide.
+
+    Only `model_ends` may follow a complete text. The executor has no mask for what follows them
+    (batch_manager/guidedDecoder.cpp, build), and PyTorch's decoder no token that it accepts while
+    `min_tokens` withholds them (_torch/pyexecutor/guided_decoder.py, _build): both are errors of a
+    step.
+    """
+    if request.min_tokens:
+        raise RequestRejectedError(f"{contract.MIN_TOKENS}: the guide decides where the answer ends")
+    ends = request.end_ids.union(word[0] for word in request.stop_words if len(word) == 1)
+    if not ends.issuperset(model_ends):
+        raise RequestRejectedError(f"{contract.END_ID}: the guide decides where the answer ends")
+
+
 @functools.lru_cache(maxsize=64)
 def check_grammar(kind: str, guide: str, backend: str = "xgrammar") -> None:
     """Raise RequestRejectedError for a guide that the package `backend` of the library cannot read.
