@@ -18,9 +18,7 @@ from sqlalchemy import (
     ColumnElement,
     ScalarSelect,
     Select,
-    String,
     and_,
-    cast,
     delete,
     func,
     insert,
@@ -30,7 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.tables import conversations, messages, responses, users
+from llmops.store.tables import conversations, messages
 
 MAX_TITLE_LENGTH = 500
 MAX_MODEL_LENGTH = 50
@@ -359,12 +357,6 @@ async def purge_user(connection: AsyncConnection, user_id: str) -> int:
 async def purge_tenant(connection: AsyncConnection, tenant_id: str) -> int:
     """Delete up to PURGE_BATCH_SIZE conversations of a tenant permanently. Return their number."""
     return await _purge(connection, conversations.c.tenant_id == tenant_id)
-
-
-async def delete_responses(connection: AsyncConnection, tenant_id: str) -> None:
-    """Delete all stored responses of a tenant permanently."""
-    members = select(cast(users.c.id, String)).where(users.c.tenant_id == tenant_id)
-    await connection.execute(delete(responses).where(responses.c.owner.in_(members)))
 
 
 async def conversation_ids(

@@ -10,11 +10,16 @@ from typing import Any
 from sqlalchemy import ColumnElement, RowMapping, String, and_, cast, delete, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.tables import response_items, responses, users
+from llmops.store.columns import UtcDateTime
+from llmops.store.tables import purges, response_items, responses, users
 
 
 async def put_response(
-    connection: AsyncConnection, row: Mapping[str, Any], item_ids: Collection[str], new: bool = True
+    connection: AsyncConnection,
+    row: Mapping[str, Any],
+    item_ids: Collection[str],
+    new: bool = True,
+    began: datetime | None = None,
 ) -> bool:
     """Replace a response and its item ids, or insert them if `new` is set.
 
@@ -25,10 +30,11 @@ async def put_response(
             `cancelled` once another gateway has requested its end.
         item_ids: The ids of the items that the response holds.
         new: Insert the response if it is not stored. Otherwise it is only replaced.
+        began: When the response began, None for one that is stored already.
 
     Returns:
-        False, without a change, if the response was deleted meanwhile, or is running and was
-            cancelled or finished.
+        False, without a change, if the response or all data of its owner was deleted meanwhile, or
+            if it is running and was cancelled or finished.
     """
     response_id, owner = row["id"], row["owner"]
     if not new:
@@ -43,7 +49,26 @@ async def put_response(
         await connection.execute(delete(response_items).where(taken))
         rows = [{"owner": owner, "id": one, "response_id": response_id} for one in sorted(set(item_ids))]
         await connection.execute(insert(response_items), rows)
+    if began is not None:
+        # last, so that a purge which begins meanwhile finds the response, or is found here
+        later = select(purges.c.owner).where(purges.c.owner == owner, purges.c.purged_at >= began)
+        if (await connection.execute(later.limit(1))).first() is not None:
+            await delete_response(connection, response_id, owner)
+            return False
     return True
+
+
+async def note_purge(
+    connection: AsyncConnection, owner: str, tenant_id: str, purged_at: datetime, forget: datetime
+) -> None:
+    """Have no response stored that an owner, or a tenant's users, began before `purged_at`.
+
+    Purges before `forget` are forgotten. The transaction must end before responses are deleted.
+    """
+    await connection.execute(delete(purges).where(purges.c.purged_at < forget))
+    owners = select(cast(users.c.id, String) if tenant_id else literal(owner), literal(purged_at, UtcDateTime))
+    owners = owners.where(users.c.tenant_id == tenant_id) if tenant_id else owners
+    await connection.execute(insert(purges).from_select(["owner", "purged_at"], owners))
 
 
 async def evict_responses(connection: AsyncConnection, owner: str, before: datetime, entries: int, size: int) -> None:
@@ -110,9 +135,11 @@ async def response_chain(
 
 async def list_responses(connection: AsyncConnection, owner: str, tenant_id: str = "") -> Sequence[tuple[str, str]]:
     """Return (id, owner) of all responses of an owner, or of a tenant's users, the oldest first."""
-    members = select(cast(users.c.id, String)).where(users.c.tenant_id == tenant_id)
-    owned = responses.c.owner.in_(members) if tenant_id else responses.c.owner == owner
-    wanted = select(responses.c.id, responses.c.owner).where(owned).order_by(responses.c.written_at, responses.c.id)
+    wanted = (
+        select(responses.c.id, responses.c.owner)
+        .where(_owned(owner, tenant_id))
+        .order_by(responses.c.written_at, responses.c.id)
+    )
     return [(row.id, row.owner) for row in await connection.execute(wanted)]
 
 
@@ -121,9 +148,9 @@ async def delete_response(connection: AsyncConnection, response_id: str, owner: 
     return (await connection.execute(delete(responses).where(_own(response_id, owner)))).rowcount > 0
 
 
-async def delete_responses(connection: AsyncConnection, owner: str) -> None:
-    """Delete all responses of an owner."""
-    await connection.execute(delete(responses).where(responses.c.owner == owner))
+async def delete_responses(connection: AsyncConnection, owner: str, tenant_id: str = "") -> None:
+    """Delete all responses of an owner, or of a tenant's users."""
+    await connection.execute(delete(responses).where(_owned(owner, tenant_id)))
 
 
 async def cancel_response(connection: AsyncConnection, response_id: str, owner: str) -> None:
@@ -134,3 +161,8 @@ async def cancel_response(connection: AsyncConnection, response_id: str, owner: 
 
 def _own(response_id: str, owner: str) -> ColumnElement[bool]:
     return and_(responses.c.id == response_id, responses.c.owner == owner)
+
+
+def _owned(owner: str, tenant_id: str) -> ColumnElement[bool]:
+    members = select(cast(users.c.id, String)).where(users.c.tenant_id == tenant_id)
+    return responses.c.owner.in_(members) if tenant_id else responses.c.owner == owner

@@ -30,7 +30,7 @@ from llmops.store.columns import ClientString, ClientText, UtcDateTime
 # SQLite has no UUIDs. As text, they look as on a bill.
 UUID = Uuid(as_uuid=False).with_variant(String(36), "sqlite")
 
-SCHEMA = "0006"
+SCHEMA = "0007"
 """The newest revision under `migrations/versions`."""
 SCHEMA_TABLE = "llmops_schema"
 #: The sums that the tables of totals have, and reports show.
@@ -193,6 +193,14 @@ response_items = Table(
     Column("owner", String(255), primary_key=True),
     Column("id", String(128), primary_key=True),
     Column("response_id", String(64), ForeignKey("responses.id", ondelete="CASCADE"), nullable=False, index=True),
+)
+
+# when all data of an owner was deleted: what was generated before is not stored afterwards
+purges = Table(
+    "purges",
+    metadata,
+    Column("owner", String(255), primary_key=True),
+    Column("purged_at", UtcDateTime, primary_key=True),
 )
 
 usage_records = Table(

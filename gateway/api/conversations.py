@@ -113,8 +113,7 @@ class ConversationEndpoints:
         """
         caller, (tenant, user) = _caller(request), _subject(request)
         purged = await self._store.purge(caller, tenant, user)
-        if tenant is None:
-            await self._responses.delete_all(user or caller.owner)
+        await self._responses.delete_all(user or caller.owner, tenant or "")
         return json_response({"object": "conversations.deleted", "deleted": purged})
 
     async def openai_create(self, request: Request) -> Response:

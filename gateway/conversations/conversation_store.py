@@ -360,13 +360,12 @@ class ConversationStore:
                 yield branch
 
     async def purge(self, caller: Caller, tenant: str | None = None, user: str | None = None) -> int:
-        """Delete all conversations of the caller or a user, or all data of a tenant, for good.
+        """Delete all conversations of the caller, a user or a tenant for good.
 
         Returns how many.
         """
         work = partial(table.purge_user, user_id=user or owner_id(caller))
         if tenant is not None:
-            await self._database.write(partial(table.delete_responses, tenant_id=tenant))
             work = partial(table.purge_tenant, tenant_id=tenant)
         purged = 0
         # in pieces: the store must answer within its time limit, however much there is

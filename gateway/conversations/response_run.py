@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from llmops.background import TaskSet
+from llmops.clocks import utc_now
 from llmops.gateway.conversations.event_replay import encode_events
 from llmops.gateway.conversations.items import Item
 from llmops.gateway.conversations.response_builder import Event, ResponseBuilder
@@ -34,7 +35,7 @@ class ResponseSaver:
             store: The store; None for a response that is not to be stored.
             add: Adds a response to its conversation; None without one.
         """
-        self.store, self._add = store, add
+        self.store, self._add, self._began = store, add, utc_now()
 
     async def save(self, entry: StoredResponse) -> bool:
         """Store a response that has ended. Returns False if that was not possible."""
@@ -47,7 +48,9 @@ class ResponseSaver:
             return False
 
     async def try_save(self, entry: StoredResponse, new: bool = True) -> bool:
-        """Store a response that has ended. Returns False if it is too large.
+        """Store a response that has ended.
+
+        Returns False if it is too large, or was deleted meanwhile.
 
         A response that cannot be added to its conversation names none any longer.
 
@@ -69,12 +72,11 @@ class ResponseSaver:
             self._add = None
         if self.store is None:
             return True
-        row, limit = entry.to_row(), self.store.limits.item_bytes
+        row, limit = entry.to_row(self._began if new else None), self.store.limits.item_bytes
         if row.size > limit:
             log.warning("Response %s was not stored: it has %d bytes, and at most %d are", row.id, row.size, limit)
             return False
-        await self.store.put(row, new=new)
-        return True
+        return await self.store.put(row, new=new)
 
 
 class ResponseRun(AnswerEvents):

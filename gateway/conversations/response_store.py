@@ -13,8 +13,10 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
+from llmops.clocks import utc_now
 from llmops.gateway.conversations.items import Item
 from llmops.gateway.conversations.response_builder import new_id
 from llmops.gateway.errors import InvalidRequestError
@@ -47,7 +49,7 @@ class StoredResponse:
     def id(self) -> str:
         return str(self.response["id"])
 
-    def to_row(self) -> ResponseRecord:
+    def to_row(self, began: datetime | None = None) -> ResponseRecord:
         """Return the response as it is stored."""
         named = (*self.items, *self.response["output"])
         return ResponseRecord(
@@ -58,6 +60,7 @@ class StoredResponse:
             response=encode_json(self.response),
             items=encode_json(self.items),
             cuts=encode_json(self.cuts),
+            began=began,
             item_ids=tuple(item["id"] for item in named if "id" in item and item.get("type") != "item_reference"),
         )
 
@@ -66,7 +69,7 @@ class StoredResponse:
 class ResponseRecord:
     """A stored response, encoded: `response`, `items` and `cuts` are JSON.
 
-    `age` is in seconds since the last write.
+    `age` is in seconds since the last write; `began` is None for a response that is stored already.
     """
 
     id: str
@@ -78,6 +81,7 @@ class ResponseRecord:
     cuts: str
     item_ids: tuple[str, ...] = ()
     age: float = 0.0
+    began: datetime | None = None
 
     @property
     def size(self) -> int:
@@ -117,8 +121,8 @@ class ResponseStore(ABC):
             new: Insert the response if it is not stored. Otherwise the response is only replaced.
 
         Returns:
-            False, without a write, if the response was deleted meanwhile, or is running and was
-                cancelled.
+            False, without a write, if the response or all data of its owner was deleted meanwhile,
+                or if it is running and was cancelled.
 
         Raises:
             UnavailableError: The response could not be stored.
@@ -148,8 +152,8 @@ class ResponseStore(ABC):
         """Delete the response. Returns False if the owner has no response of this id."""
 
     @abstractmethod
-    async def delete_all(self, owner: str) -> None:
-        """Delete all responses of this owner."""
+    async def delete_all(self, owner: str, tenant: str = "") -> None:
+        """Delete all responses of this owner, or of the users of a tenant, also those that run."""
 
     async def request_cancellation(self, response_id: str, owner: str) -> None:
         """Ask the gateway that generates the response to stop.
@@ -181,10 +185,13 @@ class MemoryResponses(ResponseStore):
         # stale entries
         self._written: deque[tuple[float, str, str]] = deque()
         self._when: dict[str, float] = {}
+        # when owners deleted everything, oldest first
+        self._purged: dict[str, datetime] = {}
 
     async def put(self, row: ResponseRecord, new: bool = True) -> bool:
         self._expire()
-        if not self._remove(row.owner, row.id) and not new:
+        purged = self._purged.get(row.owner)
+        if (not self._remove(row.owner, row.id) and not new) or (row.began and purged and row.began <= purged):
             return False
         self._owners.setdefault(row.owner, OrderedDict())[row.id] = row
         self._sizes[row.owner] = self._sizes.get(row.owner, 0) + row.size
@@ -230,7 +237,13 @@ class MemoryResponses(ResponseStore):
     async def delete(self, response_id: str, owner: str) -> bool:
         return self._remove(owner, response_id)
 
-    async def delete_all(self, owner: str) -> None:
+    async def delete_all(self, owner: str, tenant: str = "") -> None:
+        if tenant:  # tenants need a store
+            return
+        self._purged.pop(owner, None)
+        self._purged[owner] = utc_now()
+        if len(self._purged) > self.limits.entries:
+            del self._purged[next(iter(self._purged))]
         for response_id in tuple(self._owners.get(owner, ())):
             self._remove(owner, response_id)
 

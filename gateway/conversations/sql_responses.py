@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -18,6 +19,9 @@ from llmops.store import responses as table
 
 #: The columns that a ResponseRecord has as they are.
 _COLUMNS = ("id", "owner", "previous_id", "running", "response", "items", "cuts")
+
+#: Time after which a purge is forgotten: longer than any answer takes.
+PURGE_MEMORY = timedelta(days=1)
 
 
 class SqlResponses(ResponseStore):
@@ -34,7 +38,7 @@ class SqlResponses(ResponseStore):
         kept |= {"cancelled": False, "written_at": self._now(), "size": row.size}
 
         async def work(connection: AsyncConnection) -> bool:
-            written = await table.put_response(connection, kept, row.item_ids, new)
+            written = await table.put_response(connection, kept, row.item_ids, new, row.began)
             if written and not row.running:
                 limits = self.limits
                 await table.evict_responses(connection, row.owner, self._since(), limits.entries, limits.bytes)
@@ -74,8 +78,11 @@ class SqlResponses(ResponseStore):
     async def request_cancellation(self, response_id: str, owner: str) -> None:
         await self._database.write(lambda connection: table.cancel_response(connection, response_id, owner))
 
-    async def delete_all(self, owner: str) -> None:
-        await self._database.write(lambda connection: table.delete_responses(connection, owner))
+    async def delete_all(self, owner: str, tenant: str = "") -> None:
+        now = self._now()
+        mark = partial(table.note_purge, owner=owner, tenant_id=tenant, purged_at=now, forget=now - PURGE_MEMORY)
+        await self._database.write(mark)
+        await self._database.write(partial(table.delete_responses, owner=owner, tenant_id=tenant))
 
     async def close(self) -> None:
         await self._database.close()

@@ -81,6 +81,20 @@ async def test_a_response_that_another_gateway_deletes_ends_and_stays_deleted(pa
         assert (await pair.ask(index, "GET", f"/{running['id']}")).status_code == 404
 
 
+async def test_a_response_that_streams_while_all_is_deleted_is_not_stored(pair):
+    """Before, it was stored when it ended, whatever its owner had deleted at another gateway."""
+    pair.say("Hello world! How are you?", wait=0.1)
+    asked = asyncio.create_task(pair.ask(0, "POST", model="tiny", input="hi", stream=True))
+    await eventually(lambda: pair.triton.active == 1)
+    assert (await pair.clients[1].delete("/api/conversations")).status_code == 200
+    events = [json.loads(line[6:]) for line in (await asked).text.splitlines() if line.startswith("data: ")]
+    last = events[-1]["response"]
+    assert (last["status"], last["store"]) == ("completed", False)
+    assert (await pair.ask(1, "GET", f"/{last['id']}")).status_code == 404
+    pair.say("Paris.")
+    assert (await pair.create(0))["store"] is True
+
+
 async def test_a_stream_can_be_followed_from_the_other_gateway(pair):
     pair.say("Hello world! How are you? Hello world!", wait=0.1)
     running = await pair.create(0, background=True)

@@ -10,6 +10,8 @@ from llmops.gateway.conversations.sql_responses import SqlResponses
 from llmops.gateway.conversations.stored_context import StoredContext
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError, NotFoundError
 from llmops.gateway.settings import RequestLimits, ResponseStoreSettings
+from llmops.store.factory import open_store
+from tests.support.accounts import add_key
 
 
 def entry(name, owner="me", before=None, text="x", running=False):
@@ -167,6 +169,29 @@ async def test_a_later_state_neither_revives_nor_restarts_a_response(opened):
         assert await store.delete("a", "me")
         assert not await store.put(entry("a").to_row(), new=False)
         assert await store.find("a", "me") is None
+
+
+async def test_what_began_before_its_owner_deleted_everything_is_not_stored(opened):
+    before, after = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+    async with opened() as store:
+        await put(store, entry("a"))
+        await store.delete_all("me")
+        assert not await store.put(entry("b").to_row(before))
+        assert await store.list("me") == []
+        assert await store.put(entry("c").to_row(after))
+        assert await store.put(entry("d", "you").to_row(before))
+
+
+async def test_deleting_everything_of_a_tenant_deletes_what_its_users_have_and_begin(url):
+    async with await open_store(url) as accounts:
+        users = [(await add_key(accounts, tenant))[2] for tenant in ("acme", "zeta")]
+    store = SqlResponses(url, ResponseStoreSettings(), Clock().now)
+    await put(store, *(entry(f"a-{user}", user) for user in users))
+    await store.delete_all("", "acme")
+    began = datetime(2020, 1, 1, tzinfo=UTC)
+    assert [await store.put(entry(f"b-{user}", user).to_row(began)) for user in users] == [False, True]
+    assert [len(await store.list(user)) for user in users] == [0, 2]
+    await store.close()
 
 
 async def test_a_conversation_in_use_is_kept_as_a_whole():
