@@ -63,11 +63,18 @@ class SecretKey(_ChartModel):
     key: Annotated[str, Field(min_length=1)] = "url"
 
 
+class SecretName(_ChartModel):
+    """A Secret that exists in the namespace."""
+
+    name: _Name = ""
+
+
 class Secrets(_ChartModel):
     store: SecretKey = SecretKey()
     redis: SecretKey = SecretKey()
     kafka: SecretKey = SecretKey(key="password")
     signing: SecretKey = SecretKey(key="keys")
+    environment: SecretName = SecretName()
 
 
 class KafkaValues(_ChartModel):

@@ -15,7 +15,7 @@ from llmops.build.target_facts import TARGETS
 from llmops.cli.service.command_defaults import build_defaults, spec_of
 from llmops.cli.service.helm_schema import CHART_SETTINGS, LABEL, RESERVED_POOLS
 from llmops.cli.service.service_file import LoadedService, ModelSection
-from llmops.cli.service.sizing import ModelSizes, egress_rules, estimate_sizes, is_hub_id, resources
+from llmops.cli.service.sizing import ModelSizes, asked_servers, egress_rules, estimate_sizes, is_hub_id, resources
 from llmops.errors import InputError
 from llmops.gateway.settings import GatewaySettings, UsageSettings, load_settings
 
@@ -23,7 +23,7 @@ from llmops.gateway.settings import GatewaySettings, UsageSettings, load_setting
 PER_NODE = 8
 #: Names of the Secrets that docs/kubernetes.md creates.
 STORE, REDIS, KAFKA, HUB = "llmops-store", "llmops-redis", "llmops-kafka", "llmops-hub"
-SIGNING = "llmops-signing"
+SIGNING, ENVIRONMENT = "llmops-signing", "llmops-environment"
 _FLAGS = ("target", "quant", "kv_cache", "gpu", "tp", "pp", "ep", "max_batch_size", "max_seq_len", "max_num_tokens")
 _GIB = 2**30
 
@@ -133,6 +133,8 @@ def _access(settings: GatewaySettings) -> dict[str, Any]:
         secrets["kafka"] = {"name": KAFKA, "key": "password"}
     if kafka is not None:
         secrets["signing"] = {"name": SIGNING, "key": "keys"}
+    if _variables(settings):
+        secrets["environment"] = {"name": ENVIRONMENT}
     own = {"password", "signing_keys", "signing_keys_file"}
     parameters = kafka.model_dump(exclude_defaults=True, exclude=own) if kafka is not None else {}
     return {
@@ -140,6 +142,11 @@ def _access(settings: GatewaySettings) -> dict[str, Any]:
         **({"kafka": parameters} if parameters else {}),
         **({"open": True, "control": {"enabled": settings.store is not None}} if settings.open else {}),
     }
+
+
+def _variables(settings: GatewaySettings) -> list[str]:
+    """Return the environment variables from which gateways read the keys of other servers."""
+    return sorted({one.key_env for one in asked_servers(settings) if one.key_env})
 
 
 def _gateway(settings: GatewaySettings) -> dict[str, Any]:
@@ -239,6 +246,8 @@ def _notes(settings: GatewaySettings, cluster: ClusterResources) -> list[str]:
         notes.append(f"Create the Secret {KAFKA} with the key password.")
     if settings.kafka is not None:
         notes.append(f"Create the Secret {SIGNING} with the key keys: a random text (`openssl rand -hex 32`).")
+    if variables := _variables(settings):
+        notes.append(f"Create the Secret {ENVIRONMENT} with the keys {', '.join(variables)}, which gateways read.")
     return notes
 
 

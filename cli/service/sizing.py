@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from llmops.build.checkpoint.hub_download import HUB_ID
 from llmops.build.spec import BuildSpec
 from llmops.errors import CheckpointError, InputError, ResourceError
-from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.settings import GatewaySettings, HttpFilterSettings, ProviderSettings
 
 _GIB = 2**30
 #: CPU cores of an engine pod: two for the server and two for each GPU's process.
@@ -98,8 +98,15 @@ def egress_rules(settings: GatewaySettings) -> dict[str, list[dict[str, Any]]]:
         "kafka": [_address(one) for one in settings.kafka.servers.split(",")] if settings.kafka else [],
         "oidc": _oidc(settings),
         "traces": _url(settings.traces.endpoint, "traces.endpoint", "a receiver") if settings.traces else [],
+        "extra": [address for one in asked_servers(settings) for address in _url(one.url, "url", "a server")],
     }
     return {name: _rules(addresses) for name, addresses in given.items() if addresses}
+
+
+def asked_servers(settings: GatewaySettings) -> list[ProviderSettings | HttpFilterSettings]:
+    """Return the providers, and the safety filters that ask a server."""
+    filters = settings.safety.filters.values()
+    return [*settings.providers.values(), *(one for one in filters if isinstance(one, HttpFilterSettings))]
 
 
 def _oidc(settings: GatewaySettings) -> list[tuple[str, int]]:

@@ -52,6 +52,10 @@ REFUSED: list[tuple[dict, str]] = [
         {**KEYS, "engines": {"a": {**ONE, "autoscaling": {"enabled": True, "min": 5}}}},
         "engines.a.autoscaling has min 5 and max 4",
     ),
+    (
+        {**KEYS, "gateway": {"settings": {"providers": {"cloud": {"url": "https://a.example/v1", "key_env": "KEY"}}}}},
+        "set secrets.environment.name to a Secret",
+    ),
     ({**KEYS, "monitoring": {"enabled": True}}, "set monitoring.runbooks to its URL"),
     (
         {**KEYS, "monitoring": {"enabled": True, "runbooks": "https://wiki.example"}},

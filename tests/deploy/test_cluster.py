@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from llmops.cli.main import cli
 from llmops.errors import InputError
+from tests.deploy import walk
 from tests.deploy.test_chart import CHART, ROOT, helm
 from tests.deploy.walk import DNS, Connection, Existing, Pod, faults
 
@@ -245,6 +246,29 @@ def test_a_checkpoint_that_cannot_be_read_here_is_left_to_its_owner(tmp_path):
     assert "resources" not in values["engines"]["m"]
     assert "token" not in values["builds"]["m"]
     assert "set resources of its pool and its build" in result.stderr
+
+
+def test_gateways_get_the_keys_of_other_servers_and_reach_them(tmp_path):
+    """Without the variable a gateway ends at once, and without a rule each prompt waits for its filter in vain."""
+    vendor = {"kind": "http", "url": "https://moderations.example/v1/moderations", "key_env": "VENDOR_KEY"}
+    gateway = {
+        "store": "postgresql://pg.databases.svc/llmops", "safety": {"filters": {"vendor": vendor}},
+        "providers": {"cloud": {"url": "https://10.1.2.3:8443/v1", "key_env": "CLOUD_KEY"}},
+    }  # fmt: skip
+    model = {"checkpoint": "Qwen/Qwen3-8B", "build": {"target": "pytorch"}}
+    made = chart_of(tmp_path, {"models": {"m": model}, "gateway": gateway})
+    assert made.exit_code == 0, made.output
+    assert "Create the Secret llmops-environment with the keys CLOUD_KEY, VENDOR_KEY" in made.stderr
+    values = yaml.safe_load(made.stdout)
+    images = {name: f"registry.example/llmops/{name}@sha256:{'0' * 64}" for name in ("gateway", "engine", "build")}
+    objects = rendered({**values, "image": images})
+    (container,) = [
+        one for _, template in walk.pods(objects) for one in template["spec"]["containers"] if one["name"] == "gateway"
+    ]
+    assert container["envFrom"] == [{"secretRef": {"name": "llmops-environment"}}]
+    policies = [one for one in objects if one["kind"] == "NetworkPolicy"]
+    for target, port in ((Pod({}, ip="198.51.100.7"), 443), (Pod({}, ip="10.1.2.3"), 8443)):
+        assert walk.allowed(policies, Pod(labels("gateway")), target, port)
 
 
 def chart_of(folder: Path, described: dict):
