@@ -61,7 +61,11 @@ class PytorchRepositoryTarget(RepositoryTarget):
         sampling = profile.sampling
         # TRTLLMSampler of 1.2 is the C++ decoder (_torch/pyexecutor/sampler.py, setup_sampler_step)
         in_cpp = "TRTLLMSampler" in (profile.wishes | profile.arguments).values()
-        backend = manifest.extra_as(PytorchExtra).llm_args.get("guided_decoding_backend")
+        arguments = manifest.extra_as(PytorchExtra).llm_args
+        backend = arguments.get("guided_decoding_backend")
+        # a request that this policy pauses begins its grammar again (NVIDIA/TensorRT-LLM #18891)
+        if (arguments.get("scheduler_config") or {}).get("capacity_scheduler_policy") == "MAX_UTILIZATION":
+            backend = None
         return {
             "logprobs": True,
             # OpenAI's own limit

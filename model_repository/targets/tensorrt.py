@@ -30,6 +30,8 @@ from llmops.model_repository.targets.repository_target import EngineModelConfig,
 
 #: Bytes of the LoRA cache in host memory: the backend's own default.
 _LORA_CACHE = 1 << 30
+#: The parameter of what a full KV cache does to running requests.
+_POLICY = "batch_scheduler_policy"
 #: Parameters that need an engine with paged context FMHA. Without it chunked context does not load.
 _PAGED_CONTEXT = ("enable_kv_cache_reuse", "enable_chunked_context")
 
@@ -213,10 +215,11 @@ def _lora(directory: Path, manifest: EngineManifest, chosen: dict[str, str]) -> 
 def _takes_guides(manifest: EngineManifest) -> bool:
     """Return True if answers can follow a grammar.
 
-    Of the several tokens of a step of lookahead decoding the grammar would see one
-    (guidedDecoder.cpp, build and execute).
+    Of the several tokens of a step of lookahead decoding the grammar would see one, and a request
+    that max_utilization pauses begins its grammar again (guidedDecoder.cpp, build and execute).
     """
-    return _built(manifest).guided and not _built(manifest).speculative
+    built = _built(manifest)
+    return built.guided and not built.speculative and built.serve.get(_POLICY) != "max_utilization"
 
 
 def _guided(directory: Path, manifest: EngineManifest) -> dict[str, str]:

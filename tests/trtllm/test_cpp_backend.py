@@ -163,6 +163,15 @@ def test_a_bias_is_announced_where_the_decoder_takes_one(
     assert found == announced
 
 
+def test_a_policy_that_pauses_requests_announces_no_grammars(tmp_path: Path) -> None:
+    """batch_manager/guidedDecoder.cpp, build: a request in its first context step gets a new matcher, also one that
+    was paused with tokens that it had generated.
+    """
+    for policy, kinds in (("guaranteed_no_evict", 4), ("max_utilization", 0)):
+        entry = make_engine(tmp_path / policy, guided=True, serve={"batch_scheduler_policy": policy})
+        assert len(entry.target.capabilities(entry.manifest)["guided"]) == kinds
+
+
 @pytest.mark.parametrize("serving", ["nvidia", "llmops"])
 def test_lookahead_announces_only_what_its_layer_does(tmp_path: Path, serving: str) -> None:
     """1.2.1: DecodingMode::Lookahead (cpp/include/tensorrt_llm/executor/types.h) has the penalty of

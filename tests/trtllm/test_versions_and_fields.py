@@ -40,6 +40,16 @@ def test_checkpoints_serve_on_every_later_release_but_not_before_1_2():
         ({"guided_decoding_backend": "xgrammar"}, 512, True, ["json", "json_schema", "regex", "ebnf_grammar"]),
         ({"guided_decoding_backend": "llguidance"}, 513, False, ["json", "json_schema", "regex"]),
         ({"sampler_type": "TorchSampler"}, 513, True, []),
+        # a paused request gets a new matcher (_torch/pyexecutor/guided_decoder.py, require_matcher_init; #18891)
+        (
+            {
+                "guided_decoding_backend": "xgrammar",
+                "scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"},
+            },
+            512,
+            True,
+            [],
+        ),
     ],
 )
 def test_what_the_llm_api_takes_is_announced(arguments, vocabulary, logit_bias, guided):
