@@ -20,7 +20,7 @@ from llmops.build.engine_folder.atomic_folder import replace_folder, resolve_out
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.contract import ENGINE_SUFFIX, POSTPROCESSING_SUFFIX, PREPROCESSING_SUFFIX, Tensor
 from llmops.errors import InputError, ResourceError
-from llmops.model_repository.encoder import MAX_QUEUE_SIZE, encoder_config, encoder_model_name, is_encoder
+from llmops.model_repository.encoder import encoder_config, encoder_model_name, is_encoder
 from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus
 from llmops.model_repository.repository.manifest import REPOSITORY_FILE, RepositoryManifest, ServedEngine
 from llmops.model_repository.repository.pbtxt import TEMPLATE_DIR, render_config
@@ -261,7 +261,8 @@ def _engine(entry: EngineEntry, model: EngineModelConfig) -> str:
         "name": entry.name + ENGINE_SUFFIX,
         "backend": model.backend,
         "max_batch_size": entry.manifest.limits.max_batch_size,
-        "max_queue_size": MAX_QUEUE_SIZE,
+        # NVIDIA's backend gives it to its executor, and 0 would mean any number
+        "max_queue_size": max(entry.queue_size, 1),
         "inputs": model.inputs,
         "outputs": model.outputs,
         "parameters": {**model.parameters, **queue, contract.METADATA_PARAMETER: json.dumps(model_metadata(entry))},

@@ -163,6 +163,16 @@ def test_a_bias_is_announced_where_the_decoder_takes_one(
     assert found == announced
 
 
+@pytest.mark.parametrize(("asked", "written"), [(None, 32), (5, 5), (0, 1)])
+def test_its_queue_is_as_long_as_ours(tmp_path: Path, asked: int | None, written: int) -> None:
+    """The backend gives the queue policy's `max_queue_size` to its executor, which refuses more requests than that
+    wait; 0 is any number (triton_backend/inflight_batcher_llm/src/model_instance_state.cc, getExecutorConfigFromParams;
+    executor/executorImpl.cpp, enqueueRequests).
+    """
+    entry = dataclasses.replace(make_engine(tmp_path / "e"), max_queue_size=asked)
+    assert engine_config(entry).dynamic_batching.default_queue_policy.max_queue_size == written
+
+
 def test_a_policy_that_pauses_requests_announces_no_grammars(tmp_path: Path) -> None:
     """batch_manager/guidedDecoder.cpp, build: a request in its first context step gets a new matcher, also one that
     was paused with tokens that it had generated.
