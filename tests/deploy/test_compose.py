@@ -120,6 +120,12 @@ def test_programs_and_libraries_that_a_server_makes_can_run():
         assert "exec" in options.split(",")
 
 
+def test_postgres_is_healthy_only_once_others_can_connect():
+    """docker-library/postgres 18 `docker-entrypoint.sh`, docker_temp_server_start: `-c listen_addresses=''`."""
+    check = SERVICES["postgres"]["healthcheck"]["test"]
+    assert check[check.index("-h") + 1] == "127.0.0.1"
+
+
 def test_configs_and_secrets_of_read_only_containers_are_files():
     """pkg/compose/secrets.go of docker/compose v5.5.0 refuses others: "`file` is the sole supported option"."""
     for name, service in SERVICES.items():
