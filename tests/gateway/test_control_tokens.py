@@ -2,6 +2,8 @@
 """Control tokens in clients' texts stay text, the template's own work, and nothing else changes: not one id."""
 
 import json
+import re
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from tokenizers import AddedToken, processors
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.chat_template import ChatTemplate
+from llmops.gateway.text.control_tokens import RenderedPrompt, _any_of
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.support.gateway_stack import CHAT, RESPONSES, running
 from tests.support.tokenizer_files import byte_level_tokenizer, sentencepiece_tokenizer
@@ -150,6 +153,25 @@ def test_no_text_of_a_client_becomes_a_control_token(pair, name):
         assert max(ids, default=0) < ours.vocab_size
 
     check()
+
+
+def test_many_control_tokens_are_not_tried_one_by_one(tmp_path):
+    """Before, 400 KB of `<` kept the interpreter's lock, and all other callers waiting, for 4.2 s."""
+    special = ["<|end|>", *(f"<SPECIAL_{number}>" for number in range(1000))]
+    byte_level_tokenizer([*CORPUS, "<" * 64] * 20, 1300, special).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = TextTokenizer(tmp_path)
+    tokenizer.keep_controls_apart()
+    prompt = RenderedPrompt("<" * 400_000 + "<|end|><SPECIAL_12><SPECIAL_1", ())
+    begun = time.process_time()
+    _, replaced = tokenizer.controls._with_aliases(prompt)
+    assert time.process_time() - begun < 0.5
+    assert replaced == ["<|end|>", "<SPECIAL_12>"]
+
+
+@given(st.sets(st.text("ab<", min_size=1, max_size=5), min_size=1), st.text("ab<"), st.integers(0, 3))
+def test_the_longest_control_token_is_found(texts, text, levels):
+    one_by_one = "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
+    assert re.findall(_any_of([*texts], levels), text) == re.findall(one_by_one, text)
 
 
 def test_what_a_client_wrote_is_what_the_model_reads(pair):
