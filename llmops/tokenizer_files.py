@@ -11,14 +11,17 @@ from llmops.input_files import MAX_TABLE_BYTES, read_json
 MAX_GROWTH = 16
 #: Tokens that a tokenizer may add around a text. Known tokenizers add up to 4.
 MAX_ADDED_TOKENS = 64
+#: Characters of all added tokens together, of which control tokens become a regular expression of
+#: 100 bytes per character. 65,536 tokens for audio have one million.
+MAX_ADDED_CHARACTERS = 2**21
 
 
 def check_growth(path: Path) -> None:
     """Raise ValueError if the rules in a tokenizer.json make a text more than MAX_GROWTH times as long.
 
     A rule that writes 100 KB for a letter makes gigabytes of a request, and chained rules do so
-    with short texts; so do special tokens that are added to each text. A decoder that removes
-    characters at the end of a token is refused, too: the library panics at a shorter one.
+    with short texts; so do special tokens that are added to each text, or are books. A decoder that
+    removes characters at the end of a token is refused, too: the library panics at a shorter one.
 
     Raises:
         OSError: The file cannot be read, or is too large.
@@ -33,6 +36,11 @@ def check_growth(path: Path) -> None:
             raise ValueError(
                 f"the rules of its {part} write up to {growth:.3g} characters for one, more than {MAX_GROWTH}"
             )
+    listed = spec.get("added_tokens")
+    contents = [one.get("content") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    characters = sum(len(one) for one in contents if isinstance(one, str))
+    if characters > MAX_ADDED_CHARACTERS:
+        raise ValueError(f"its added tokens have {characters:,} characters, more than {MAX_ADDED_CHARACTERS:,}")
     added = _added_tokens(spec.get("post_processor"))
     if added > MAX_ADDED_TOKENS:
         raise ValueError(f"it adds {added:,} special tokens to each text, more than {MAX_ADDED_TOKENS}")

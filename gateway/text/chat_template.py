@@ -56,6 +56,9 @@ MAX_CHARACTERS = 1 << 17
 #: Characters that JSON adds per nesting level or separator at most; templates use up to 4.
 _MAX_JSON_PADDING = 64
 
+#: Characters of the format of a date.
+_MAX_DATE_FORMAT = 256
+
 #: Errors of a template on messages that its author did not think of.
 _FAILURES = (
     jinja2.TemplateError,
@@ -306,4 +309,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(form: str) -> str:
+    # Python's buffer grows to 256 times the format, if its fields are wide
+    if len(form) > _MAX_DATE_FORMAT:
+        raise SecurityError("the format of a date is too long")
     return datetime.now().strftime(form)

@@ -104,6 +104,7 @@ HOSTILE = {
     "filler": "{{ lipsum(n=100000000) }}",
     "wordwrap": "{{ ('a' * 1000000) | wordwrap(1, wrapstring='b' * 1000000) }}",
     "urlize": "{{ ('a' * 1000000) | urlize }}",
+    "wide fields of a date": "{{ strftime_now('%99999999d' * 200000) | length }}",
 }  # fmt: skip
 
 
