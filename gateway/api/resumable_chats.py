@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
@@ -116,6 +117,11 @@ class AnswerRecord(BaseModel):
     stored: dict[str, Any] | None = None
     response: BackgroundFormat | None = None
 
+    @classmethod
+    def decode(cls, data: bytes) -> AnswerRecord:
+        """Read a record, whose body is nested a level deeper than pydantic's own parser may take."""
+        return cls.model_validate(json.loads(data))
+
     @property
     def request(self) -> ChatRequest:
         """Return the chat request."""
@@ -167,7 +173,8 @@ class ResumableChats:
         self._checkpoints, self._may_store, self._checks, self._responses = checkpoints, may_store, checks, responses
         self._followed: dict[str, FollowedRun] = {}
         self._adoptions = TaskSet()
-        self._lock = asyncio.Lock()
+        # by owner: long requests of one hold up no other's
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # -- new answers
 
@@ -349,7 +356,8 @@ class ResumableChats:
         run: AnswerRun | None = self.runs.find(run_id, owner)
         followed = None
         if run is None and self._checkpoints is not None:
-            async with self._lock:
+            turn = self._turns.setdefault(owner, asyncio.Lock())
+            async with turn:
                 run = followed = await self._follow(run_id, owner)
         if run is None:
             return None
@@ -373,7 +381,7 @@ class ResumableChats:
         data = await self._checkpoints.record(shared_id)
         if data is None:
             return None
-        record = AnswerRecord.model_validate_json(data)
+        record = AnswerRecord.decode(data)
         chat, model = record.request, self._model(record)
         generation = ChatGeneration(self._service, chat, model, run_id, record.context())
         run = self._followed[shared_id] = FollowedRun(
@@ -400,7 +408,7 @@ class ResumableChats:
     async def _adopt(self, claimed: ClaimedAnswer) -> None:
         from llmops.gateway.conversations.checkpoints import decode_batches
 
-        record, run_id = AnswerRecord.model_validate_json(claimed.record), claimed.id.rpartition(":")[2]
+        record, run_id = AnswerRecord.decode(claimed.record), claimed.id.rpartition(":")[2]
         assert self._checkpoints is not None
         checkpoint = self._checkpoints.checkpoint(claimed.id, len(claimed.tokens))
         checkpoint.register(b"")

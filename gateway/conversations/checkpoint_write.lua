@@ -1,8 +1,8 @@
 -- Write what several answers of one gateway have become since its last call, and renew its lease.
 -- ARGV: the gateway, its lease in ms, then for each answer: id, record (empty unless new), cached
 -- tokens of the prompt (empty if unknown), offset, tokens (bytes), end (empty unless over).
--- Returns for each: -2 if the answer is not known, -1 if another gateway has it, else the sum of
--- 1 (it shall stop) and 2 (it is read at another gateway).
+-- Returns for each: -2 if the answer is not known, or another one with its id runs, -1 if another
+-- gateway has it, else the sum of 1 (it shall stop) and 2 (it is read at another gateway).
 local prefix, gateway, lease = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -12,14 +12,20 @@ local replies = {}
 for at = 3, #ARGV, 6 do
   local id, record, cached, offset, tokens, ended = unpack(ARGV, at, at + 5)
   local answer, stored = prefix .. ':answer:' .. id, prefix .. ':tokens:' .. id
-  local owner = redis.call('HGET', answer, 'gateway')
+  local owner, before, over = unpack(redis.call('HMGET', answer, 'gateway', 'record', 'end'))
+  -- an answer that continues a message has the id of the one before
+  local other = before and record ~= '' and record ~= before
+  if other and over then
+    redis.call('DEL', answer, stored)
+    owner, other = false, false
+  end
   if not owner and record ~= '' then
     redis.call('HSET', answer, 'gateway', gateway, 'record', record, 'taken', 0)
     redis.call('SADD', prefix .. ':of:' .. gateway, id)
     owner = gateway
   end
-  if owner ~= gateway then
-    replies[#replies + 1] = owner and -1 or -2
+  if other or owner ~= gateway then
+    replies[#replies + 1] = owner and not other and -1 or -2
   else
     if cached ~= '' then redis.call('HSET', answer, 'cached', cached) end
     if tokens ~= '' then redis.call('SETRANGE', stored, offset, tokens) end

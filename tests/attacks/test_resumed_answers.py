@@ -8,12 +8,17 @@ import json
 import httpx
 import pytest
 from redis import Redis
+from sqlalchemy import select
 
+from llmops.gateway.generation.chat_generation import ChatGeneration
 from llmops.gateway.settings import GatewaySettings
+from llmops.store.factory import open_store
+from llmops.store.tables import usage_records
 from tests.attacks.harness import MIB, record
 from tests.gateway.test_resumed_streams import gateways, patient, told, valkey
 from tests.support.gateway_stack import serving
 from tests.support.resuming_reader import OPENAI, ResumingReader
+from tests.support.waiting import GENEROUS, eventually
 
 __all__ = ["gateways", "patient", "told", "valkey"]
 
@@ -83,7 +88,7 @@ async def test_large_requests_do_not_fill_redis(small_redis, gateways, valkey):
     runs = []
     for number in range(12):
         answer = await ask(one, f"attacker-{number % 2}", tools=[tool], tool_choice="none")
-        runs.append(json.loads(answer.text.partition("data: ")[2].partition("\n")[0])["id"])
+        runs.append(run_of(answer))
     grown = redis.info("memory")["used_memory"] - before
     record(f"{grown / MIB:.1f} MiB more in Redis")
     assert grown < 8 * MIB
@@ -91,3 +96,58 @@ async def test_large_requests_do_not_fill_redis(small_redis, gateways, valkey):
     victim = ResumingReader("Where is it?", OPENAI)
     await victim.whole(one)
     assert (await other.get(f"{OPENAI}/{victim.run}")).status_code == 200
+
+
+async def test_a_message_that_is_continued_at_two_gateways_is_billed_by_both(gateways, tmp_path):
+    """Redis keeps an answer for a minute after its end; the next one to its message has the same id."""
+    items = [{"type": "message", "role": role, "content": "Where?"} for role in ("user", "assistant")]
+    items[1]["id"] = f"msg_{'a' * 24}"
+    for number in range(4):
+        conversation = (await gateways[0].post("/v1/conversations", json={"items": items})).json()["id"]
+        body = {"model": "tiny", "messages": [], "continue_final_message": True, "conversation_id": conversation}
+        answer = await gateways[number > 0].post(
+            "/api/chat/completions", json={**body, "max_tokens": 3, "stream": True}
+        )
+        assert '"finish_reason":"length"' in answer.text
+
+    async def billed() -> bool:
+        async with await open_store(f"sqlite:///{tmp_path}/store.db") as store, store.read() as connection:
+            return (await connection.execute(select(usage_records.c.output_tokens))).scalars().all() == [3] * 4
+
+    await eventually(billed)
+
+
+async def test_readers_who_prepare_long_requests_hold_up_no_other_owner(gateways, monkeypatch):
+    one, other = gateways
+    attacker = run_of(await ask(one, "attacker"))
+    reader, victim = ResumingReader("Where is it?", OPENAI), ""
+    await reader.whole(one)
+    prepared, prepare = asyncio.Event(), ChatGeneration.replayed_choice
+
+    async def slow(self, max_tokens):
+        if self.context.caller.owner != victim:
+            await prepared.wait()
+        return await prepare(self, max_tokens)
+
+    monkeypatch.setattr(ChatGeneration, "replayed_choice", slow)
+    headers = {"authorization": "Bearer attacker"}
+    waiting = asyncio.create_task(other.get(f"{OPENAI}/{attacker}", headers=headers))
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(GENEROUS):
+        assert (await other.get(f"{OPENAI}/{reader.run}")).status_code == 200
+    assert not waiting.done()
+    prepared.set()
+    assert (await waiting).status_code == 200
+
+
+async def test_a_request_that_is_nested_as_deeply_as_its_parser_allows_is_read_elsewhere(gateways):
+    one, other = gateways
+    depth = 200
+    run = run_of(await ask(one, "deep", nested=json.loads("[" * depth + "]" * depth)))
+    read = await other.get(f"{OPENAI}/{run}", headers={"authorization": "Bearer deep"})
+    assert read.status_code == 200
+
+
+def run_of(answer: httpx.Response) -> str:
+    """Return the id of a streamed answer."""
+    return json.loads(answer.text.partition("data: ")[2].partition("\n")[0])["id"]
