@@ -450,6 +450,21 @@ def test_the_documented_speculation_starts(version, speculative):
         assert config.max_matching_ngram_size == 2
 
 
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_model_is_no_part_of_the_mpirun_that_started_triton(monkeypatch, launched):
+    """The variables are those that triton_backend/all_models/llmapi/tensorrt_llm/1/model.py clears, and keeps."""
+    job = {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_UNIVERSE_SIZE", "OMPI_FIRST_RANKS", "PMIX_RANK",
+           "OMPI_APP_CTX_NUM_PROCS", "OMPI_MCA_orte_x", "ORTE_x", "PMIX_SERVER_URI2", "PMI_RANK"}  # fmt: skip
+    settings = {"OMPI_MCA_btl", "PMIX_MCA_gds"}
+    for name in job | settings:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("TLLM_SPAWN_PROXY_PROCESS", "1" if launched else "")
+    monkeypatch.setattr(engine, "TrtllmRuntime", lambda options: os.environ.copy())
+    metadata = {"tokenizer_dir": "t", "max_batch_size": 1, "end_ids": [2], "capabilities": {}}
+    left = engine.create({"gpt_model_path": "m", "llm_profiles": "[]"}, metadata)
+    assert (job | settings).intersection(left) == (job | settings if launched else settings)
+
+
 def test_a_model_sees_its_own_gpus(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     engine.restrict_visible_gpus("")

@@ -45,6 +45,7 @@ from .trtllm_library import (
     check_grammar,
     check_guided_end,
     kv_event_translator,
+    leave_mpi_job,
     ordered_end_ids,
     restrict_visible_gpus,
     sampling_fields,
@@ -99,6 +100,7 @@ def create(parameters: dict[str, str], metadata: dict[str, Any]) -> EngineRuntim
 
     Several processes are used where there are several GPUs.
     """
+    leave_mpi_job()
     restrict_visible_gpus(parameters.get("gpu_device_ids", ""))
     options = ExecutorOptions(
         model=parameters["gpt_model_path"],

@@ -41,9 +41,6 @@ _STEP_WAIT = 0.05
 _CLOSE_TIMEOUT = 30.0
 #: Seconds between two checks of a worker that has not connected yet.
 _START_INTERVAL = 0.2
-#: Prefixes of the variables that an mpirun or a scheduler sets, and that another mpirun would take
-#: for its own.
-_MPI_VARIABLES = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMIX_", "PMI_", "PRTE_LAUNCHED")
 
 
 class RemoteRuntime(EngineRuntime):
@@ -69,7 +66,7 @@ class RemoteRuntime(EngineRuntime):
                 listener.bind(str(folder / SOCKET))
                 listener.listen(1)
                 listener.settimeout(_START_INTERVAL)
-                self._process = subprocess.Popen(_command(python, ranks, folder), env=_environment(ranks))
+                self._process = subprocess.Popen(_command(python, ranks, folder), env=_environment())
                 self._connection = self._accept(listener)
             # the engine is loaded by all ranks together, so each has read its options by then
             self._receive()
@@ -188,7 +185,6 @@ def _command(python: str, ranks: int, folder: Path) -> list[str]:
     return ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", str(ranks), *worker]
 
 
-def _environment(ranks: int) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if ranks == 1 or not name.startswith(_MPI_VARIABLES)}
+def _environment() -> dict[str, str]:
     # nothing is imported from the folder in which the server was started
-    return {**inherited, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONSAFEPATH": "1"}
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONSAFEPATH": "1"}

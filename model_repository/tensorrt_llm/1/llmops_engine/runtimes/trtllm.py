@@ -49,6 +49,7 @@ from .trtllm_library import (
     choose_profile,
     final_arguments,
     kv_event_translator,
+    leave_mpi_job,
     load_library,
     ordered_end_ids,
     restrict_visible_gpus,
@@ -102,6 +103,7 @@ class TrtllmOptions:
 
 def create(parameters: dict[str, str], metadata: dict[str, Any]) -> EngineRuntime:
     """Start the engine in this process, or under the Python that has the library."""
+    leave_mpi_job()
     restrict_visible_gpus(parameters.get("gpu_device_ids", ""))
     options = TrtllmOptions(
         model=parameters["gpt_model_path"],

@@ -29,6 +29,13 @@ EVENTS_KEPT = 65_536
 NO_WAIT = 0
 # 1.3 reports usage over HTTP unless this is set; a user can allow that with 0
 _NO_USAGE_STATS = ("TRTLLM_NO_USAGE_STATS", "1")
+# set by trtllm-llmapi-launch, which has started the workers of this process
+_LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
+# prefixes of the variables of an MPI job, without those of its settings (PMIX_MCA_*, OMPI_MCA_*)
+_MPI_JOB = (
+    *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_FIRST_", "OMPI_APP_", "OMPI_MCA_orte_"),
+    *("ORTE_", "PRTE_LAUNCHED", "PMIX_", "PMI_"),
+)
 # capabilities that differ between releases and samplers
 _SAMPLING = ("min_p", "seed", "penalties", "logit_bias", "top_logprobs", "prompt_logprobs")
 
@@ -151,6 +158,19 @@ def restrict_visible_gpus(ids: str) -> None:
             )
         ids = ",".join(visible[number] for number in numbers)
     os.environ["CUDA_VISIBLE_DEVICES"] = ids
+
+
+def leave_mpi_job() -> None:
+    """Forget the mpirun that started Triton for another model, whose rank 0 this process would be.
+
+    NVIDIA's own model over the LLM API does the same
+    (triton_backend/all_models/llmapi/tensorrt_llm/1/model.py).
+    """
+    if os.environ.get(_LAUNCHED):
+        return
+    for name in list(os.environ):
+        if name.startswith(_MPI_JOB) and not name.startswith("PMIX_MCA_"):
+            del os.environ[name]
 
 
 def as_tensor(values: np.ndarray, size: int = 0) -> Any:
