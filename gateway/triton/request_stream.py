@@ -43,15 +43,16 @@ class RequestStreamTransport(Engine):
             await call.done_writing()
         except WRITE_ERRORS as error:
             raise await _write_failure(call, error) from error
-        return RequestStream(call, ResponseReader(logprobs=request.logprobs))
+        return RequestStream(call, ResponseReader(logprobs=request.logprobs), request.guide is not None)
 
 
 class RequestStream(TokenStream):
     """The tokens of one call. `cancel` ends the call at once and wakes a waiting reader."""
 
-    def __init__(self, call: Any, reader: ResponseReader) -> None:
+    def __init__(self, call: Any, reader: ResponseReader, guided: bool = False) -> None:
         self._call = call
         self._reader = reader
+        self._guided = guided
         self._final = False
         self._done = False
         self._cancelled = False
@@ -69,7 +70,7 @@ class RequestStream(TokenStream):
                 break
             if response.error_message:
                 self.cancel()
-                raise error_from_message(response.error_message)
+                raise error_from_message(response.error_message, self._guided)
             inner = response.infer_response
             if FINAL_RESPONSE_PARAMETER in inner.parameters and inner.parameters[FINAL_RESPONSE_PARAMETER].bool_param:
                 self._final = True

@@ -98,11 +98,12 @@ def _ints(data: bytes) -> list[int]:
     return array("i", data).tolist()
 
 
-def error_from_message(message: str) -> ApiError:
+def error_from_message(message: str, guided: bool = True) -> ApiError:
     """Return the error for an engine's error text.
 
     A text that starts with a tensor's name rejects that tensor and is for clients. Every other text
-    becomes `detail`, because it may name files, keys and addresses.
+    becomes `detail`, because it may name files, keys and addresses. A grammar that NVIDIA's backend
+    cannot read ends all requests, of which only a `guided` one may be at fault.
     """
     message = message[:MAX_ERROR_LENGTH]
     name, colon, reason = message.partition(":")
@@ -114,7 +115,7 @@ def error_from_message(message: str) -> ApiError:
     if condition is not None:
         return condition
     lowered = message.lower()
-    if "xgrammar" in lowered or "grammar_compiler" in lowered:
+    if guided and ("xgrammar" in lowered or "grammar_compiler" in lowered):
         # some engines compile a grammar only when they reach the request
         refused = f"{contract.GUIDE}: the engine cannot compile it."
         return UnsupportedError(refused, param=contract.GUIDE.name, detail=message)

@@ -1,9 +1,14 @@
 """Tests of the errors that clients get for an engine's messages."""
 
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
+
 import pytest
+from tritonclient.grpc import service_pb2
 
 from llmops.gateway.errors import DrainingError, EngineError, UnavailableError, UnsupportedError
-from llmops.gateway.triton.response_reader import error_from_message
+from llmops.gateway.triton.request_stream import RequestStream
+from llmops.gateway.triton.response_reader import ResponseReader, error_from_message
 
 
 @pytest.mark.parametrize(
@@ -43,3 +48,18 @@ def test_a_full_queue_behind_the_gateway_is_503_to_be_tried_again(said):
     assert (error.status, error.code, error.should_retry) == (503, "overloaded", True)
     assert "retry-after" in error.headers()
     assert said not in error.message
+
+
+@pytest.mark.parametrize(("guided", "kind"), [(True, UnsupportedError), (False, EngineError)])
+async def test_a_grammar_that_ended_a_step_is_blamed_on_requests_with_one(guided, kind):
+    """NVIDIA's executor compiles grammars within a step (1.2.1 batch_manager/guidedDecoder.cpp, build), and an error of
+    a step ends all requests (executor/executorImpl.cpp, forwardAsync and terminateActiveRequests).
+    """
+    said = (
+        "Executor failed process requestId 4 due to the following error: Encountered an error in forwardAsync "
+        "function: [20:00:00] /src/xgrammar-src/cpp/grammar_parser.cc:77: EBNF parser error"
+    )
+    answers = [service_pb2.ModelStreamInferResponse(error_message=said)]
+    call = SimpleNamespace(read=AsyncMock(side_effect=answers), cancel=lambda: None)
+    with pytest.raises(kind):
+        await anext(RequestStream(call, ResponseReader(logprobs=False), guided))
