@@ -78,8 +78,10 @@ _XID = re.compile(
 )
 #: An error of an NVSwitch after which NVIDIA resets it and its GPUs.
 _SXID = re.compile(_PREFIX + r"nvidia-nvswitch\d+: SXid \(PCI:([0-9A-Fa-f:.]+)\): (\d{1,5}), Fatal,")
-#: Labels with which DCGM's exporter repeats the value of DCGM_FI_DEV_XID_ERRORS.
-_XID_LABELS = re.compile(r',?err_(?:code|msg)="[^"]*"')
+#: Labels of DCGM's exporter that name a GPU, or an instance of it. Others change: the pod that uses it, and the Xid's
+#: number, which repeats the value.
+_GPU_LABELS = re.compile(r'\b(?:gpu|uuid|GPU_I_ID|hostname)="[^"]*"', re.I)
+_DCGM = "DCGM_FI_"
 _SAMPLE = re.compile(r"^(\w+)\{(.*)\}[ \t]+([-+]?(?:\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d++)?)(?=\s|$)", re.M)
 #: Bytes that one look reads of a kernel log, and of a line without an end.
 MAX_READ_BYTES, MAX_LINE_BYTES = 8 << 20, 64 << 10
@@ -141,19 +143,29 @@ class GpuFaultDetector:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], float] = {}
+        self._gpus: set[str] = set()
         self._read = 0.0
 
     def update(self, samples: Samples, now: float) -> str | None:
         """Return a fault in words, or None."""
         elapsed, self._read = now - self._read, now
         # one series per GPU: one with another value in a label would have no earlier value
-        watched = {
-            (name, _XID_LABELS.sub("", labels)): value for (name, labels), value in samples.items() if name in _WATCHED
-        }
+        watched: dict[tuple[str, str], float] = {}
+        gpus = set()
+        for (name, labels), value in samples.items():
+            if name.startswith(_DCGM):
+                labels = ",".join(_GPU_LABELS.findall(labels))
+                gpus.add(labels)
+            if name in _WATCHED:
+                watched[name, labels] = value
         if len(self._known) > MAX_SERIES:
             self._known = {key: value for key, value in self._known.items() if key in watched}
+        known, self._gpus = self._gpus, gpus
         for key, value in watched.items():
             before, self._known[key] = self._known.get(key), value
+            if before is None and key[0] == _DCGM_XID and key[1] in known:
+                # DCGM 4.4.2 has no value, and its exporter no series, before the first Xid of a GPU
+                before = 0.0
             if before is None or value == before:
                 continue
             fault = self._judge(*key, before, value, elapsed)

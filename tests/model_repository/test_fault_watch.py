@@ -145,6 +145,23 @@ def test_an_xid_is_found_by_its_gpu_though_labels_repeat_its_number():
     assert found == "Xid 79 on GPU 0 (GPU has fallen off the bus)"
 
 
+def test_the_first_xid_of_a_gpu_is_found_where_its_series_begins_with_it():
+    """DCGM 4.5.3 `dcgmlib/src/DcgmCacheManager.cpp`, GetLatestSample: AddBlankValue without an event; dcgm-exporter
+    4.5.3-4.8.2 `gpu_collector.go`, toMetric: a blank value has no series."""
+    temperature = 'DCGM_FI_DEV_GPU_TEMP{{gpu="{0}",UUID="GPU-{0}",Hostname="n",pod="{1}"}} 40\n'
+    xid = 'DCGM_FI_DEV_XID_ERRORS{{gpu="{0}",UUID="GPU-{0}",Hostname="n",err_code="79",err_msg="x",pod="{1}"}} 79\n'
+    detector = GpuFaultDetector()
+    # an old one of another GPU, and no page of the exporter that has begun
+    assert detector.update(parse_samples(""), 100.0) is None
+    old = temperature.format(1, "") + xid.format(1, "")
+    assert detector.update(parse_samples(old + temperature.format(0, "")), 110.0) is None
+    # the exporter learns of the pod
+    old = temperature.format(1, "one-0") + xid.format(1, "one-0")
+    assert detector.update(parse_samples(old + temperature.format(0, "one-0")), 120.0) is None
+    found = detector.update(parse_samples(old + temperature.format(0, "one-0") + xid.format(0, "one-0")), 130.0)
+    assert found == "Xid 79 on GPU 0 (GPU has fallen off the bus)"
+
+
 def gauges(active: float, steps: float) -> dict:
     return parse_samples(
         f'nv_trt_llm_request_metrics{{model="m",request_type="active",version="1"}} {active}\n'
