@@ -11,12 +11,15 @@ from llmops.gateway.errors import InvalidRequestError
 Item = dict[str, Any]
 MessageDict = dict[str, Any]
 
-# The fields of an item, and of a part of its content, that this gateway reads or shows. Others are
-# not stored: they could be megabytes that no client reads.
-_FIELDS = frozenset(
-    {"id", "type", "role", "content", "status", "name", "namespace", "arguments", "call_id", "output", "summary"}
-)
-_PART_FIELDS = frozenset({"type", "text", "refusal"})
+# The fields of items, and of parts of their content, that this gateway reads or shows. Others are not
+# stored: they could be megabytes that no client reads, or millions of values.
+_FIELDS = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "namespace", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": ("content", "summary"),
+}
+_PARTS = frozenset({"content", "output", "summary"})
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
@@ -28,16 +31,24 @@ def parse_input_items(value: str | Sequence[Mapping[str, Any]]) -> list[Item]:
 
 
 def _known_fields(item: Mapping[str, Any]) -> Item:
-    return {name: _known_parts(value) for name, value in item.items() if name in _FIELDS}
+    known: Item = {name: item[name] for name in ("type", "id") if name in item}
+    for name in ("status", *_FIELDS.get(_kind(item), ())):
+        value = item.get(name)
+        if name in _PARTS and isinstance(value, list):
+            known[name] = [_known_part(part) for part in value]
+        elif isinstance(value, str) or (name in _PARTS and name in item):
+            known[name] = value
+    return known
 
 
-def _known_parts(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    return [
-        {name: text for name, text in part.items() if name in _PART_FIELDS} if isinstance(part, dict) else part
-        for part in value
-    ]
+def _known_part(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    return {name: part[name] for name in ("type", "text", "refusal") if isinstance(part.get(name), str)}
+
+
+def _kind(item: Mapping[str, Any]) -> str:
+    return str(item.get("type") or ("message" if "role" in item else None))
 
 
 def to_messages(items: Iterable[Mapping[str, Any]], instructions: str | None = None) -> list[MessageDict]:
@@ -56,7 +67,7 @@ def to_messages(items: Iterable[Mapping[str, Any]], instructions: str | None = N
 
 
 def _add(messages: list[MessageDict], item: Mapping[str, Any], param: str) -> None:
-    kind = item.get("type") or ("message" if "role" in item else None)
+    kind = _kind(item)
     if kind == "message":
         _add_message(messages, item, param)
     elif kind == "function_call":
@@ -65,8 +76,8 @@ def _add(messages: list[MessageDict], item: Mapping[str, Any], param: str) -> No
         output = _text(item.get("output"), f"{param}.output")
         messages.append({"role": "tool", "tool_call_id": _require_text(item, "call_id", param), "content": output})
     elif kind == "reasoning":
-        thinking = _text(item.get("content") or item.get("summary") or [], f"{param}.content")
-        messages.append({"role": "assistant", "content": None, "reasoning_content": thinking or None})
+        shown = [_text(item[name], f"{param}.{name}") for name in ("content", "summary") if item.get(name)]
+        messages.append({"role": "assistant", "content": None, "reasoning_content": next(filter(None, shown), None)})
     else:
         raise InvalidRequestError(f"Items of type '{kind}' are not supported.", param=f"{param}.type")
 

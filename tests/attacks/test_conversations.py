@@ -92,6 +92,27 @@ def test_small_requests_on_a_large_conversation(gateway: Gateway, client: httpx.
     assert p95 < NEIGHBOUR_P95
 
 
+@pytest.mark.parametrize("kind", ["message", "function_call", "function_call_output", "reasoning"])
+def test_items_hold_texts_only(client: httpx.Client, kind: str) -> None:
+    """Two million lists in 6 MB of a field that no client reads took two seconds of the loop, at each read."""
+    text = [{"type": "input_text", "text": "x"}]
+    read = {
+        "message": {"role": "user", "content": text},
+        "function_call": {"call_id": "1", "name": "f", "arguments": "{}"},
+        "function_call_output": {"call_id": "1", "output": text},
+        "reasoning": {"content": text},
+    }[kind]
+    conversation = client.post(CHATS, json={}).json()["id"]
+    fields = ("status", "namespace", "name", "call_id", "arguments", "role", "content", "output", "summary")
+    for field in fields:
+        item = {"type": kind, field: [[]] * 100, **read}
+        answer = client.post(ITEMS.format(conversation), json={"items": [item]})
+        assert answer.status_code == 200 or (kind, field) == ("reasoning", "summary"), field
+    listed = client.get(f"{ITEMS.format(conversation)}?limit=100").text
+    assert listed.count(f'"type":"{kind}"') >= len(fields) - 1
+    assert "[]" not in listed
+
+
 def test_nobody_takes_the_place_of_an_answer(gateway: Gateway, client: httpx.Client) -> None:
     """The id of a continued answer is made of its message's id, which a client may choose."""
     victim = caller(gateway, "victim")
