@@ -16,7 +16,7 @@ from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.target_facts import TARGETS
 from llmops.cli.output import print_line
 from llmops.contract import ENGINE_SUFFIX
-from llmops.control.rollouts.state_machine import RolloutSettings
+from llmops.control.rollouts.schemas import RolloutSettings
 from llmops.control.rollouts.version_replicas import StartedReplicas
 from llmops.errors import InputError, ServerError
 from llmops.gateway.errors import UnavailableError

@@ -15,11 +15,11 @@ from llmops.control.rollouts.schemas import (
     RolloutChange,
     RolloutCreate,
     RolloutHistory,
-    RolloutOptions,
     RolloutQuery,
     RolloutRead,
+    RolloutSettings,
 )
-from llmops.control.rollouts.state_machine import RolloutEvent, RolloutSettings, RolloutState, steps_from
+from llmops.control.rollouts.state_machine import RolloutEvent, RolloutState
 from llmops.errors import InputError
 from llmops.store import rollouts
 from llmops.store.audit import list_audit_entries
@@ -30,9 +30,8 @@ router = make_router(prefix="/api/admin/rollouts", tags=["admin"], route_class=A
 
 @router.post("", status_code=201, summary="Start a roll-out")
 async def start_rollout(session: Session, body: RolloutCreate) -> RolloutRead:
-    options = body.model_dump(include=set(RolloutOptions.model_fields))
+    settings = body.model_dump(mode="json", include=set(RolloutSettings.model_fields))
     async with session.write() as connection:
-        settings = RolloutSettings(**options, steps=steps_from(body.percent))
         if bool(body.engine) == bool(body.replicas):
             raise InputError("A roll-out needs the candidate's engine folder, or the addresses of its replicas.")
         if body.replicas and (body.twin or body.allow_capacity_loss):
@@ -41,9 +40,7 @@ async def start_rollout(session: Session, body: RolloutCreate) -> RolloutRead:
                 "--twin and --allow-capacity-loss."
             )
         candidate = ModelVersion(body.model, body.name, body.engine, body.replicas)
-        rollout = await rollouts.create_rollout(
-            connection, candidate, RolloutState.STARTING, settings.data(), session.by
-        )
+        rollout = await rollouts.create_rollout(connection, candidate, RolloutState.STARTING, settings, session.by)
         result = await _read(connection, rollout)
     await notify_webhook(rollout, session.by.actor)
     return result

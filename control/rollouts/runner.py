@@ -23,7 +23,8 @@ from llmops.clocks import utc_now
 from llmops.control.leader_jobs import LeaderJob
 from llmops.control.rollouts.analysis import Analysis, AnalysisResult
 from llmops.control.rollouts.judge import CanaryJudge, JudgeSettings, RequestOutcome, Verdict
-from llmops.control.rollouts.state_machine import RolloutEvent, RolloutSettings, RolloutState, transition
+from llmops.control.rollouts.schemas import RolloutSettings
+from llmops.control.rollouts.state_machine import RolloutEvent, RolloutState, transition
 from llmops.control.rollouts.version_replicas import VersionReplicas
 from llmops.errors import InputError, LlmopsError, ResourceError
 from llmops.store import rollouts

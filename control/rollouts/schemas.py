@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from llmops.control.admin.schemas import AdminRequest, AdminSchema, AuditEntryRead, SafeText, Timestamp
+from llmops.control.rollouts.analysis import Condition
+from llmops.errors import InputError
 from llmops.gateway.replica_address import parse_replica
 from llmops.urls import http_url_problem
+
+if TYPE_CHECKING:
+    from llmops.store.rollouts import Rollout
 
 #: Seconds of a setting: more than a month is a mistake, and a number without end has no date.
 MAX_SECONDS = 30 * 24 * 3600.0
@@ -43,16 +48,17 @@ def _check_replica(address: str) -> str:
 Replica = Annotated[SafeText, Field(max_length=500), AfterValidator(_check_replica)]
 
 #: A condition in PromQL.
-Condition = Annotated[str, Field(max_length=4000)]
+ConditionText = Annotated[str, Field(max_length=4000)]
 
 #: What a person can do with a roll-out in progress.
 RolloutAction = Literal["promote", "promote fully", "pause", "resume", "rollback"]
 
 
-class RolloutOptions(AdminRequest):
+class RolloutSettings(AdminRequest):
     """The options of a roll-out.
 
     Attributes:
+        percent: Percent of the requests that the candidate gets in the first step.
         auto: The judge moves the weights; otherwise its verdict is only shown.
         approve: Every step waits for a person after the judge has passed it.
         drain_timeout: Seconds that running answers have before replicas are stopped.
@@ -69,34 +75,52 @@ class RolloutOptions(AdminRequest):
             a cache as the candidate's, with which the candidate is compared.
     """
 
+    percent: float = Field(default=5.0, gt=0, le=100)
     auto: bool = False
     approve: bool = False
     drain_timeout: float = Field(default=300.0, ge=0, le=MAX_SECONDS)
     keep_old: float = Field(default=1800.0, ge=0, le=MAX_SECONDS)
     allow_capacity_loss: bool = False
     webhook: Url = ""
-    analysis: tuple[Condition, ...] = Field(default=(), max_length=MAX_CONDITIONS)
+    analysis: tuple[ConditionText, ...] = Field(default=(), max_length=MAX_CONDITIONS)
     prometheus: Url = ""
     min_requests: int = Field(default=300, ge=1, le=10**9)
     min_seconds: float = Field(default=60.0, ge=0, le=MAX_SECONDS)
     quality_tolerance: float = Field(default=0.0, ge=0, le=1)
     twin: bool = False
 
-    @field_validator("drain_timeout", "keep_old", "min_requests", "min_seconds", "quality_tolerance", mode="before")
+    @field_validator(
+        "percent", "drain_timeout", "keep_old", "min_requests", "min_seconds", "quality_tolerance", mode="before"
+    )
     @classmethod
     def _default(cls, value: Any, info: ValidationInfo) -> Any:
         """Return the default of a number that is null."""
         return cls.model_fields[info.field_name or ""].default if value is None else value
 
+    @model_validator(mode="after")
+    def _check_conditions(self) -> Self:
+        for text in self.analysis:
+            Condition.parse(text)
+        if bool(self.analysis) != bool(self.prometheus):
+            raise InputError(
+                "Conditions and the Prometheus that knows their values belong together; give both --analysis 'QUERY < "
+                "0.1' and --prometheus http://HOST:9090."
+            )
+        return self
 
-class RolloutCreate(RolloutOptions):
+    @classmethod
+    def of(cls, rollout: Rollout) -> RolloutSettings:
+        """Return the settings of a stored roll-out. Settings of another llmops are left out."""
+        return cls(**{name: value for name, value in rollout.settings.items() if name in cls.model_fields})
+
+
+class RolloutCreate(RolloutSettings):
     """A roll-out to start: of an engine folder, or to replicas that already run."""
 
     model: Name
     name: Name
     engine: str = ""
     replicas: tuple[Replica, ...] = Field(default=(), max_length=MAX_REPLICAS)
-    percent: float | None = Field(default=None, gt=0, le=100)
 
 
 class RolloutChange(AdminRequest):

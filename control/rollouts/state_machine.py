@@ -20,17 +20,12 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
-from itertools import pairwise
-from typing import Self
 
-from pydantic import model_validator
-
-from llmops.control.rollouts.analysis import Condition
-from llmops.control.rollouts.schemas import RolloutOptions
+from llmops.control.rollouts.schemas import RolloutSettings
 from llmops.errors import InputError
 from llmops.store.rollouts import Rollout
 
-#: Percent of the requests that the candidate gets in each step.
+#: Percent of the requests that the candidate gets in each step, after a first one of its own.
 DEFAULT_STEPS = (5.0, 25.0, 50.0, 100.0)
 
 
@@ -66,42 +61,6 @@ class RolloutEvent(StrEnum):
 #: States in which the candidate has requests beside the stable version.
 SPLIT_STATES = (RolloutState.SHIFTING, RolloutState.WAITING, RolloutState.PAUSED)
 FINAL_STATES = (RolloutState.PROMOTED, RolloutState.ROLLED_BACK)
-
-
-class RolloutSettings(RolloutOptions):
-    """The options of a roll-out with its steps.
-
-    Attributes:
-        steps: Percent of the requests in each step, increasing to 100.
-    """
-
-    steps: tuple[float, ...] = DEFAULT_STEPS
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        steps = self.steps
-        if not steps or steps[-1] != 100 or steps[0] <= 0 or any(a >= b for a, b in pairwise(steps)):
-            text = ", ".join(f"{step:g}" for step in steps)
-            raise InputError(f"The steps {text} do not increase from above 0 to 100 percent; write 5,25,50,100.")
-        for text in self.analysis:
-            Condition.parse(text)
-        if bool(self.analysis) != bool(self.prometheus):
-            raise InputError(
-                "Conditions and the Prometheus that knows their values belong together; give both --analysis 'QUERY < "
-                "0.1' and --prometheus http://HOST:9090."
-            )
-        return self
-
-    @classmethod
-    def of(cls, rollout: Rollout) -> RolloutSettings:
-        """Return the settings of a stored roll-out. Settings of a newer llmops are left out."""
-        return cls(**{name: value for name, value in rollout.settings.items() if name in cls.model_fields})
-
-
-def steps_from(percent: float | None) -> tuple[float, ...]:
-    """Return the steps of a roll-out whose first step is `percent`, or the default of it."""
-    first = DEFAULT_STEPS[0] if percent is None else percent
-    return (first, *(step for step in DEFAULT_STEPS if step > first))
 
 
 def transition(rollout: Rollout, event: RolloutEvent, now: datetime, reason: str = "") -> Rollout:
@@ -155,7 +114,7 @@ def _next(rollout: Rollout, event: RolloutEvent) -> tuple[RolloutState, float]:
 
 
 def _step_after(settings: RolloutSettings, percent: float) -> tuple[RolloutState, float]:
-    step = next(step for step in (*settings.steps, 100.0) if step > percent or step == 100)
+    step = next(step for step in (settings.percent, *DEFAULT_STEPS) if step > percent or step == 100)
     return (RolloutState.KEEPING if step == 100 else RolloutState.SHIFTING), step
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from llmops.control.rollouts.state_machine import RolloutSettings
+from llmops.control.rollouts.schemas import RolloutSettings
 from llmops.store.rollouts import ModelVersion
 
 

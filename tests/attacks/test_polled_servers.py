@@ -27,8 +27,8 @@ from llmops.control.operations_api import read_alerts, read_replicas
 from llmops.control.reconcile import SERVED_TOKENS_METRIC, Reconciler, served_tokens
 from llmops.control.rollouts.analysis import Analysis
 from llmops.control.rollouts.runner import notify_webhook
-from llmops.control.rollouts.schemas import RolloutCreate
-from llmops.control.rollouts.state_machine import RolloutSettings, RolloutState
+from llmops.control.rollouts.schemas import RolloutCreate, RolloutSettings
+from llmops.control.rollouts.state_machine import RolloutState
 from llmops.errors import ResourceError, ServerError
 from llmops.gateway.auth.jwks import JwksCache
 from llmops.gateway.errors import UnavailableError
@@ -224,11 +224,11 @@ async def test_a_replica_that_cannot_be_read_keeps_no_other_from_being_used(url:
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_a_roll_out_that_cannot_go_on_stops_no_other(url: str, caplog) -> None:
-    await begin(url, steps=(50, 100))
+    await begin(url, percent=50)
     by = AuditContext("cli:tester", datetime.now(UTC))
     async with await open_store(url) as store, store.write() as connection:
         version = ModelVersion("aaa", "v2", engine="/engine")
-        settings = {**RolloutSettings().data(), "steps": [5, 100], "analysis": 5}
+        settings = {**RolloutSettings().data(), "analysis": 5}
         await create_rollout(connection, version, RolloutState.SHIFTING, settings, by)
     await carry_out(url, lambda one: one.state == RolloutState.SHIFTING)
     assert caplog.text.count("The roll-out of aaa cannot go on") == 1

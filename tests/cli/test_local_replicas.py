@@ -10,7 +10,7 @@ import pytest
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.cli import local_replicas
 from llmops.cli.local_replicas import CheckedReplicas, LocalReplicas
-from llmops.control.rollouts.state_machine import RolloutSettings
+from llmops.control.rollouts.schemas import RolloutSettings
 from llmops.errors import InputError
 from llmops.model_repository import generate, gpu_assignment
 from llmops.store.rollouts import ModelVersion

@@ -25,7 +25,7 @@ def test_a_rollout_is_started_watched_pinned_and_rolled_back(run):
     assert "llama: v2 starts beside initial" in started.output, started.output
     assert "next        wait; `llmops up` or `llmops control`" in run("status", "llama").output
     (found,) = json.loads(run("status", "llama", "--json").stdout)
-    assert (found["state"], found["settings"]["steps"]) == ("starting", [10, 25, 50, 100])
+    assert (found["state"], found["settings"]["percent"]) == ("starting", 10)
     assert [(one["name"], one["weight"]) for one in found["versions"]] == [("initial", 100), ("v2", 0)]
     assert "key-7 gets v2 of llama" in run("pin", "llama", "key-7", "v2").output
     assert "rolling back, 0 %" in run("rollback", "llama", "--reason", "a bad feeling").output

@@ -8,7 +8,8 @@ import jsonschema
 import pytest
 import yaml
 
-from llmops.control.rollouts.state_machine import RolloutEvent, RolloutSettings, RolloutState, transition
+from llmops.control.rollouts.schemas import RolloutSettings
+from llmops.control.rollouts.state_machine import RolloutEvent, RolloutState, transition
 from llmops.store.factory import open_store
 from llmops.store.rollouts import ModelVersion, create_rollout, require_open_rollout, save_rollout, save_verdict
 from tests.store.control_client import BY, bearer, control, make_key

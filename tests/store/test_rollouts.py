@@ -17,13 +17,8 @@ from hypothesis import strategies as st
 
 from llmops.control.rollouts import runner as runner_module
 from llmops.control.rollouts.runner import RolloutRunner, apply_event
-from llmops.control.rollouts.state_machine import (
-    FINAL_STATES,
-    RolloutEvent,
-    RolloutSettings,
-    RolloutState,
-    transition,
-)
+from llmops.control.rollouts.schemas import RolloutSettings
+from llmops.control.rollouts.state_machine import FINAL_STATES, RolloutEvent, RolloutState, transition
 from llmops.errors import InputError, ResourceError, UnknownResourceError
 from llmops.store.audit import AuditContext, list_audit_entries
 from llmops.store.factory import open_store
@@ -56,8 +51,6 @@ async def start(connection, name: str, by: AuditContext, **settings) -> Rollout:
 def test_an_impossible_event_says_what_is_possible():
     with pytest.raises(InputError, match="starting, so the event 'promote' changes nothing; wait until"):
         transition(rollout(), RolloutEvent.PROMOTE, NOW)
-    with pytest.raises(InputError, match="increase from above 0 to 100"):
-        RolloutSettings(steps=(50, 25, 100))
 
 
 @given(st.lists(st.sampled_from(RolloutEvent), max_size=30))
@@ -155,7 +148,7 @@ async def carry_out(url: str, until: Callable[[Rollout], bool], rows: Sequence[d
 
 
 async def test_the_job_promotes_a_healthy_canary_and_forgets_its_outcomes(url):
-    await begin(url, min_requests=30, steps=(50, 100))
+    await begin(url, min_requests=30, percent=50)
     healthy = interleaved("stable", "candidate")
     found = await carry_out(url, lambda one: not one.is_open, healthy)
     assert (found.state, found.percent) == ("promoted", 100)
@@ -185,7 +178,7 @@ async def test_a_twin_gets_as_many_requests_as_the_candidate_and_is_judged_in_pl
 
 
 async def test_the_job_rolls_a_failing_canary_back(url):
-    await begin(url, steps=(50, 100))
+    await begin(url, percent=50)
     found = await carry_out(
         url, lambda one: not one.is_open, outcomes("stable", 300) + outcomes("candidate", 60, ok=False)
     )
@@ -243,7 +236,7 @@ def test_a_control_that_is_killed_in_each_state_goes_on_from_the_store(tmp_path)
     multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.store.rollout_process"])
     killed_in: Counter[str] = Counter()
     while killed_in.total() < wanted:
-        asyncio.run(begin(url, min_requests=30, steps=(50, 100)))
+        asyncio.run(begin(url, min_requests=30, percent=50))
         state, stable, candidate, is_open = read_file(path)
         while is_open:
             if state == RolloutState.SHIFTING:
