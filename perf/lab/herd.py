@@ -8,6 +8,7 @@ spread over time, and the gateway's memory is bounded.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 import tempfile
@@ -19,10 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from llmops.perf.clients.http1 import HttpClient, render
 from llmops.perf.lab.figures import Section
+from llmops.perf.lab.open_load import words_of
 from llmops.perf.lab.overload import SIZE, _watched
-from llmops.perf.lab.replay import HttpClient
-from llmops.perf.lab.trace import words_of
 from tests.support.mock_engine.planned import constant
 from tests.support.mock_engine.replicas import NAME, Engines, engines, front, keys_of
 from tests.support.stack import Service
@@ -93,9 +94,30 @@ def _memory(gateway: Service) -> float:
     return sum(int(found[1]) for page in pages if (found := re.search(r"VmHWM:\s+(\d+) kB", page))) / 1024
 
 
+class HerdResponse:
+    """The status of a response and its Retry-After in seconds. `ended` is done when it has ended."""
+
+    def __init__(self) -> None:
+        self.status, self.retry_after = 0, 0.0
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def headers(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self.status, self.retry_after = status, float(headers.get(b"retry-after-ms", 0)) / 1000
+
+    def body(self, data: bytes, now: float) -> None: ...
+
+    def complete(self) -> None:
+        self.ended.set_result(None)
+
+    def failed(self, kind: str) -> None:
+        self.ended.set_exception(EOFError(kind))
+
+
 def _request(client: HttpClient, words: Sequence[int], key: str, rng: random.Random) -> bytes:
-    body = {"prompt": [rng.choice(words) for _ in range(PROMPT)], "max_tokens": ANSWER, "ignore_eos": True}
-    return client.request({"model": NAME, "temperature": 0, **body}, key)
+    prompt = {"prompt": [rng.choice(words) for _ in range(PROMPT)], "max_tokens": ANSWER, "ignore_eos": True}
+    body = json.dumps({"model": NAME, "temperature": 0, **prompt}).encode()
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+    return render("POST", "/v1/completions", client.netloc, headers, body)
 
 
 async def _herd(url: str, words: Sequence[int], keys: dict[str, str]) -> list[HerdClient]:
@@ -110,15 +132,16 @@ async def _herd(url: str, words: Sequence[int], keys: dict[str, str]) -> list[He
         await asyncio.sleep(start)
         while not one.ended:
             one.tries.append(time.perf_counter() - begun)
+            response = HerdResponse()
             try:
-                status, retry_after = await connection.exchange(request)
+                (connection.idle() or await connection.connect()).send(request, response)
+                await response.ended
             except (OSError, EOFError) as error:
                 one.errors.append(repr(error))
-                status, retry_after = 0, 1.0
-            if status == 200:
+            if response.status == 200:
                 one.ended = time.perf_counter() - begun
             else:
-                await asyncio.sleep(retry_after or 1.0)
+                await asyncio.sleep(response.retry_after or 1.0)
         connection.close()
 
     await asyncio.gather(*(run(one, rng.uniform(0, ARRIVING)) for one in clients))

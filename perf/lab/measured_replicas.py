@@ -6,16 +6,14 @@ gateway knows any of this. Goals: at 2 and 10 times the capacity, replicas that 
 answer 95 % as many requests in time, and find within 2 % as many tokens of prompts in their caches.
 """
 
-import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from llmops.perf.lab.figures import Section
-from llmops.perf.lab.replay import replay
-from llmops.perf.lab.trace import Talks, TraceRequest, words_of
+from llmops.perf.lab.open_load import OpenLoad, is_in_time, is_rejected, words_of
+from llmops.perf.load.runner import run_async
 from tests.support.mock_engine.planned import planned, slower
 from tests.support.mock_engine.replicas import engines, front
 from tests.support.mock_engine.repository import NAME
@@ -42,7 +40,6 @@ class RunFigures:
     """The answers in time of some runs, and the tokens of prompts, all and those found in caches."""
 
     in_time: int = 0
-    answered: int = 0
     odd: int = 0
     prompt: int = 0
     cached: int = 0
@@ -59,14 +56,14 @@ def measure(engine: Path, section: Section) -> None:
         # alternating, so that what else the machine does disturbs both
         for seed in SEEDS:
             for outcome, transports in ((told, None), (learnt, ["request"])):
-                _run(engine, _load(words, times, seed), transports, outcome)
+                _run(engine, OpenLoad(words, times * FULL, SECONDS, seed), transports, outcome)
         section.add(f"{times} x: without, relative", 100 * learnt.in_time / told.in_time, "%", 95.0, "least")
         section.add(f"{times} x: prefix hits without, relative", 100 * learnt.hits / told.hits, "%", 98.0, "least")
         section.add(f"{times} x: neither answered nor rejected", told.odd + learnt.odd, "", 0)
         section.note(f"{times} x: {told} with step messages, {learnt} without")
 
 
-def _run(engine: Path, trace: Sequence[TraceRequest], transports: list[str] | None, outcome: RunFigures) -> None:
+def _run(engine: Path, load: OpenLoad, transports: list[str] | None, outcome: RunFigures) -> None:
     """Add a run to `outcome`, on engines of its own, whose caches are empty."""
     table = planned("meta-llama/Llama-3.1-8B", "h100-sxm")
     paged = replace(
@@ -80,14 +77,8 @@ def _run(engine: Path, trace: Sequence[TraceRequest], transports: list[str] | No
     with engines(engine, paged, REPLICAS, transports=transports, slow={f"{NAME}-1": 2.0}) as stage:
         port = urlsplit(stage.server.metrics).port
         with front(stage.replicas, {**SETTINGS, "metrics_port": port}) as gateway:
-            result = asyncio.run(replay(gateway.address, trace))
+            records = run_async(load.send(gateway.address))
         outcome.cached += stage.reused() * paged.tokens_per_block
-    outcome.in_time += sum(one.keeps(TTFT, TPOT) for one in result.requests)
-    outcome.answered += len(result.ok)
-    outcome.odd += sum(not one.ok and one.status != 503 for one in result.requests)
-    outcome.prompt += sum(one.prompt for one in result.ok)
-
-
-def _load(words: Sequence[int], times: int, seed: int) -> list[TraceRequest]:
-    rate = times * FULL
-    return Talks(rate=rate, sessions=round(rate * SECONDS), turns=1, seed=seed).asked(words)
+    outcome.in_time += sum(is_in_time(one, TTFT, TPOT) for one in records)
+    outcome.odd += sum(not one.ok and not is_rejected(one) for one in records)
+    outcome.prompt += sum(one.tokens_in or 0 for one in records if one.ok)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from llmops.perf.lab.figures import Section
-from llmops.perf.lab.replay import ReplayResult, replay
-from llmops.perf.lab.trace import Talks, TraceRequest, words_of
-from llmops.perf.records import percentile
+from llmops.perf.lab.open_load import OpenLoad, is_in_time, is_rejected, words_of
+from llmops.perf.load.runner import run_async
+from llmops.perf.records import Record, percentile
 from tests.support.mock_engine.planned import constant
 from tests.support.mock_engine.replicas import Engines, engines, front, keys_of
 
@@ -34,7 +34,6 @@ SECONDS = 30.0
 FLOOD_SECONDS = 60.0
 # Loads as parts of FULL among which the best goodput is sought.
 BEST = (0.8, 1.0, 1.2)
-ONE = Talks(rate=FULL, sessions=1, turns=1)
 SLO = {"slo": {"ttft_p95": f"{1000 * TTFT:g}ms", "tpot_p95": f"{1000 * TPOT:g}ms"}}
 TIERS = {"tiers": {"interactive": {"weight": 4}, "batch": {"max_wait": "5s"}}}
 LOOK = 0.1
@@ -49,7 +48,7 @@ def measure(engine: Path, section: Section) -> None:
     paged = constant(STEP, TOKEN, BLOCKS, SEQUENCE, max_batch_size=PLACES, max_num_tokens=CHUNK)
     with engines(engine, replace(paged, tokens_per_block=SIZE), REPLICAS) as stage:
         words = words_of(engine)
-        best = max(_goodput(_run(stage, _load(words, share), SLO)[0]) for share in BEST)
+        best = max(_goodput(_run(stage, words, {"": share}, SLO)[0][""]) for share in BEST)
         for times in (2, 10):
             _overloaded(stage, words, section, times, best)
         _tiers(stage, words, section)
@@ -57,24 +56,18 @@ def measure(engine: Path, section: Section) -> None:
 
 
 def _overloaded(stage: Engines, words: Sequence[int], section: Section, times: int, best: float) -> None:
-    result, queue = _run(stage, _load(words, times), SLO)
-    name = f"{times} x"
-    section.add(f"{name}: goodput relative to the optimum", 100 * _goodput(result) / best, "%", 90.0, "least")
-    section.add(f"{name}: TTFT p95 of answered requests", 1000 * result.of(lambda one: one.ttft, 95), "ms", 1000 * TTFT)
+    records, queue = _run(stage, words, {"": times}, SLO)
+    name, found = f"{times} x", records[""]
+    section.add(f"{name}: goodput relative to the optimum", 100 * _goodput(found) / best, "%", 90.0, "least")
+    section.add(f"{name}: TTFT p95 of answered requests", 1000 * _late(found), "ms", 1000 * TTFT)
     section.add(f"{name}: longest prefill backlog of an engine, in steps", queue.steps, "", 2.0)
-    _refusals(section, name, result)
-
-
-def _refusals(section: Section, name: str, result: ReplayResult) -> None:
-    refused = [one for one in result.requests if one.status == 503]
-    other = [one for one in result.requests if not one.ok and one.status != 503]
+    rejected = sorted(one.e2e for one in found if is_rejected(one))
+    other = [one for one in found if not one.ok and not is_rejected(one)]
     section.add(f"{name}: neither answered nor rejected", len(other), "", 0)
-    if refused:
-        at_once = sorted(one.last - one.sent for one in refused)
-        section.add(f"{name}: median time of a rejection", 1000 * percentile(at_once, 50), "ms", 10.0)
-        section.add(f"{name}: rejected without Retry-After", sum(one.retry_after <= 0 for one in refused), "", 0)
+    if rejected:
+        section.add(f"{name}: median time of a rejection", 1000 * percentile(rejected, 50), "ms", 10.0)
     for one in other[:3]:
-        section.note(f"{name}: {one.status} {one.error[:200]}")
+        section.note(f"{name}: {one.error}")
 
 
 def _tiers(stage: Engines, words: Sequence[int], section: Section) -> None:
@@ -82,9 +75,8 @@ def _tiers(stage: Engines, words: Sequence[int], section: Section) -> None:
 
     Interactive requests alone are 0.6 of the capacity; the rest is batch.
     """
-    result, _ = _run(stage, _load(words, 2, (("interactive", 0.3), ("batch", 0.7))), {**SLO, **TIERS})
-    interactive = ReplayResult([one for one in result.requests if one.asked.tier == "interactive"])
-    late = interactive.of(lambda one: one.ttft, 95)
+    records, _ = _run(stage, words, {"interactive": 0.6, "batch": 1.4}, {**SLO, **TIERS})
+    late = _late(records["interactive"])
     section.add("2 x in two tiers: TTFT p95 of interactive requests", 1000 * late, "ms", 1000 * TTFT)
 
 
@@ -93,37 +85,50 @@ def _flood(stage: Engines, words: Sequence[int], section: Section) -> None:
 
     Three of four tenants send half of their share, the fourth ten times as much as each of them.
     """
-    others = [(tenant, 1.0) for tenant in ("one", "two", "three")]
-    alone, _ = _run(stage, _load(words, 3 / 8, others, FLOOD_SECONDS), SLO)
-    flooded, _ = _run(stage, _load(words, 13 / 8, [*others, ("flood", 10.0)], FLOOD_SECONDS), SLO)
-    beside = ReplayResult([one for one in flooded.requests if one.asked.tier != "flood"])
-    before, now = (one.of(lambda seen: seen.ttft, 95) for one in (alone, beside))
+    others = {"one": 1 / 8, "two": 1 / 8, "three": 1 / 8}
+    alone, _ = _run(stage, words, others, SLO, FLOOD_SECONDS)
+    flooded, _ = _run(stage, words, {**others, "flood": 10 / 8}, SLO, FLOOD_SECONDS)
+    before, now = (_late([one for tenant in others for one in found[tenant]]) for found in (alone, flooded))
     section.add("others' TTFT p95 during a 10 x flood, relative to alone", now / before, "", 1.3)
 
 
-def _load(
+def _run(
+    stage: Engines,
     words: Sequence[int],
-    times: float,
-    tiers: Sequence[tuple[str, float]] = (("", 1.0),),
+    loads: Mapping[str, float],
+    settings: Mapping[str, Any],
     seconds: float = SECONDS,
-) -> list[TraceRequest]:
-    rate = times * FULL
-    return replace(ONE, rate=rate, sessions=round(rate * seconds), tiers=tuple(tiers)).asked(words)
+) -> tuple[Mapping[str, list[Record]], Queue]:
+    """Return the records of each tier, and the queues of the engines.
 
+    `loads` has the part of FULL that each tier sends, which is a tenant too. Its name is empty for
+    requests without a key.
+    """
 
-def _run(stage: Engines, trace: Sequence[TraceRequest], settings: Mapping[str, Any]) -> tuple[ReplayResult, Queue]:
+    async def send(url: str, keys: Mapping[str, str]) -> list[list[Record]]:
+        sent = [
+            OpenLoad(words, share * FULL, seconds, seed).send(url, keys.get(tier))
+            for seed, (tier, share) in enumerate(loads.items())
+        ]
+        return await asyncio.gather(*sent)
+
     with tempfile.TemporaryDirectory() as folder:
-        keys = None
-        if named := sorted({one.tier for one in trace} - {""}):
-            keys = keys_of(f"sqlite:///{folder}/store.db", named)
+        keys: Mapping[str, str] = {}
+        if "" not in loads:
+            keys = keys_of(f"sqlite:///{folder}/store.db", loads)
             settings = {**settings, "store": f"sqlite:///{folder}/store.db", "usage": {"outbox": f"{folder}/usage"}}
         with front(stage.replicas, settings) as gateway, _watched(stage) as queue:
-            return asyncio.run(replay(gateway.address, trace, keys=keys)), queue
+            return dict(zip(loads, run_async(send(gateway.address, keys)), strict=True)), queue
 
 
-def _goodput(result: ReplayResult) -> float:
+def _goodput(records: Sequence[Record]) -> float:
     """Return the answers in time, per second in which requests came."""
-    return sum(one.keeps(TTFT, TPOT) for one in result.requests) / max(one.asked.at for one in result.requests)
+    return sum(is_in_time(one, TTFT, TPOT) for one in records) / SECONDS
+
+
+def _late(records: Sequence[Record]) -> float:
+    """Return the 95th percentile of the times to the first token, in seconds."""
+    return percentile(sorted(one.ttft for one in records if one.ok and one.ttft is not None), 95)
 
 
 @dataclass
