@@ -320,6 +320,13 @@ def test_a_pool_of_two_models_follows_the_fuller_cache(promtool, tmp_path):
     check_queries(promtool, tmp_path / "test.yaml", series, {query: 1.1})
 
 
+def test_keda_takes_over_from_kubernetes():
+    """verifyHpas of KEDA 2.20 `apis/keda/v1alpha1/scaledobject_webhook.go` refuses a ScaledObject beside another's
+    HorizontalPodAutoscaler without this annotation; helm upgrade makes the new objects before it deletes old ones."""
+    (one,) = kind("gateways scaled by Kubernetes", "HorizontalPodAutoscaler")
+    assert one["metadata"]["annotations"] == {"validations.keda.sh/hpa-ownership": "false"}
+
+
 def test_targets_that_are_lost_are_no_demand_of_zero(promtool, tmp_path):
     """An empty result is 0 to KEDA, or an error with ignoreNullValues "false" (KEDA 2.20
     `pkg/scalers/prometheus_scaler.go`, ExecutePromQuery). While one metric fails, Kubernetes scales nothing down
