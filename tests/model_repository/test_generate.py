@@ -74,6 +74,18 @@ def test_every_step_of_the_ensemble_fits_the_model_it_calls(engine: Path, tmp_pa
     assert {tensor.name for tensor in models["tiny"].output} <= produced
 
 
+def test_the_ensemble_keeps_the_order_of_a_stream(engine: Path, tmp_path: Path) -> None:
+    """Ensembles hand the responses of other models to a pool of threads, from Triton 25.06 on (core,
+    src/ensemble_scheduler/ensemble_scheduler.cc, preserve_responses_order).
+    """
+    generate_repository(read_engines([str(engine)]), tmp_path / "r")
+    models = configs(tmp_path / "r")
+    for name in ("tiny-tensorrt_llm", "tiny-postprocessing"):
+        model = models[name]
+        alone = not model.HasField("dynamic_batching") and sum(group.count for group in model.instance_group) == 1
+        assert alone or model.dynamic_batching.preserve_ordering or model.model_transaction_policy.decoupled, name
+
+
 def test_the_card_says_what_the_gateway_must_know(engine: Path, tmp_path: Path) -> None:
     generate_repository(read_engines([f"chat={engine}"]), tmp_path / "r")
     config = configs(tmp_path / "r")["chat-tensorrt_llm"]
