@@ -17,6 +17,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
+#: Tokens that may wait for the rest of a character, which has four bytes at most. An answer of
+#: replacement characters would otherwise be decoded again as a whole with each of them.
+MAX_UNFINISHED_TOKENS = 16
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -62,8 +65,8 @@ class WindowDetokenizer(Detokenizer):
 
     The window starts one emitted piece back, so that spaces which depend on the token before come
     out right. Nothing is emitted while the text ends in a replacement character (a character split
-    over tokens) or the last token is a raw byte (`<0x0A>`): ByteFallback turns a run of raw bytes
-    into replacement characters if the run as a whole is not valid UTF-8.
+    over tokens, of which few can wait) or the last token is a raw byte (`<0x0A>`): ByteFallback
+    turns a run of raw bytes into replacement characters if the run as a whole is not valid UTF-8.
     """
 
     def __init__(self, tokenizer: Tokenizer, byte_ids: frozenset[int], skipped: frozenset[int]) -> None:
@@ -90,9 +93,8 @@ class WindowDetokenizer(Detokenizer):
         if token in self._byte_ids:
             return ""
         text = self._decode(self._ids[self._prefix :])
-        if text.endswith(REPLACEMENT) or len(text) <= len(self._prefix_text):
-            return ""
-        return self._emit(text)
+        is_unfinished = text.endswith(REPLACEMENT) or len(text) <= len(self._prefix_text)
+        return "" if is_unfinished and len(self._ids) - self._read < MAX_UNFINISHED_TOKENS else self._emit(text)
 
     def flush(self) -> str:
         text = self._decode(self._ids[self._prefix :])

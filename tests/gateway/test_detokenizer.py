@@ -125,6 +125,27 @@ def test_the_bytes_of_a_token():
     assert factory.token_bytes(99999) == b""
 
 
+def test_the_work_for_a_token_does_not_grow_with_an_answer_of_replacement_characters():
+    """Before, 8,000 of them took 19 s of the event loop, and nothing was sent before the last one."""
+    tokenizer = byte_fallback()
+    count, decoded = 2000, 0
+
+    class Counting:
+        def __getattr__(self, name):
+            return getattr(tokenizer, name)
+
+        def decode(self, ids, **options):
+            nonlocal decoded
+            decoded += len(ids)
+            return tokenizer.decode(ids, **options)
+
+    token = tokenizer.token_to_id("\ufffd")
+    stream = WindowDetokenizer(Counting(), frozenset(), frozenset())
+    texts = [stream.feed([token]) for _ in range(count)]
+    assert "".join([*texts, stream.flush()]) == tokenizer.decode([token] * count)
+    assert decoded < 100 * count
+
+
 def test_control_tokens_are_kept_where_they_are_asked_for():
     tokenizer = byte_level()
     factory, end = DetokenizerFactory(tokenizer), tokenizer.token_to_id("<|end|>")
