@@ -261,8 +261,8 @@ def _engine(entry: EngineEntry, model: EngineModelConfig) -> str:
         "name": entry.name + ENGINE_SUFFIX,
         "backend": model.backend,
         "max_batch_size": entry.manifest.limits.max_batch_size,
-        # NVIDIA's backend gives it to its executor, and 0 would mean any number
-        "max_queue_size": max(entry.queue_size, 1),
+        # NVIDIA's backend gives it to its executor, whose queue holds a batch until the next step
+        "max_queue_size": entry.target.max_sequences(entry.manifest) + entry.queue_size,
         "inputs": model.inputs,
         "outputs": model.outputs,
         "parameters": {**model.parameters, **queue, contract.METADATA_PARAMETER: json.dumps(model_metadata(entry))},
