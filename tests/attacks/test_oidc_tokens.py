@@ -10,7 +10,6 @@ import time
 import tracemalloc
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import jwt
 import pytest
@@ -38,6 +37,7 @@ from llmops.store.audit import AuditContext, list_audit_entries
 from tests.attacks.harness import MIB, scaled
 from tests.gateway.test_oidc import Issuer
 from tests.store.conftest import databases, folder, kind, newest_database, newest_file, postgres, store, url
+from tests.support.pages import Page, PageServer
 
 __all__ = ["databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
 
@@ -365,36 +365,9 @@ async def test_a_crowd_of_made_up_keys_is_bounded_and_its_refusal_is_not_remembe
 # -- key sets ----------------------------------------------------------------------------------------------------------
 
 
-class Publisher:
-    """A server that answers every path with the same bytes and headers."""
-
-    def __init__(self, body: bytes, **headers: str) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                for name, value in headers.items():
-                    self.send_header(name.replace("_", "-"), value)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_) -> None:
-                return
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def __enter__(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_port}/keys"
-
-    def __exit__(self, *_) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-
 def _hostile_sets():
     bomb = gzip.compress(b'{"keys":[' + b" " * scaled(64, 700) * MIB, 1)
-    yield "a gzip bomb", bomb, {"content_encoding": "gzip"}
+    yield "a gzip bomb", bomb, {"content-encoding": "gzip"}
     yield "100,000 lists", b'{"keys":' + b"[" * 100_000, {}
     yield "too large", b'{"keys":[' + b" " * (2 * MIB), {}
     yield "no object", b"[]", {}
@@ -414,8 +387,8 @@ def _hostile_sets():
 @pytest.mark.parametrize(("name", "body", "headers"), list(_hostile_sets()), ids=[one[0] for one in _hostile_sets()])
 async def test_hostile_key_sets_are_no_keys(issuer, name, body, headers):
     """Before the fix, each 64 KiB of a bomb were unpacked to 64 MiB, and deep lists were a 500."""
-    with Publisher(body, **headers) as url:
-        async with tokens_at(issuer, jwks=url) as tokens:
+    with PageServer(lambda _: Page(body, headers=headers)) as server:
+        async with tokens_at(issuer, jwks=f"{server.url}/keys") as tokens:
             token = issuer.token()
             tracemalloc.start()
             try:
@@ -433,8 +406,8 @@ async def test_hostile_key_sets_are_no_keys(issuer, name, body, headers):
 async def test_private_parts_of_a_published_key_are_not_read():
     """An issuer may publish its whole key by mistake; before the fix, checking it took 0.4 s for each token."""
     private = RSAAlgorithm.to_jwk(rsa.generate_private_key(65537, 2048), as_dict=True) | {"kid": "k"}
-    with Publisher(json.dumps({"keys": [private]}).encode()) as url:
-        cache = JwksCache("https://issuer.example", url, 300)
+    with PageServer(lambda _: Page(json.dumps({"keys": [private]}))) as server:
+        cache = JwksCache("https://issuer.example", f"{server.url}/keys", 300)
         try:
             assert set(await cache.find("k") or ()) == {"kty", "n", "e", "kid"}
         finally:

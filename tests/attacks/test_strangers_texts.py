@@ -8,9 +8,7 @@ import io
 import json
 import logging
 import math
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from click.testing import CliRunner
@@ -38,6 +36,7 @@ from llmops.store.accounts.users import ensure_user
 from llmops.untrusted_text import UNSAFE_CHARACTERS, escape_unsafe, is_safe_text, json_escape_unsafe, strip_unsafe
 from tests.attacks.harness import MIB, scaled
 from tests.store.conftest import by, databases, folder, kind, newest_database, newest_file, postgres, store, url
+from tests.support.pages import Page, PageServer
 
 __all__ = ["by", "databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
 
@@ -235,66 +234,37 @@ def test_a_board_of_any_metrics_can_be_drawn(samples, width):
     assert max(map(len, said.splitlines())) <= width
 
 
-class Hostile:
-    """A server in the place of a gateway, that answers with `pages`: body and headers by path."""
-
-    def __init__(self, pages: dict) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body, headers = pages.get(self.path, (b"", {}))
-                self.send_response(200)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_) -> None:
-                return
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def __enter__(self) -> str:
-        return self.url
-
-    def __exit__(self, *_) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+_BOMB = Page(gzip.compress(b"llmops_x 1\n" * (scaled(32, 256) * MIB // 11), 1), headers={"content-encoding": "gzip"})
 
 
-_BOMB = gzip.compress(b"llmops_x 1\n" * (scaled(32, 256) * MIB // 11), 1), {"content-encoding": "gzip"}
+def _replicas(models: object) -> Page:
+    return Page(json.dumps({"gateways": [{"gateway": "g", "models": models}]}))
 
 
-def _replicas(models: object) -> tuple[bytes, dict]:
-    return json.dumps({"gateways": [{"gateway": "g", "models": models}]}).encode(), {}
-
-
-_METRICS = (b"llmops_x 1\n", {})
+_METRICS = Page("llmops_x 1\n")
 _PAGES = {
     "a gzip bomb": {"/metrics": _BOMB, "/replicas": _BOMB},
-    "too large": {"/metrics": (b"llmops_x 1\n" * MIB, {})},
+    "too large": {"/metrics": Page("llmops_x 1\n" * MIB)},
     "odd beliefs": {"/metrics": _METRICS, "/replicas": _replicas({"m": [{"replica": 1, "state": []}]})},
-    "deep beliefs": {"/metrics": _METRICS, "/replicas": (b"[" * 200_000, {})},
+    "deep beliefs": {"/metrics": _METRICS, "/replicas": Page("[" * 200_000)},
     "numbers": {
         "/metrics": _METRICS,
         "/replicas": _replicas({"m": [{"replica": "r", "state": "s", "running": 1e308 * 10, "kv_blocks": -1}]}),
     },
     "escapes": {
-        "/metrics": ('llmops_replicas{model="\x1b[2J\u202e",state="\x1b]0;x\x07"} 3\n'.encode(), {}),
+        "/metrics": Page('llmops_replicas{model="\x1b[2J\u202e",state="\x1b]0;x\x07"} 3\n'),
         "/replicas": _replicas({"\x1b[2J": [{"replica": "\u202ex" * 900, "state": "\x07"}]}),
     },
-    "no text": {"/metrics": (b"\xff\xfe\x00", {}), "/replicas": (b"\xff", {})},
+    "no text": {"/metrics": Page(b"\xff\xfe\x00"), "/replicas": Page(b"\xff")},
 }
 
 
 @pytest.mark.parametrize("name", _PAGES)
 def test_top_shows_hostile_answers_as_text_or_as_a_problem(name):
-    with Hostile(_PAGES[name]) as server:
+    with PageServer(lambda request: _PAGES[name].get(request.path, Page())) as server:
         for form in ((), ("--json",)):
             begun = time.monotonic()
-            done = CliRunner().invoke(cli, ["top", "--interval", "0.1s", "--once", "--url", server, *form])
+            done = CliRunner().invoke(cli, ["top", "--interval", "0.1s", "--once", "--url", server.url, *form])
             assert time.monotonic() - begun < scaled(20, 60)
             assert done.exception is None or isinstance(done.exception, (SystemExit, LlmopsError))
             assert is_safe(done.output)

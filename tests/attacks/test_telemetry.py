@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from llmops.gateway.telemetry.access_log import AccessLogFile
 from tests.attacks.harness import MIB, exchange, record, scaled
+from tests.support.pages import Page, PageServer, Request
 from tests.support.waiting import wait_until
 
 MEMORY = 24 * MIB
@@ -29,39 +28,18 @@ HOSTILE = {
 }
 
 
-class Receiver:
-    """An OTLP receiver that counts the bytes and requests which it gets."""
-
-    def __init__(self) -> None:
-        counted = self
-        self.bytes = self.requests = 0
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                counted.bytes += len(self.rfile.read(int(self.headers["content-length"])))
-                counted.requests += 1
-                self.send_response(200)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
 @pytest.fixture
-def receiver(programs):
+def receiver():
+    """A receiver of traces, and the sizes of the bodies that it got."""
     pytest.importorskip("opentelemetry.proto")
-    made = Receiver()
-    programs.callback(made.close)
-    return made
+    sizes: list[int] = []
+
+    def count(request: Request) -> Page:
+        sizes.append(len(request.body))
+        return Page()
+
+    with PageServer(count) as server:
+        yield server.url, sizes
 
 
 def post(headers: bytes) -> bytes:
@@ -70,7 +48,8 @@ def post(headers: bytes) -> bytes:
 
 
 def test_trace_headers_cost_what_others_do(start, engine, receiver):
-    gateway = start(engine.address, traces={"endpoint": receiver.url, "ratio": 0})
+    endpoint, sizes = receiver
+    gateway = start(engine.address, traces={"endpoint": endpoint, "ratio": 0})
     gateway.ready()
     exchange(gateway, post(HOSTILE["sampled"]))
     before, sent = gateway.memory(), 0
@@ -79,13 +58,11 @@ def test_trace_headers_cost_what_others_do(start, engine, receiver):
             answer = exchange(gateway, post(headers))
             assert answer.startswith(b"HTTP/1.1 200"), (kind, answer[:300])
             sent += 1
-    wait_until(lambda: receiver.requests > 0, "a delivery of traces")
+    wait_until(lambda: len(sizes) > 0, "a delivery of traces")
     grown = gateway.peak() - before
-    record(
-        f"{sent} requests, {grown / MIB:.1f} MiB grown, {receiver.bytes / sent:.0f} bytes per request to the receiver"
-    )
+    record(f"{sent} requests, {grown / MIB:.1f} MiB grown, {sum(sizes) / sent:.0f} bytes per request to the receiver")
     assert grown < MEMORY
-    assert receiver.bytes / sent < 4096
+    assert sum(sizes) / sent < 4096
     assert gateway.log_bytes < 4096
 
 
