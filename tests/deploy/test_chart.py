@@ -1,16 +1,20 @@
 """The Helm chart, rendered by the real helm: what Kubernetes, KEDA and our own commands say of it."""
 
 import functools
+import http.server
 import importlib.util
 import itertools
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -318,6 +322,53 @@ def test_a_pool_of_two_models_follows_the_fuller_cache(promtool, tmp_path):
     used = {("two-0", "a"): 0.5, ("two-0", "b"): 0.4, ("two-1", "a"): 0.2, ("two-1", "b"): 0.6, ("two-v2-0", "a"): 0.9}
     series = {f"nv_trt_llm_kv_cache_block_metrics{labels.format(*key)}": f"{value}x9" for key, value in used.items()}
     check_queries(promtool, tmp_path / "test.yaml", series, {query: 1.1})
+
+
+class Cluster(http.server.BaseHTTPRequestHandler):
+    """An API server for helm's `lookup`, in which each object has three replicas."""
+
+    kinds: ClassVar = {
+        "apps/v1": {"deployments": "Deployment", "statefulsets": "StatefulSet"},
+        "leaderworkerset.x-k8s.io/v1": {"leaderworkersets": "LeaderWorkerSet"},
+    }
+
+    def do_GET(self):
+        path = self.path.partition("?")[0].strip("/").split("/")
+        found = {"major": "1", "minor": "34", "gitVersion": "v1.34.1", "versions": ["v1"], "resources": []}
+        if path == ["apis"]:
+            versions = [{"groupVersion": one, "version": "v1"} for one in self.kinds]
+            groups = [{"name": one["groupVersion"].split("/")[0], "versions": [one]} for one in versions]
+            found = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+        elif path[0] == "apis":
+            kinds = self.kinds["/".join(path[1:3])]
+            found["groupVersion"] = "/".join(path[1:3])
+            found["resources"] = [{"name": name, "namespaced": True, "kind": kinds[name]} for name in kinds]
+            if len(path) > 3:
+                found = {"apiVersion": found["groupVersion"], "kind": kinds[path[5]], "spec": {"replicas": 3}}
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(found).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def test_an_upgrade_that_turns_autoscaling_on_stops_no_pods(tmp_path, monkeypatch):
+    """Helm sets a field that its last manifest had and the new one lacks to null (helm 3.17 `pkg/kube/client.go`,
+    createPatch), and Kubernetes sets its default, 1 (pkg/apis/apps/v1/defaults.go)."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", os.devnull)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Cluster) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        asked = ["--dry-run=server", "--kube-apiserver", f"http://127.0.0.1:{server.server_port}"]
+        done = helm("template", "release", str(CHART), *asked, values=VALUES["all scaled by KEDA"])
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    made = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] in ("StatefulSet", "LeaderWorkerSet")]
+    gateway = [one for one in yaml.safe_load_all(done.stdout) if one and one["metadata"]["name"] == "release-gateway"]
+    scaled = [*made, *(one for one in gateway if one["kind"] == "Deployment")]
+    assert [one["spec"]["replicas"] for one in scaled] == [3, 3, 3]
 
 
 def test_keda_takes_over_from_kubernetes():

@@ -65,6 +65,14 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{- /* the replicas that what is scaled has now: if an upgrade only left out what the last one said, they would be 1.
+  (dict "root" $ "apiVersion" … "kind" … "name" …) */ -}}
+{{- define "llmops.scaled" -}}
+{{- with lookup .apiVersion .kind .root.Release.Namespace .name }}
+replicas: {{ max 1 (int .spec.replicas) }}
+{{- end }}
+{{- end }}
+
 {{- /* GPUs are on nodes that keep other pods away */ -}}
 {{- define "llmops.place.gpu" -}}
 {{- $gpu := dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule" }}
