@@ -22,8 +22,8 @@ def slurm_script(plan: MultiNodePlan) -> str:
         InputError: A folder has a name that its list of mounts cannot hold.
     """
     registry, slash, path = plan.image.partition("/")
-    # enroot, which pyxis uses, expects a registry before '#'
-    image = f"{registry}#{path}" if slash and "." in registry else plan.image
+    # enroot, which pyxis uses, expects a registry before '#'; a path to an image's file may begin with a dot
+    image = f"{registry}#{path}" if slash and set(registry.strip(".")) & set(".:") else plan.image
     for folder in plan.folders:
         if set(str(folder)) & set(",:"):
             raise InputError(f"Slurm cannot mount {folder}, whose name has a comma or a colon; move the folder.")

@@ -52,6 +52,20 @@ def test_an_image_that_only_this_machine_knows_is_not_exported(repository: Path,
         export_launch("lws", repository, LaunchOptions(), gpus_per_node=8, image=image, claim="models")
 
 
+@pytest.mark.parametrize(
+    ("image", "named"),
+    [
+        ("registry:5000/llmops:1", "registry:5000#llmops:1"),
+        ("./llmops.sqsh", "./llmops.sqsh"),
+        ("team/llmops:1", "team/llmops:1"),
+    ],
+)
+def test_slurm_gets_images_as_enroot_names_them(repository: Path, image: str, named: str) -> None:
+    """NVIDIA/enroot 3.4 `src/docker.sh`, import: [<user>@][<registry>#]<image>[:<tag>], with no colon in an image."""
+    script = export_launch("slurm", repository, LaunchOptions(), gpus_per_node=8, image=image, claim="models")
+    assert re.search(r"--container-image='?([^'\s]+)", script)[1] == named
+
+
 def test_slurm_starts_one_task_per_gpu_and_tells_them_apart(repository: Path, tmp_path: Path) -> None:
     """A program in place of srun runs every task.
 
