@@ -17,7 +17,7 @@ from llmops.store import conversations as table
 from llmops.store.conversations import NewMessage
 from llmops.store.factory import open_store
 from llmops.store.tables import conversations, messages
-from tests.support.waiting import eventually
+from tests.support.waiting import Clock, eventually
 
 ANN = Caller(tenant_id="acme", user_id=str(uuid4()))
 BOB = Caller(tenant_id="acme", user_id=str(uuid4()))
@@ -28,19 +28,6 @@ PAIR = [
         item_id="msg_2", role="assistant", content="Hé 👋", token_count=4, model="smollm2", finish_reason="stop"
     ),
 ]
-
-
-class Clock:
-    """A time that tests move."""
-
-    def __init__(self, now) -> None:
-        self.now = now
-
-    def __call__(self):
-        return self.now
-
-    def pass_days(self, days: float) -> None:
-        self.now += timedelta(days=days)
 
 
 @pytest.fixture
@@ -99,7 +86,7 @@ async def counted(store):
 async def test_a_search_finds_what_titles_and_messages_contain(chats, clock, monkeypatch):
     said = replace(PAIR[0], content="A half is 50% of_it, said Ann.")
     old = public_id(await chats.create(ANN, [said], title="Sums"))
-    clock.pass_days(1)
+    clock.now += timedelta(days=1)
     new = public_id(await chats.create(ANN, PAIR))
     for text, found in (
         ("50% OF_IT, SAID", [old]), ("50% of it, said", []), ("5_", []), ("sUm", [old]), ("hé", [new]),
@@ -167,9 +154,9 @@ async def test_a_deleted_conversation_is_purged_after_thirty_days(chats, clock, 
     kept, gone = [public_id(await chats.create(ANN, PAIR)) for _ in range(2)]
     await chats.delete(ANN, gone)
     assert await ids(chats, ANN) == [kept]
-    clock.pass_days(29.9)
+    clock.now += timedelta(days=29.9)
     assert await chats.prune() == 0
-    clock.pass_days(0.2)
+    clock.now += timedelta(days=0.2)
     assert await chats.prune() == 1
     assert await counted(store) == [1, 2]
 
@@ -179,10 +166,10 @@ async def test_each_tenant_keeps_conversations_for_its_own_time(url, clock, stor
     chats = ConversationStore(url, settings, clock)
     for caller in (ANN, EVE):
         await chats.create(caller, PAIR)
-    clock.pass_days(11)
+    clock.now += timedelta(days=11)
     await chats.prune()
     assert (await ids(chats, ANN), len(await ids(chats, EVE))) == ([], 1)
-    clock.pass_days(90)
+    clock.now += timedelta(days=90)
     await chats.prune()
     assert await counted(store) == [0, 0]
     await chats.close()
@@ -192,7 +179,7 @@ async def test_what_is_deleted_for_its_age_is_archived_first(url, clock, tmp_pat
     chats = ConversationStore(url, ConversationSettings(days=10), clock)
     old, gone = [public_id(await chats.create(ANN, PAIR)) for _ in range(2)]
     await chats.delete(ANN, gone)
-    clock.pass_days(11)
+    clock.now += timedelta(days=11)
     (tmp_path / "file").write_text("")
 
     async def opened():
@@ -228,6 +215,6 @@ async def test_an_answer_whose_gateway_was_killed_is_partial(chats, clock):
     begun = replace(PAIR[1], status="in_progress", content="Hé")
     await chats.append(ANN, made, [PAIR[0], begun])
     assert (await chats.read(ANN, made)).messages[-1].status == "in_progress"
-    clock.pass_days(11 / 86400)
+    clock.now += timedelta(seconds=11)
     lost = (await chats.read(ANN, made)).messages[-1]
     assert (lost.status, lost.finish_reason, lost.content) == ("incomplete", "gateway_lost", "Hé")
