@@ -253,6 +253,14 @@ def test_pods_are_restricted(name):
 
 
 @each
+def test_pods_that_wait_for_an_engine_keep_no_node_from_being_drained(name):
+    """Kubernetes evicts pods that are not ready only within the budget, unless it has this policy:
+    https://kubernetes.io/docs/tasks/run-application/configure-pdb/#unhealthy-pod-eviction-policy"""
+    for one in kind(name, "PodDisruptionBudget"):
+        assert one["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+@each
 def test_secrets_are_named_and_never_said(name):
     assert kind(name, "Secret") == []
     for _, container in containers(name):
