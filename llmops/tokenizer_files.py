@@ -14,14 +14,18 @@ MAX_ADDED_TOKENS = 64
 #: Characters of all added tokens together, of which control tokens become a regular expression of
 #: 100 bytes per character. 65,536 tokens for audio have one million.
 MAX_ADDED_CHARACTERS = 2**21
+#: Ids of a vocabulary for each of its tokens, above the first 65,536. The library prints the ids
+#: that have no token.
+MAX_IDS_PER_TOKEN = 2
 
 
 def check_growth(path: Path) -> None:
     """Raise ValueError if the rules in a tokenizer.json make a text more than MAX_GROWTH times as long.
 
     A rule that writes 100 KB for a letter makes gigabytes of a request, and chained rules do so
-    with short texts; so do special tokens that are added to each text, or are books. A decoder that
-    removes characters at the end of a token is refused, too: the library panics at a shorter one.
+    with short texts; so do special tokens that are added to each text, or are books, and ids
+    without a token. A decoder that removes characters at the end of a token is refused, too: the
+    library panics at a shorter one.
 
     Raises:
         OSError: The file cannot be read, or is too large.
@@ -41,11 +45,21 @@ def check_growth(path: Path) -> None:
     characters = sum(len(one) for one in contents if isinstance(one, str))
     if characters > MAX_ADDED_CHARACTERS:
         raise ValueError(f"its added tokens have {characters:,} characters, more than {MAX_ADDED_CHARACTERS:,}")
+    model = spec.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = [one for one in vocabulary.values() if isinstance(one, int)] if isinstance(vocabulary, dict) else []
+    if max(ids, default=0) > 2**16 + MAX_IDS_PER_TOKEN * len(ids):
+        raise ValueError(f"its {len(ids):,} tokens have ids up to {max(ids):,}")
     added = _added_tokens(spec.get("post_processor"))
     if added > MAX_ADDED_TOKENS:
         raise ValueError(f"it adds {added:,} special tokens to each text, more than {MAX_ADDED_TOKENS}")
     if _strips_ends(spec.get("decoder")):
         raise ValueError("its decoder removes characters at the end of tokens, which shorter tokens do not have")
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return True for a panic in the Rust code of `tokenizers`, which is no Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def _added_tokens(rule: Any) -> int:

@@ -20,6 +20,7 @@ from llmops.gateway.triton.grpc_client import TritonClient
 from llmops.gateway.triton.model_metadata import EncoderMetadata, parse_encoder_metadata, parse_model_metadata
 from llmops.gateway.triton.request_stream import RequestStreamTransport
 from llmops.gateway.triton.step_stream import StepStreamTransport
+from llmops.tokenizer_files import is_panic
 
 
 class ModelLoadError(LlmopsError):
@@ -28,7 +29,7 @@ class ModelLoadError(LlmopsError):
     `fault` names the part, the message adds the reason.
     """
 
-    def __init__(self, fault: str, why: Exception) -> None:
+    def __init__(self, fault: str, why: BaseException) -> None:
         super().__init__(f"{fault}: {str(why) or repr(why)}")
         self.fault = fault
 
@@ -151,11 +152,13 @@ def _load_tokenizer(directory: str) -> TextTokenizer:
 
 @contextmanager
 def _loading_part(fault: str) -> Iterator[None]:
-    """Raise ModelLoadError for any exception.
+    """Raise ModelLoadError for any exception, and for a panic of the tokenizers' library.
 
     Its text may name files, so clients get `fault` alone.
     """
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise ModelLoadError(fault, error) from error

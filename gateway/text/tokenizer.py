@@ -19,7 +19,7 @@ from llmops.gateway.text.control_tokens import ControlTokens, RenderedPrompt, fi
 from llmops.gateway.text.detokenizer import DetokenizerFactory
 from llmops.gateway.text.token_lower_bound import MAX_TOKENS_PER_CHARACTER, bound_for_tokenizer
 from llmops.input_files import leads_outside
-from llmops.tokenizer_files import check_growth
+from llmops.tokenizer_files import check_growth, is_panic
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -114,7 +114,7 @@ class TextTokenizer:
             ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:
             # of its Rust code; no handler of errors catches it
-            if type(error).__name__ != "PanicException":
+            if not is_panic(error):
                 raise
             raise InvalidRequestError(f"This model's tokenizer cannot read the text ({str(error)[:100]}).") from error
         return ids

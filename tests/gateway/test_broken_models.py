@@ -64,6 +64,19 @@ def _deep_config(folder) -> None:
     (folder / "tokenizer_config.json").write_text("[" * 100_000)
 
 
+def _panicking(folder) -> None:
+    file = folder / "tokenizer.json"
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AA=="}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": normalizer}))
+
+
+def _one_high_id(folder) -> None:
+    file = folder / "tokenizer.json"
+    spec = json.loads(file.read_text())
+    spec["model"]["vocab"][next(reversed(spec["model"]["vocab"]))] = 20_000_000
+    file.write_text(json.dumps(spec))
+
+
 TEMPLATE_FAULT = "its chat template cannot be used"
 TOKENIZER_FAULT = "its tokenizer cannot be read"
 FAULTS = [
@@ -71,6 +84,10 @@ FAULTS = [
     (_not_a_template, TEMPLATE_FAULT),
     (_no_tokenizer, TOKENIZER_FAULT),
     (_deep_config, TOKENIZER_FAULT),
+    # before, no model of the server was served, and the list of models was never read again
+    (_panicking, TOKENIZER_FAULT),
+    # before, the library printed 20 million numbers: 378 MB
+    (_one_high_id, TOKENIZER_FAULT),
 ]
 
 
