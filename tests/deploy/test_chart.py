@@ -260,6 +260,14 @@ def test_pods_that_wait_for_an_engine_keep_no_node_from_being_drained(name):
         assert one["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
+def test_the_budget_of_a_group_counts_its_workers():
+    """RecreateGroupOnPodRestart of kubernetes-sigs/lws v0.9.0 ends the whole group when a worker is evicted."""
+    (budget,) = [one for one in kind("two nodes", "PodDisruptionBudget") if one["metadata"]["name"] == "release-big"]
+    found = [label for label, template in pods("two nodes") if matches(
+        budget["spec"]["selector"], template["metadata"]["labels"])]  # fmt: skip
+    assert found == [f"LeaderWorkerSet release-big {role}Template" for role in ("leader", "worker")]
+
+
 @each
 def test_secrets_are_named_and_never_said(name):
     assert kind(name, "Secret") == []
