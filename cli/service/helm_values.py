@@ -5,9 +5,9 @@ Others are in deploy/helm/llmops/values.yaml.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
 from llmops.build.plan.gpu_specs import find_gpu
@@ -173,6 +173,14 @@ def _reject_passwords(name: str, value: Any) -> None:
         _reject_passwords(f"{name}.{key}", one)
 
 
+def _files(name: str, value: Any) -> Iterator[tuple[str, PurePath]]:
+    """Yield each file or folder among the settings, with the setting's name."""
+    if isinstance(value, PurePath):
+        yield name, value
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from _files(f"{name}.{key}", one)
+
+
 def _pool(
     name: str, model: ModelSection, repository: PurePosixPath, found: PlannedReplicas | None, sizes: ModelSizes | None
 ) -> dict[str, Any]:
@@ -248,6 +256,13 @@ def _notes(settings: GatewaySettings, cluster: ClusterResources) -> list[str]:
         notes.append(f"Create the Secret {SIGNING} with the key keys: a random text (`openssl rand -hex 32`).")
     if variables := _variables(settings):
         notes.append(f"Create the Secret {ENVIRONMENT} with the keys {', '.join(variables)}, which gateways read.")
+    given = settings.model_dump(exclude={"usage": {"outbox"}, "kafka": True})
+    notes += [
+        f"Pods have no {path}, which {name} names: put what they read on the claim, and name it below "
+        f"{cluster.mounted}, where they cannot write."
+        for name, path in _files("gateway", given)
+        if not path.is_relative_to(cluster.mounted)
+    ]
     return notes
 
 

@@ -271,6 +271,18 @@ def test_gateways_get_the_keys_of_other_servers_and_reach_them(tmp_path):
         assert walk.allowed(policies, Pod(labels("gateway")), target, port)
 
 
+def test_files_that_pods_lack_are_named(tmp_path):
+    filters = {
+        "words": {"kind": "rules", "words_file": "/etc/words.txt"},
+        "abuse": {"kind": "model", "head": "/models/a.json"},
+    }
+    model = {"checkpoint": "Qwen/Qwen3-8B", "build": {"target": "pytorch"}}
+    made = chart_of(tmp_path, {"models": {"m": model}, "gateway": {"safety": {"filters": filters}}})
+    assert made.exit_code == 0, made.output
+    assert "Pods have no /etc/words.txt, which gateway.safety.filters.words.words_file names" in made.stderr
+    assert "/models/a.json" not in made.stderr
+
+
 def chart_of(folder: Path, described: dict):
     (folder / "llmops.yaml").write_text(yaml.safe_dump(described))
     return CliRunner().invoke(cli, ["chart", "-f", str(folder / "llmops.yaml")])
