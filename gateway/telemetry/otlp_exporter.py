@@ -171,6 +171,9 @@ def _inference_attributes(one: FinishedRequest, operation: str, parts: Sequence[
             found["gen_ai.usage.reasoning.output_tokens"] = usage.reasoning_tokens
     if one.outcome.finish in NORMAL_FINISH_REASONS:
         found["gen_ai.response.finish_reasons"] = [one.outcome.finish]
+    if meter is not None:
+        # the engine streams, whatever its client asked for
+        found["gen_ai.request.stream"] = True
     if meter is not None and meter.first:
         found["gen_ai.response.time_to_first_chunk"] = parts[0].end - parts[0].begin
     if one.replica:
@@ -208,6 +211,8 @@ def _to_any_value(value: Any) -> AnyValue:
     if isinstance(value, str):
         # protobuf rejects text that is not valid Unicode
         return AnyValue(string_value=value.encode("utf-8", "replace").decode())
+    if isinstance(value, bool):
+        return AnyValue(bool_value=value)
     return AnyValue(int_value=value) if isinstance(value, int) else AnyValue(double_value=value)
 
 

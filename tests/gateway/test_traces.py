@@ -112,6 +112,8 @@ async def test_a_sampled_answer_is_told_whole(card, tokenizer, receiver):
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "nvidia.triton",
         "gen_ai.request.model": "tiny",
+        # conditionally required of a stream: model/gen-ai/spans.yaml of semantic conventions 1.41
+        "gen_ai.request.stream": True,
         "gen_ai.response.model": "tiny",
         "gen_ai.response.finish_reasons": ["stop"],
         "gen_ai.usage.input_tokens": len(asked["input_ids"]),
