@@ -7,14 +7,25 @@ panic or allocate more than the memory, which ends the process.
 the tokenizer cannot be used.
 """
 
+from __future__ import annotations
+
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import permutations
 from pathlib import Path
+from statistics import median
+from time import process_time
+from typing import TYPE_CHECKING, Any
 
 from llmops.build.checkpoint.chat_template import limit_process
 from llmops.errors import CheckpointError
+from llmops.input_files import MAX_TABLE_BYTES, read_json
 from llmops.process import module_command
 from llmops.tokenizer_files import check_growth
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 #: CPU seconds that loading and the texts may take. The largest vocabularies load in 1.5 s.
 _MAX_SECONDS = 10
@@ -27,6 +38,17 @@ _TIMEOUT = 120.0
 
 #: Texts on which a slow regular expression takes its time: runs of one kind, and an odd end.
 _TEXTS = ("Hello", *(part * 400 + end for part in ("a", " ", "1", "aB", "é", "\n", "'s") for end in ("", "!\x00")))
+
+#: Characters of a run of one character, and of one of two. A regular expression of quadratic time
+#: takes thirty times as long as others for the first, and one of cubic time 50 s for the second.
+_RUN, _PAIR_RUN = 16_384, 4096
+
+#: How many times as long as the median a run may take. Known tokenizers have up to 5. Runs below
+#: so many seconds are not compared.
+_MAX_RATIO, _MIN_SECONDS = 12, 0.02
+
+#: Characters of regular expressions of which runs, and pairs, are tried.
+_MAX_OWN_RUNS, _MAX_PAIRED = 64, 16
 
 
 def try_tokenizer(path: Path, ref: str) -> None:
@@ -54,11 +76,35 @@ def _problem(path: Path) -> str:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         counts = [len(tokenizer.encode(text).ids) for text in _TEXTS]
+        spec = read_json(path, MAX_TABLE_BYTES)
+        own = sorted(set("".join(_patterns([spec.get("normalizer"), spec.get("pre_tokenizer")]))))
+        runs = [one * _RUN for one in sorted({*map(chr, range(32, 127)), "\n", *own[-_MAX_OWN_RUNS:]})]
+        seconds = [_cpu_seconds(tokenizer, text) for text in runs]
+        if max(seconds) > max(_MAX_RATIO * median(seconds), _MIN_SECONDS):
+            return f"its regular expressions take {max(seconds):.2g} s for {_RUN:,} equal characters"
+        for pair in permutations([one for one in own if one.isalnum()][:_MAX_PAIRED], 2):
+            tokenizer.encode("".join(pair) * (_PAIR_RUN // 2))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001  a panic of the library is no Exception
         return str(error)[:300] or type(error).__name__
     return "" if counts[0] else "it makes no token of a text"
+
+
+def _cpu_seconds(tokenizer: Tokenizer, text: str) -> float:
+    begun = process_time()
+    tokenizer.encode(text)
+    return process_time() - begun
+
+
+def _patterns(rule: Any) -> Iterator[str]:
+    """Yield the regular expressions in a rule."""
+    if isinstance(rule, dict):
+        if isinstance(rule.get("Regex"), str):
+            yield rule["Regex"]
+        rule = list(rule.values())
+    for one in rule if isinstance(rule, list) else ():
+        yield from _patterns(one)
 
 
 if __name__ == "__main__":

@@ -306,6 +306,19 @@ def test_a_tokenizer_that_fails_is_one_sentence(tmp_path: Path, changes: dict[st
     assert "\n" not in refusal.value.message
 
 
+@pytest.mark.parametrize("character", ["x", "ж"])
+def test_a_tokenizer_of_quadratic_time_is_refused(tmp_path: Path, tokenizer_dir: Path, character: str) -> None:
+    """The trial had no run of an `x`: `x*x*[^x]` held a gateway's loop for 48 s at a message of 4 KB."""
+    described = json.loads((tokenizer_dir / "tokenizer.json").read_text())
+    pattern = {"Regex": f"{character}*[^{character}]"}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, described["pre_tokenizer"]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(CheckpointError, match="regular expressions take"):
+        try_tokenizer(tmp_path / "tokenizer.json", "x")
+    try_tokenizer(tokenizer_dir / "tokenizer.json", "x")
+
+
 def test_templates_that_fail_leave_none_of_their_values() -> None:
     """Before the fix, a gateway grew from 173 to 2,121 MiB in 24 requests, and kept it."""
     text = "{% set x %}{% for i in range(1000) %}{{ 'a' * 99999 }}{% endfor %}{% endset %}{{ x * 99999 }}"
