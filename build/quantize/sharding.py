@@ -3,6 +3,11 @@
 ModelOpt and TensorRT-LLM want every cut dimension to divide by tp, and a group-quantised input
 dimension by tp * group (NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/modules/linear.py`, ModelOpt
 `export/postprocess.py`).
+
+An engine's layers of weights in 4 bits, or in 8 that trtllm-build makes, also have both widths of
+the whole matrix rounded up to a multiple of tp times the group, or 64, while the weights of a
+checkpoint keep theirs and then do not fit (`tensorrt_llm/quantization/layers.py`,
+WeightOnlyQuantLinear and WeightOnlyGroupwiseQuantLinear). `rounded` stands for such a format.
 """
 
 from collections.abc import Iterator
@@ -11,6 +16,8 @@ from dataclasses import dataclass
 from llmops.build.model.architecture import Architecture
 from llmops.errors import InputError
 
+#: Smallest width, per GPU, that an engine's weight-only layers round to.
+_LEAST_UNIT = 64
 #: Tensor-parallel sizes that error messages may suggest.
 TP_SIZES = range(1, 17)
 
@@ -47,10 +54,10 @@ def linears(arch: Architecture) -> Iterator[ShardedLinear]:
         yield ShardedLinear("mlp.experts.down_proj", hidden, width, "in")
 
 
-def sharding_problem(arch: Architecture, tp: int, group_size: int | None) -> str | None:
+def sharding_problem(arch: Architecture, tp: int, group_size: int | None, rounded: bool = False) -> str | None:
     """Return why this tp cannot work, naming layer and dimension, or None if it can.
 
-    For group-quantised formats, the group size matters too.
+    For group-quantised formats, the group size matters too. `rounded`: see above.
     """
     if arch.num_heads % tp:
         return f"num_attention_heads {arch.num_heads} does not divide by tp {tp}"
@@ -64,10 +71,26 @@ def sharding_problem(arch: Architecture, tp: int, group_size: int | None) -> str
         if group_size and local % group_size:
             share = f"{local} of {linear.in_features}" if local != linear.in_features else f"{local}"
             return f"{linear.name} has {share} input features per GPU, which do not divide by group size {group_size}"
+    return _rounding_problem(arch, tp, max(_LEAST_UNIT, group_size or 0) * tp) if rounded else None
+
+
+def _rounding_problem(arch: Architecture, tp: int, unit: int) -> str | None:
+    # the engine's matrix of queries, keys and values is one, with a KV head for each rank at least
+    qkv = (arch.num_heads + 2 * max(arch.num_kv_heads, tp)) * arch.head_dim
+    widths = {"self_attn.q_proj, k_proj and v_proj together": qkv}
+    for linear in linears(arch):
+        if "experts" not in linear.name:
+            widths |= {f"{linear.name} (in)": linear.in_features, f"{linear.name} (out)": linear.out_features}
+    del widths["self_attn.q_proj (out)"]
+    for name, width in widths.items():
+        if width % unit:
+            return f"{name} has {width} features, which an engine of this format needs in multiples of {unit}"
     return None
 
 
-def choose_group_size(arch: Architecture, tp: int, requested: int | None, sizes: tuple[int, ...]) -> int:
+def choose_group_size(
+    arch: Architecture, tp: int, requested: int | None, sizes: tuple[int, ...], rounded: bool = False
+) -> int:
     """Return the first of `sizes` that fits every cut input, or the requested size.
 
     Raises:
@@ -78,38 +101,38 @@ def choose_group_size(arch: Architecture, tp: int, requested: int | None, sizes:
             f"--group-size {requested}: TensorRT-LLM has kernels for {' and '.join(map(str, sizes))} only."
         )
     for group in (requested,) if requested else sizes:
-        if sharding_problem(arch, tp, group) is None:
+        if sharding_problem(arch, tp, group, rounded) is None:
             return group
-    raise InputError(_no_group(arch, tp, requested, sizes))
+    raise InputError(_no_group(arch, tp, requested, sizes, rounded))
 
 
-def check_sharding(arch: Architecture, tp: int, pp: int, group_size: int | None = None) -> None:
+def check_sharding(arch: Architecture, tp: int, pp: int, group_size: int | None = None, rounded: bool = False) -> None:
     """Check the parallel sizes.
 
     Raises:
         InputError: A dimension does not divide. The message names it and the values that would
             work.
     """
-    reason = sharding_problem(arch, tp, group_size)
+    reason = sharding_problem(arch, tp, group_size, rounded)
     if reason is not None:
-        raise InputError(f"--tp {tp} cannot work: {reason}; {_tp_values(arch, group_size)}.")
+        raise InputError(f"--tp {tp} cannot work: {reason}; {_tp_values(arch, group_size, rounded)}.")
     if pp > arch.num_layers:
         raise InputError(f"--pp {pp} is more than the {arch.num_layers} layers; give at most that.")
     if arch.num_layers % pp:
         raise InputError(f"--pp {pp} cannot work: ModelOpt cuts {arch.num_layers} layers into equal stages only.")
 
 
-def _no_group(arch: Architecture, tp: int, requested: int | None, sizes: tuple[int, ...]) -> str:
+def _no_group(arch: Architecture, tp: int, requested: int | None, sizes: tuple[int, ...], rounded: bool) -> str:
     group = requested or sizes[-1]
-    fitting = [g for g in sizes if sharding_problem(arch, tp, g) is None]
+    fitting = [g for g in sizes if sharding_problem(arch, tp, g, rounded) is None]
     what = f"--group-size {requested} with --tp {tp}" if requested else f"--tp {tp} with group-wise quantisation"
-    reason = f"{what} cannot work: {sharding_problem(arch, tp, group)}"
+    reason = f"{what} cannot work: {sharding_problem(arch, tp, group, rounded)}"
     if not fitting:
-        return f"{reason}; {_tp_values(arch, group)}."
+        return f"{reason}; {_tp_values(arch, group, rounded)}."
     return f"{reason}; --group-size {' or '.join(map(str, fitting))} would do with --tp {tp}."
 
 
-def _tp_values(arch: Architecture, group_size: int | None) -> str:
-    good = [str(tp) for tp in TP_SIZES if sharding_problem(arch, tp, group_size) is None]
+def _tp_values(arch: Architecture, group_size: int | None, rounded: bool) -> str:
+    good = [str(tp) for tp in TP_SIZES if sharding_problem(arch, tp, group_size, rounded) is None]
     with_group = f" with group size {group_size}" if group_size else ""
     return f"tp {', '.join(good)} would do{with_group}" if good else f"no tp would do{with_group}; use --quant fp8"

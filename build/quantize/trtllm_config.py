@@ -108,7 +108,10 @@ def rotary_fields(arch: Architecture, hf_config: Any) -> dict[str, Any]:
             "longrope_scaling_short_factors": parameters["short_factor"],
             "longrope_scaling_long_factors": parameters["long_factor"],
         }
-    elif kind != "default":
+    # "dynamic" changes nothing within max_position_embeddings, the most that is built, and without
+    # `alpha` trtllm-build fails on it (1.2.1 `tensorrt_llm/functional.py`,
+    # create_sinusoidal_positions_for_attention_plugin).
+    elif kind not in ("default", "dynamic"):
         # llama reads rope_type, older readers read `type`.
         fields["rotary_scaling"] = {**parameters, "type": kind}
     return fields

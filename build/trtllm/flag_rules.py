@@ -23,13 +23,17 @@ Flags = Mapping[str, Value | None]
 
 @dataclass(frozen=True)
 class FlagContext:
-    """The build that flags are for: `family`, `quant` and `kv_cache` in llmops' names."""
+    """The build that flags are for: `family`, `quant` and `kv_cache` in llmops' names.
+
+    `sm` is the GPU's version, 0 if none is named.
+    """
 
     family: str
     quant: str
     tp_size: int = 1
     pp_size: int = 1
     kv_cache: str = "auto"
+    sm: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,9 @@ def _unpaged(flags: Mapping[str, Value | None]) -> bool:
     return not _on(flags, "use_paged_context_fmha")
 
 
+_NOT_ON_B200 = (
+    "gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin", "bert_context_fmha_fp32_acc",
+)  # fmt: skip
 RULES = [
     FlagRule(_used("opt_num_tokens", "multiple_profiles"),
          "--opt_num_tokens cannot go with --multiple_profiles enable: drop one of them."),
@@ -136,6 +143,9 @@ RULES = [
     FlagRule(lambda f, s: _on(f, "lora_plugin") and any(_on(f, n) for n in (
          "gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin")),
          "--gemm_swiglu_plugin and --low_latency_gemm_swiglu_plugin take no adapters: leave them out."),
+    # PluginConfig.validate of tensorrt_llm/plugin/plugin.py; formats are checked in targets/nvidia/gpu_checks.py
+    FlagRule(lambda f, s: s.sm == 100 and any(_on(f, name) for name in _NOT_ON_B200),
+         f"a B200 has no {', '.join(f'--{name}' for name in _NOT_ON_B200)}: leave them out."),
     FlagRule(_used("user_buffer", "pp_reduce_scatter"),
          "--user_buffer cannot go with --pp_reduce_scatter: drop one of them."),
     FlagRule(lambda f, s: _on(f, "pp_reduce_scatter") and s.family != "mixtral",

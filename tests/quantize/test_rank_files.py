@@ -113,19 +113,29 @@ def test_pipeline_stages_and_kv_heads_on_two_gpus_each(export):
     assert len(exported.kv_scales) == 4
 
 
+class Rope(dict):
+    """Parameters that `export` can keep a model by."""
+
+    def __hash__(self):
+        return hash(self["rope_type"])
+
+
 def test_rope_reaches_the_engine(export):
     """transformers 5 keeps it in rope_parameters, where ModelOpt's exporter does not look."""
     rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
             "high_freq_factor": 4.0, "original_max_position_embeddings": 256}  # fmt: skip
 
-    class Rope(dict):
-        def __hash__(self):
-            return 7
-
     _, folder, _ = export("llama", "fp8", rope_parameters=Rope(rope))
     config = json.loads((folder / "config.json").read_text())
     scaling = config["rotary_scaling"]
     assert (config["rotary_base"], scaling["factor"], scaling["rope_type"]) == (500000.0, 8.0, "llama3")
+
+
+def test_scaling_beyond_the_models_context_is_left_out(export):
+    """trtllm-build wants an `alpha` of it (KeyError), and within max_position_embeddings it changes nothing."""
+    rope = Rope(rope_type="dynamic", rope_theta=10000.0, factor=4.0)
+    _, folder, _ = export("llama", "fp8", rope_parameters=rope)
+    assert json.loads((folder / "config.json").read_text())["rotary_scaling"] is None
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "qwen2", "qwen3_moe", "gemma3", "phi3"])

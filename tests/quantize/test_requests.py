@@ -75,6 +75,59 @@ def test_refused(checkpoint, family, fields, error, says):
         make_request(spec(**fields), checkpoint(family))
 
 
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+LINEAR = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "fields", "says"),
+    [
+        # models/llama/model.py hands attention rope_gpt_neox and no factors per dimension
+        ("llama", {"rope_scaling": LONGROPE}, {}, "engines have for Phi-3 and 4 only; use --target pytorch"),
+        ("mistral", {"rope_parameters": LONGROPE}, {}, "has rope_type longrope"),
+        # Fp8RowwiseAttention.forward hands the plugin no long_rope_rotary_inv_freq
+        ("phi3", {"rope_scaling": {**LONGROPE, "rope_type": None, "type": "su"}}, {"quant": "fp8_pc_pt"},
+         "rope_type su, which engines in fp8_pc_pt do not have"),
+        # 1.1 layers/attention.py: register_rope_params takes the scaling of the model for both kinds of layers
+        ("gemma3", LINEAR, {"options": {"image": "25.12"}}, "1.1 scales positions in this model's local layers, too"),
+        ("gemma3", {"text_config": LINEAR}, {"options": {"image": "25.10"}}, "--set image=26.07"),
+        ("gemma3", {"rope_parameters": {"full_attention": LINEAR["rope_scaling"]}}, {"options": {"image": "26.01"}},
+         "local layers"),
+    ],
+)  # fmt: skip
+def test_positions_that_an_engine_would_rotate_otherwise_are_refused(checkpoint, family, config, fields, says):
+    source = checkpoint(family)
+    source = dataclasses.replace(source, config={**source.config, "rope_parameters": None, **config})
+    with pytest.raises(InputError, match=says):
+        make_request(spec(**fields), source)
+
+
+def test_positions_that_an_engine_rotates_as_the_model(checkpoint):
+    for family, config, fields in (
+        ("llama", {"rope_scaling": LONGROPE}, {"target": "pytorch"}),
+        ("phi3", {"rope_scaling": LONGROPE}, {"quant": "fp8"}),
+        ("llama", {"rope_parameters": {"rope_type": "default"}}, {"quant": "fp8_pc_pt"}),
+        ("gemma3", LINEAR, {"options": {"image": "26.03"}}),
+    ):
+        source = checkpoint(family)
+        make_request(spec(**fields), dataclasses.replace(source, config={**source.config, **config}))
+
+
+def test_widths_that_an_engine_of_narrow_weights_rounds_up_are_refused(checkpoint):
+    source = checkpoint("llama")
+    for quant, tp in (("int8_wo", 2), ("int4_wo", 2), ("int4_awq", 2)):
+        make_request(spec(quant=quant, tp=tp), source)
+        with pytest.raises(InputError, match=r"--tp 8 .*features, which an engine of this format needs in multiples"):
+            make_request(spec(quant=quant, tp=8), _divisible(source))
+    make_request(spec(quant="fp8", tp=8), _divisible(source))
+    make_request(spec("pytorch", quant="int8_wo", tp=8), _divisible(source))
+
+
+def _divisible(source):
+    shape = dataclasses.replace(source.architecture, num_heads=8, num_kv_heads=8, head_dim=64, intermediate_size=1024)
+    return dataclasses.replace(source, architecture=shape)
+
+
 def quantised(checkpoint, method):
     return dataclasses.replace(checkpoint, quantisation=ExistingQuantisation(method, 8))
 

@@ -51,3 +51,32 @@ def test_a_layout_is_refused_exactly_when_something_does_not_divide(tp, group, w
         cut = linear.in_features if linear.cut == "in" else linear.out_features
         fits = fits and cut % tp == 0 and (group is None or linear.local_in(tp) % group == 0)
     assert (sharding_problem(arch, tp, group) is None) == fits
+
+
+GEMMA3_27B = Architecture.from_hf_config({
+    "architectures": ["Gemma3ForCausalLM"], "hidden_size": 5376, "num_hidden_layers": 62, "num_attention_heads": 32,
+    "num_key_value_heads": 16, "head_dim": 128, "intermediate_size": 21504,
+})  # fmt: skip
+
+
+def test_an_engine_takes_only_widths_that_its_narrow_layers_do_not_round_up():
+    # 5376 = 10.5 * 4 * 128; its weights would not fit a layer of 5632
+    assert choose_group_size(GEMMA3_27B, 4, None, (128, 64)) == 128
+    assert choose_group_size(GEMMA3_27B, 4, None, (128, 64), rounded=True) == 64
+    with pytest.raises(InputError) as caught:
+        check_sharding(GEMMA3_27B, 8, 1, None, rounded=True)
+    assert str(caught.value) == (
+        "--tp 8 cannot work: self_attn.q_proj (in) has 5376 features, which an engine of this format needs in "
+        "multiples of 512; tp 1, 2, 4 would do."
+    )
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([None, 64, 128]), st.integers(1, 60), st.sampled_from([1, 2, 8]))
+def test_every_width_of_an_engines_narrow_layer_is_a_multiple_of_its_unit(tp, group, hidden, kv_heads):
+    arch = dataclasses.replace(LLAMA_70B, hidden_size=hidden * 64, num_kv_heads=kv_heads, num_heads=16)
+    unit = (group or 64) * tp
+    qkv = (16 + 2 * max(kv_heads, tp)) * arch.head_dim
+    whole = all(width % unit == 0 for width in (hidden * 64, qkv, 16 * arch.head_dim, arch.intermediate_size))
+    assert (sharding_problem(arch, tp, group, rounded=True) is None) == (
+        whole and sharding_problem(arch, tp, group) is None
+    )

@@ -185,11 +185,25 @@ def test_gpus_that_cannot_run_or_hold_it(checkpoint: Path) -> None:
         assert refused(checkpoint, *words, *words_of, "--gpu", "b200-sxm", "--tp", "8").startswith(
             "--gpu b200-sxm: trtllm-build makes engines of none and fp8 weights there, with --kv-cache auto or fp8"
         )
+    # NotImplementedError in 1.2.1 PluginConfig.validate
+    fast = ("fp8", "--gpu", "b200-sxm", "--set", "flag.low_latency_gemm_plugin=fp8")
+    assert refused(checkpoint, *words, *fast, "--tp", "8").startswith("trtllm-build: a B200 has no --gemm_swiglu")
     # 141.1 GB in bfloat16 and 81,559 MiB each
     assert refused(checkpoint, *words, "none", "--gpu", "h100-sxm") == (
         "The weights take 131 GiB, and 1 x h100-sxm have 80 GiB; raise --tp or --pp, name a larger --gpu, or choose a "
         "--quant of fewer bits."
     )
+
+
+def test_heads_without_fp8_attention_on_a_b200(checkpoint: Path) -> None:
+    """NVIDIA/TensorRT-LLM #8308: Phi-3-mini in FP8 on a B200, "FP8 FMHA cannot be enabled"."""
+    phi = {**LLAMA, "hidden_size": 3072, "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 96}
+    (checkpoint / "config.json").write_text(json.dumps(phi))
+    words = ("--target", "tensorrt", "--quant", "fp8", "--gpu", "b200-sxm")
+    assert refused(checkpoint, *words, "--kv-cache", "fp8") == (
+        "--gpu b200-sxm: TensorRT-LLM has no attention in FP8 there for heads of 96; use --kv-cache auto."
+    )
+    dry_run(checkpoint, *words)
 
 
 # openai/gpt-oss-120b; its safetensors files hold 65,248,815,744 bytes

@@ -16,6 +16,7 @@ from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, chec
 from llmops.build.quantize.sharding import check_sharding, choose_group_size
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.prequantized import is_prequantized
+from llmops.build.targets.nvidia.rotary_checks import check_rotary
 from llmops.build.trtllm.container_images import DEFAULT_TAG, OWN_TAG, TrtllmImage
 from llmops.build.trtllm.image_selection import image_for, image_of, release_of
 from llmops.build.trtllm.unsupported_checkpoints import unsupported_reason
@@ -121,9 +122,11 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
     _check_window(arch, spec.target, limits.max_seq_len, release_of(image.tensorrt_llm))
     unchanged = is_prequantized(spec, checkpoint, release_of(image.tensorrt_llm))
     _check_family_format(arch, quant_format, spec, unchanged)
+    if spec.target == "tensorrt":
+        check_rotary(checkpoint.config, arch.family, quant_format.name, release_of(image.tensorrt_llm))
     exports_unchanged = unchanged or _exports_unchanged(spec, checkpoint)
     group_size = _group_size(arch, quant_format, spec)
-    check_sharding(arch, spec.tp, spec.pp, group_size)
+    check_sharding(arch, spec.tp, spec.pp, group_size, _rounds_widths(quant_format, spec))
     if spec.target == "tensorrt" and spec.pp > 1 and arch.family == "phi3":
         # 1.2.1 `tensorrt_llm/models/phi3/model.py`: Phi3Model makes the embedding and the last norm
         # on every rank, and takes no states of an earlier one
@@ -196,11 +199,18 @@ def allowed_formats(family: str, target: str) -> tuple[str, ...]:
 
 def _group_size(arch: Architecture, quant_format: QuantFormat, spec: BuildSpec) -> int | None:
     if quant_format.grouped:
-        return choose_group_size(arch, spec.tp, spec.group_size, quant_format.groups)
+        return choose_group_size(
+            arch, spec.tp, spec.group_size, quant_format.groups, _rounds_widths(quant_format, spec)
+        )
     if spec.group_size is not None:
         grouped = (name for name, other in buildable_formats(spec.target).items() if other.grouped)
         raise InputError(f"--group-size goes with {' and '.join(grouped)}, not with --quant {quant_format.name}.")
     return None
+
+
+def _rounds_widths(quant_format: QuantFormat, spec: BuildSpec) -> bool:
+    """Return True if an engine's layers of the format round their widths (quantize/sharding.py)."""
+    return spec.target == "tensorrt" and (quant_format.grouped or quant_format.quantized_by_builder)
 
 
 def _calibration(spec: BuildSpec, quant_format: QuantFormat) -> CalibrationSettings:

@@ -68,6 +68,12 @@ def _check_blackwell(request: BuildRequest, gpu: GpuSpec) -> None:
             f"--gpu {gpu.name}: trtllm-build makes engines of none and fp8 weights there, with --kv-cache auto or fp8; "
             "choose those, or --target pytorch."
         )
+    # NVIDIA/TensorRT-LLM #8308: "FP8 FMHA cannot be enabled because Context FMHA is not supported"
+    head = request.checkpoint.architecture.head_dim
+    if request.spec.target == "tensorrt" and gpu.sm == 100 and request.kv_cache == "fp8" and head == 96:
+        raise InputError(
+            f"--gpu {gpu.name}: TensorRT-LLM has no attention in FP8 there for heads of {head}; use --kv-cache auto."
+        )
     if request.weights == "w4a8_awq" and request.checkpoint.architecture.moe is not None and gpu.sm >= 100:
         raise InputError(
             f"--gpu {gpu.name}: TensorRT-LLM has no W4A8 kernels for experts there; use --quant fp8, or name an "

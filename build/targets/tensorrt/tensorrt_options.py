@@ -6,6 +6,7 @@ Options become arguments of `trtllm-build` and parameters of the C++ backend.
 from dataclasses import replace
 
 from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint
+from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.targets.nvidia.build_request import COMMON_OPTIONS, BuildRequest, positive_option
@@ -79,7 +80,12 @@ def engine_arguments(request: BuildRequest, adapters: list[AdapterCheckpoint]) -
     spec = request.spec
     options = EngineOptions(
         subject=FlagContext(
-            request.checkpoint.architecture.family, request.quant_format.name, spec.tp, spec.pp, request.kv_cache
+            request.checkpoint.architecture.family,
+            request.quant_format.name,
+            spec.tp,
+            spec.pp,
+            request.kv_cache,
+            find_gpu(spec.gpu).sm if spec.gpu else 0,
         ),
         max_batch_size=request.limits.max_batch_size,
         max_input_len=max_input_len(request),
