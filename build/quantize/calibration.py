@@ -113,31 +113,49 @@ def _is_local(dataset: str) -> bool:
 
 def _jsonl(path: Path) -> list[str]:
     texts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    # `splitlines` would also cut at U+2028 and U+0085, which JSON has within its strings
+    for number, line in enumerate(_decoded(path).split("\n"), 1):
         if line.strip():
             try:
                 texts.append(_text_of(json.loads(line)))
-            except (ValueError, KeyError):
+            except (ValueError, KeyError, TypeError, AttributeError):
                 raise InputError(
                     f"{path}, line {number} has no text; each line must be a JSON object with one of "
                     f"{', '.join(_TEXT_FIELDS)} or messages."
                 ) from None
-    return texts
+    return [text for text in texts if text]
+
+
+def _decoded(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"--calib-data {path} is not UTF-8 (byte {error.start}); convert it.") from None
 
 
 def _text_of(row: Any) -> str:
-    """Return a row's text; messages of a chat are joined. Raises KeyError."""
+    """Return a row's text, which may be empty; messages of a chat are joined.
+
+    Raises KeyError, TypeError or AttributeError for other rows.
+    """
     if isinstance(row, str):
         return row
-    for name in _TEXT_FIELDS:
-        if isinstance(row.get(name), str) and row[name]:
-            return str(row[name])
-    return "\n".join(str(message["content"]) for message in row["messages"])
+    named = [row[name] for name in _TEXT_FIELDS if isinstance(row.get(name), str)]
+    if named:
+        return next(filter(None, named), "")
+    return "\n".join(filter(None, (_content(message["content"]) for message in row["messages"])))
+
+
+def _content(content: Any) -> str:
+    """Return a message's text: of calls of tools (None) nothing, of parts those with a text."""
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
+    return "" if content is None else str(content)
 
 
 def _txt(path: Path) -> list[str]:
     """Return the passages of a text file, separated by empty lines."""
-    return [part.strip() for part in path.read_text(encoding="utf-8").split("\n\n") if part.strip()]
+    return [part.strip() for part in _decoded(path).split("\n\n") if part.strip()]
 
 
 def _parquet(path: Path) -> list[str]:
@@ -145,7 +163,10 @@ def _parquet(path: Path) -> list[str]:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise MissingDependencyError("Reading .parquet needs pyarrow: pip install pyarrow.") from error
-    table = parquet.read_table(path)
+    try:
+        table = parquet.read_table(path)
+    except (ValueError, OSError) as error:
+        raise InputError(f"--calib-data {path} cannot be read as Parquet: {error}") from error
     name = next((name for name in _TEXT_FIELDS if name in table.column_names), None)
     if name is None:
         raise InputError(f"{path} has no column of text; one of {', '.join(_TEXT_FIELDS)} is needed.")
@@ -164,7 +185,7 @@ def _hub(dataset: str) -> list[str]:
     name = "abisee/cnn_dailymail" if dataset in ("cnn_dailymail", "ccdv/cnn_dailymail") else dataset
     try:
         rows = load_dataset(name, "3.0.0" if name == "abisee/cnn_dailymail" else None, split="train", streaming=True)
-        return [_text_of(row) for _, row in zip(range(4096), rows, strict=False)]
+        return [text for text in (_text_of(row) for _, row in zip(range(4096), rows, strict=False)) if text]
     except Exception as error:
         raise InputError(f"--calib-data {dataset} cannot be read from the hub ({error}); give a local file.") from error
 

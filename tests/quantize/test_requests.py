@@ -123,6 +123,26 @@ def test_widths_that_an_engine_of_narrow_weights_rounds_up_are_refused(checkpoin
     make_request(spec("pytorch", quant="int8_wo", tp=8), _divisible(source))
 
 
+@pytest.mark.parametrize("quant", ["int8_sq", "fp8_pc_pt"])
+def test_kv_heads_on_several_gpus_have_no_scales_per_channel(checkpoint, quant):
+    """ModelOpt 0.47 export/layer_utils.py: NotImplementedError, hours later."""
+    source = checkpoint("llama")  # 4 KV heads
+    make_request(spec(quant=quant, tp=4), source)
+    with pytest.raises(InputError, match=r"--tp 8 gives several GPUs the same of 4 KV heads, .* use --tp 4 or less"):
+        make_request(spec(quant=quant, tp=8), source)
+    for other in (spec(quant="fp8", tp=8), spec("pytorch", quant="fp8_pc_pt", tp=8), spec(quant="none", tp=8)):
+        make_request(other, source)
+
+
+def test_an_engine_has_experts_in_all_layers_or_in_none(checkpoint):
+    source = checkpoint("qwen3_moe")
+    shape = dataclasses.replace(source.architecture.moe, layers=(1,))
+    mixed = dataclasses.replace(source, architecture=dataclasses.replace(source.architecture, moe=shape))
+    with pytest.raises(CheckpointError, match=r"layers without experts, .* use --target pytorch"):
+        make_request(spec(), mixed)
+    make_request(spec("pytorch"), mixed)
+
+
 def _divisible(source):
     shape = dataclasses.replace(source.architecture, num_heads=8, num_kv_heads=8, head_dim=64, intermediate_size=1024)
     return dataclasses.replace(source, architecture=shape)
@@ -255,6 +275,28 @@ def test_calibration_files(tmp_path):
         load_texts(CalibrationSettings(str(tmp_path / "c.jsonl")))
     with pytest.raises(InputError, match="does not exist"):
         load_texts(CalibrationSettings(str(tmp_path / "d.txt")))
+
+
+def test_calibration_rows_of_all_kinds(tmp_path):
+    """Rows of chat and web sets: no text, parts of a message, calls of tools, and U+2028 within a string."""
+    path = tmp_path / "rows.jsonl"
+    parts = [{"type": "text", "text": "three"}, {"type": "image_url", "image_url": {}}]
+    rows = [{"text": "a\u2028b\u0085c"}, {"text": ""}, {"text": "", "prompt": "two"},
+            {"messages": [{"content": parts}, {"content": None}, {"content": "four"}]}]  # fmt: skip
+    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
+    assert sorted(load_texts(CalibrationSettings(str(path)))) == ["a\u2028b\u0085c", "three\nfour", "two"]
+    for wrong in ("5", "[1]", '{"messages": 1}', '{"messages": ["x"]}', "null"):
+        path.write_text(wrong)
+        with pytest.raises(InputError, match="line 1 has no text"):
+            load_texts(CalibrationSettings(str(path)))
+    for name in ("a.txt", "a.jsonl"):
+        (tmp_path / name).write_bytes(b"caf\xe9")
+        with pytest.raises(InputError, match=r"is not UTF-8 \(byte 3\)"):
+            load_texts(CalibrationSettings(str(tmp_path / name)))
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.parquet").write_bytes(b"cut")
+    with pytest.raises(InputError, match="cannot be read as Parquet"):
+        load_texts(CalibrationSettings(str(tmp_path / "a.parquet")))
 
 
 def test_calibration_and_evaluation_share_nothing():

@@ -11,7 +11,7 @@ from llmops.build.engine_folder.manifest import EngineLimits, Parallelism, Quant
 from llmops.build.model.architecture import Architecture, stored_dtype
 from llmops.build.model.families import FAMILIES
 from llmops.build.quality.quality_gates import GATES, QualityGates
-from llmops.build.quant_formats import QuantFormat, buildable_formats, check_kv_cache, format_of
+from llmops.build.quant_formats import PER_CHANNEL, QuantFormat, buildable_formats, check_kv_cache, format_of
 from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, check_data
 from llmops.build.quantize.sharding import check_sharding, choose_group_size
 from llmops.build.spec import BuildSpec
@@ -127,6 +127,13 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
     exports_unchanged = unchanged or _exports_unchanged(spec, checkpoint)
     group_size = _group_size(arch, quant_format, spec)
     check_sharding(arch, spec.tp, spec.pp, group_size, _rounds_widths(quant_format, spec))
+    _check_shared_heads(arch, quant_format, spec)
+    if spec.target == "tensorrt" and arch.moe is not None and arch.has_dense_layers:
+        # 1.2.1 `tensorrt_llm/models/qwen/model.py`: QWenDecoderLayer is MOE in every layer or in none
+        raise CheckpointError(
+            "This model has layers without experts, which TensorRT-LLM's engines give experts, too; use --target "
+            "pytorch."
+        )
     if spec.target == "tensorrt" and spec.pp > 1 and arch.family == "phi3":
         # 1.2.1 `tensorrt_llm/models/phi3/model.py`: Phi3Model makes the embedding and the last norm
         # on every rank, and takes no states of an earlier one
@@ -206,6 +213,20 @@ def _group_size(arch: Architecture, quant_format: QuantFormat, spec: BuildSpec) 
         grouped = (name for name, other in buildable_formats(spec.target).items() if other.grouped)
         raise InputError(f"--group-size goes with {' and '.join(grouped)}, not with --quant {quant_format.name}.")
     return None
+
+
+def _check_shared_heads(arch: Architecture, quant_format: QuantFormat, spec: BuildSpec) -> None:
+    """Raise InputError for KV heads on several GPUs each with scales that ModelOpt does not copy.
+
+    ModelOpt 0.47 finds out after it has quantised (`export/layer_utils.py`, "Duplicating KV heads
+    per-channel scales is not supported").
+    """
+    per_channel = quant_format.preset is not None and quant_format.group == PER_CHANNEL
+    if spec.target == "tensorrt" and per_channel and spec.tp > arch.num_kv_heads:
+        raise InputError(
+            f"--tp {spec.tp} gives several GPUs the same of {arch.num_kv_heads} KV heads, which ModelOpt does not do "
+            f"in {quant_format.name}; use --tp {arch.num_kv_heads} or less, or --quant fp8."
+        )
 
 
 def _rounds_widths(quant_format: QuantFormat, spec: BuildSpec) -> bool:
