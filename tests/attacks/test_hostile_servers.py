@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import grpc.aio
@@ -31,6 +29,7 @@ from llmops.untrusted_text import UNSAFE_CHARACTERS
 from tests.attacks.harness import MIB
 from tests.support import forked_cli
 from tests.support.live_process import LLMOPS
+from tests.support.pages import PageServer
 
 #: What a terminal obeys, in the place of each text.
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\u202e"
@@ -84,22 +83,8 @@ def events(*data: object) -> bytes:
 
 @contextmanager
 def server(answer: Answer) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.body = self.rfile.read(int(self.headers.get("content-length") or 0))
-            with contextlib.suppress(OSError):
-                answer(self)
-
-        do_POST = do_GET
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        made.daemon_threads = True
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{made.server_port}"
-        made.shutdown()
+    with PageServer(answer) as made:
+        yield made.url
 
 
 #: Runs a command with a bounded memory, and prints its largest memory in KiB last. The kernel counts what the parent of

@@ -30,6 +30,7 @@ from llmops_engine.runtimes.openvino import OpenVINOOptions, OpenVINORuntime
 
 from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
+from tests.model_repository.test_loop import RecordingSink
 from tests.support.tiny_models import write_checkpoint
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -46,37 +47,24 @@ def bounded(first: int, strings: int = 1) -> tuple[str, str]:
     return "json_schema", json.dumps({"type": "object", "properties": texts, "required": list(texts)})
 
 
-class Sink:
+class Sink(RecordingSink):
     """Counts what comes, and says when it first did and when it is over."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.ids: list[int] = []
         self.error: str | None = None
-        self.cancelled = False
-        self.over = threading.Event()
         self.arrivals: list[int] = []
         self.clock: Callable[[], int] = lambda: 0
 
-    def begin(self, sequence: int, cached: int | None, prompt) -> None:
-        return
-
-    def add_tokens(
-        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool, tops: Any
-    ) -> None:
+    def add_tokens(self, sequence: int, ids: list[int], *rest: Any) -> None:
         self.ids += ids
         self.arrivals.append(self.clock())
-        if last_sequence:
-            self.over.set()
+        super().add_tokens(sequence, ids, *rest)
 
     def fail(self, message: str) -> None:
         self.error = message
-        self.over.set()
-
-    def end(self) -> None:
-        self.over.set()
-
-    def is_cancelled(self) -> bool:
-        return self.cancelled
+        super().fail(message)
 
     def finish(self) -> "Sink":
         assert self.over.wait(PATIENCE), f"{len(self.ids)} tokens came, but no end"

@@ -24,26 +24,32 @@ class Request(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self.body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        page = self.server.page(self)
+        with suppress(OSError):
+            if (page := self.server.page(self)) is not None:
+                self._send(page)
+
+    do_GET = do_HEAD = do_POST = _answer
+
+    def _send(self, page: Page) -> None:
         data = page.body.encode() if isinstance(page.body, str) else page.body
         self.send_response(page.status)
         for name, value in {"content-length": str(len(data)), **page.headers}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            with suppress(ConnectionError):
-                self.wfile.write(data)
-
-    do_GET = do_HEAD = do_POST = _answer
+            self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is the library's
         return
 
 
 class PageServer(ThreadingHTTPServer):
-    """Answers with what `page` makes of a request, on a free port of the loopback, until it is closed."""
+    """Answers with what `page` makes of a request, on a free port of the loopback, until it is closed.
 
-    def __init__(self, page: Callable[[Request], Page]) -> None:
+    `page` returns None if it has written the answer by itself.
+    """
+
+    def __init__(self, page: Callable[[Request], Page | None]) -> None:
         super().__init__(("127.0.0.1", 0), Request)
         self.page = page
         self.address = f"127.0.0.1:{self.server_port}"
