@@ -8,6 +8,7 @@ be empty, a rule that can become itself, and a rule that can become two of itsel
 from __future__ import annotations
 
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,24 +19,30 @@ from llmops.gateway.generation.structured.grammar.compile_limits import spend_st
 # leaves the rest to `unclosed`, which ends the pass.
 _TOKEN = re.compile(
     r"""(?P<empty>""(?!"))"""
-    r"""|(?P<terminal>"[^"\\\n]*(?:\\.[^"\\\n]*)*"|\[[^\]\\\n]*(?:\\.[^\]\\\n]*)*\])"""
+    r"""|(?P<terminal>"[^"\\\r\n]*(?:\\.[^"\\\r\n]*)*"|\[[^\]\\\r\n]*(?:\\.[^\]\\\r\n]*)*\])"""
     r"""|(?P<repeat>[*+?]|\{[^}]*\})"""
     r"""|(?P<unclosed>["'\[\]{])"""
     r"""|(?P<name>[A-Za-z_.-][A-Za-z0-9_.-]*)"""
     r"""|(?P<defines>::=)"""
     r"""|(?P<open>\(=?)|(?P<close>\))|(?P<or>\|)"""
-    r"""|(?P<nothing>\#[^\n]*|\s+)"""
+    r"""|(?P<nothing>\#[^\r\n]*|[ \t\r\n]+)"""
     r"""|(?P<other>.)"""
 )
-# Possessive, so that a long run of spaces is not divided among the parts in every way. A larger
-# number has 10 digits: all of them say as much here, and `int` refuses thousands of digits.
-_BOUNDS = re.compile(r"\{\s*+0*+(\d{0,10}+)\d*+(?<=\d)\s*+(,?)\s*+(?:0*+(\d{0,10}+)\d*+(?<=\d))?\s*+\}")
-_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-#: What xgrammar takes after a backslash, in the versions from 0.1.25 to 0.2.8.
-_TEXT_ESCAPES = "\"'/0?U\\abefnrtuvx"
-_CLASS_ESCAPES = _TEXT_ESCAPES + "$()*+-.[]^{|}"
-#: What follows the last token.
-_END = ("", "")
+# Possessive, so that a long run of spaces is not divided among the parts in every way. xgrammar
+# keeps numbers in 32 bits.
+_BOUNDS = re.compile(
+    r"\{[ \t\r\n]*+0*+([0-9]{0,9}+)(?<=[0-9])[ \t\r\n]*+"
+    r"(?:(,)[ \t\r\n]*+(?:0*+([0-9]{0,9}+)(?<=[0-9])[ \t\r\n]*+)?)?\}"
+)
+_CHARACTER = re.compile(r"\\(?:x([0-9A-Fa-f]+)|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))|(.)")
+#: What xgrammar takes after a backslash beside hexadecimal numbers, in the versions from 0.1.25 to
+#: 0.2.8, and what it stands for.
+_TEXT_ESCAPES = dict(zip("\"'?\\0abefnrtv", "\"'?\\\0\a\b\x1b\f\n\r\t\v", strict=True))
+_CLASS_ESCAPES = _TEXT_ESCAPES | {mark: mark for mark in "$()*+-./[]^{|}"}
+#: What is before the first token, and after the last.
+_END = ("", "", True)
+#: Words of xgrammar, which cannot be names.
+_WORDS = frozenset({"true", "false", "TagDispatch"})
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 #: Levels of parentheses. xgrammar reads each of them on the stack, which 25,000 overflow: that ends
@@ -98,18 +105,37 @@ def find_ebnf_error(text: str) -> str | None:
 
 def _find_misplaced(text: str) -> str | None:
     """Return the first part that xgrammar has no meaning for (0.1.25 cpp/grammar_parser.cc)."""
-    tokens = [(match.lastgroup, match[0]) for match in _TOKEN.finditer(text) if match.lastgroup != "nothing"]
+    tokens, begins_line = [_END], True
+    for match in _TOKEN.finditer(text):
+        if match.lastgroup == "nothing":
+            begins_line = begins_line or "\n" in match[0] or "\r" in match[0]
+        else:
+            tokens.append((match.lastgroup or "", match[0], begins_line))
+            begins_line = False
     rules: set[str] = set()
+    depth, in_lookahead, before = 0, False, ""
     following_tokens = [*tokens[1:], _END, _END]
-    for (kind, part), (following, _), (last, _) in zip(tokens, following_tokens, following_tokens[1:], strict=False):
+    for (kind, part, begins_line), (following, *_), (last, *_) in zip(
+        tokens, following_tokens, following_tokens[1:], strict=False
+    ):
+        ends_rule = following == "" or (following, last) == ("name", "defines")
         if kind == "other":
             return f"it has {part!r} outside of a text"
+        if not kind and not ends_rule:
+            return "it does not begin with a rule"
+        if kind == "name" and part in _WORDS:
+            return f"'{part}' cannot be the name of a rule"
+        if kind != "name" and following == "defines":
+            return "a '::=' does not follow the name of a rule"
         if kind == "name" and following == "defines":
             if part in rules:
                 return f"the rule '{part}' is defined twice"
+            if not begins_line:
+                return f"the rule '{part}' does not begin a line"
             rules.add(part)
-        ends = following in ("or", "close", "") or (following, last) == ("name", "defines")
-        if ends and (kind in ("defines", "or") or (kind == "open" and following == "or")):
+        if (ends_rule or following in ("or", "close")) and (
+            kind in ("defines", "or") or (kind == "open" and following == "or")
+        ):
             return 'an alternative is empty: write "" for the empty text'
         if kind in ("defines", "or", "open") and following == "repeat":
             return "a repetition has nothing before it"
@@ -117,10 +143,45 @@ def _find_misplaced(text: str) -> str | None:
             return "a repetition follows another, which engines read in different ways: use parentheses"
         if kind == "repeat" and part.startswith("{") and not _is_range(part):
             return f"{part[:20]} is not a number of repetitions"
-        known = _CLASS_ESCAPES if part.startswith("[") else _TEXT_ESCAPES
-        wrong = [found for found in _ESCAPE.findall(part) if found not in known] if kind == "terminal" else []
-        if wrong:
-            return f"a backslash before {wrong[0]!r} has no meaning"
+        if kind == "terminal" and (problem := _find_character_error(part)):
+            return problem
+        is_misplaced = part == "(=" and (depth > 0 or before in ("defines", "or"))
+        in_lookahead = in_lookahead or part == "(="
+        depth += (kind == "open") - (kind == "close")
+        if depth < 0 or (depth > 0 and ends_rule):
+            return "its parentheses do not match"
+        is_empty = kind == "empty" or (kind == "open" and following == "close") or not part.strip("{ 0,}\t\r\n")
+        if is_misplaced or (in_lookahead and (kind == "or" or is_empty or not (depth or ends_rule))):
+            return "a lookahead (= …) is one sequence at the end of a rule"
+        in_lookahead, before = in_lookahead and depth > 0, kind
+    return None
+
+
+def _find_character_error(terminal: str) -> str | None:
+    """Return what is wrong with an escape, or with a range of a class."""
+    if terminal == "[]":
+        # with a repetition beside it, it ends the process in 0.1.25
+        return "a character class is empty"
+    is_class = terminal.startswith("[")
+    escapes = _CLASS_ESCAPES if is_class else _TEXT_ESCAPES
+    codes: list[int] = []
+    dashes: set[int] = set()
+    for match in _CHARACTER.finditer(terminal.removeprefix("[^"), 0 if terminal.startswith("[^") else 1):
+        hexadecimal = match[1] or match[2] or match[3]
+        if match[4] is not None and match[4] not in escapes:
+            return f"a backslash before {match[4]!r} has no meaning"
+        if match[5] == "-":
+            dashes.add(len(codes))
+        codes.append(int(hexadecimal, 16) if hexadecimal else ord(escapes[match[4]] if match[4] else match[5]))
+        if codes[-1] > sys.maxunicode:
+            return f"{match[0][:20]} stands for no character"
+    at = 0
+    while is_class and at < len(codes) - 1:  # the last is the bracket
+        if at + 1 in dashes and at + 2 < len(codes) - 1:
+            if codes[at] > codes[at + 2]:
+                return f"the character class {terminal[:20]} has a range whose end is before its beginning"
+            at += 2
+        at += 1
     return None
 
 
