@@ -126,6 +126,31 @@ async def test_what_a_model_writes_runs_nothing_and_fetches_nothing(chat, page):
     assert await page.locator(".turn.user .body").inner_text() == "<img src=x onerror=window.hacked=1>"
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param(">" * 5000 + "end", 3, id="quotes: the conversation could not be opened"),
+        pytest.param("- " * 5000 + "end", 3, id="lists"),
+        pytest.param("[" * 3000 + "]" * 3000, 6000, id="JSON: 6 KB became 18 MB"),
+        pytest.param("```java\n" + "_" * 15_000 + "\n```", 15_000, id="code: 4 s"),
+        pytest.param("a_" * 6000, 12_000, id="emphasis: quadratic"),
+    ],
+)
+async def test_an_answer_that_is_hard_to_render_is_shown(chat, page, text, shown):
+    await page.goto(chat.url)
+    chat.say(text)
+    await ask(page, "Go on")
+    answer = page.locator(ANSWER)
+    await answer.wait_for()
+    assert shown <= len(await answer.locator(".body").inner_text()) < 2 * shown + 10_000
+    begun = await page.evaluate("performance.now()")
+    await page.evaluate(
+        "async (text) => { const { render } = await import('/assets/markdown.js'); render(text.repeat(3)) }", text
+    )
+    assert await page.evaluate("performance.now()") - begun < 3000
+    assert page.said == []
+
+
 async def test_the_work_for_a_token_does_not_grow_with_the_answer(page):
     changed = await page.evaluate(
         """async () => {

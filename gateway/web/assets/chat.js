@@ -439,8 +439,13 @@ function asCode(text) {
   return `~~~~json\n${pretty(text)}\n~~~~`
 }
 
+/** Levels of lists and objects in each other up to which JSON is indented: 4,000 would make 32 MB of 8 KB. */
+const DEEPEST_JSON = 64
+
 /** Indent JSON, but not where a number would lose digits. */
 function pretty(text) {
+  let depth = 0
+  for (const one of text) if (one === '[' || one === '{') { if (++depth > DEEPEST_JSON) return text } else if (one === ']' || one === '}') depth -= 1
   if (/\d{16}/.test(text)) return text
   try { return JSON.stringify(JSON.parse(text), null, 2) } catch { return text }
 }

@@ -1,6 +1,6 @@
 // Markdown to safe HTML, whole and while it is being written.
 
-import { Marked } from './vendor/marked.js'
+import { Lexer, Marked } from './vendor/marked.js'
 import DOMPurify from './vendor/purify.js'
 import hljs from './vendor/highlight.js'
 import bash from './vendor/highlight-bash.js'
@@ -24,8 +24,13 @@ const languages = { bash, c, cpp, css, diff, go, java, javascript, json: jsonLan
   typescript, xml, yaml }
 for (const [name, language] of Object.entries(languages)) hljs.registerLanguage(name, language)
 
-/** Characters of code that are highlighted: more would hold the page up for a noticeable time. */
+/** Characters of code that are highlighted, and of its lines: more would hold the page up for a noticeable time. */
 const LONGEST_HIGHLIGHTED = 30000
+const LONGEST_LINE = /[^\n]{1000}/
+/** Characters of a paragraph, and levels of quotes and lists in each other, beyond which text is shown as it is:
+ * marked takes time that grows with the square of the one, and has no stack for thousands of the other. */
+const LONGEST_PARAGRAPH = 8000
+const DEEPEST = 64
 /** Characters of an unfinished paragraph that are rendered again with each frame; a longer one is shown as plain text. */
 const LONGEST_LIVE = 4000
 /** Milliseconds between two paints, at least; a paint that takes longer is followed by REST times its duration. */
@@ -37,7 +42,7 @@ const escape = (text) =>
 
 function code({ text, lang }) {
   const name = (lang ?? '').match(/^[\w+#-]*/)[0].toLowerCase()
-  const known = hljs.getLanguage(name) && text.length <= LONGEST_HIGHLIGHTED
+  const known = hljs.getLanguage(name) && text.length <= LONGEST_HIGHLIGHTED && !LONGEST_LINE.test(text)
   const shown = known ? hljs.highlight(text, { language: name, ignoreIllegals: true }).value : escape(text)
   const head = `<span>${escape(name || 'text')}</span><button type="button" class="copy-code">Copy</button>`
   return `<div class="code"><div class="code-head">${head}</div><pre tabindex="0"><code>${shown}</code></pre></div>`
@@ -46,7 +51,31 @@ function code({ text, lang }) {
 // a model's HTML is text, and its images are links: neither may fetch anything
 const html = ({ text }) => escape(text)
 const image = ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)}</a>`
-const marked = new Marked({ gfm: true, breaks: true, renderer: { code, html, image } })
+
+class BoundedLexer extends Lexer {
+  depth = 0
+
+  within(lex) {
+    this.depth += 1
+    try { return lex() } finally { this.depth -= 1 }
+  }
+
+  blockTokens(text, tokens = [], ...rest) {
+    if (this.depth < DEEPEST) return this.within(() => super.blockTokens(text, tokens, ...rest))
+    tokens.push({ type: 'paragraph', raw: text, text, tokens: [plain(text)] })
+    return tokens
+  }
+
+  inlineTokens(text, tokens = []) {
+    if (this.depth < DEEPEST && text.length <= LONGEST_PARAGRAPH) return this.within(() => super.inlineTokens(text, tokens))
+    tokens.push(plain(text))
+    return tokens
+  }
+}
+
+const plain = (text) => ({ type: 'text', raw: text, text, escaped: false })
+const hooks = { provideLexer: () => (text, options) => new BoundedLexer(options).lex(text) }
+const marked = new Marked({ gfm: true, breaks: true, renderer: { code, html, image }, hooks })
 
 const PURIFY = {
   RETURN_TRUSTED_TYPE: true,
