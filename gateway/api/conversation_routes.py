@@ -18,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from llmops.cache import cache_dir
 from llmops.distribution import install_command
 from llmops.gateway.api.conversation_chat import ConversationChatEndpoints
+from llmops.gateway.api.item_pages import ITEM_PAGE_PARAMETERS
 from llmops.gateway.api.resumable_chats import Price, ResumableChats
 from llmops.gateway.conversations.chat_run import ChatRunRegistry
 from llmops.gateway.conversations.purge import PurgeTask
@@ -190,9 +191,8 @@ class ConversationRoutes:
             body=ConversationRequest)  # fmt: skip
         add("DELETE", one, lazy("delete"), "Delete a conversation (OpenAI)", DeletedConversations)
         add("POST", f"{one}/items", lazy("openai_add_items"), "Add items", ConversationItems, body=ItemsRequest)
-        listed = {**_PAGE, "order": ({"enum": ["asc", "desc"]}, "By default the newest first.")}
         add("GET", f"{one}/items", lazy("openai_items"), "List a conversation's items", ConversationItems,
-            query_parameters=listed)  # fmt: skip
+            query_parameters=ITEM_PAGE_PARAMETERS)  # fmt: skip
         item = f"{one}/items/{{item_id}}"
         add("GET", item, lazy("openai_item"), "Get an item", ConversationItem)
         add("DELETE", item, lazy("openai_delete_item"), "Delete an item", ConversationObject)

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from llmops.gateway.api.generation_response import json_response, page_limit
+from llmops.gateway.api.item_pages import item_list, item_page, shown_item
 from llmops.gateway.conversations.conversation_json import (
     conversation_object,
     conversation_summary,
@@ -43,9 +44,8 @@ from llmops.store.conversations import Conversation, NewMessage
 
 log = logging.getLogger(__name__)
 
-#: Conversations on a page of the list, and items on a page: by default and at most.
+#: Conversations on a page of the list: by default and at most.
 DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 50, 1000
-DEFAULT_ITEMS_PAGE_SIZE, MAX_ITEMS_PAGE_SIZE = 20, 100
 #: Characters of a search: a longer one finds nothing that a shorter one does not.
 MAX_SEARCH_CHARACTERS = 200
 
@@ -130,33 +130,21 @@ class ConversationEndpoints:
 
     async def openai_items(self, request: Request) -> Response:
         """Return a page of the items of a conversation."""
-        query = request.query_params
-        order, after = query.get("order", "desc"), query.get("after")
-        if order not in ("asc", "desc"):
-            raise InvalidRequestError("order must be asc or desc.", param="order")
-        limit = page_limit(query, DEFAULT_ITEMS_PAGE_SIZE, MAX_ITEMS_PAGE_SIZE)
-        items = await self._items(request)
-        items = items[::-1] if order == "desc" else items
-        if after is not None:
-            known = [item["id"] for item in items]
-            if after not in known:
-                raise InvalidRequestError(f"The conversation has no item '{after[:40]}'.", param="after")
-            items = items[known.index(after) + 1 :]
-        return json_response(_item_list(items[:limit], len(items) > limit))
+        return json_response(item_page(await self._items(request), request.query_params))
 
     async def openai_item(self, request: Request) -> Response:
         """Return an item."""
         item_id = request.path_params["item_id"]
         branch = await self._read(request, item_id)
         found = [item for item in message_items(branch.messages[-1]) if item["id"] == item_id]
-        return json_response(_clean(found[0]))
+        return json_response(shown_item(found[0]))
 
     async def openai_add_items(self, request: Request) -> Response:
         """Add items to a conversation."""
         body = await self._intake.load(ItemsRequest, request)
         new = _new_messages(body.items)
         stored = await self._store.append(_caller(request), _id(request), new)
-        return json_response(_item_list([item for message in stored for item in message_items(message)], False))
+        return json_response(item_list([item for message in stored for item in message_items(message)], False))
 
     async def openai_delete_item(self, request: Request) -> Response:
         """Delete an item and return its conversation."""
@@ -233,21 +221,6 @@ def _openai(conversation: Conversation) -> dict[str, Any]:
         "created_at": int(unix_seconds(conversation.created_at)),
         "metadata": json.loads(conversation.metadata),
     }
-
-
-def _item_list(items: Sequence[dict[str, Any]], more: bool) -> dict[str, Any]:
-    ids = [item["id"] for item in items] or [None]
-    data = [_clean(item) for item in items]
-    return {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": more}
-
-
-def _clean(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item with its content as a list of parts, as OpenAI shows it."""
-    content = item.get("content")
-    if not isinstance(content, str):
-        return item
-    kind = "output_text" if item.get("role") == "assistant" else "input_text"
-    return {**item, "content": [{"type": kind, "text": content}]}
 
 
 def _new_messages(client_items: Sequence[dict[str, Any]]) -> list[NewMessage]:

@@ -17,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from llmops.background import TaskSet
 from llmops.gateway.api.generation_response import json_response, respond_with_generation, translated_errors
 from llmops.gateway.api.ignored_fields import report_dropped_tools, report_ignored_fields
+from llmops.gateway.api.item_pages import ITEM_PAGE_PARAMETERS, item_page
 from llmops.gateway.api.resumable_chats import ResumableChats
 from llmops.gateway.conversations.answer_run import AnswerRun
 from llmops.gateway.conversations.background_response import BackgroundFormat
@@ -123,8 +124,9 @@ class ResponsesEndpoints:
             "POST", f"{one}/cancel", self.cancel, "Cancel a response", ResponseObject, path_parameters=path
         )
         app.add_endpoint(
-            "GET", f"{one}/input_items", self.input_items, "List a response's input", InputItems, path_parameters=path
-        )
+            "GET", f"{one}/input_items", self.input_items, "List a response's input", InputItems, path_parameters=path,
+            query_parameters=ITEM_PAGE_PARAMETERS,
+        )  # fmt: skip
 
     async def create(self, request: Request) -> Response:
         """Generate a response: collected, streamed, or in the background."""
@@ -215,16 +217,14 @@ class ResponsesEndpoints:
         return await self._cancel_by_store(found)
 
     async def input_items(self, request: Request) -> Response:
-        """Return the items of a response's input, the latest first."""
+        """Return a page of the items of a response's input."""
         async with self._found(request) as found:
             if isinstance(found, AnswerRun):
-                items = _form(found).items[::-1]
+                items = _form(found).items
             else:
                 self._hold(request, found)
-                items = found.decoded().items[::-1]
-        ids = [item["id"] for item in items] or [None]
-        page = {"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
-        return json_response(page)
+                items = found.decoded().items
+        return json_response(item_page(items, request.query_params))
 
     async def close(self) -> None:
         """Wait until what ended is stored, and close the store."""

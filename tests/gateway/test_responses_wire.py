@@ -3,6 +3,9 @@
 import asyncio
 import json
 
+from openai.types.responses import ResponseItemList
+from pydantic import TypeAdapter
+
 from tests.support.gateway_stack import running
 from tests.support.scripted_triton import Step
 from tests.support.waiting import GENEROUS, eventually
@@ -53,6 +56,32 @@ async def test_a_stream_is_sent_again(stack):
     assert await streamed(stack, name) == sent
     assert await streamed(stack, name, starting_after=5) == sent[6:]
     assert await streamed(stack, name, starting_after=len(sent) + 9) == []
+
+
+async def test_the_input_is_listed_as_openai_lists_it(stack):
+    """openai-python 3.52: each item is one of ResponseItem, and `input_items.list` pages by limit, after and order."""
+    call = {"type": "function_call", "call_id": "c", "name": "now", "arguments": "{}"}
+    given = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "Hello"}]},
+        call,
+        {"type": "function_call_output", "call_id": "c", "output": "12"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+    ]
+    stack.say("Hello world!")
+    name = (await create(stack, input=given)).json()["id"]
+    whole = (await stack.client.get(f"{PATH}/{name}/input_items", params={"order": "asc"})).json()
+    TypeAdapter(ResponseItemList).validate_python(whole)
+    assert whole["data"][0]["content"] == [{"type": "input_text", "text": "hi"}]
+    assert [item["type"] for item in whole["data"]] == [item.get("type", "message") for item in given]
+    pages = [(await stack.client.get(f"{PATH}/{name}/input_items", params={"limit": 4})).json()]
+    query = {"limit": 4, "after": pages[0]["last_id"]}
+    pages.append((await stack.client.get(f"{PATH}/{name}/input_items", params=query)).json())
+    assert [page["has_more"] for page in pages] == [True, False]
+    assert [item for page in pages for item in page["data"]] == whole["data"][::-1]
+    refused = await stack.client.get(f"{PATH}/{name}/input_items", params={"order": "newest"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "order")
 
 
 async def test_a_response_that_was_not_streamed_can_be(stack):
