@@ -2,13 +2,14 @@
 
 import asyncio
 import base64
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from llmops.gateway.api.generation_response import json_bytes, record_prompt_usage
 from llmops.gateway.api.ignored_fields import report_ignored_fields
@@ -25,6 +26,8 @@ from llmops.gateway.schemas.response_schemas import EmbeddingList
 
 #: Numbers that are encoded between two turns for other requests: a few milliseconds.
 FLOATS_PER_TURN = 4096
+#: Bytes of memory that a number takes while vectors are read: in Triton's answer, and in an array.
+BYTES_PER_FLOAT = 8
 
 
 class EmbeddingRequest(RequestModel):
@@ -68,11 +71,16 @@ class EmbeddingsEndpoint:
         caller = context.caller.share
         rows = await self._service.text_threads.run(lambda: _rows(inputs, body, model), context.work_bytes, caller)
         tokens = sum(map(len, rows))
+        self._service.intake.hold(BYTES_PER_FLOAT * len(rows) * model.card.dimensions, context)
         if context.reservation is not None:
             await context.reservation.tokens(model.name, tokens)
         with record_prompt_usage(context, model.name, tokens) as usage:
             vectors = _shorten(await model.embed(rows, caller, context.traceparent), body.dimensions)
-        return Response(await _encode(body, vectors, usage), media_type="application/json")
+        answer = _encode(body, vectors, usage)
+        if vectors.size > FLOATS_PER_TURN:
+            # as the client reads it
+            return StreamingResponse(answer, media_type="application/json")
+        return Response(b"".join([part async for part in answer]), media_type="application/json")
 
 
 def _inputs(body: EmbeddingRequest, limit: int) -> list[str | list[int]]:
@@ -146,19 +154,19 @@ def _shorten(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np
     return np.asarray(cut / lengths, dtype=np.float32)
 
 
-async def _encode(body: EmbeddingRequest, vectors: NDArray[np.float32], used: Usage) -> bytes:
-    """Return the response as JSON, encoded in steps between which other requests run.
+async def _encode(body: EmbeddingRequest, vectors: NDArray[np.float32], used: Usage) -> AsyncIterator[bytes]:
+    """Yield the response as JSON in pieces, between which other requests run.
 
-    A million numbers take a second to encode.
+    A million numbers take a second to encode and 20 MB as text.
     """
-    parts = []
+    yield b'{"object":"list","data":['
     rows = max(FLOATS_PER_TURN // vectors.shape[1], 1)
     for start in range(0, len(vectors), rows):
-        parts += [_entry(body, at, vectors[at]) for at in range(start, min(start + rows, len(vectors)))]
+        entries = [_entry(body, at, vectors[at]) for at in range(start, min(start + rows, len(vectors)))]
+        yield b"," * bool(start) + b",".join(entries)
         await asyncio.sleep(0)
     usage = {"prompt_tokens": used.prompt_tokens, "total_tokens": used.prompt_tokens}
-    head, tail = b'{"object":"list","data":[', b'],"model":%b,"usage":%b}' % (json_bytes(body.model), json_bytes(usage))
-    return head + b",".join(parts) + tail
+    yield b'],"model":%b,"usage":%b}' % (json_bytes(body.model), json_bytes(usage))
 
 
 def _entry(body: EmbeddingRequest, index: int, vector: NDArray[np.float32]) -> bytes:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
+import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2
 
 from tests.attacks.harness import MIB, Engine, connect, record, scaled
+from tests.gateway.test_encoder_servers import Vectors
+from tests.support.waiting import GENEROUS
 
 #: Bytes by which the gateway may grow: `limits.held_bytes`, and what is parsed at the moment.
 GROWTH = 300 * MIB
@@ -63,3 +69,27 @@ def test_texts_of_many_tokens(start, tmp_path, programs, card):
     record(f"{len(sizes)} texts of 350,000 and 700,000 tokens: {growth / MIB:.0f} MB more")
     assert set(statuses) == {200, 400}
     assert growth < GROWTH
+
+
+class _LargeVectors(Vectors):
+    async def ModelInfer(self, request, context):
+        rows = np.ones((request.inputs[0].shape[0], self.card["dimensions"]), np.float32) / 3
+        return service_pb2.ModelInferResponse(raw_output_contents=[rows.tobytes()])
+
+
+async def test_a_small_request_for_large_vectors(start, tokenizer, tokenizer_dir):
+    """2,048 vectors of 4,096 numbers are 165 MB of JSON, which a gateway kept twice, and then dropped as unread."""
+    inputs = scaled(512, 2048)
+    shape = {"max_batch_size": 64, "max_seq_len": 64, "dimensions": 4096, "vocab_size": tokenizer.vocab_size}
+    card = {"target": "openvino", "tokenizer_dir": str(tokenizer_dir), "name": "vectors", **shape}
+    async with _LargeVectors(card, None) as triton:
+        gateway = await asyncio.to_thread(start, triton.address)
+        await asyncio.to_thread(gateway.ready)
+        before = gateway.memory()
+        async with httpx.AsyncClient(timeout=GENEROUS) as client:
+            body = {"model": "vectors", "input": ["a"] * inputs}
+            answer = await client.post(f"{gateway.url}/v1/embeddings", json=body)
+        growth = gateway.peak() - before
+    record(f"{growth / MIB:.0f} MiB more for {len(answer.content) / MIB:.0f} MiB of vectors")
+    assert len(answer.json()["data"]) == inputs
+    assert growth < scaled(64, 150) * MIB

@@ -91,7 +91,8 @@ async def test_many_vectors_are_written_in_pieces_between_which_others_have_thei
     vectors = np.arange(40 * 1024, dtype=np.float32).reshape(40, 1024) / 4
     body = EmbeddingRequest(model='a"b', input="x", encoding_format=form)
     async with turns() as taken:
-        written = json.loads(await embeddings_endpoint._encode(body, vectors, Usage(7)))
+        pieces = [piece async for piece in embeddings_endpoint._encode(body, vectors, Usage(7))]
+    written = json.loads(b"".join(pieces))
     assert taken() >= 40 * 1024 // embeddings_endpoint.FLOATS_PER_TURN
     data = written.pop("data")
     assert written == {"object": "list", "model": 'a"b', "usage": {"prompt_tokens": 7, "total_tokens": 7}}
