@@ -21,7 +21,7 @@ from llmops.gateway.generation.structured.grammar import (
     grammar_cache,
     json_schema_grammar,
 )
-from llmops.gateway.generation.structured.grammar.client_grammar import find_ebnf_error
+from llmops.gateway.generation.structured.grammar.client_grammar import find_ebnf_error, isolate_classes
 from llmops.gateway.generation.structured.grammar.compile_limits import step_budget
 from llmops.gateway.generation.structured.grammar.regex_parser import regex_search
 from llmops.gateway.generation.structured.grammar.schema_compiler import SchemaCompiler
@@ -308,7 +308,7 @@ def test_what_is_wrong_with_a_grammar(text, problem):
         ('root ::= "a" (=)', "a lookahead (= …) is one sequence at the end of a rule"),
         ('root ::= "a" (="b"{0})', "a lookahead (= …) is one sequence at the end of a rule"),
         # misread by 0.1.25, or the end of its process with a repetition beside it
-        ("root ::= [\\x110000]", "\\x110000 stands for no character"),
+        ("root ::= [\\x110000]", "[\\x110000] has a number of no character"),
         ("root ::= []", "a character class is empty"),
         ('root ::= "a"{2147483648}', "{2147483648} is not a number of repetitions"),
         ('root ::= .x [\\^\\\\d] "\\\\q" () "" | "a"{2,}"b"{0,5}"c"{2}\n.x ::= -y\n-y ::= "y"{ 1 , 3 }', None),
@@ -321,6 +321,16 @@ def test_a_grammar_that_xgrammar_cannot_read_reaches_no_engine(text, problem):
     NVIDIA's backend reads it within a step, whose error ends all requests (guidedDecoder.cpp, build).
     """
     assert find_ebnf_error(text) == problem
+
+
+def test_a_class_beyond_ascii_has_a_rule_of_its_own_beside_a_repetition():
+    """In one rule, as in `"a"{5} [é]`, they end the process of xgrammar 0.1.25 (TensorRT-LLM 1.2.1)."""
+    grammar = 'root ::= "[é]"{5}[é-ü]"b" | [é-ü] [\\u00e9] [a] [^é] # [é]'
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "guided_grammar": grammar}
+    isolated = 'root ::= "[é]"{5} beyond-ascii0 "b" |  beyond-ascii0   beyond-ascii1  [a] [^é] # [é]'
+    rules = "\nbeyond-ascii0 ::= [é-ü]\nbeyond-ascii1 ::= [\\u00e9]"
+    assert parse_guide(ChatRequest(**body)) == ("ebnf_grammar", isolated + rules)
+    assert isolate_classes('root ::= [é] | "beyond-ascii"{9}').endswith("\nbeyond-ascii-0 ::= [é]")
 
 
 def test_a_grammar_has_a_limit():

@@ -16,7 +16,7 @@ from llmops.gateway.generation.structured.grammar import (
     json_schema_grammar,
     regex_grammar,
 )
-from llmops.gateway.generation.structured.grammar.client_grammar import find_ambiguity, find_ebnf_error
+from llmops.gateway.generation.structured.grammar.client_grammar import find_ambiguity, find_ebnf_error, isolate_classes
 from llmops.gateway.generation.structured.grammar.compile_limits import MAX_STEPS, GrammarTooComplexError, step_budget
 from llmops.gateway.generation.structured.schema_validation import (
     DEFAULT_LIMITS,
@@ -151,7 +151,7 @@ def _from_grammar(value: str, param: str, limits: SchemaLimits) -> Guide:
         problem = str(error)
     if problem:
         raise InvalidRequestError(f"'{param}' cannot be used as an EBNF grammar: {problem}.", param=param)
-    return Guide("ebnf_grammar", value)
+    return Guide("ebnf_grammar", isolate_classes(value))
 
 
 def _from_json_object(value: object, param: str, limits: SchemaLimits) -> Guide | None:

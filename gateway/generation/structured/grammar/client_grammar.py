@@ -164,20 +164,15 @@ def _find_character_error(terminal: str) -> str | None:
         return "a character class is empty"
     is_class = terminal.startswith("[")
     escapes = _CLASS_ESCAPES if is_class else _TEXT_ESCAPES
-    codes: list[int] = []
-    dashes: set[int] = set()
-    for match in _CHARACTER.finditer(terminal.removeprefix("[^"), 0 if terminal.startswith("[^") else 1):
-        hexadecimal = match[1] or match[2] or match[3]
+    for match in _CHARACTER.finditer(terminal):
         if match[4] is not None and match[4] not in escapes:
             return f"a backslash before {match[4]!r} has no meaning"
-        if match[5] == "-":
-            dashes.add(len(codes))
-        codes.append(int(hexadecimal, 16) if hexadecimal else ord(escapes[match[4]] if match[4] else match[5]))
-        if codes[-1] > sys.maxunicode:
-            return f"{match[0][:20]} stands for no character"
+    codes, dashes = _codes(terminal)
+    if max(codes, default=0) > sys.maxunicode:
+        return f"{terminal[:20]} has a number of no character"
     at = 0
-    while is_class and at < len(codes) - 1:  # the last is the bracket
-        if at + 1 in dashes and at + 2 < len(codes) - 1:
+    while is_class and at < len(codes):
+        if at + 1 in dashes and at + 2 < len(codes):
             if codes[at] > codes[at + 2]:
                 return f"the character class {terminal[:20]} has a range whose end is before its beginning"
             at += 2
@@ -185,11 +180,43 @@ def _find_character_error(terminal: str) -> str | None:
     return None
 
 
+def _codes(terminal: str) -> tuple[list[int], set[int]]:
+    """Return the code points of a text or class, and the positions of its dashes without a backslash."""
+    codes: list[int] = []
+    dashes: set[int] = set()
+    for match in _CHARACTER.finditer(terminal, 2 if terminal.startswith("[^") else 1, len(terminal) - 1):
+        if match[5] == "-":
+            dashes.add(len(codes))
+        number = match[1] or match[2] or match[3]
+        codes.append(int(number, 16) if number else ord(_CLASS_ESCAPES[match[4]] if match[4] else match[5]))
+    return codes, dashes
+
+
 def _is_range(part: str) -> bool:
     bounds = _BOUNDS.fullmatch(part)
     if bounds is None or not bounds[2] or bounds[3] is None:
         return bounds is not None
     return int(bounds[1] or 0) <= int(bounds[3] or 0)
+
+
+def isolate_classes(text: str) -> str:
+    """Return a grammar without errors with a rule of its own for each class beyond ASCII.
+
+    In one rule with a number of repetitions, such a class ends the process of xgrammar 0.1.25
+    (TensorRT-LLM 1.2.1), which finds no text for it elsewhere.
+    """
+    prefix, names = "beyond-ascii", dict[str, str]()
+    while prefix in text:
+        prefix += "-"
+
+    def isolate(match: re.Match[str]) -> str:
+        part = match[0]
+        if match.lastgroup != "terminal" or part[0] != "[" or part[1] == "^" or max(_codes(part)[0]) < 0x80:
+            return part
+        return f" {names.setdefault(part, f'{prefix}{len(names)}')} "
+
+    isolated = _TOKEN.sub(isolate, text) if "{" in text else text
+    return isolated + "".join(f"\n{name} ::= {part}" for part, name in names.items())
 
 
 def find_ambiguity(text: str) -> str | None:
