@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds after which a broken model is loaded again although its metadata has not changed.
 RELOAD_INTERVAL = 30.0
+#: Least pause before that, in times of what the last attempt took: reading a tokenizer of 35 MB
+#: keeps the interpreter's lock, and all callers waiting, for a second.
+RELOAD_PAUSE = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +160,14 @@ class ModelServer:
         failure = self._failures.get(offer)
         if failure is not None and failure.metadata == text and monotonic() < failure.until:
             return failure.problem
+        begun = monotonic()
         try:
             await self._update_model(offer, text)
         except Exception as error:  # noqa: BLE001  files of others are read here: anything can be wrong with them
             self._retire({offer})
             problem = f"The model {offer.name} cannot be served: {_client_message(error)}"
-            self._failures[offer] = LoadFailure(text, problem, monotonic() + RELOAD_INTERVAL)
+            pause = max(RELOAD_INTERVAL, RELOAD_PAUSE * (monotonic() - begun))
+            self._failures[offer] = LoadFailure(text, problem, monotonic() + pause)
             return self._log_problem(offer, problem, str(error) or repr(error), error)
         self._failures.pop(offer, None)
         return None
