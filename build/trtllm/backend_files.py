@@ -76,17 +76,19 @@ def copy_adapters(adapters: list[AdapterCheckpoint], engine: Path) -> None:
             shutil.copyfile(adapter.folder / name, place / name)
 
 
-def write_prefetch(adapters: list[AdapterCheckpoint], engine: Path, arch: Architecture, tp: int) -> int:
+def write_prefetch(
+    adapters: list[AdapterCheckpoint], engine: Path, arch: Architecture, tp: int
+) -> tuple[int, list[list[tuple[int, int, int]]]]:
     """Write adapters as `lora_prefetch_dir` of the backend.
 
     The files are `lora_prefetch/ID/model.lora_{weights,config}.npy`.
 
     Returns:
-        The bytes of all weights, for the host cache.
+        The bytes of all weights, and of each adapter (module id, layer, rank) of each row.
     """
     import numpy as np
 
-    size = 0
+    size, rows = 0, []
     for adapter in adapters:
         place = engine / PREFETCH / str(adapter.task_id)
         place.mkdir(parents=True)
@@ -94,7 +96,8 @@ def write_prefetch(adapters: list[AdapterCheckpoint], engine: Path, arch: Archit
         np.save(place / "model.lora_weights.npy", weights)
         np.save(place / "model.lora_config.npy", config)
         size += weights.nbytes
-    return size
+        rows.append(config[0].tolist())
+    return size, rows
 
 
 def convert_adapter(adapter: AdapterCheckpoint, arch: Architecture, tp: int) -> tuple[Any, Any]:

@@ -135,6 +135,14 @@ def test_build_and_repo_carry_adapters(tmp_path, checkpoint, monkeypatch, target
     ]
 
 
+def test_an_engine_of_a_large_rank_tells_the_backend(tmp_path, checkpoint):
+    """peftCacheManager.cpp takes 64 for the largest rank unless lora_cache_max_adapter_size says otherwise."""
+    wide = write_adapter(tmp_path / "a", r=96)
+    words = ("--target", "tensorrt", "--adapter", f"a={wide}", "--name", "x", "--set", "quality=false")
+    llmops("build", checkpoint, "-o", tmp_path / "e", *words)
+    assert EngineManifest.load(tmp_path / "e").extra.serve["lora_cache_max_adapter_size"] == "96"
+
+
 def rows_of_ranks(adapter, arch, tp):
     """(layer, module id) -> A, and B of each rank, as the runtime of 1.2.1 cuts a row.
 

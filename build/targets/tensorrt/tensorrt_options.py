@@ -3,6 +3,7 @@
 Options become arguments of `trtllm-build` and parameters of the C++ backend.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint
@@ -10,7 +11,8 @@ from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.targets.nvidia.build_request import COMMON_OPTIONS, BuildRequest, positive_option
-from llmops.build.trtllm.backend_files import engine_modules
+from llmops.build.trtllm.adapter_cache import Rows, cache_parameters
+from llmops.build.trtllm.backend_files import MODULE_IDS, engine_modules
 from llmops.build.trtllm.backend_parameters import checked_parameters
 from llmops.build.trtllm.flag_rules import FlagContext, paged_context
 from llmops.build.trtllm.trtllm_build_arguments import EngineOptions, build_arguments
@@ -220,6 +222,18 @@ def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[
             f"--pp {stages}: TensorRT-LLM takes layers of a stage for those of another attention window, unless each "
             f"stage has a multiple of {len(windows)} layers; use --tp."
         )
+
+
+def adapter_cache(
+    request: BuildRequest, argv: list[str], rows: Sequence[Rows], serve: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the parameters with which all adapters find room as the backend starts."""
+    flags = from_argv(argv[1:])
+    modules, spec = flags.get("lora_target_modules"), request.spec
+    if not isinstance(modules, list) or not MODULE_IDS.keys() >= set(modules):
+        return {}
+    rank = int(str(flags.get("max_lora_rank", 64)))
+    return cache_parameters(rows, request.checkpoint.architecture, (spec.tp, spec.pp), modules, rank, serve)
 
 
 def check_adapters(request: BuildRequest) -> None:

@@ -99,12 +99,14 @@ class TensorrtJob(NvidiaJob):
             with progress.stage("Writing the vocabulary for grammars"):
                 write_tokenizer_info(workdir, TOKENIZER_DIR, self.checkpoint.special_tokens.end)
         copy_adapters(self.adapters, workdir)
-        lora_bytes = write_prefetch(self.adapters, workdir, self.checkpoint.architecture, self.spec.tp)
+        lora_bytes, rows = write_prefetch(self.adapters, workdir, self.checkpoint.architecture, self.spec.tp)
         (workdir / trtllm_build.ENGINE_DIR).mkdir()
         complete = _can_compile()
         if complete:
             self._compile(folder, workdir, progress)
-        return self.result(record, self.extra(record["calibration_tokens"], lora_bytes), complete)
+        cache = tensorrt_options.adapter_cache(self.request, self.argv, rows, self.serve)
+        extra = self.extra(record["calibration_tokens"], lora_bytes, cache)
+        return self.result(record, extra, complete)
 
     def _compile(self, quantised: Path, workdir: Path, progress: Progress) -> None:
         """Run trtllm-build as a stage of its own.
@@ -127,7 +129,7 @@ class TensorrtJob(NvidiaJob):
             progress.note("Taken from an earlier, unfinished build: the engine.")
         link_tree(built, workdir)
 
-    def extra(self, calibration_tokens: int, lora_bytes: int) -> TensorrtExtra:
+    def extra(self, calibration_tokens: int, lora_bytes: int, cache: dict[str, str]) -> TensorrtExtra:
         spec, request = self.spec, self.request
         return TensorrtExtra(
             tensorrt_llm=request.image.tensorrt_llm,
@@ -138,7 +140,7 @@ class TensorrtJob(NvidiaJob):
             max_input_len=tensorrt_options.max_input_len(request),
             speculative=tensorrt_options.lookahead_sizes(spec),
             guided=self.guided,
-            serve=self.serve,
+            serve=self.serve | cache,
             adapters=self.adapter_entries,
             lora_bytes=lora_bytes,
         )

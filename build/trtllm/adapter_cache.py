@@ -1,0 +1,87 @@
+"""The memory in which NVIDIA's C++ backend keeps the adapters of an engine.
+
+Source: NVIDIA/TensorRT-LLM `cpp/tensorrt_llm/batch_manager/peftCacheManager.cpp`
+(getPageManagerConfig), `runtime/loraCache.cpp` (determineNumPages) and `runtime/loraModule.cpp`
+(createLoraModules). The cache has pages, and no two adapters share one. The page holds rank
+`optimal_adapter_size` of every module of every layer, so that an adapter of few modules leaves most
+of its pages empty. An adapter that finds no page as the model starts ends the start.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from llmops.build.model.architecture import Architecture
+from llmops.build.trtllm.backend_files import MODULE_IDS
+
+#: The backend's defaults.
+HOST_MEMORY, MAX_ADAPTER_SIZE, OPTIMAL_ADAPTER_SIZE = 1 << 30, 64, 8
+_HOST, _MAX, _OPTIMAL = (
+    "lora_cache_host_memory_bytes",
+    "lora_cache_max_adapter_size",
+    "lora_cache_optimal_adapter_size",
+)
+
+#: (module id, layer, rank) of each matrix pair of an adapter, in the order of its file.
+Rows = Sequence[tuple[int, int, int]]
+
+
+def cache_parameters(
+    adapters: Sequence[Rows],
+    arch: Architecture,
+    gpus: tuple[int, int],
+    modules: Sequence[str],
+    max_rank: int,
+    given: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the backend's parameters where its defaults have no room for all adapters.
+
+    Args:
+        adapters: The adapters that load as the model starts.
+        arch: The base model's architecture.
+        gpus: (tp, pp).
+        modules: The LoRA modules of the engine.
+        max_rank: The engine's largest rank.
+        given: Parameters that the user chose, which are not returned.
+    """
+    largest = min(int(given.get(_MAX, max(max_rank, MAX_ADAPTER_SIZE))), max_rank)
+    usual = min(int(given.get(_OPTIMAL, OPTIMAL_ADAPTER_SIZE)), max_rank)
+    sizes = _sizes(arch, gpus[0], modules)
+    width, layers = min(sizes.values()), -(-arch.num_layers // gpus[1])
+    page = max(
+        usual * sum(-(-size // width) for size in sizes.values()) * layers, -(-largest * max(sizes.values()) // width)
+    )
+    pages = max(
+        sum(_pages(rows, range(first, first + layers), sizes, width, page) for rows in adapters)
+        for first in range(0, arch.num_layers, layers)
+    )
+    one = -(-largest * sum(sizes.values()) * layers // width)
+    room = max(pages * page, one) * width * 2
+    found = {}
+    if max_rank > MAX_ADAPTER_SIZE:
+        found[_MAX] = str(max_rank)
+    if room > HOST_MEMORY:
+        found[_HOST] = str(room)
+    return {name: value for name, value in found.items() if name not in given}
+
+
+def _sizes(arch: Architecture, tp: int, modules: Sequence[str]) -> dict[int, int]:
+    """Return module id -> numbers of A and B of rank 1 on one of `tp` GPUs."""
+    hidden, ffn, heads = arch.hidden_size, arch.intermediate_size // tp, arch.num_heads // tp * arch.head_dim
+    kv = max(arch.num_kv_heads // tp, 1) * arch.head_dim
+    sizes = {
+        "attn_qkv": hidden + heads + 2 * kv, "attn_q": hidden + heads, "attn_k": hidden + kv, "attn_v": hidden + kv,
+        "attn_dense": hidden // tp + hidden, "mlp_h_to_4h": hidden + ffn, "mlp_4h_to_h": ffn + hidden,
+        "mlp_gate": hidden + ffn,
+    }  # fmt: skip
+    return {MODULE_IDS[module]: sizes[module] for module in modules}
+
+
+def _pages(rows: Rows, layers: range, sizes: Mapping[int, int], width: int, page: int) -> int:
+    """Return the pages of an adapter, whose matrix pairs do not cross from one to the next."""
+    pages, used = 1, 0
+    for module, layer, rank in rows:
+        if layer in layers:
+            slots = -(-rank * sizes[module] // width)
+            if used + slots > page:
+                pages, used = pages + 1, 0
+            used += slots
+    return pages
