@@ -166,10 +166,10 @@ def test_pytorch_passes_on_what_its_loader_knows(checkpoint):
         make_request(spec("pytorch"), quantised(checkpoint("llama"), "bitsandbytes"))
 
 
-def modelopt(checkpoint, folder, algorithm):
+def modelopt(checkpoint, folder, algorithm, **more):
     """A checkpoint that ModelOpt quantised, config.json and hf_quant_config.json alone."""
     (folder / "config.json").write_text((checkpoint.path / "config.json").read_text())
-    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": algorithm, **more}}))
     return open_checkpoint(str(folder), weights=False)
 
 
@@ -195,6 +195,42 @@ def test_modelopts_files_that_no_loader_takes_are_refused(checkpoint, tmp_path, 
     source = modelopt(checkpoint(family), tmp_path, algorithm)
     with pytest.raises(CheckpointError, match=says):
         pytorch.target.prepare(spec("pytorch", tmp_path / "e"), source)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "cache", "fields", "says"),
+    [
+        # llmapi/llm_utils.py, _update_from_hf_quant_config: "Pre-quantized checkpoint must have quant_algo."
+        (None, "FP8", {}, "but names no quant_algo"),
+        # QuantAlgo("NVFP4_AWQ") is a ValueError, and for the others get_quant_method has no layers
+        ("NVFP4_AWQ", None, {"options": {"image": "26.07"}}, "which TensorRT-LLM's PyTorch backend does not load"),
+        ("W8A8_SQ_PER_CHANNEL", None, {}, "does not load; give the full-precision checkpoint"),
+        ("W4A16_GPTQ", None, {"options": {"image": "trtllm-1.3"}}, "does not load"),
+        # validate_and_set_kv_cache_quant: "You cannot override a checkpoint with a pre-quantized KV cache"
+        ("NVFP4", "NVFP4", {"kv_cache": "fp8"}, "KV cache in NVFP4: leave out --kv-cache fp8, or give"),
+        ("FP8", "NVFP4", {"gpu": "h100-sxm"}, "KV cache in NVFP4, which needs a Blackwell GPU, not --gpu h100-sxm"),
+        ("FP8", "INT8", {}, "KV cache in INT8, which"),
+    ],
+)
+def test_modelopts_descriptions_that_the_backend_does_not_read(checkpoint, tmp_path, algorithm, cache, fields, says):
+    source = modelopt(checkpoint("llama"), tmp_path, algorithm, kv_cache_quant_algo=cache)
+    with pytest.raises(CheckpointError, match=says):
+        make_request(spec("pytorch", **fields), source)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "cache", "asked", "has"),
+    [
+        ("FP8", "FP8", "auto", "fp8"), ("FP8", None, "auto", "auto"), ("FP8", None, "fp8", "fp8"),
+        ("NVFP4", "NVFP4", "auto", "auto"), ("MIXED_PRECISION", "FP8", "fp8", "fp8"),
+        ("fp8_pb_wo", "none", "auto", "auto"),
+    ],
+)  # fmt: skip
+def test_the_kv_cache_that_a_checkpoint_brings(checkpoint, tmp_path, algorithm, cache, asked, has):
+    source = modelopt(checkpoint("llama"), tmp_path, algorithm, kv_cache_quant_algo=cache)
+    job = pytorch.target.prepare(spec("pytorch", tmp_path / "e", kv_cache=asked), source)
+    assert (job.request.quantisation.kv_cache, job.arguments["kv_cache_config"]["dtype"]) == (has, has)
+    assert job.request.exports_unchanged
 
 
 def test_a_plain_checkpoint_with_an_fp8_cache_stays_as_it_is(checkpoint, tmp_path):

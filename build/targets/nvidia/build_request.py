@@ -15,7 +15,7 @@ from llmops.build.quant_formats import PER_CHANNEL, QuantFormat, buildable_forma
 from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, check_data
 from llmops.build.quantize.sharding import check_sharding, choose_group_size
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.nvidia.prequantized import is_prequantized
+from llmops.build.targets.nvidia.prequantized import is_prequantized, stored_kv_cache
 from llmops.build.targets.nvidia.rotary_checks import check_rotary
 from llmops.build.trtllm.container_images import DEFAULT_TAG, OWN_TAG, TrtllmImage
 from llmops.build.trtllm.image_selection import image_for, image_of, release_of
@@ -143,7 +143,7 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
         checkpoint=checkpoint,
         quant_format=quant_format,
         group_size=group_size,
-        kv_cache=spec.kv_cache,
+        kv_cache=_kv_cache(spec, checkpoint, unchanged),
         calibration=_calibration(spec, quant_format),
         gates=QualityGates.from_options(spec.options, quant_format.name, _stored_cache(spec)),
         limits=limits,
@@ -166,6 +166,12 @@ def _exports_unchanged(spec: BuildSpec, checkpoint: Checkpoint) -> bool:
     This holds for target pytorch and an unquantised Hugging Face folder.
     """
     return spec.quant == "none" and spec.target == "pytorch" and checkpoint.format == "huggingface"
+
+
+def _kv_cache(spec: BuildSpec, checkpoint: Checkpoint, is_prequantized: bool) -> str:
+    """Return the dtype of the KV cache that the engine will have."""
+    stored = stored_kv_cache(checkpoint.quantisation) if is_prequantized and spec.kv_cache == "auto" else None
+    return stored or spec.kv_cache
 
 
 def _stored_cache(spec: BuildSpec) -> str:

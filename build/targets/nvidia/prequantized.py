@@ -47,6 +47,15 @@ def is_prequantized(spec: BuildSpec, checkpoint: Checkpoint, minor: tuple[int, i
     return True
 
 
+def stored_kv_cache(found: ExistingQuantisation | None) -> str | None:
+    """Return the dtype, in llmops' names, of the KV cache that a ModelOpt checkpoint names, or None.
+
+    With `auto` the backend takes this one.
+    """
+    fp8 = found is not None and found.method == "modelopt" and found.detail.get("kv_cache_quant_algo") == "FP8"
+    return "fp8" if fp8 else None
+
+
 def _name(found: ExistingQuantisation) -> str:
     algorithm = found.detail.get("quant_algo") if found.method == "modelopt" else None
     return f"{found.method} {algorithm}" if algorithm else found.method
@@ -82,6 +91,16 @@ _NEWER = "which TensorRT-LLM reads from 1.3 on: take --set image=trtllm-1.3, or"
 # text.
 
 
+#: Algorithms of hf_quant_config.json for which 1.2.1 has a kind of linear layer
+#: (`tensorrt_llm/_torch/modules/linear.py`, get_quant_method), and the beginnings of those of
+#: `tensorrt_llm/quantization/mode.py`, QuantAlgo, for which it raises "unsupported quant mode".
+_ALGORITHMS = frozenset({
+    "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_BLOCK_SCALES", "fp8_pb_wo", "W8A16", "W4A16", "W4A16_AWQ", "W4A8_AWQ",
+    "NVFP4", "W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8", "W4A8_MXFP4_MXFP8", "W4A16_MXFP4", "MIXED_PRECISION",
+})  # fmt: skip
+_NO_METHOD = ("W8A8_SQ", "W4A8_QSERVE", "W8A16_GPTQ", "W4A16_GPTQ")
+
+
 def _fp8(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpec, minor: tuple[int, int]) -> str:
     block = found.detail.get("weight_block_size")
     if block == _BLOCK:
@@ -97,8 +116,29 @@ def _modelopt(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSp
     if minor < (1, 3) and flat:
         return f"and {MODELOPT_FILE} is of ModelOpt 1.x, {_NEWER}"
     algorithm = str(found.detail.get("quant_algo") or "")
+    if not algorithm:
+        return "but names no quant_algo, without which TensorRT-LLM refuses it"
+    if algorithm.startswith(_NO_METHOD) or (minor < (1, 3) and algorithm not in _ALGORITHMS):
+        return f"which {_BACKEND} does not load"
     if "FP4" in algorithm and spec.gpu is not None and find_gpu(spec.gpu).sm < _BLACKWELL:
         return f"which needs a Blackwell GPU, not --gpu {spec.gpu}"
+    return _modelopt_cache(str(found.detail.get("kv_cache_quant_algo") or "none"), spec)
+
+
+def _modelopt_cache(algorithm: str, spec: BuildSpec) -> str:
+    """Return what is wrong with the KV cache that the description names, or an empty text.
+
+    `_torch/pyexecutor/model_loader.py`, validate_and_set_kv_cache_quant, wants the checkpoint's
+    dtype or `auto`.
+    """
+    if algorithm.lower() in ("none", "null"):
+        return ""
+    if algorithm not in ("FP8", "NVFP4"):
+        return f"with a KV cache in {algorithm}, which {_BACKEND} does not have"
+    if algorithm == "NVFP4" and spec.gpu is not None and find_gpu(spec.gpu).sm < _BLACKWELL:
+        return f"with a KV cache in NVFP4, which needs a Blackwell GPU, not --gpu {spec.gpu}"
+    if algorithm == "NVFP4" and spec.kv_cache != "auto":
+        return f"with a KV cache in NVFP4: leave out --kv-cache {spec.kv_cache}, or"
     return ""
 
 
