@@ -210,6 +210,20 @@ async def test_everything_of_a_user_or_of_a_tenant_is_exported_and_deleted(chats
     assert await counted(store) == [1, 2]
 
 
+async def test_large_conversations_are_purged_one_by_one(chats, store, clock, monkeypatch):
+    """One statement for 50 of 8 MB held up all other writers of an SQLite file for two seconds."""
+    monkeypatch.setattr(table, "PURGE_SIZE", 15)
+    for _ in range(3):
+        await chats.create(ANN, PAIR)
+    async with store.write() as connection:
+        assert await table.purge_user(connection, ANN.user_id) == 1
+    clock.now += timedelta(days=9)
+    async with store.write() as connection:
+        assert len(await table.list_inactive(connection, clock.now, [], others=True)) == 1
+        assert await table.purge_deleted(connection, clock.now) == 0
+    assert await chats.purge(ANN) == 2
+
+
 async def test_an_answer_whose_gateway_was_killed_is_partial(chats, clock):
     made = public_id(await chats.create(ANN))
     begun = replace(PAIR[1], status="in_progress", content="Hé")
