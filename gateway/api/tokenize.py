@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
@@ -97,7 +98,7 @@ class TokenizeEndpoints:
         context = context_of(request)
         body = await self._service.intake.load(DetokenizeRequest, request)
         model = self._service.models.get(body.model, context.caller)
-        return await self._respond(context, lambda: _text(model, body.tokens))
+        return await self._respond(context, lambda: self._text(model, body.tokens))
 
     async def _respond(self, context: RequestContext, work: Callable[[], bytes], cost: int = 0) -> Response:
         json_text = await self._service.text_threads.run(work, context.work_bytes + cost, context.caller.share)
@@ -110,6 +111,16 @@ class TokenizeEndpoints:
         parts = [json.dumps(head)[:-1], ', "tokens": ', *_array(ids), ', "token_strs": ', *strings, "}"]
         return "".join(parts).encode("utf-8", "replace")
 
+    def _text(self, model: GenerativeModel, ids: list[int]) -> bytes:
+        if max(ids, default=0) >= model.card.vocab_size:
+            raise InvalidRequestError(
+                f"There is no token {max(ids)}: the vocabulary has {model.card.vocab_size}.", param="tokens"
+            )
+        # a token can have thousands of characters
+        characters = sum(count * len(model.tokenizer.token(one) or "") for one, count in Counter(ids).items())
+        check_prompt_characters(characters, self._service.limits, "tokens")
+        return json_bytes({"prompt": model.tokenizer.decode(ids, skip_special_tokens=False)})
+
     def _encode(self, model: GenerativeModel, body: TokenizeRequest) -> list[int]:
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
         if body.messages is None:
@@ -121,14 +132,6 @@ class TokenizeEndpoints:
         prompt = render_chat(model, chat, tools)
         check_prompt_text(prompt.text, model, "messages")
         return model.tokenizer.encode_prompt(prompt, add_special_tokens=special)
-
-
-def _text(model: GenerativeModel, ids: list[int]) -> bytes:
-    if max(ids, default=0) >= model.card.vocab_size:
-        raise InvalidRequestError(
-            f"There is no token {max(ids)}: the vocabulary has {model.card.vocab_size}.", param="tokens"
-        )
-    return json_bytes({"prompt": model.tokenizer.decode(ids, skip_special_tokens=False)})
 
 
 def _array(items: Iterable[Any]) -> Iterator[str]:
