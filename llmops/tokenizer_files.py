@@ -25,7 +25,7 @@ def check_growth(path: Path) -> None:
     A rule that writes 100 KB for a letter makes gigabytes of a request, and chained rules do so
     with short texts; so do special tokens that are added to each text, or are books, and ids
     without a token. A decoder that removes characters at the end of a token is refused, too: the
-    library panics at a shorter one.
+    library panics at a shorter one; so is one with a regular expression, which no known one has.
 
     Raises:
         OSError: The file cannot be read, or is too large.
@@ -55,6 +55,18 @@ def check_growth(path: Path) -> None:
         raise ValueError(f"it adds {added:,} special tokens to each text, more than {MAX_ADDED_TOKENS}")
     if _strips_ends(spec.get("decoder")):
         raise ValueError("its decoder removes characters at the end of tokens, which shorter tokens do not have")
+    if any(patterns(spec.get("decoder"))):
+        raise ValueError("its decoder has a regular expression, which may take minutes for a long token")
+
+
+def patterns(rule: Any) -> Iterator[str]:
+    """Yield the regular expressions in a rule."""
+    if isinstance(rule, dict):
+        if isinstance(rule.get("Regex"), str):
+            yield rule["Regex"]
+        rule = list(rule.values())
+    for one in rule if isinstance(rule, list) else ():
+        yield from patterns(one)
 
 
 def is_panic(error: BaseException) -> bool:

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
 from statistics import median
 from time import process_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmops.build.checkpoint.chat_template import limit_process
 from llmops.errors import CheckpointError
 from llmops.input_files import MAX_TABLE_BYTES, read_json
 from llmops.process import module_command
-from llmops.tokenizer_files import check_growth
+from llmops.tokenizer_files import check_growth, patterns
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -77,7 +76,7 @@ def _problem(path: Path) -> str:
         tokenizer.no_padding()
         counts = [len(tokenizer.encode(text).ids) for text in _TEXTS]
         spec = read_json(path, MAX_TABLE_BYTES)
-        own = sorted(set("".join(_patterns([spec.get("normalizer"), spec.get("pre_tokenizer")]))))
+        own = sorted(set("".join(patterns([spec.get("normalizer"), spec.get("pre_tokenizer")]))))
         runs = [one * _RUN for one in sorted({*map(chr, range(32, 127)), "\n", *own[-_MAX_OWN_RUNS:]})]
         seconds = [_cpu_seconds(tokenizer, text) for text in runs]
         if max(seconds) > max(_MAX_RATIO * median(seconds), _MIN_SECONDS):
@@ -95,16 +94,6 @@ def _cpu_seconds(tokenizer: Tokenizer, text: str) -> float:
     begun = process_time()
     tokenizer.encode(text)
     return process_time() - begun
-
-
-def _patterns(rule: Any) -> Iterator[str]:
-    """Yield the regular expressions in a rule."""
-    if isinstance(rule, dict):
-        if isinstance(rule.get("Regex"), str):
-            yield rule["Regex"]
-        rule = list(rule.values())
-    for one in rule if isinstance(rule, list) else ():
-        yield from _patterns(one)
 
 
 if __name__ == "__main__":
