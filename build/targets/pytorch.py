@@ -6,7 +6,7 @@ The engine folder also has the frozen arguments of `tensorrt_llm.LLM`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ from llmops.errors import InputError
 LLM = "llm."
 ARGS_FILE = "llm_args.json"
 MODEL_DIR = "model"
+#: Weights of a row, and rows, that share a scale in FP8 in blocks.
+_BLOCK = 128
 
 
 class PytorchTarget(BuildTarget[Checkpoint]):
@@ -55,7 +57,34 @@ class PytorchTarget(BuildTarget[Checkpoint]):
         check_calibration(request)
         job = PytorchJob(request, read_adapters(spec.options.get("adapters"), checkpoint.architecture))
         check_gpu(request)
+        _check_blocks(request, job.arguments)
         return job
+
+
+def _check_blocks(request: BuildRequest, arguments: Mapping[str, Any]) -> None:
+    """Raise InputError for a width that would be cut within a block of 128 weights with one scale.
+
+    The backend then stops, or takes scales of other blocks
+    (`_torch/modules/fused_moe/quantization.py`, "intermediate_size_per_partition should be
+    divisible"; `_torch/modules/linear.py`, FP8BlockScalesLinearMethod). Of mixtures only the
+    experts are checked: their dense layers choose a smaller cut themselves.
+    """
+    arch, tp, ep = request.checkpoint.architecture, request.spec.tp, request.spec.ep
+    if request.weights != "fp8_block":
+        return
+    if arch.moe is not None:
+        width, parts = arch.moe.moe_intermediate_size, int(arguments.get("moe_tensor_parallel_size") or tp // ep)
+        others = [size for size in range(2, tp + 1) if tp % size == 0 and arch.moe.num_experts % size == 0
+                  and width % (tp // size * _BLOCK) == 0]  # fmt: skip
+        remedy = f"add --ep {others[0]}" if others else "use fewer GPUs"
+    else:
+        width, parts = arch.intermediate_size, 1 if arguments.get("enable_attention_dp") else tp
+        remedy = f"use --tp {max(size for size in range(1, tp) if size == 1 or width % (size * _BLOCK) == 0)}"
+    if parts > 1 and width % (parts * _BLOCK):
+        raise InputError(
+            f"--tp {tp} would cut the MLP of {width} into {parts} parts of {width / parts:g}, which must be multiples "
+            f"of {_BLOCK} with FP8 in blocks; {remedy}."
+        )
 
 
 class PytorchJob(NvidiaJob):

@@ -130,8 +130,55 @@ def test_kv_heads_on_several_gpus_have_no_scales_per_channel(checkpoint, quant):
     make_request(spec(quant=quant, tp=4), source)
     with pytest.raises(InputError, match=r"--tp 8 gives several GPUs the same of 4 KV heads, .* use --tp 4 or less"):
         make_request(spec(quant=quant, tp=8), source)
-    for other in (spec(quant="fp8", tp=8), spec("pytorch", quant="fp8_pc_pt", tp=8), spec(quant="none", tp=8)):
+    for other in (spec(quant="fp8", tp=8), spec(quant="int8_wo", tp=1), spec(quant="none", tp=8)):
         make_request(other, source)
+
+
+@pytest.mark.parametrize("quant", ["int4_awq", "w4a8_awq", "fp8_pc_pt", "int8_wo"])
+def test_the_pytorch_backend_copies_no_scales_of_kv_heads(checkpoint, quant):
+    """_torch/models/checkpoints/hf/weight_mapper.py, _duplicate_kv_weights: `if k in ["weight", "bias"]`."""
+    source = checkpoint("qwen2")  # 4 KV heads
+    shape = dataclasses.replace(source.architecture, head_dim=256, intermediate_size=2048)
+    source = dataclasses.replace(source, architecture=shape)
+    make_request(spec("pytorch", quant=quant, tp=2), source)
+    with pytest.raises(InputError, match=r"--tp 8 gives .* TensorRT-LLM does not do in .*; use --tp 4 or less"):
+        make_request(spec("pytorch", quant=quant, tp=8), source)
+    make_request(spec("pytorch", quant=quant, tp=8, options={"llm.enable_attention_dp": "true"}), source)
+    for other in ("fp8", "none"):
+        make_request(spec("pytorch", quant=other, tp=8), source)
+
+
+def blocks(checkpoint, family, **shape):
+    """A checkpoint of FP8 in blocks."""
+    source = checkpoint(family)
+    found = ExistingQuantisation("fp8", 8, {"weight_block_size": [128, 128]})
+    changed = {**shape, "num_heads": 16, "num_kv_heads": 8}
+    if width := changed.pop("moe_intermediate_size", None):
+        changed["moe"] = dataclasses.replace(source.architecture.moe, moe_intermediate_size=width, num_experts=128)
+    return dataclasses.replace(
+        source, quantisation=found, architecture=dataclasses.replace(source.architecture, **changed)
+    )
+
+
+def test_fp8_blocks_are_not_cut(checkpoint, tmp_path):
+    """_torch/modules/fused_moe/quantization.py: "intermediate_size_per_partition should be divisible by"."""
+
+    def says(source, **fields):
+        with pytest.raises(InputError) as caught:
+            pytorch.target.prepare(spec("pytorch", tmp_path / "e", **fields), source)
+        return str(caught.value)
+
+    large = blocks(checkpoint, "qwen3_moe", moe_intermediate_size=1536)  # Qwen3-235B-A22B-FP8
+    assert says(large, tp=8) == (
+        "--tp 8 would cut the MLP of 1536 into 8 parts of 192, which must be multiples of 128 with FP8 in blocks; add "
+        "--ep 2."
+    )
+    for fields in ({"tp": 8, "ep": 8}, {"tp": 8, "ep": 2}, {"tp": 4}, {}):
+        pytorch.target.prepare(spec("pytorch", tmp_path / "e", **fields), large)
+    dense = blocks(checkpoint, "qwen3", intermediate_size=9728)  # Qwen3-4B-FP8
+    assert says(dense, tp=8).endswith("8 parts of 1216, which must be multiples of 128 with FP8 in blocks; use --tp 4.")
+    pytorch.target.prepare(spec("pytorch", tmp_path / "e", tp=4), dense)
+    pytorch.target.prepare(spec("pytorch", tmp_path / "e", tp=8, options={"llm.enable_attention_dp": "true"}), dense)
 
 
 def test_an_engine_has_experts_in_all_layers_or_in_none(checkpoint):

@@ -33,6 +33,9 @@ _WINDOW_SINCE = {"mistral": (1, 3), "mixtral": (1, 3), "phi3": None, "qwen2": No
 #: which Qwen's class hands to attention, and their norms return a pair, which Gemma's class adds to
 #: a tensor.
 _ROWWISE_ENGINES = frozenset({"llama", "mistral", "phi3"})
+#: Formats whose scales the PyTorch backend cuts by rows of a matrix.
+_SCALES_BY_ROW = frozenset({"fp8_pc_pt", "int4_awq", "w4a8_awq", "int8_wo"})
+_ATTENTION_DP = "llm.enable_attention_dp"
 COMMON_OPTIONS = frozenset({*GATES, "calib_batch_size", "calib_seed", "quality", "image", "tensorrt_llm", "dtype"})
 
 
@@ -127,7 +130,8 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
     exports_unchanged = unchanged or _exports_unchanged(spec, checkpoint)
     group_size = _group_size(arch, quant_format, spec)
     check_sharding(arch, spec.tp, spec.pp, group_size, _rounds_widths(quant_format, spec))
-    _check_shared_heads(arch, quant_format, spec)
+    found = checkpoint.quantisation.format if unchanged and checkpoint.quantisation else None
+    _check_shared_heads(arch, quant_format, spec, (found or quant_format).name)
     if spec.target == "tensorrt" and arch.moe is not None and arch.has_dense_layers:
         # 1.2.1 `tensorrt_llm/models/qwen/model.py`: QWenDecoderLayer is MOE in every layer or in none
         raise CheckpointError(
@@ -221,17 +225,26 @@ def _group_size(arch: Architecture, quant_format: QuantFormat, spec: BuildSpec) 
     return None
 
 
-def _check_shared_heads(arch: Architecture, quant_format: QuantFormat, spec: BuildSpec) -> None:
-    """Raise InputError for KV heads on several GPUs each with scales that ModelOpt does not copy.
+def _check_shared_heads(arch: Architecture, quant_format: QuantFormat, spec: BuildSpec, weights: str) -> None:
+    """Raise InputError for KV heads on several GPUs each with scales that are not copied to all of them.
 
     ModelOpt 0.47 finds out after it has quantised (`export/layer_utils.py`, "Duplicating KV heads
-    per-channel scales is not supported").
+    per-channel scales is not supported"), the PyTorch backend when it loads: its mapper copies
+    weights and biases only (`tensorrt_llm/_torch/models/checkpoints/hf/weight_mapper.py`,
+    _duplicate_kv_weights), and that of Qwen's mixtures the scales of blocks, too.
     """
-    per_channel = quant_format.preset is not None and quant_format.group == PER_CHANNEL
-    if spec.target == "tensorrt" and per_channel and spec.tp > arch.num_kv_heads:
+    if spec.tp <= arch.num_kv_heads or arch.mla is not None or str(spec.options.get(_ATTENTION_DP)).lower() == "true":
+        return
+    if spec.target == "tensorrt":
+        copied = quant_format.preset is None or quant_format.group != PER_CHANNEL
+    else:
+        by_row = weights in _SCALES_BY_ROW or (weights == "fp8_block" and arch.family != "qwen3_moe")
+        copied = FAMILIES[arch.family].as_published or not by_row
+    if not copied:
         raise InputError(
-            f"--tp {spec.tp} gives several GPUs the same of {arch.num_kv_heads} KV heads, which ModelOpt does not do "
-            f"in {quant_format.name}; use --tp {arch.num_kv_heads} or less, or --quant fp8."
+            f"--tp {spec.tp} gives several GPUs the same of {arch.num_kv_heads} KV heads, which "
+            f"{'ModelOpt' if spec.target == 'tensorrt' else 'TensorRT-LLM'} does not do in {weights}; use --tp "
+            f"{arch.num_kv_heads} or less, or {'a checkpoint in' if weights == 'fp8_block' else '--quant'} fp8."
         )
 
 
