@@ -11,6 +11,8 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 
 from llmops.errors import InputError, ResourceError
 
@@ -80,7 +82,7 @@ def check_gpu_count(needed: int) -> None:
     present = count_gpus()
     if present is not None and needed > present:
         raise ResourceError(
-            f"The engines of this repository need {needed} GPUs, and this machine has {present}: serve fewer of them, "
+            f"The engines of this repository need {needed} GPUs, and {_has(present)}: serve fewer of them, "
             "or build them with a smaller --tp."
         )
 
@@ -94,7 +96,7 @@ def share_gpus(needed: int, replicas: int) -> Sequence[str]:
     visible, total = visible_gpus(), needed * replicas
     if visible is not None and len(visible) < total:
         raise ResourceError(
-            f"{replicas} replicas need {total} GPUs, {needed} each, and this machine has {len(visible)}: start fewer "
+            f"{replicas} replicas need {total} GPUs, {needed} each, and {_has(len(visible))}: start fewer "
             "with --replicas, or build the engine with a smaller --tp."
         )
     gpus = [str(number) for number in range(total)] if visible is None else visible
@@ -102,17 +104,27 @@ def share_gpus(needed: int, replicas: int) -> Sequence[str]:
 
 
 def visible_gpus() -> Sequence[str] | None:
-    """Return the GPUs that this process may use, or None if nvidia-smi is missing or fails."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
+    """Return the GPUs that this process may use, or None if nvidia-smi is missing or fails.
+
+    CUDA takes those of CUDA_VISIBLE_DEVICES up to the first that does not exist.
+    """
+    chosen, present = os.environ.get("CUDA_VISIBLE_DEVICES"), _listed_gpus()
+    if chosen is None:
+        return None if present is None else [str(number) for number in range(present)]
+    return list(takewhile(partial(_exists, present), map(str.strip, chosen.split(","))))
+
+
+def _exists(present: int | None, gpu: str) -> bool:
+    """Return True for the UUID of a GPU, and for a number below `present`."""
+    return gpu.startswith(("GPU-", "MIG-")) or (gpu.isdigit() and (present is None or int(gpu) < present))
+
+
+def _listed_gpus() -> int | None:
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
     listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=False)
-    if listed.returncode:
-        return None
-    return [str(number) for number in range(sum(line.startswith("GPU ") for line in listed.stdout.splitlines()))]
+    return None if listed.returncode else sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
 def count_gpus() -> int | None:
@@ -121,13 +133,18 @@ def count_gpus() -> int | None:
     return None if visible is None else len(visible)
 
 
+def _has(present: int) -> str:
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return f"this machine has {present}" if chosen is None else f"CUDA_VISIBLE_DEVICES={chosen} leaves {present}"
+
+
 def _check_gpu_ids(chosen: Mapping[str, tuple[int, ...]]) -> None:
     present = count_gpus()
     for name, gpus in chosen.items():
         if present is not None and gpus and max(gpus) >= present:
             total = sum(len(one) for one in chosen.values())
             raise InputError(
-                f"{name} would run on GPU {max(gpus)}, and this machine has {present}; the engines of this repository "
+                f"{name} would run on GPU {max(gpus)}, and {_has(present)}; the engines of this repository "
                 f"take {total}: serve fewer of them, or build them with a smaller --tp."
             )
 

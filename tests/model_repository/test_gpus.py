@@ -68,6 +68,22 @@ def test_the_gpus_are_counted_as_nvidia_smi_lists_them(monkeypatch: pytest.Monke
     assert share_gpus(2, 2) == ["GPU-a,GPU-b", "GPU-c,GPU-d"]
 
 
+@pytest.mark.parametrize(
+    ("chosen", "seen"),
+    [("", 0), ("-1", 0), ("7", 0), ("7,0", 0), ("0,7", 1), ("0,-1", 1), (" 0", 1), ("00", 1), ("NoDevFiles", 0)],
+)
+def test_gpus_count_up_to_the_first_that_does_not_exist(monkeypatch, tmp_path, chosen: str, seen: int) -> None:
+    """`seen` is torch.cuda.device_count() of torch 2.11 on a machine with one H200."""
+    monkeypatch.undo()
+    install_nvidia_smi(monkeypatch, tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert gpu_assignment.count_gpus() == seen
+    with pytest.raises(
+        ResourceError, match=f"need 2 GPUs, and CUDA_VISIBLE_DEVICES={chosen} leaves {seen}: serve fewer"
+    ):
+        check_gpu_count(2)
+
+
 def test_mpi_does_not_see_the_slurm_allocation() -> None:
     """MPI_ERR_SPAWN otherwise: ai-dynamo/dynamo #808 and #992."""
     inside = {"SLURM_JOB_ID": "7", "SLURM_NODELIST": "n1", "PMIX_RANK": "0", "PATH": "/bin"}
