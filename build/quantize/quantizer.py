@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ _AWQ_PASSES = (1, 12)
 #: ModelOpt's kernels for integers, as torch names their files. ModelOpt compiles them in 52 s.
 KERNELS = "modelopt_cuda_ext"
 COMPILING = "ModelOpt compiles its kernels for integers first, once on this machine: that takes about a minute."
+#: Seconds after which another build that wrote nothing is not compiling: the slowest file takes 50.
+_COMPILE_SECONDS = 180.0
 
 
 def quantize(
@@ -65,6 +68,7 @@ def quantize(
     total = sum(passes) * forward_cost([ids.numel() for ids in batches(found, batch_size)])
     if compiles_kernels(config):
         progress.note(COMPILING)
+        _wait_for_other_build()
     with (
         progress.stage(_title(quant_format, len(found), tokens, settings), total), silence_libraries(),
         torch.inference_mode(),
@@ -167,9 +171,39 @@ def compiles_kernels(config: dict[str, Any]) -> bool:
 
     if not has_gpu() or not any(isinstance(part.get("num_bits"), int) for part in _quantizers(config)):
         return False
-    kept = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
     compiler = Path(cpp_extension.CUDA_HOME or "", "bin", "nvcc")
-    return os.access(compiler, os.X_OK) and not any(kept.glob(f"**/{KERNELS}/*.so"))
+    return os.access(compiler, os.X_OK) and not any(_compiled("*.so"))
+
+
+def _compiled(pattern: str) -> Iterator[Path]:
+    """Return the files of ModelOpt's kernels that torch keeps and that match `pattern`."""
+    from torch.utils import cpp_extension
+
+    kept = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
+    return kept.glob(f"**/{KERNELS}/{pattern}")
+
+
+def _wait_for_other_build() -> None:
+    """Wait until no other build compiles the kernels, and remove the lock of one that was killed.
+
+    torch waits for this file to vanish, for ever after a build that was killed. A process of
+    another container cannot be seen, but it writes beside the lock.
+    """
+    for lock in _compiled("lock"):
+        with contextlib.suppress(FileNotFoundError):
+            while _is_open(lock) or time.time() - lock.parent.stat().st_mtime < _COMPILE_SECONDS:
+                lock.stat()
+                time.sleep(0.2)
+            lock.unlink()
+
+
+def _is_open(file: Path) -> bool:
+    """Return True if a process that can be seen has a file open."""
+    for handle in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if handle.samefile(file):
+                return True
+    return False
 
 
 def _set_group_size(config: dict[str, Any], group_size: int) -> None:

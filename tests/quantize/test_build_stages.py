@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -74,6 +75,22 @@ def test_a_build_says_that_kernels_are_compiled_first(checkpoint, tmp_path, monk
     kept.mkdir(parents=True)
     (kept / f"{quantizer.KERNELS}.so").touch()
     assert notes("int4_awq", 32) == []
+
+
+def test_a_killed_build_holds_up_no_compilation(tmp_path, monkeypatch):
+    """torch's lock of the kernels, whose process was killed."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lock = tmp_path / "py312_cu130" / quantizer.KERNELS / "lock"
+    lock.parent.mkdir(parents=True)
+    with open(lock, "w"):
+        os.utime(lock.parent, (0, 0))
+        waiting = threading.Thread(target=quantizer._wait_for_other_build)
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive()
+        assert lock.exists()
+    waiting.join(60)
+    assert not lock.exists()
 
 
 # what the kernel says that the build took at most, and the models that are in memory when the export is read back.
