@@ -67,6 +67,7 @@ def _measure(weights: Path, target: str, against: str, progress: Progress) -> Qu
     from llmops.build.checkpoint import open_checkpoint
     from llmops.build.quality.export_comparison import measure_export
     from llmops.build.quantize.hf_checkpoint_reader import check_format_readable
+    from llmops.build.quantize.model_loading import report_full_gpu
 
     if target == "pytorch":
         check_format_readable(weights)
@@ -75,7 +76,7 @@ def _measure(weights: Path, target: str, against: str, progress: Progress) -> Qu
         raise InputError(
             f"--against {against} is quantised itself ({source.quantisation.method}); give the full-precision source."
         )
-    with scratch_folder("llmops-eval-") as scratch:
+    with report_full_gpu(), scratch_folder("llmops-eval-") as scratch:
         return measure_export(weights, target, source, _record(source, scratch, progress), progress)
 
 

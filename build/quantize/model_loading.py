@@ -18,7 +18,7 @@ from llmops.build.checkpoint.weight_sources import open_weights
 from llmops.build.environment import installed_version
 from llmops.build.tokenizer import write_tokenizer
 from llmops.distribution import missing_extra
-from llmops.errors import CheckpointError
+from llmops.errors import CheckpointError, ResourceError
 
 
 @contextlib.contextmanager
@@ -75,8 +75,9 @@ def import_libraries() -> None:
     ModelOpt imports pulp, which keeps the traceback of a failed import, and so the frames of all
     callers. A model in one of them would never be freed.
     """
-    import modelopt.torch.export
-    import modelopt.torch.quantization  # noqa: F401
+    with silence_libraries():
+        import modelopt.torch.export
+        import modelopt.torch.quantization  # noqa: F401
 
 
 def release_memory() -> None:
@@ -97,6 +98,28 @@ def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
+#: What CUDA, torch's allocator and cuBLAS say when a GPU has no memory left.
+_GPU_IS_FULL = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+@contextlib.contextmanager
+def report_full_gpu() -> Iterator[None]:
+    """Convert any "out of memory" error of a GPU inside the block to a ResourceError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _gpu_is_full(error):
+            raise
+        raise ResourceError(
+            "A GPU has no memory left; end what else uses it (`nvidia-smi` lists that), use more GPUs, or set "
+            "CUDA_VISIBLE_DEVICES=-1 to work on the CPU."
+        ) from error
+
+
+def _gpu_is_full(error: RuntimeError) -> bool:
+    return any(text in str(error) for text in _GPU_IS_FULL)
+
+
 def load_model(checkpoint: Checkpoint) -> Any:
     """Return the causal language model in evaluation mode.
 
@@ -113,6 +136,8 @@ def load_model(checkpoint: Checkpoint) -> Any:
         with silence_libraries():
             model = AutoModelForCausalLM.from_pretrained(checkpoint.path, trust_remote_code=False, **kwargs)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and _gpu_is_full(error):
+            raise
         raise CheckpointError(f"{checkpoint.ref} cannot be loaded by transformers: {error}") from error
     model.config.architectures = [checkpoint.architecture.hf_class]
     return model.eval()

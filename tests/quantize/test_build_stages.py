@@ -12,10 +12,11 @@ import pytest
 from llmops.build.checkpoint.golden_prompts import TOKENS
 from llmops.build.engine_folder.manifest import EngineManifest, QualityMetrics, Quantisation
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
+from llmops.build.job.build_engine import build
 from llmops.build.progress import SilentProgress
 from llmops.build.quality.quality_gates import QualityGates
 from llmops.build.quant_formats import FORMATS
-from llmops.build.quantize import quantizer
+from llmops.build.quantize import model_loading, quantizer
 from llmops.build.quantize.calibration import CalibrationSettings
 from llmops.build.quantize.model_loading import has_gpu, load_model, load_tokenizer
 from llmops.build.quantize.quantizer import quantize
@@ -24,7 +25,8 @@ from llmops.build.targets.nvidia import stage_estimates
 from llmops.build.targets.nvidia.build_request import make_request
 from llmops.build.targets.nvidia.stage_estimates import DurationEstimate, stage_needs
 from llmops.cli.eval import quality_lines
-from llmops.errors import BuildError
+from llmops.errors import BuildError, ResourceError
+from tests.support.nvidia_smi import install_nvidia_smi
 
 
 class CountingProgress(SilentProgress):
@@ -91,6 +93,58 @@ def test_a_killed_build_holds_up_no_compilation(tmp_path, monkeypatch):
         assert lock.exists()
     waiting.join(60)
     assert not lock.exists()
+
+
+def test_a_gpu_that_does_not_exist_is_no_reason_to_quantise_on_the_cpu(checkpoint, tmp_path, monkeypatch):
+    install_nvidia_smi(monkeypatch, tmp_path)
+    monkeypatch.setattr(model_loading, "has_gpu", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    words = {"target": "pytorch", "quant": "fp8"}
+    with pytest.raises(ResourceError, match=r"^CUDA_VISIBLE_DEVICES=7 names no GPU; name one that"):
+        build(BuildSpec(str(checkpoint("llama").path), tmp_path / "engine", **words))
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 139.81 GiB",
+        "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_a_full_gpu_is_one_sentence(checkpoint, tmp_path, monkeypatch, says):
+    import transformers
+
+    def load(*_, **__):
+        raise RuntimeError(says)
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", load)
+    words = {"target": "pytorch", "quant": "fp8", "options": {"quality": "false"}}
+    with pytest.raises(ResourceError, match=r"^A GPU has no memory left; end what else uses it"):
+        build(BuildSpec(str(checkpoint("llama").path), tmp_path / "engine", **words))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_other_programs_hold_is_not_there(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    # of a torch beside an H200 whose memory another process held
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (284164096, 150121021440))
+    need = stage_estimates.StageRequirements("quality gate", 0, 2 << 30, 0, 0.0, here=True)
+    with pytest.raises(ResourceError, match=r"about 2\.0 GiB of GPU memory, 0\.3 GiB are free; end what else uses"):
+        stage_estimates.check_memory([need], gpu=True)
+
+
+def test_libraries_say_nothing_while_they_load(tmp_path):
+    """torch for CUDA, without a GPU: "No CUDA runtime is found, using CUDA_HOME='/usr/local/cuda'"."""
+    (tmp_path / "modelopt" / "torch" / "quantization").mkdir(parents=True)
+    (tmp_path / "modelopt" / "torch" / "export.py").write_text("import logging; logging.warning('No CUDA runtime')")
+    code = "from llmops.build.quantize.model_loading import import_libraries; import_libraries()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # what the kernel says that the build took at most, and the models that are in memory when the export is read back.

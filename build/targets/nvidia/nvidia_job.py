@@ -3,6 +3,8 @@
 ModelOpt quantises on this machine, and the engine runs elsewhere.
 """
 
+import os
+import shutil
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -25,7 +27,7 @@ from llmops.build.targets.nvidia.stage_estimates import (
 )
 from llmops.build.trtllm.container_images import OWN_TAG
 from llmops.build.trtllm.image_selection import release_of
-from llmops.errors import InputError
+from llmops.errors import InputError, ResourceError
 
 
 class NvidiaJob(GeneratorJob):
@@ -80,7 +82,12 @@ class NvidiaJob(GeneratorJob):
             from llmops.build.quantize.model_loading import has_gpu, require_quantize_extra
 
             require_quantize_extra()
-            gpu = has_gpu()
+            gpu, chosen = has_gpu(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            if not gpu and chosen not in ("", "-1") and shutil.which("nvidia-smi"):
+                raise ResourceError(
+                    f"CUDA_VISIBLE_DEVICES={chosen} names no GPU; name one that `nvidia-smi -L` lists, or set -1 to "
+                    "quantise on the CPU."
+                )
             check_memory(stage_needs(self.request, gpu), gpu)
 
     def result(self, record: Mapping[str, Any], extra: NvidiaExtra, complete: bool = True) -> BuildResult:

@@ -99,8 +99,11 @@ class _QuantizeStages:
 
     def _stage(self, name: str, title: str, make: Callable[[Path], None]) -> Path:
         def prepared(part: Path) -> None:
+            from llmops.build.quantize.model_loading import report_full_gpu
+
             self._import_libraries()
-            make(part)
+            with report_full_gpu():
+                make(part)
 
         folder, cached = stage(self.spec.output, name, self.contents[name], prepared)
         if cached:

@@ -134,8 +134,8 @@ def check_memory(stages: list[StageRequirements], gpu: bool) -> None:
             )
         if gpu and need.gpu > gpu_memory():
             raise ResourceError(
-                f"The stage {need.stage!r} needs about {need.gpu / _GIB:.1f} GiB of GPU memory, the GPUs here have "
-                f"{gpu_memory() / _GIB:.1f} GiB; use more GPUs."
+                f"The stage {need.stage!r} needs about {need.gpu / _GIB:.1f} GiB of GPU memory, "
+                f"{gpu_memory() / _GIB:.1f} GiB are free; end what else uses the GPUs here, or use more."
             )
 
 
@@ -152,10 +152,13 @@ def planned_on_gpu(spec: BuildSpec) -> bool:
 
 
 def gpu_memory() -> int:
-    """Return the memory of all GPUs in bytes."""
+    """Return the free memory of all GPUs in bytes."""
     import torch
 
-    return sum(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+    from llmops.build.quantize.model_loading import report_full_gpu
+
+    with report_full_gpu():
+        return sum(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count()))
 
 
 #: Bytes per second from disk, to a GPU, and to float32 on a CPU.
