@@ -139,6 +139,8 @@ def test_memory_that_other_programs_hold_is_not_there(monkeypatch):
 def test_libraries_say_nothing_while_they_load(tmp_path):
     """torch for CUDA, without a GPU: "No CUDA runtime is found, using CUDA_HOME='/usr/local/cuda'"."""
     (tmp_path / "modelopt" / "torch" / "quantization").mkdir(parents=True)
+    for package in ("", "torch", "torch/quantization"):
+        (tmp_path / "modelopt" / package / "__init__.py").touch()
     (tmp_path / "modelopt" / "torch" / "export.py").write_text("import logging; logging.warning('No CUDA runtime')")
     code = "from llmops.build.quantize.model_loading import import_libraries; import_libraries()"
     done = subprocess.run(
