@@ -15,6 +15,7 @@ from llmops.build.checkpoint.file_checks import file_state, reject_changed_files
 from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint, read_adapters
 from llmops.build.engine_folder.build_stages import link_file, link_tree
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
+from llmops.build.model.architecture import Architecture
 from llmops.build.progress import Progress
 from llmops.build.quality.quality_gates import user_limits
 from llmops.build.spec import BuildSpec
@@ -74,17 +75,22 @@ def _check_blocks(request: BuildRequest, arguments: Mapping[str, Any]) -> None:
         return
     if arch.moe is not None:
         width, parts = arch.moe.moe_intermediate_size, int(arguments.get("moe_tensor_parallel_size") or tp // ep)
-        others = [size for size in range(2, tp + 1) if tp % size == 0 and arch.moe.num_experts % size == 0
-                  and width % (tp // size * _BLOCK) == 0]  # fmt: skip
-        remedy = f"add --ep {others[0]}" if others else "use fewer GPUs"
     else:
         width, parts = arch.intermediate_size, 1 if arguments.get("enable_attention_dp") else tp
-        remedy = f"use --tp {max(size for size in range(1, tp) if size == 1 or width % (size * _BLOCK) == 0)}"
     if parts > 1 and width % (parts * _BLOCK):
         raise InputError(
             f"--tp {tp} would cut the MLP of {width} into {parts} parts of {width / parts:g}, which must be multiples "
-            f"of {_BLOCK} with FP8 in blocks; {remedy}."
+            f"of {_BLOCK} with FP8 in blocks; {_whole_blocks(arch, width, tp)}."
         )
+
+
+def _whole_blocks(arch: Architecture, width: int, tp: int) -> str:
+    """Return what to do so that no block is cut."""
+    sizes = [size for size in range(1, tp + 1) if tp % size == 0 and width % (tp // size * _BLOCK) == 0]
+    if arch.moe is not None:
+        spread = [size for size in sizes if arch.moe.num_experts % size == 0]
+        return f"add --ep {spread[0]}" if spread else "use fewer GPUs"
+    return f"use --tp {tp // sizes[0] if sizes else 1}"
 
 
 class PytorchJob(NvidiaJob):

@@ -177,7 +177,11 @@ def test_fp8_blocks_are_not_cut(checkpoint, tmp_path):
         pytorch.target.prepare(spec("pytorch", tmp_path / "e", **fields), large)
     dense = blocks(checkpoint, "qwen3", intermediate_size=9728)  # Qwen3-4B-FP8
     assert says(dense, tp=8).endswith("8 parts of 1216, which must be multiples of 128 with FP8 in blocks; use --tp 4.")
-    pytorch.target.prepare(spec("pytorch", tmp_path / "e", tp=4), dense)
+    for tp in (1, 2, 4):
+        pytorch.target.prepare(spec("pytorch", tmp_path / "e", tp=tp), dense)
+    odd = blocks(checkpoint, "qwen3", intermediate_size=9728 + 64)
+    assert says(odd, tp=2).endswith("use --tp 1.")
+    pytorch.target.prepare(spec("pytorch", tmp_path / "e"), odd)
     pytorch.target.prepare(spec("pytorch", tmp_path / "e", tp=8, options={"llm.enable_attention_dp": "true"}), dense)
 
 
