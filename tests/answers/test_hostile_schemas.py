@@ -233,6 +233,13 @@ def test_each_character_of_a_grammar_is_read_once(text):
     assert at == len(text)
 
 
+# 10,000 of them took xgrammar 0.1.25, and with it all answers of an engine, half a minute
+MANY = (
+    "it has more than 2,048 rules, groups, which count twice, and repetitions, of which those with numbers count four "
+    "times"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -260,6 +267,10 @@ def test_each_character_of_a_grammar_is_read_once(text):
         ("root ::= " + "(" * 257 + '"x"' + ")" * 257, "its parentheses are nested deeper than 256 levels"),
         ("root ::= " + "(" * 256 + '"x"' + ")" * 256, None),
         ("root ::= [a]]", "a text, a character class or a repetition is not closed"),
+        ("root ::= " + '"a"? ' * 2047, None),
+        ("root ::= " + '"a"? ' * 2048, MANY),
+        ("root ::= " + '("a"|"b") ' * 1024, MANY),
+        ("root ::= " + '"a"{2} ' * 512, MANY),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_grammar(text, problem):

@@ -48,6 +48,12 @@ _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 #: Levels of parentheses. xgrammar reads each of them on the stack, which 25,000 overflow: that ends
 #: the engine's process.
 _MAX_DEPTH = 256
+#: The sum of the weights of rules, groups and repetitions. xgrammar 0.1.25 makes rules of all of
+#: them, in time that grows with the square: 2,048 take up to 0.7 s, 10,000 half a minute.
+_MAX_PARTS = 2048
+_WEIGHTS = {"defines": 1, "open": 2, "repeat": 1}
+#: A number of repetitions is written out four times.
+_NUMBER_WEIGHT = 4
 
 #: The symbol of all terminals. No rule can have this name.
 _TERMINAL = "'"
@@ -80,13 +86,19 @@ def find_ebnf_error(text: str) -> str | None:
         return "it has the character U+0000"
     used: set[str] = set()
     rules: set[str] = set()
-    depth, last_name = 0, ""
+    depth, parts, last_name = 0, 0, ""
     for match in _TOKEN.finditer(text):
         kind = match.lastgroup
         if kind == "unclosed":
             return "a text, a character class or a repetition is not closed"
         if kind == "nothing":
             continue
+        parts += _NUMBER_WEIGHT if match[0].startswith("{") else _WEIGHTS.get(kind or "", 0)
+        if parts > _MAX_PARTS:
+            return (
+                f"it has more than {_MAX_PARTS:,} rules, groups, which count twice, and repetitions, of which those "
+                "with numbers count four times"
+            )
         depth += (kind == "open") - (kind == "close")
         if depth > _MAX_DEPTH:
             return f"its parentheses are nested deeper than {_MAX_DEPTH} levels"
