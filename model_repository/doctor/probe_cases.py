@@ -54,10 +54,10 @@ _REQUESTS: dict[str, dict[str, Any]] = {
                      "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5},
         "end_ids": [2, 9], "stop_words": [[4], [5, 6]], "min_tokens": 3,
     },
-    "json": {"guide": ["json", ""]},
-    "json_schema": {"guide": ["json_schema", '{"type": "object"}']},
-    "regex": {"guide": ["regex", "[a-z]+"]},
-    "ebnf_grammar": {"guide": ["ebnf_grammar", 'root ::= "a"']},
+    "json": {"guide": ["json", ""], "end_ids": [2]},
+    "json_schema": {"guide": ["json_schema", '{"type": "object"}'], "end_ids": [2]},
+    "regex": {"guide": ["regex", "[a-z]+"], "end_ids": [2]},
+    "ebnf_grammar": {"guide": ["ebnf_grammar", 'root ::= "a"'], "end_ids": [2]},
 }  # fmt: skip
 
 
