@@ -41,7 +41,7 @@ from llmops.gateway.http.telemetry_checks import (
     create_access_log_check,
     create_trace_check,
 )
-from llmops.gateway.interfaces import Usage
+from llmops.gateway.interfaces import Caller, Usage
 from llmops.gateway.ratelimit.buffered_bytes import BufferedBytes
 from llmops.gateway.ratelimit.rate_limit_check import create_limit_check
 from llmops.gateway.ratelimit.read_limit import ReadLimit
@@ -60,7 +60,7 @@ from llmops.gateway.routing.served_models import EmbeddingModel, EncoderModel, G
 from llmops.gateway.routing.versions.outcome_check import OutcomeCheck
 from llmops.gateway.routing.versions.version_router import VersionRouter
 from llmops.gateway.safety.policy import create_safety
-from llmops.gateway.safety.services import Embed
+from llmops.gateway.safety.services import JUDGED_TENANT, Embed
 from llmops.gateway.settings import GatewaySettings, RoutedAlias
 from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.event_loop_lag import EventLoopMonitor
@@ -125,7 +125,9 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
 
     async def ask_guard(model: str, message: str, max_tokens: int) -> str:
         # no filter judges the request of a filter
-        context = RequestContext(f"req_{secrets.token_hex(16)}", work_bytes=len(message))
+        # its slots are no caller's, who could use them up, and its cached prefixes those of one tenant
+        caller = Caller(share=f"guard of {JUDGED_TENANT.get()}")
+        context = RequestContext(f"req_{secrets.token_hex(16)}", caller=caller, work_bytes=len(message))
         return await answer_message(replace(service, safety=None), model, message, max_tokens, context)
 
     safety = create_safety(settings.safety, metrics, text_embedder(models.of(EmbeddingModel)), ask_guard, findings)

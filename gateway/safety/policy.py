@@ -20,7 +20,15 @@ from llmops.gateway.logging_setup import RepeatedLines
 from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.gateway.safety.filters import FilterUnavailableError, Finding, StreamMode, TextFilter
 from llmops.gateway.safety.rules import RuleFilter, rule_filter, script_filter
-from llmops.gateway.safety.services import ClassifierFilter, Embed, Generate, GuardFilter, ModerationFilter, read_head
+from llmops.gateway.safety.services import (
+    JUDGED_TENANT,
+    ClassifierFilter,
+    Embed,
+    Generate,
+    GuardFilter,
+    ModerationFilter,
+    read_head,
+)
 from llmops.gateway.safety.stream_guard import RuleStage, StreamGuard, WindowStage
 from llmops.gateway.settings import FilterSettings, SafetyPolicy, SafetySettings
 from llmops.gateway.telemetry import metric_definitions
@@ -52,6 +60,7 @@ class _FairFilter(TextFilter):
 
     async def judge(self, text: str) -> Finding | None:
         async with self._slots.slot(self._path):
+            JUDGED_TENANT.set(self._path[0])
             return await self._judge.judge(text)
 
 
@@ -110,7 +119,7 @@ class Safety:
         """
         async with self._moderating.slot(caller.share.split("/", 1)):
             verdicts = await asyncio.gather(
-                *(self._judge(one, text) for one in self.filters.values()), return_exceptions=True
+                *(self._judge(self._fair(name, caller), text) for name in self.filters), return_exceptions=True
             )
         for one in verdicts:
             if isinstance(one, FilterUnavailableError):

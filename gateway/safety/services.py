@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +49,9 @@ _CODE = re.compile(r"[A-Z]\d{1,2}")
 
 #: Turns texts into vectors FP32 [len(texts), dimensions]; given the model's name.
 Embed = Callable[[str, Sequence[str]], Awaitable[Any]]
+#: The tenant whose text is judged now, empty without one: what a model has read for one tenant must
+#: not be found in its cache by another.
+JUDGED_TENANT: ContextVar[str] = ContextVar("judged_tenant", default="")
 #: Returns a model's answer to a message; given the model's name, the message and the most tokens.
 Generate = Callable[[str, str, int], Awaitable[str]]
 

@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.server import bind
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.safety.policy import create_safety
@@ -335,6 +336,31 @@ async def test_a_guard_model_judges_prompts_and_answers_and_not_itself(card, tok
         assert "violence" in refused.json()["error"]["message"]
         result = (await stack.client.post("/v1/moderations", json={"input": "a knife"})).json()["results"][0]
         assert result["categories"] == {"violence": True, "guard": False}
+
+
+class TenantOfHeader(Check):
+    async def before(self, scope, context):
+        tenant = context.headers.get(b"x-tenant", b"").decode()
+        context.caller = Caller(tenant, tenant, share=f"{tenant}/key")
+
+
+async def test_what_a_guard_model_read_for_one_tenant_is_in_no_others_cache(card, tokenizer):
+    """All texts had one salt: the time of a verdict told whether another tenant's text began so."""
+    settings = {"safety": guard_safety(), "cache_scope": "tenant"}
+    card["capabilities"]["cache_salt"] = True
+    async with running({**card, "max_seq_len": 1024}, tokenizer, checks=[TenantOfHeader()], **settings) as stack:
+        GuardStack(stack, "It is a knife.")
+        salts = {}
+        for tenant in ("acme", "evil"):
+            before, headers = len(stack.triton.requests), {"x-tenant": tenant}
+            assert (
+                await stack.client.post("/v1/chat/completions", json=stack.chat_body, headers=headers)
+            ).status_code == 200
+            judged = await stack.client.post("/v1/moderations", json={"input": "a knife"}, headers=headers)
+            assert judged.status_code == 200
+            salts[tenant] = {tuple(one.get("cache_salt", ())) for one in stack.triton.requests[before:]}
+        assert salts["acme"].isdisjoint(salts["evil"])
+        assert () not in salts["acme"] | salts["evil"]
 
 
 @pytest.mark.parametrize(
