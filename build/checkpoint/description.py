@@ -23,21 +23,23 @@ CheckpointFormat = Literal["huggingface", "gguf"]
 
 
 class FileStatus(NamedTuple):
-    """A file's device and inode, and the time of the inode's last change in nanoseconds."""
+    """A file's device and inode, and when content and inode last changed, in nanoseconds."""
 
     device: int
     inode: int
+    modified: int
     changed: int
 
 
 class FileState(NamedTuple):
-    """The status of a path, and of the file that it leads to.
+    """The status of a path, of the file that it leads to, and of the folders of both.
 
-    It changes when either is written, replaced or renamed.
+    One of them changes when path or file is written, replaced or renamed.
     """
 
     path: FileStatus
     file: FileStatus
+    folders: tuple[FileStatus, FileStatus]
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,30 @@ def check_file_size(path: Path, max_bytes: int) -> None:
 def file_state(path: Path) -> FileState | None:
     """Return the state of a file and of a link to it, or None if the path leads nowhere."""
     try:
-        return FileState(*(FileStatus(one.st_dev, one.st_ino, one.st_ctime_ns) for one in (path.lstat(), path.stat())))
+        folders = _status(path.parent.stat()), _status(path.resolve().parent.stat())
+        return FileState(_status(path.lstat()), _status(path.stat()), folders)
     except OSError:
         return None
+
+
+def _status(found: os.stat_result) -> FileStatus:
+    return FileStatus(found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _differ(before: FileState | None, now: FileState | None) -> bool:
+    """Return True unless the states are the same, or a hard link to the file was made or removed.
+
+    Builds of the same checkpoint make them, in folders of their own. They change the time of the
+    inode alone.
+    """
+    if before is None or now is None:
+        return before is not now
+    if (before.path, before.file) == (now.path, now.file):
+        return False
+    return before.folders != now.folders or any(
+        old._replace(changed=new.changed) != new
+        for old, new in zip((before.path, before.file), (now.path, now.file), strict=True)
+    )
 
 
 def reject_changed_files(folder: Path, states: Mapping[str, FileState | None], names: Iterable[str]) -> None:
@@ -74,7 +95,7 @@ def reject_changed_files(folder: Path, states: Mapping[str, FileState | None], n
         CheckpointError: A file was changed.
     """
     for name in names:
-        if name in states and file_state(folder / name) != states[name]:
+        if name in states and _differ(states[name], file_state(folder / name)):
             raise CheckpointError(f"{folder / name} was changed while the engine was built; build it again.")
 
 

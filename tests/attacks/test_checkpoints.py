@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmops.build.checkpoint.chat_template import render_messages
-from llmops.build.checkpoint.file_checks import reject_outside_symlinks
+from llmops.build.checkpoint.file_checks import reject_changed_files, reject_outside_symlinks
 from llmops.build.checkpoint.gguf_header import read_header
 from llmops.build.checkpoint.hub_download import cached_config, fetch_config, fetch_snapshot
 from llmops.build.checkpoint.huggingface_folder import open_folder
@@ -93,6 +93,20 @@ def test_a_link_that_is_there_only_while_the_build_reads(tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match=r"tokenizer\.json was changed while the engine was built"):
         build(BuildSpec(str(folder), output), Swapper(folder / "tokenizer.json", secret))
     assert not output.exists()
+
+
+def test_another_builds_link_to_a_file_is_no_change(folder: Path, tmp_path: Path) -> None:
+    """An engine of unchanged weights links them, and ended all builds of the checkpoint beside it."""
+    file = folder / "config.json"
+    states = reject_outside_symlinks(folder)
+    time.sleep(0.02)  # times of files are ticks of the kernel
+    (tmp_path / "engine").hardlink_to(file)
+    reject_changed_files(folder, states, ["config.json"])
+    (tmp_path / "engine").unlink()
+    reject_changed_files(folder, states, ["config.json"])
+    file.rename(folder / "aside").rename(file)
+    with pytest.raises(CheckpointError, match=r"config\.json was changed while the engine was built"):
+        reject_changed_files(folder, states, ["config.json"])
 
 
 @pytest.mark.parametrize("named", ["../../private", "{absolute}", ".", "..", "link"])
