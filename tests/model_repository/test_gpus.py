@@ -10,6 +10,7 @@ from llmops.model_repository import gpu_assignment
 from llmops.model_repository.doctor import collectives
 from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus, check_gpu_count, share_gpus
 from llmops.model_repository.multi_gpu.launch_plan import without_slurm_variables
+from llmops.perf.verify import host
 from tests.support.nvidia_smi import install_nvidia_smi
 
 
@@ -66,6 +67,11 @@ def test_the_gpus_are_counted_as_nvidia_smi_lists_them(monkeypatch: pytest.Monke
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,GPU-c,GPU-d")
     assert gpu_assignment.count_gpus() == 4
     assert share_gpus(2, 2) == ["GPU-a,GPU-b", "GPU-c,GPU-d"]
+
+
+def test_clocks_and_memory_are_read_as_nvidia_smi_prints_them(monkeypatch, tmp_path) -> None:
+    install_nvidia_smi(monkeypatch, tmp_path)
+    assert host.gpus() == [host.HostGpu("NVIDIA H200", 345.0, 1980.0, 143771.0, 4.0)]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ _SCRIPT = r"""#!/bin/sh
 case "$*" in
 "--query-gpu=name,memory.total,compute_cap,driver_version --format=csv,noheader")
     echo "NVIDIA H200, 143771 MiB, 9.0, {driver}" ;;
+"--query-gpu=name,clocks.sm,clocks.max.sm,memory.total,memory.used --format=csv,noheader,nounits")
+    echo "NVIDIA H200, 345, 1980, 143771, 4" ;;
 "--query-gpu=pci.bus_id --format=csv,noheader")
     echo "{address}" ;;
 -L)
