@@ -114,12 +114,6 @@ class CombinedDirectory(Directory):
     def known(self, credential: str) -> Caller | None:
         return next(filter(None, (directory.known(credential) for directory in self._directories)), None)
 
-    async def check(self, credential: str) -> None:
-        for directory in self._directories:
-            if directory.takes(credential):
-                await directory.check(credential)
-                return
-
     async def find(self, credential: str) -> Caller | None:
         for directory in self._directories:
             if directory.takes(credential):

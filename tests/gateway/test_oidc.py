@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from llmops.gateway.auth.authentication import keys_required
 from llmops.gateway.auth.credential_cache import CachedDirectory
-from llmops.gateway.auth.directory import CombinedDirectory
 from llmops.gateway.auth.jwks import MIN_REFRESH_INTERVAL, JwksCache
 from llmops.gateway.auth.oidc import OidcDirectory
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
@@ -24,7 +23,7 @@ from llmops.store.accounts.users import find_user
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
 from tests.gateway.test_access import asking, bearer
-from tests.gateway.test_key_cache import ANN, Book
+from tests.gateway.test_key_cache import ANN
 from tests.support.accounts import add_key
 from tests.support.pages import Page, PageServer
 from tests.support.waiting import Clock
@@ -92,9 +91,9 @@ def issuer(provider):
 
 
 @asynccontextmanager
-async def tokens_of(issuer: Issuer, clock=time.monotonic, **settings):
+async def tokens_of(issuer: Issuer, clock=time.monotonic, members=None, **settings):
     given = issuer.settings(**settings)
-    tokens = OidcDirectory(given, None, JwksCache(given.issuer, given.jwks, given.refresh, clock))
+    tokens = OidcDirectory(given, members, JwksCache(given.issuer, given.jwks, given.refresh, clock))
     try:
         yield tokens
     finally:
@@ -240,20 +239,29 @@ async def test_a_new_key_is_taken_at_once_and_an_old_one_is_not_for_long(issuer)
         assert await refusal(tokens, issuer.token("rsa")) == WRONG
 
 
+class Members:
+    """The users of a store, which can be `away`."""
+
+    away = True
+
+    async def member(self, *_):
+        if self.away:
+            raise UnavailableError("away", detail="gone")
+        return ANN
+
+
 async def test_tokens_of_unknown_keys_do_not_decide_when_a_store_that_is_away_is_asked_again(issuer):
-    """Before the fix, each took a turn, and the key of a caller waited although the store was back."""
-    book, clock = Book(), Clock()
-    async with tokens_of(issuer) as tokens:
-        cached = CachedDirectory(CombinedDirectory([tokens, book]), clock=clock)
-        await tokens.find(issuer.token())
-        book.away = True
+    """Before the fix, each took a turn, and a caller's token waited although the store was back."""
+    members, clock = Members(), Clock()
+    async with tokens_of(issuer, members=members) as tokens:
+        cached = CachedDirectory(tokens, clock=clock)
         with pytest.raises(UnavailableError):
-            await cached.find("ann")
-        book.away = False
+            await cached.find(issuer.token())
+        members.away = False
         clock.now += 1
         made_up = [asyncio.create_task(cached.find(issuer.token(headers={"kid": f"no-{at}"}))) for at in range(3)]
         await asyncio.sleep(0.01)
-        assert await cached.find("ann") == ANN
+        assert await cached.find(issuer.token()) == ANN
         assert {type(error) for error in await asyncio.gather(*made_up, return_exceptions=True)} == {InvalidKeyError}
 
 
