@@ -1,16 +1,16 @@
 -- Write what several answers of one gateway have become since its last call, and renew its lease.
 -- ARGV: the gateway, its lease in ms, then for each answer: id, record (empty unless new), cached
--- tokens of the prompt (empty if unknown), offset, tokens (bytes), end (empty unless over).
+-- tokens of the prompt (empty if unknown), offset, tokens (bytes), end (empty unless over), "1" if the
+-- gateway has taken it over.
 -- Returns for each: -2 if the answer is not known, or another one with its id runs, -1 if another
--- gateway has it, else the sum of 1 (it shall stop) and 2 (it is read at another gateway).
+-- gateway has it, else the sum of 1 (it shall stop) and 2 (it is read at another gateway). An answer
+-- whose keys are damaged is not known.
 local prefix, gateway, lease = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 redis.call('ZADD', prefix .. ':gateways', now + lease, gateway)
 local KEEP, KEEP_ENDED, KEEP_BILLED = 3600000, 60000, 7 * 86400000
-local replies = {}
-for at = 3, #ARGV, 6 do
-  local id, record, cached, offset, tokens, ended = unpack(ARGV, at, at + 5)
+local function write(id, record, cached, offset, tokens, ended, taken)
   local answer, stored = prefix .. ':answer:' .. id, prefix .. ':tokens:' .. id
   local owner, before, over = unpack(redis.call('HMGET', answer, 'gateway', 'record', 'end'))
   -- an answer that continues a message has the id of the one before
@@ -24,24 +24,30 @@ for at = 3, #ARGV, 6 do
     redis.call('SADD', prefix .. ':of:' .. gateway, id)
     owner = gateway
   end
-  if other or owner ~= gateway then
-    replies[#replies + 1] = owner and not other and -1 or -2
-  else
-    if cached ~= '' then redis.call('HSET', answer, 'cached', cached) end
-    if tokens ~= '' then redis.call('SETRANGE', stored, offset, tokens) end
-    local keep = KEEP
-    if ended ~= '' then
-      keep = KEEP_ENDED
-      redis.call('HSET', answer, 'end', ended)
-      redis.call('SREM', prefix .. ':of:' .. gateway, id)
-      if redis.call('HGET', answer, 'taken') ~= '0' then
-        redis.call('SET', prefix .. ':billed:' .. id, '1', 'PX', KEEP_BILLED)
-      end
-    end
-    redis.call('PEXPIRE', answer, keep)
-    redis.call('PEXPIRE', stored, keep)
-    local flags = redis.call('HMGET', answer, 'stop', 'read_until')
-    replies[#replies + 1] = (flags[1] and 1 or 0) + ((flags[2] and tonumber(flags[2]) > now) and 2 or 0)
+  if not owner and taken ~= '' then
+    -- Redis has lost it: the gateway that began it must not bill its part instead of the whole
+    redis.call('SET', prefix .. ':billed:' .. id, '1', 'PX', KEEP_BILLED)
   end
+  if other or owner ~= gateway then return owner and not other and -1 or -2 end
+  if cached ~= '' then redis.call('HSET', answer, 'cached', cached) end
+  if tokens ~= '' then redis.call('SETRANGE', stored, offset, tokens) end
+  local keep = KEEP
+  if ended ~= '' then
+    keep = KEEP_ENDED
+    redis.call('HSET', answer, 'end', ended)
+    redis.call('SREM', prefix .. ':of:' .. gateway, id)
+    if redis.call('HGET', answer, 'taken') ~= '0' then
+      redis.call('SET', prefix .. ':billed:' .. id, '1', 'PX', KEEP_BILLED)
+    end
+  end
+  redis.call('PEXPIRE', answer, keep)
+  redis.call('PEXPIRE', stored, keep)
+  local flags = redis.call('HMGET', answer, 'stop', 'read_until')
+  return (flags[1] and 1 or 0) + ((flags[2] and tonumber(flags[2]) > now) and 2 or 0)
+end
+local replies = {}
+for at = 3, #ARGV, 7 do
+  local fine, reply = pcall(write, unpack(ARGV, at, at + 6))
+  replies[#replies + 1] = fine and reply or -2
 end
 return replies

@@ -35,6 +35,7 @@ from llmops.gateway.errors import UnavailableError
 from llmops.gateway.interfaces import UsageOwner
 from llmops.gateway.ratelimit.fairness import FairShares
 from llmops.gateway.redis_client import FAILURES, connect
+from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +67,18 @@ _LAST, _TOKEN_MASK = 1 << 31, (1 << 31) - 1
 _ONE_TOKEN = struct.Struct("<I")
 
 
-def _checked(replies: Any, count: int | None, is_valid: Callable[[Any], bool]) -> list[Any]:
+def _checked(replies: Any, count: int | None, is_valid: Callable[[Any], bool] = lambda _: True) -> list[Any]:
     """Return replies, of which there must be `count`. Raises ResponseError: they are of another program."""
     if not isinstance(replies, list) or (count is not None and len(replies) != count):
         raise ResponseError("its reply has another form")
     if not all(map(is_valid, replies)):
         raise ResponseError("its reply has other values")
     return replies
+
+
+def _is_damage(reply: Any) -> bool:
+    """Tell whether a key has another type than ours. Others can be used."""
+    return isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE")
 
 
 def _is_number(reply: Any) -> bool:
@@ -92,8 +98,12 @@ def _is_claim(reply: Any) -> bool:
     """Tell whether this is an answer that another gateway left."""
     if not isinstance(reply, list) or len(reply) != 5 or not _are_texts(reply[:4], 4):
         return False
-    one, _, cached, tokens, times = reply
-    return one.isascii() and (not cached or cached.isdigit()) and len(tokens) % 4 == 0 and isinstance(times, int)
+    _, _, cached, tokens, times = reply
+    return (not cached or cached.isdigit()) and len(tokens) % 4 == 0 and isinstance(times, int)
+
+
+def _has_id(reply: Any) -> bool:
+    return isinstance(reply, list) and len(reply) == 5 and isinstance(reply[0], bytes) and reply[0].isascii()
 
 
 def _are_texts(reply: Any, count: int) -> bool:
@@ -149,7 +159,7 @@ class AnswerCheckpoint:
         self.lost = self.stop = self.is_read_elsewhere = False
         self._store = store
         self._unsent = bytearray()
-        self._record, self._record_bytes = b"", 0
+        self._record, self._record_bytes, self._is_taken_over = b"", 0, False
         self._end: bytes | None = None
         self._registered = False
         self._cached: int | None = None
@@ -174,7 +184,7 @@ class AnswerCheckpoint:
         fits = len(record) <= MAX_RECORD_BYTES and self._store.up
         if fits and self._store.hold_record(self.id, len(record)):
             self._record_bytes = len(record)
-            self._record, self._registered = record, True
+            self._record, self._registered, self._is_taken_over = record, True, not record
             self._store.add(self)
 
     async def is_owned(self) -> bool:
@@ -200,7 +210,8 @@ class AnswerCheckpoint:
     def pending(self) -> list[Any]:
         """Return the arguments of the script that writes."""
         cached = "" if self._cached is None else self._cached
-        return [self.id, self._record, cached, self.known, bytes(self._unsent), self._end or b""]
+        taken = "1" if self._is_taken_over else ""
+        return [self.id, self._record, cached, self.known, bytes(self._unsent), self._end or b"", taken]
 
     def acknowledge(self, sent: list[Any], reply: int) -> None:
         """Note the reply to what `pending` returned."""
@@ -332,8 +343,10 @@ class CheckpointStore:
             for answer, billed in zip(keys[::2], keys[1::2], strict=True):
                 pipe.hmget(answer, "record", "end")
                 pipe.exists(billed)
-            replies = await pipe.execute()
-            found = _checked(replies[::2], len(answer_ids), _is_pair)
+            replies = await pipe.execute(raise_on_error=False)
+            # no gateway continues an answer whose record is damaged
+            found = [[None, None] if _is_damage(one) else one for one in replies[::2]]
+            found = _checked(found, len(answer_ids), _is_pair)
             bills = _checked(replies[1::2], len(answer_ids), _is_number)
         except FAILURES:
             return None
@@ -391,9 +404,17 @@ class CheckpointStore:
         with suppress(*FAILURES):
             args: list[Any] = [self._gateway, round(self.lease * 1000), MAX_CLAIMED]
             claimed = await self._claim_script(keys=[PREFIX], args=args)
-            for one, record, cached, tokens, times in _checked(claimed, None, _is_claim):
-                known = int(cached) if cached else None
-                adopt(ClaimedAnswer(one.decode(), record, known, tokens, times))
+            for reply in _checked(claimed, None, _has_id):
+                one, record, cached, tokens, times = reply
+                if _is_claim(reply):
+                    adopt(ClaimedAnswer(one.decode(), record, int(cached) if cached else None, tokens, times))
+                    continue
+                log.error(
+                    "The answer %s of a gateway that is gone is damaged in Redis, and ends.",
+                    escape_unsafe(one.decode()),
+                )
+                # its gateway's outbox bills what there is
+                await self._client.delete(*(f"{PREFIX}:{kind}:{one.decode()}" for kind in ("answer", "tokens")))
 
     async def _poll_forever(self) -> None:
         while True:
@@ -410,13 +431,14 @@ class CheckpointStore:
         places = [value for one in followed for value in (one.id, one.offset)]
         args: list[Any] = [round(READING_SECONDS * 1000), *places]
         try:
-            replies = _checked(await self._read_script(keys=[PREFIX], args=args), len(followed), _is_read)
+            replies = _checked(await self._read_script(keys=[PREFIX], args=args), len(followed))
         except FAILURES:
             replies = [None] * len(followed)
         for one, reply in zip(followed, replies, strict=True):
-            if reply:
+            is_known = reply and _is_read(reply)
+            if is_known:
                 one.offset += len(reply[0])
-            one.deliver((reply[0], reply[1]) if reply else None)
+            one.deliver((reply[0], reply[1]) if is_known else None)
 
     async def _try(self, work: Callable[..., Awaitable[None]], *args: Any) -> bool:
         """Call Redis. The log has one line per outage."""

@@ -15,7 +15,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
 from tests.attacks.harness import MIB, record
-from tests.gateway.test_resumed_streams import gateways, patient, told, valkey
+from tests.gateway.test_resumed_streams import gateways, patient, shared, told, valkey
 from tests.support.gateway_stack import serving
 from tests.support.resuming_reader import OPENAI, ResumingReader
 from tests.support.waiting import GENEROUS, eventually
@@ -151,3 +151,62 @@ async def test_a_request_that_is_nested_as_deeply_as_its_parser_allows_is_read_e
 def run_of(answer: httpx.Response) -> str:
     """Return the id of a streamed answer."""
     return json.loads(answer.text.partition("data: ")[2].partition("\n")[0])["id"]
+
+
+async def billed(settings: GatewaySettings) -> dict[str, int]:
+    """Return the billed tokens of each answer."""
+    async with await open_store(settings.store) as store, store.read() as connection:
+        rows = (await connection.execute(select(usage_records))).mappings().all()
+    return {row["request_id"]: row["output_tokens"] for row in rows}
+
+
+async def test_a_valkey_that_is_flushed_after_a_takeover_gives_no_tokens_away(told, valkey, tmp_path, monkeypatch):
+    """Before the fix, the lost gateway's 3 tokens were on the bill, and not the 40 of the whole answer."""
+    monkeypatch.setattr("llmops.gateway.usage.usage_check.ADOPT_INTERVAL", 0.1)
+    told.wait = 0.05
+    settings = shared(told, valkey, tmp_path, "1s")
+    reader = ResumingReader("Where is it?", OPENAI)
+    async with serving(settings) as (other, _):
+        async with serving(settings) as (one, _):
+            await reader.read(one, 4)
+        await reader.read(other, 12)
+        with Redis.from_url(valkey.url) as client:
+            client.flushall()
+        await asyncio.sleep(0.5)
+        assert await reader.whole(other) == told.text("Where is it?")
+    assert await billed(settings) == {reader.run: 40}
+
+
+async def test_damaged_answers_in_valkey_end_no_others(told, valkey, tmp_path, monkeypatch):
+    """Before the fix, no answer of the lost gateway went on, and readers at other gateways lost all of theirs."""
+    monkeypatch.setattr("llmops.gateway.usage.usage_check.ADOPT_INTERVAL", 0.1)
+    told.wait = 0.05
+    settings = shared(told, valkey, tmp_path, "1s")
+    questions = ("Tokens?", "Record?", "Where is it?")
+    readers = [ResumingReader(question, OPENAI) for question in questions]
+    async with serving(settings) as (other, _):
+        async with serving(settings) as (one, _):
+            for reader in readers:
+                await reader.read(one, 4)
+            tokens, record, good = readers
+            again = ResumingReader("Where is it?", OPENAI)
+            again.run = good.run
+            following = asyncio.create_task(again.read(other))
+            await asyncio.sleep(0.2)
+            with Redis.from_url(valkey.url) as client:
+                (key,) = client.keys(f"*:tokens:*{tokens.run}")
+                client.delete(key)
+                client.lpush(key, "x")
+                (key,) = client.keys(f"*:answer:*{record.run}")
+                client.hdel(key, "record")
+            await asyncio.sleep(0.2)
+        async with asyncio.timeout(GENEROUS):
+            assert await good.whole(other) == told.text("Where is it?")
+            await following
+            assert again.text == good.text
+
+            async def are_billed() -> bool:
+                return (await billed(settings)).keys() == {reader.run for reader in readers}
+
+            await eventually(are_billed)
+    assert (await billed(settings))[good.run] == 40
