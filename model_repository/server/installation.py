@@ -180,7 +180,9 @@ def check_stub_links(stub: Path, environment: dict[str, str]) -> list[str]:
 
 
 def _environment(root: Path, library: Path | None) -> dict[str, str]:
-    folders = [root.parents[1] / "nvidia_pytriton.libs", library, os.environ.get("LD_LIBRARY_PATH")]
+    # the caller's folders first: NVIDIA's images name the libcuda of forward compatibility there, and
+    # libpython's folder has the driver's, which is older
+    folders = [os.environ.get("LD_LIBRARY_PATH"), root.parents[1] / "nvidia_pytriton.libs", library]
     return {
         "LD_LIBRARY_PATH": ":".join(str(folder) for folder in folders if folder),
         "PATH": _path_with_venv(),

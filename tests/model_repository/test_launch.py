@@ -303,6 +303,23 @@ def test_a_missing_libpython_is_named_with_its_fix(monkeypatch: pytest.MonkeyPat
         start_triton(repository, ports=ANY)
 
 
+def test_libraries_of_the_caller_come_before_those_of_the_wheel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """NVIDIA's PyTorch image, the base of TensorRT-LLM's (docker/Dockerfile.multi), has these folders, and its entry
+    point makes the second one for a driver that is older than the image. Ubuntu's folder of libpython also has the
+    libcuda of the driver, with which CUDA does not start there, in Triton as in TensorRT-LLM's process below it.
+    """
+    pytest.importorskip("pytriton")
+    theirs = "/usr/local/lib/python3.12/dist-packages/torch/lib:/usr/local/cuda/compat/lib:/usr/local/nvidia/lib"
+    (tmp_path / f"libpython{PYTHON_VERSION}.so.1.0").touch()
+    monkeypatch.setattr("sysconfig.get_config_var", lambda name: str(tmp_path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", theirs)
+    folders = find_installation().environment["LD_LIBRARY_PATH"]
+    assert folders.startswith(f"{theirs}:")
+    assert folders.endswith(f":{tmp_path}")
+
+
 def test_without_the_wheel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     said = r"nor nvidia-pytriton is installed; install it with: .*\[embedded\]"
