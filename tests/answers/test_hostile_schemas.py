@@ -342,6 +342,9 @@ def test_a_class_beyond_ascii_has_a_rule_of_its_own_beside_a_repetition():
     rules = "\nbeyond-ascii0 ::= [é-ü]\nbeyond-ascii1 ::= [\\u00e9]"
     assert parse_guide(ChatRequest(**body)) == ("ebnf_grammar", isolated + rules)
     assert isolate_classes('root ::= [é] | "beyond-ascii"{9}').endswith("\nbeyond-ascii-0 ::= [é]")
+    body["guided_grammar"] = 'root ::= "a"{2} ' + "".join(f"[{chr(0x4E00 + at)}]" for at in range(2048))
+    with pytest.raises(InvalidRequestError, match=MANY):
+        parse_guide(ChatRequest(**body))
 
 
 def test_a_grammar_has_a_limit():

@@ -147,11 +147,15 @@ def _from_grammar(value: str, param: str, limits: SchemaLimits) -> Guide:
     try:
         with step_budget(MAX_STEPS):
             problem = find_ebnf_error(value) or find_ambiguity(value)
+            isolated = value if problem else isolate_classes(value)
+            if isolated != value:
+                # its classes have become rules, which count
+                problem = find_ebnf_error(isolated)
     except GrammarTooComplexError as error:
         problem = str(error)
     if problem:
         raise InvalidRequestError(f"'{param}' cannot be used as an EBNF grammar: {problem}.", param=param)
-    return Guide("ebnf_grammar", isolate_classes(value))
+    return Guide("ebnf_grammar", isolated)
 
 
 def _from_json_object(value: object, param: str, limits: SchemaLimits) -> Guide | None:
