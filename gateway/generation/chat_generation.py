@@ -119,18 +119,16 @@ class ChatGeneration(Generation[ChatRequest]):
         state, body, context = self.state, self.body, self.context
         with self.admitted(body.n or 1):
             if isinstance(self.model, ProviderModel):
-                if state.safety is not None:
-                    await state.safety.check_prompt(request_texts(body), context.caller, end_user=context.end_user)
                 return await start_provider_chat(self, self.model)
             prepared = await self.prepare()
-            if state.safety is not None:
-                # after the prompt was found to fit the context, which bounds the work of the filters
-                await state.safety.check_prompt(
-                    request_texts(body), context.caller, prepared.prompt, end_user=context.end_user
-                )
             if body.prompt_logprobs is not None:
                 check_prompt_logprobs(body.prompt_logprobs, len(prepared.input_ids))
             max_tokens = await self._reserve_max_tokens(len(prepared.input_ids), fit)
+            if state.safety is not None:
+                # after the prompt was found to fit the context and the quota, which bound the work of the filters
+                await state.safety.check_prompt(
+                    request_texts(body), context.caller, prepared.prompt, end_user=context.end_user
+                )
             request = self._engine_request(prepared, max_tokens, whole)
             return await self.submit([request], partial(self._make_choice, prepared, max_tokens), on_tokens)
 

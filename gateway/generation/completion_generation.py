@@ -109,7 +109,6 @@ class CompletionGeneration(Generation[CompletionRequest]):
             texts, safety = [""] * len(prompts), state.safety
             if safety is not None:
                 texts = [_prompt_text(model, one) for one in prompts]
-                await safety.check_prompt(texts, context.caller, end_user=context.end_user)
             if body.prompt_logprobs is not None:
                 check_prompt_logprobs(body.prompt_logprobs, sum(map(len, encoded)))
             stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
@@ -120,6 +119,8 @@ class CompletionGeneration(Generation[CompletionRequest]):
             ]
             if context.reservation is not None:
                 requests = await _reserve_tokens(context.reservation, requests, model.name)
+            if safety is not None:
+                await safety.check_prompt(texts, context.caller, end_user=context.end_user)
 
             def make_choice(index: int) -> Choice:
                 at = index // requests[0].n

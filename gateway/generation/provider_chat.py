@@ -85,6 +85,8 @@ async def start_provider_chat(chat: Generation[ChatRequest], model: ProviderMode
     # providers continue a last message of the assistant
     before = last.content if last.role == "assistant" and isinstance(last.content, str) else ""
     safety = chat.state.safety
+    if safety is not None:
+        await safety.check_prompt(request_texts(body), context.caller, end_user=context.end_user)
     choices: list[Choice] = [
         ProviderChoice(
             index, max_tokens, safety.guard(context.caller, before, context.end_user) if safety is not None else None

@@ -130,6 +130,9 @@ async def moderation_server(verdict):
         await task
 
 
+FORBIDDEN = {"role": "user", "content": "forbidden"}
+
+
 def verdict_of(text: str) -> JSONResponse:
     flagged = "forbidden" in text
     result = {"flagged": flagged, "categories": {"violence": flagged}, "category_scores": {"violence": float(flagged)}}
@@ -140,6 +143,26 @@ def http_safety(url: str, mode: str, fail: str = "closed", timeout: str = "2s"):
     filters = {"remote": {"kind": "http", "url": url, "timeout": timeout}}
     policy = {"prompt": ["remote"], "answer": {"remote": mode}, "fail": fail}
     return {"filters": filters, "window": 32, "policy": policy}
+
+
+async def test_a_request_over_its_quota_is_not_judged_and_a_refused_one_uses_none(card, tokenizer):
+    """Before the fix, a caller without quota kept a filter's service busy: 120 texts a second, on no bill."""
+    judged = []
+
+    async def judge(text):
+        judged.append(text)
+        return verdict_of(text)
+
+    async with (
+        moderation_server(judge) as url,
+        running(card, tokenizer, safety=http_safety(url, "observe"), quotas={"each": {"tpm": 100}}) as stack,
+    ):
+        prompts = {"/v1/completions": {"prompt": "forbidden"}, "/v1/chat/completions": {"messages": [FORBIDDEN]}}
+        for path, body in prompts.items():
+            for most, status in ((99, 429), (60, 400), (60, 400)):
+                answer = await stack.client.post(path, json={"model": "tiny", "max_tokens": most, **body})
+                assert answer.status_code == status, answer.text
+    assert len(judged) == 4
 
 
 async def test_a_service_judges_windows_of_the_answer(card, tokenizer):
