@@ -321,6 +321,9 @@ def test_what_is_wrong_with_a_grammar(text, problem):
         # misread by 0.1.25, or the end of its process with a repetition beside it
         ("root ::= [\\x110000]", "[\\x110000] has a number of no character"),
         ("root ::= []", "a character class is empty"),
+        ("root ::= [^\\x80]", "the character class [^\\x80] cannot exclude U+0080 in TensorRT-LLM 1.2.1"),
+        ("root ::= [^a-む]", "the character class [^a-む] cannot exclude U+3080 in TensorRT-LLM 1.2.1"),
+        ("root ::= [^む-め\\x7f\\x81] [む]", None),
         ('root ::= "a"{2147483648}', "{2147483648} is not a number of repetitions"),
         ('root ::= .x [\\^\\\\d] "\\\\q" () "" | "a"{2,}"b"{0,5}"c"{2}\n.x ::= -y\n-y ::= "y"{ 1 , 3 }', None),
         ('root ::= "\\x4\\u00e9\\U0001F600" [--a-c-] [^-^] [\\--a] a\r\ta ::= "b" (= "c" [\\]])', None),

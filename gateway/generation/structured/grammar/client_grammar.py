@@ -188,6 +188,9 @@ def _find_character_error(terminal: str) -> str | None:
             if codes[at] > codes[at + 2]:
                 return f"the character class {terminal[:20]} has a range whose end is before its beginning"
             at += 2
+        if terminal.startswith("[^") and codes[at] % 0x100 == 0x80:
+            # 0.1.25 keeps a byte of it, and fails on this one as it compiles the grammar
+            return f"the character class {terminal[:20]} cannot exclude U+{codes[at]:04X} in TensorRT-LLM 1.2.1"
         at += 1
     return None
 
