@@ -155,6 +155,8 @@ def _kill_after(parent: int, grace: float) -> None:
     poll.register(parent, select.POLLIN)
     poll.poll()
     time.sleep(grace)
+    # workers of its own, which are in other sessions, would keep the engine's memory, too
+    kill_survivors(descendants(os.getpid()))
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -106,6 +106,8 @@ class TritonServer:
         self._on_log = on_log
         self._under_mpi = under_mpi
         self._models: dict[str, list[Process]] = {}
+        # processes below the server when it was ready; those of a model that has died have another parent
+        self._below: list[Process] = []
         self._is_broken = False
         self._unloading = threading.Event()
         self._dead_engine: tuple[str, str] | None = None
@@ -178,7 +180,7 @@ class TritonServer:
             if time.monotonic() > deadline:
                 raise ServerError(f"Triton was not ready after {timeout:.0f} s; see its log above")
             time.sleep(0.05)
-        self._models = model_processes(self.process.pid)
+        self._models, self._below = model_processes(self.process.pid), descendants(self.process.pid)
 
     def wait(self, stop: threading.Event, sources: FaultSources = FaultSources()) -> None:
         """Block until `stop` is set.
@@ -242,7 +244,9 @@ class TritonServer:
         return self._end(at_once, timeout)
 
     def _end(self, at_once: bool = False, timeout: float | None = None) -> int:
-        below = descendants(self.process.pid) if self._under_mpi else []
+        # Open MPI's daemon and the workers of the LLM API below it are in sessions of their own, and can
+        # outlive a model's process that was killed
+        below = self._below + descendants(self.process.pid)
         try:
             if self.process.poll() is None and not self._is_broken and not at_once:
                 timeout = self._options.launch.exit_timeout if timeout is None else timeout
@@ -263,7 +267,7 @@ class TritonServer:
         The thread of the caller must live as long as the server, which ends with it.
         """
         self._end()
-        self._models, self._is_broken, self._dead_engine = {}, False, None
+        self._models, self._below, self._is_broken, self._dead_engine = {}, [], False, None
         self._unloading.clear()
         with self._starting:
             if not self._is_stopped:

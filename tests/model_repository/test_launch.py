@@ -31,6 +31,7 @@ from llmops.model_repository.server.triton_log import (
     parse_engine_death,
     parse_line,
 )
+from llmops.process import kill_survivors, read_process
 from tests.support.engine_client import EngineClient
 from tests.support.programs import write_program
 from tests.support.waiting import GENEROUS, wait_until
@@ -114,6 +115,29 @@ def infer(server: TritonServer, timeout: float = GENEROUS) -> bytes:
     request = urllib.request.Request(f"{server.http_url}/v2/models/echo/infer", body)
     with urllib.request.urlopen(request, timeout=timeout) as response:
         return response.read()
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["at a stop", "when the model has died"])
+def test_workers_in_a_session_of_their_own_end_with_their_model(tmp_path: Path, dies: bool) -> None:
+    """Open MPI puts the workers of TensorRT-LLM's LLM API into other process groups, where they outlived a killed
+    parent and kept its GPU memory (ai-dynamo/dynamo #7122, NVIDIA/TensorRT-LLM #16404).
+    """
+    worker_pid = tmp_path / "pid"
+    top = f"import subprocess, pathlib; PID = pathlib.Path({str(worker_pid)!r})"
+    start = "PID.write_text(str(subprocess.Popen(['sleep', '600'], start_new_session=True).pid))"
+    server = start_triton(echo_repository(tmp_path, top, start), ports=ANY)
+    server.wait_ready(120)
+    worker = read_process(int(worker_pid.read_text()))
+    if dies:
+        os.kill(worker.parent_pid, signal.SIGKILL)
+        with pytest.raises(ServerError, match="The process of model echo ended"):
+            server.wait(threading.Event())
+    assert worker.is_alive
+    server.stop()
+    try:
+        wait_until(lambda: not worker.is_alive)
+    finally:
+        kill_survivors([worker])
 
 
 def test_running_requests_are_finished_first(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from llmops.model_repository.server import shared_memory
 from llmops.model_repository.server.shared_memory import SHM_DIR, SharedMemory, remove_stale_segments
+from llmops.process import kill_survivors, read_process
 from tests.support.model_code import version_folder
 from tests.support.waiting import wait_until
 
@@ -160,10 +161,11 @@ def test_another_pid_namespace_keeps_what_it_uses_and_takes_nothing(memory: Shar
 
 
 STUB = """
-import threading
+import subprocess, threading
 from llmops_process import kill_after_parent
 kill_after_parent(0.1)
-print("waits", flush=True)
+worker = subprocess.Popen(["sleep", "600"], start_new_session=True)
+print("waits", worker.pid, flush=True)
 lock = threading.Lock()
 lock.acquire()
 lock.acquire()
@@ -181,12 +183,12 @@ stub.wait()
 """
 
 
-def test_it_ends_after_its_server(monkeypatch):
+def test_it_ends_after_its_server_with_its_own_workers(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(version_folder("tensorrt_llm")))
     server = subprocess.Popen([sys.executable, "-c", SERVER, STUB], stdout=subprocess.PIPE, text=True)
-    said, pid = server.stdout.readline().split()
+    said, worker_pid, pid = server.stdout.readline().split()
     assert said == "waits"
-    stub = os.pidfd_open(int(pid))
+    stub, worker = os.pidfd_open(int(pid)), read_process(int(worker_pid))
     try:
         ended = select.poll()
         ended.register(stub, select.POLLIN)
@@ -194,7 +196,9 @@ def test_it_ends_after_its_server(monkeypatch):
         server.kill()
         server.wait()
         assert ended.poll(60_000) != []
+        wait_until(lambda: not worker.is_alive)
     finally:
+        kill_survivors([worker])
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(stub, signal.SIGKILL)
         os.close(stub)
