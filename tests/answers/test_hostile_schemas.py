@@ -338,13 +338,20 @@ def test_a_grammar_that_xgrammar_cannot_read_reaches_no_engine(text, problem):
 
 
 def test_a_class_beyond_ascii_has_a_rule_of_its_own_beside_a_repetition():
-    """In one rule, as in `"a"{5} [é]`, they end the process of xgrammar 0.1.25 (TensorRT-LLM 1.2.1)."""
-    grammar = 'root ::= "[é]"{5}[é-ü]"b" | [é-ü] [\\u00e9] [a] [^é] # [é]'
+    """In one rule, as in `"a"{5} [é]`, they end the process of xgrammar 0.1.25 (TensorRT-LLM 1.2.1).
+
+    It copied one rule alone to the beginning of a sequence, as in `[é] "a"{5}`.
+    """
+    grammar = 'root ::= "[é]"{5}[é-ü]"b" | [é-ü] [\\u00e9] [a] [^é] [^a] # [é]'
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "guided_grammar": grammar}
-    isolated = 'root ::= "[é]"{5} beyond-ascii0 "b" |  beyond-ascii0   beyond-ascii1  [a] [^é] # [é]'
-    rules = "\nbeyond-ascii0 ::= [é-ü]\nbeyond-ascii1 ::= [\\u00e9]"
-    assert parse_guide(ChatRequest(**body)) == ("ebnf_grammar", isolated + rules)
-    assert isolate_classes('root ::= [é] | "beyond-ascii"{9}').endswith("\nbeyond-ascii-0 ::= [é]")
+    isolated = (
+        'root ::= "[é]"{5} beyond-ascii0 "b" |  beyond-ascii0   beyond-ascii1  [a]  beyond-ascii2  [^a] # [é]'
+        "\nbeyond-ascii0 ::= beyond-ascii0-\nbeyond-ascii0- ::= [é-ü]"
+        "\nbeyond-ascii1 ::= beyond-ascii1-\nbeyond-ascii1- ::= [\\u00e9]"
+        "\nbeyond-ascii2 ::= beyond-ascii2-\nbeyond-ascii2- ::= [^é]"
+    )
+    assert parse_guide(ChatRequest(**body)) == ("ebnf_grammar", isolated)
+    assert isolate_classes('root ::= [é] | "beyond-ascii"{9}').endswith("\nbeyond-ascii-0- ::= [é]")
     body["guided_grammar"] = 'root ::= "a"{2} ' + "".join(f"[{chr(0x4E00 + at)}]" for at in range(2048))
     with pytest.raises(InvalidRequestError, match=MANY):
         parse_guide(ChatRequest(**body))

@@ -218,7 +218,8 @@ def isolate_classes(text: str) -> str:
     """Return a grammar without errors with a rule of its own for each class beyond ASCII.
 
     In one rule with a number of repetitions, such a class ends the process of xgrammar 0.1.25
-    (TensorRT-LLM 1.2.1), which finds no text for it elsewhere.
+    (TensorRT-LLM 1.2.1). It copies a rule without names of others to where a sequence begins with
+    it, so the class has two rules.
     """
     prefix, names = "beyond-ascii", dict[str, str]()
     while prefix in text:
@@ -226,12 +227,12 @@ def isolate_classes(text: str) -> str:
 
     def isolate(match: re.Match[str]) -> str:
         part = match[0]
-        if match.lastgroup != "terminal" or part[0] != "[" or part[1] == "^" or max(_codes(part)[0]) < 0x80:
+        if match.lastgroup != "terminal" or part[0] != "[" or max(_codes(part)[0], default=0) < 0x80:
             return part
         return f" {names.setdefault(part, f'{prefix}{len(names)}')} "
 
     isolated = _TOKEN.sub(isolate, text) if "{" in text else text
-    return isolated + "".join(f"\n{name} ::= {part}" for part, name in names.items())
+    return isolated + "".join(f"\n{name} ::= {name}-\n{name}- ::= {part}" for part, name in names.items())
 
 
 def find_ambiguity(text: str) -> str | None:
