@@ -154,9 +154,10 @@ def _kill_after(parent: int, grace: float) -> None:
     poll = select.poll()
     poll.register(parent, select.POLLIN)
     poll.poll()
-    time.sleep(grace)
-    # workers of its own, which are in other sessions, would keep the engine's memory, too
+    # at once, because newer stubs end 0.3 s after their server, and workers of the LLM API, which are in
+    # other sessions, would keep the engine's memory
     kill_survivors(descendants(os.getpid()))
+    time.sleep(grace)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
