@@ -196,7 +196,18 @@ async def test_keys_a_reader_of_screens_and_a_phone_can_use_it(chat, page):
     await page.locator(LIVE).wait_for()
     await page.keyboard.press("Escape")
     await page.get_by_text("This answer was stopped.").wait_for()
-    assert await page.get_by_role("status").inner_text() == "The answer is complete, 1 words."
+    assert await page.get_by_role("status").inner_text() == "This answer was stopped, 1 words."
+
+
+async def test_an_answer_that_a_safety_filter_ended_is_never_called_complete(card, tokenizer, browser):
+    rules = {"filters": {"secrets": {"kind": "rules", "words": ["Paris"]}}, "policy": {"answer": {"secrets": "hold"}}}
+    async with running(card, tokenizer, safety=rules) as chat, browser_page(browser) as page:
+        await page.goto(chat.url)
+        await page.locator("#model option").first.wait_for(state="attached")
+        chat.steps(*(Step((token,)) for token in chat.tokenizer.encode("It is Paris.")), Step(final=True))
+        await ask(page, "Where?")
+        await page.locator(ANSWER).get_by_text("A safety filter ended this answer.").wait_for()
+        assert await page.get_by_role("status").inner_text() == "A safety filter ended this answer, 2 words."
 
 
 async def test_axe_finds_no_serious_fault(chat, page):

@@ -136,9 +136,11 @@ function Chat({ session, onSignOut }) {
     const calls = reading.calls.map(({ name, text }) => ({ function: { name, arguments: text } }))
     const unsaved = { id: null, role: 'assistant', content: reading.text, reasoning_content: reading.thinking, model: end?.served_by ?? model, tool_calls: calls, siblings: [],
       usage: end?.usage ?? {}, cost_usd: end?.cost_usd ?? null, status: end?.status ?? 'incomplete', finish_reason: end?.choices[0].finish_reason }
+    let shown = unsaved
     try {
       const found = id ? await json('GET', `${CHATS}/${id}`) : null
       if (opened.current !== id) return
+      shown = found?.messages.at(-1) ?? unsaved
       setCurrent((now) => found ?? { ...now, messages: [...now.messages, unsaved] })
       if (end && id && !end.saved) throw new Error('This answer was not saved: the store of conversations is away.')
     } catch (error) {
@@ -146,7 +148,8 @@ function Chat({ session, onSignOut }) {
       say(error)
     }
     setLive(null)
-    setStatus(`The answer is complete, ${reading.text.split(/\s+/).length} words.`)
+    const outcome = shown.status === 'incomplete' ? cutOf(shown) : 'The answer is complete.'
+    setStatus(`${outcome.slice(0, -1)}, ${reading.text.match(/\S+/g)?.length ?? 0} words.`)
     list()
   }
 
@@ -312,7 +315,7 @@ function Message({ message, busy, last, onBranch, onEdit, onRetry, onContinue })
     ${message.reasoning_content && html`<details><summary>Thinking</summary><div class="text">${message.reasoning_content}</div></details>`}
     ${mine ? html`<div class="body">${message.content}</div>` : html`<div class="body"><div dangerouslySetInnerHTML=${shown}></div></div>`}
     ${(message.tool_calls ?? []).map((one) => html`<details><summary>Calls ${one.function.name}</summary><pre>${pretty(one.function.arguments)}</pre></details>`)}
-    ${cut && html`<p class="notice">${CUTS[message.finish_reason] ?? CUTS.other}
+    ${cut && html`<p class="notice">${cutOf(message)}
       ${last && message.id && html` <button onClick=${onContinue} disabled=${busy}>Continue</button>`}</p>`}
     <div class="foot"><span class="figures">${figures(message)}</span>
       ${message.siblings.length > 1 && html`<span role="group" aria-label="Versions">
@@ -328,10 +331,12 @@ function Message({ message, busy, last, onBranch, onEdit, onRetry, onContinue })
 
 const CUTS = {
   length: 'This answer reached the limit of its length.',
+  content_filter: 'A safety filter ended this answer.',
   cancelled: 'This answer was stopped.',
   gateway_lost: 'The gateway ended in the middle of this answer.',
   other: 'This answer is not complete.',
 }
+const cutOf = (message) => CUTS[message.finish_reason] ?? CUTS.other
 
 /** The answer that is being written: its element is filled by LiveText, without a new rendering for each token. */
 function Live({ live, onPaint }) {
