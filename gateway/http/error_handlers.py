@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Scope
 
 from llmops.gateway.errors import (
@@ -82,12 +83,18 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return error_response(NotFoundError(f"There is no {operation}.{_path_hint(request)}"), request.scope)
     if error.status_code == 405:
-        headers = dict(error.headers or {})
-        wrong = MethodNotAllowedError(f"{operation} is not possible; use {headers.get('Allow', 'another')}.")
+        allowed = _allowed_methods(request)
+        wrong = MethodNotAllowedError(f"{operation} is not possible; use {' or '.join(allowed) or 'another'}.")
         response = error_response(wrong, request.scope)
-        response.headers.update(headers)
+        response.headers.update({**(error.headers or {}), **({"Allow": ", ".join(allowed)} if allowed else {})})
         return response
     return error_response(InvalidRequestError(str(error.detail)), request.scope)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Return the methods of all routes with this path; Starlette names only those of the first."""
+    routes = (route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE)
+    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 
 
 _NO_ADMIN_API = "This gateway has no admin API: use `llmops control`, or `llmops up` with a store (--store)."

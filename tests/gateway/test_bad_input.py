@@ -154,6 +154,9 @@ async def test_unknown_routes_and_methods(stack):
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
     assert "POST" in wrong.headers["allow"]
     assert wrong.headers["x-request-id"]
+    several = await stack.client.put("/api/conversations")
+    assert several.headers["allow"] == "DELETE, GET, POST"
+    assert several.json()["error"]["message"].endswith("use DELETE or GET or POST.")
 
 
 async def test_body_over_the_limit(card, tokenizer):
