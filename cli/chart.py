@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llmops.cli.options import FILE_PATH, described_options, reject_other_options
+from llmops.errors import InputError
 from llmops.output_files import write_text
 from llmops.yaml_files import write_yaml
 
@@ -55,6 +56,12 @@ def command(
     loaded = read(file, profile)
     images = {"gateway": gateway_image, "engine": engine_image, "build": build_image}
     named = {name: reference for name, reference in images.items() if reference is not None}
+    for name, reference in named.items():
+        if "@sha256:" not in reference:
+            raise InputError(
+                f"--{name}-image {reference} has no digest, which the chart needs; write "
+                "REGISTRY/NAME[:TAG]@sha256:DIGEST, as `docker push` prints it."
+            )
     cluster = ClusterResources(named, claim, mounted.rstrip("/"))
     chart = make_helm_values(loaded, cluster, lambda model: _planned(loaded, model))
     _write(write_yaml(chart.values), output)

@@ -609,6 +609,16 @@ def test_a_password_in_a_url_does_not_become_part_of_a_config_map(tmp_path):
     assert not output.exists()
 
 
+def test_an_image_without_a_digest_is_refused_before_helm_refuses_it(tmp_path):
+    file = tmp_path / "llmops.yaml"
+    model = "{checkpoint: meta-llama/Llama-3.1-8B-Instruct, build: {target: tensorrt}}"
+    file.write_text(f"models: {{llama-8b: {model}}}\n")
+    image = "registry.example/llmops:gateway"
+    refused = CliRunner().invoke(cli, ["chart", "-f", str(file), "--gateway-image", image])
+    assert str(refused.exception).startswith(f"--gateway-image {image} has no digest")
+    assert not refused.stdout
+
+
 def test_helm_reads_each_text_that_we_write_as_the_same_text(tmp_path):
     letters = "018+-._eEyYnNxo~="
     words = {"".join(one) for size in (1, 2, 3) for one in itertools.product(letters, repeat=size)}
