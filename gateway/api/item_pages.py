@@ -21,7 +21,7 @@ def item_page(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict
     """Return the page of `items`, the oldest first, that the query asks for.
 
     Raises:
-        InvalidRequestError: `order`, `limit` or `after` is not one that there is.
+        InvalidRequestError: `order` or `limit` is invalid, or no item has the id `after`.
     """
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
@@ -37,13 +37,14 @@ def item_page(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict
 
 
 def item_list(items: Sequence[dict[str, Any]], more: bool) -> dict[str, Any]:
+    """Return the list object of a page. `more` tells that another page follows."""
     ids = [item["id"] for item in items] or [None]
     data = [shown_item(item) for item in items]
     return {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": more}
 
 
 def shown_item(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item with the fields that OpenAI's have, which clients may leave out."""
+    """Return an item in OpenAI's full form, with the fields that clients may leave out."""
     shown = {"type": "message", "status": "completed", **item}
     content = item.get("content")
     if isinstance(content, str):
