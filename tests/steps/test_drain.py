@@ -11,9 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.steps.test_faults import Proxy, body
+from tests.steps.test_faults import body
 from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.mock_engine.repository import make_mock_engine
+from tests.support.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.xdist_group("stack")
 
@@ -98,7 +99,7 @@ async def test_answers_longer_than_the_window_of_steps_too_and_nothing_new_is_be
 ) -> None:
     """800 steps; a window holds 256. The connection breaks on the way. test_up.py stops the real model."""
     serve = await asyncio.to_thread(start_serve, mock_engine, 300)
-    async with Proxy(serve.address) as proxy:
+    async with TcpProxy(serve.address) as proxy:
         gateway = await asyncio.to_thread(start_gateway, proxy.address)
         answers = await begin(gateway.url, "mock", 4, 800)
         serve.ask()
