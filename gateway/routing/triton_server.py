@@ -22,6 +22,8 @@ RELOAD_INTERVAL = 30.0
 #: Least pause before that, in times of what the last attempt took: reading a tokenizer of 35 MB
 #: keeps the interpreter's lock, and all callers waiting, for a second.
 RELOAD_PAUSE = 100.0
+#: The longest pause: a file system that hung does not keep a mended model away for longer.
+MAX_RELOAD_INTERVAL = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class ModelServer:
         except Exception as error:  # noqa: BLE001  files of others are read here: anything can be wrong with them
             self._retire({offer})
             problem = f"The model {offer.name} cannot be served: {_client_message(error)}"
-            pause = max(RELOAD_INTERVAL, RELOAD_PAUSE * (monotonic() - begun))
+            pause = min(max(RELOAD_INTERVAL, RELOAD_PAUSE * (monotonic() - begun)), MAX_RELOAD_INTERVAL)
             self._failures[offer] = LoadFailure(text, problem, monotonic() + pause)
             return self._log_problem(offer, problem, str(error) or repr(error), error)
         self._failures.pop(offer, None)
