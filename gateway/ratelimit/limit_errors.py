@@ -13,10 +13,10 @@ from llmops.units import format_usd
 def budget_exhausted(quota: Quota, now: datetime) -> RateLimitError:
     assert quota.budget is not None
     ends = quota.budget.ends(now)
-    spent = (
-        f"The budget of {_quota_owner(quota)}, {format_usd(quota.budget.micros)} a {quota.budget.period}, is used up"
+    budget = f"{_quota_owner(quota)}, {format_usd(quota.budget.micros)} a {quota.budget.period},"
+    return InsufficientQuotaError(
+        f"The budget of {budget} has too little left for this request; it starts again on {ends:%Y-%m-%d} (UTC)."
     )
-    return InsufficientQuotaError(f"{spent}; it starts again on {ends:%Y-%m-%d} (UTC).")
 
 
 def too_many_open_requests(quota: Quota, limit: float, wait: float) -> RateLimitError:

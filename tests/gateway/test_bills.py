@@ -106,7 +106,7 @@ async def test_a_tenants_budget_bounds_all_of_its_keys(account, gateway):
     key, headers = await account.key(None)
     await account.used("key-other", 10**9 - 1)
     async with gateway() as stack:
-        await refused(stack, headers, "The budget of tenant acme, $1,000.00 a day, is used up")
+        await refused(stack, headers, "The budget of tenant acme, $1,000.00 a day, has too little left")
     assert key
 
 
