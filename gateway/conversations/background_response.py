@@ -6,6 +6,7 @@ Any gateway makes the response and its events from the log of the answer's delta
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -18,6 +19,8 @@ from llmops.gateway.conversations.response_builder import Event, ResponseBuilder
 from llmops.gateway.conversations.response_run import ResponseSaver
 from llmops.gateway.conversations.response_store import StoredResponse
 from llmops.gateway.interfaces import FinishReason
+
+log = logging.getLogger(__name__)
 
 
 class BackgroundFormat(BaseModel):
@@ -115,6 +118,7 @@ class BackgroundSaver:
             return saved
         if self._store.shared and not await self._store.put(self._entry(running=True).to_row(), new=False):
             if await self._store.find(run.id, self._owner) is None:
+                log.info("The response %s ends: it was deleted, or its row was lost with a part of the store.", run.id)
                 run.discard()
             run.answer.cancel()
         return True

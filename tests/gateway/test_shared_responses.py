@@ -71,7 +71,8 @@ async def test_cancel_reaches_the_gateway_that_generates(pair):
         assert (await pair.ask(index, "GET", f"/{running['id']}")).json() == stopped.json()
 
 
-async def test_a_response_that_another_gateway_deletes_ends_and_stays_deleted(pair):
+async def test_a_response_that_another_gateway_deletes_ends_and_stays_deleted(pair, caplog):
+    caplog.set_level("INFO")
     pair.say("Hello world! How are you? ", end=False)
     running = await pair.create(0, background=True)
     await eventually(lambda: pair.triton.active == 1)
@@ -79,6 +80,7 @@ async def test_a_response_that_another_gateway_deletes_ends_and_stays_deleted(pa
     await eventually(lambda: pair.triton.active == 0)
     for index in (0, 1):
         assert (await pair.ask(index, "GET", f"/{running['id']}")).status_code == 404
+    assert f"The response {running['id']} ends: it was deleted, or its row was lost" in caplog.text
 
 
 async def test_a_response_that_streams_while_all_is_deleted_is_not_stored(pair):
