@@ -59,8 +59,9 @@ def check_file_size(path: Path, max_bytes: int) -> None:
 def file_state(path: Path) -> FileState | None:
     """Return the state of a file and of a link to it, or None if the path leads nowhere."""
     try:
-        folders = _status(path.parent.stat()), _status(path.resolve().parent.stat())
-        return FileState(_status(path.lstat()), _status(path.stat()), folders)
+        own, target = _status(path.lstat()), _status(path.stat())
+        # after stat, which refuses a loop of links by an OSError
+        return FileState(own, target, (_status(path.parent.stat()), _status(path.resolve().parent.stat())))
     except OSError:
         return None
 
