@@ -137,7 +137,6 @@ async def test_what_a_model_writes_runs_nothing_and_fetches_nothing(chat, page):
     ],
 )
 async def test_an_answer_that_is_hard_to_render_is_shown(chat, page, text, shown):
-    await page.goto(chat.url)
     chat.say(text)
     await ask(page, "Go on")
     answer = page.locator(ANSWER)
