@@ -418,7 +418,7 @@ class ConversationStore:
         return True
 
     async def _read_long(self, caller: Caller, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        return await self._database.read_long(work, owner_id(caller), caller.share.split("/", 1))
+        return await self._database.read_long(work, owner_id(caller), caller.share)
 
     async def _branch(
         self, connection: AsyncConnection, conversation: Conversation, after: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -53,11 +53,11 @@ class Database:
         """
         return await self._answered(self._in_turn(owner, self._store.read, work))
 
-    async def read_long(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str, share: Sequence[str]) -> T:
+    async def read_long(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str, share: str) -> T:
         """Run `work` that takes up to a second, or reads thousands of rows; otherwise as `read`.
 
         MAX_LONG_READS run at a time, so that other work finds a connection and a core. Callers take
-        turns by the path `share`, tenants first.
+        turns by `share`, tenants first.
         """
 
         @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -27,16 +27,16 @@ class FairSlots:
         # the waiter that is next, as soon as enough slots are free
         self._next: _Waiter | None = None
 
-    async def enter(self, path: Sequence[str], count: int = 1) -> None:
+    async def enter(self, share: str, count: int = 1) -> None:
         """Wait for `count` slots, which must not be more than exist.
 
-        `path` identifies the client, as for `RoundRobinQueue`.
+        `share` names the client, as in `Caller.share`: those of `a/` take the turns of `a`.
         """
         if self._next is None and not self._waiting.size and count <= self._free:
             self._free -= count
             return
         turn = _Waiter(count, asyncio.get_running_loop().create_future())
-        self._waiting.put(path, turn)
+        self._waiting.put(share.split("/", 1), turn)
         try:
             await turn.come
         except asyncio.CancelledError:
@@ -45,13 +45,13 @@ class FairSlots:
             raise
 
     @asynccontextmanager
-    async def slot(self, path: Sequence[str]) -> AsyncIterator[None]:
-        """Hold a slot, for which the client waits as in `enter`."""
-        await self.enter(path)
+    async def slot(self, share: str, count: int = 1) -> AsyncIterator[None]:
+        """Hold slots, for which the client waits as in `enter`."""
+        await self.enter(share, count)
         try:
             yield
         finally:
-            self.leave()
+            self.leave(count)
 
     def resize(self, places: int) -> None:
         """Change the number of slots to `places`.

@@ -56,11 +56,11 @@ class _FairFilter(TextFilter):
 
     def __init__(self, judge: TextFilter, slots: FairSlots, caller: Caller) -> None:
         self.name, self.categories = judge.name, judge.categories
-        self._judge, self._slots, self._path = judge, slots, caller.share.split("/", 1)
+        self._judge, self._slots, self._share = judge, slots, caller.share
 
     async def judge(self, text: str) -> Finding | None:
-        async with self._slots.slot(self._path):
-            JUDGED_TENANT.set(self._path[0])
+        async with self._slots.slot(self._share):
+            JUDGED_TENANT.set(self._share.partition("/")[0])
             return await self._judge.judge(text)
 
 
@@ -117,7 +117,7 @@ class Safety:
 
         Raises SafetyUnavailableError.
         """
-        async with self._moderating.slot(caller.share.split("/", 1)):
+        async with self._moderating.slot(caller.share):
             verdicts = await asyncio.gather(
                 *(self._judge(self._fair(name, caller), text) for name in self.filters), return_exceptions=True
             )

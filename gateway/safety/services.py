@@ -152,7 +152,7 @@ class GuardFilter(TextFilter):
     async def _verdict(self, passage: str, text: str) -> Finding | None:
         guard = self._settings
         try:
-            async with self._slots.slot((text,)):
+            async with self._slots.slot(text):
                 written = await self._generate(guard.model, guard.prompt.replace("{text}", passage), MAX_VERDICT_TOKENS)
         except ApiError as error:
             raise FilterUnavailableError(error.full_message) from error

@@ -168,7 +168,7 @@ class _ThreadLane:
 
     async def run(self, work: Callable[[], T], caller: str) -> T:
         """Return the result of `work`, started when it is the caller's turn."""
-        await self._slots.enter(caller.split("/", 1))
+        await self._slots.enter(caller)
         _interpreter_tuning.begin(self._is_long)
         done = asyncio.get_running_loop().run_in_executor(self._pool, work)
         # a client that disconnects does not end its thread: the slot is free when the thread is

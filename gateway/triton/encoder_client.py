@@ -76,7 +76,7 @@ class TritonEncoder:
                 fits.
             ApiError: Triton rejects the request or fails on it.
         """
-        queue, size, path = self._queue, self._card.max_batch_size, caller.split("/", 1)
+        queue, size = self._queue, self._card.max_batch_size
         queue.free = self._capacity if queue.taken else len(rows)
         if not queue.take(caller, len(rows)):
             raise OverloadedError(
@@ -84,7 +84,7 @@ class TritonEncoder:
             )
         batches = [
             asyncio.ensure_future(
-                self._run_batch(path, rows[at : at + size], None if types is None else types[at : at + size], trace)
+                self._run_batch(caller, rows[at : at + size], None if types is None else types[at : at + size], trace)
             )
             for at in range(0, len(rows), size)
         ]
@@ -96,14 +96,11 @@ class TritonEncoder:
             queue.give_back(caller, len(rows))
 
     async def _run_batch(
-        self, path: Sequence[str], rows: TokenRows, types: TokenRows | None, trace: str
+        self, caller: str, rows: TokenRows, types: TokenRows | None, trace: str
     ) -> service_pb2.ModelInferResponse:
-        await self._slots.enter(path, len(rows))
-        try:
+        async with self._slots.slot(caller, len(rows)):
             request = _build_request(self._model, rows, types)
             return await (self._infer(request, ((TRACEPARENT, trace),)) if trace else self._infer(request))
-        finally:
-            self._slots.leave(len(rows))
 
 
 def _build_request(model: str, rows: TokenRows, types: TokenRows | None) -> service_pb2.ModelInferRequest:

@@ -150,7 +150,7 @@ async def test_places_are_never_more_than_there_are_and_all_come_back(steps):
     places, held = FairSlots(4), []
     waiting: list[tuple[asyncio.Task, int]] = []
     for name, count, leave in steps:
-        waiting.append((asyncio.ensure_future(places.enter([name], count)), count))
+        waiting.append((asyncio.ensure_future(places.enter(name, count)), count))
         await asyncio.sleep(0)
         held += [count for task, count in waiting if task.done()]
         waiting = [(task, count) for task, count in waiting if not task.done()]
@@ -166,13 +166,13 @@ async def test_places_are_never_more_than_there_are_and_all_come_back(steps):
     held += [count for task, count in waiting if task.done() and not task.cancelled()]
     for count in held:
         places.leave(count)
-    await asyncio.wait_for(places.enter(["d"], 4), 60)
+    await asyncio.wait_for(places.enter("d", 4), 60)
 
 
 async def test_places_that_are_added_are_somebodys_at_once_and_those_that_go_are_waited_for():
     places = FairSlots(2)
-    await places.enter(["a"], 2)
-    waits = [asyncio.ensure_future(places.enter([name])) for name in "bcd"]
+    await places.enter("a", 2)
+    waits = [asyncio.ensure_future(places.enter(name)) for name in "bcd"]
     places.resize(4)
     await settle()
     assert [one.done() for one in waits] == [True, True, False]
