@@ -112,7 +112,7 @@ def find_ebnf_error(text: str) -> str | None:
     missing = min(used - rules, default=None)
     if missing is not None:
         return f"the rule '{missing}' is used but not defined"
-    return _find_misplaced(text) if depth == 0 else "its parentheses do not match"
+    return _find_misplaced(text)
 
 
 def _find_misplaced(text: str) -> str | None:
