@@ -116,7 +116,7 @@ def visible_gpus() -> Sequence[str] | None:
 
 def _exists(present: int | None, gpu: str) -> bool:
     """Return True for the UUID of a GPU, and for a number below `present`."""
-    return gpu.startswith(("GPU-", "MIG-")) or (gpu.isdigit() and (present is None or int(gpu) < present))
+    return gpu.startswith(("GPU-", "MIG-")) or (gpu.isdecimal() and (present is None or int(gpu) < present))
 
 
 def _listed_gpus() -> int | None:

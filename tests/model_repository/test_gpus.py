@@ -76,8 +76,11 @@ def test_clocks_and_memory_are_read_as_nvidia_smi_prints_them(monkeypatch, tmp_p
 
 @pytest.mark.parametrize(
     ("chosen", "seen"),
-    [("", 0), ("-1", 0), ("7", 0), ("7,0", 0), ("0,7", 1), ("0,-1", 1), (" 0", 1), ("00", 1), ("NoDevFiles", 0)],
-)
+    [
+        ("", 0), ("-1", 0), ("7", 0), ("7,0", 0), ("0,7", 1), ("0,-1", 1), (" 0", 1), ("00", 1), ("NoDevFiles", 0),
+        ("²", 0),
+    ],
+)  # fmt: skip
 def test_gpus_count_up_to_the_first_that_does_not_exist(monkeypatch, tmp_path, chosen: str, seen: int) -> None:
     """`seen` is torch.cuda.device_count() of torch 2.11 on a machine with one H200."""
     monkeypatch.undo()
