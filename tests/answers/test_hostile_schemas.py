@@ -338,9 +338,10 @@ def test_a_grammar_that_xgrammar_cannot_read_reaches_no_engine(text, problem):
 
 
 def test_a_class_beyond_ascii_has_a_rule_of_its_own_beside_a_repetition():
-    """In one rule, as in `"a"{5} [é]`, they end the process of xgrammar 0.1.25 (TensorRT-LLM 1.2.1).
+    """Both in one rule, as in `"a"{5} [é]`, end the process of xgrammar 0.1.25 (TensorRT-LLM 1.2.1).
 
-    It copied one rule alone to the beginning of a sequence, as in `[é] "a"{5}`.
+    The class has two rules because xgrammar copied a single one to the beginning of a sequence, as
+    in `[é] "a"{5}`.
     """
     grammar = 'root ::= "[é]"{5}[é-ü]"b" | [é-ü] [\\u00e9] [a] [^é] [^a] # [é]'
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "guided_grammar": grammar}

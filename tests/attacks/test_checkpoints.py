@@ -336,7 +336,7 @@ def test_a_tokenizer_of_quadratic_time_is_refused(tmp_path: Path, tokenizer_dir:
 
 @pytest.mark.parametrize("seconds", [(0.09, 0.09), (0.5, 0.01)])
 def test_a_tokenizer_of_linear_time_is_taken(monkeypatch, tokenizer_dir: Path, seconds: tuple[float, float]) -> None:
-    """That of DeepSeek-Coder, which reads 16,384 line breaks in 0.03 s, was refused by chance."""
+    """DeepSeek-Coder's, which reads 16,384 line breaks in 0.03 s, was refused by chance before the fix."""
     breaks = iter(seconds)
     monkeypatch.setattr(tokenizer_trial, "_cpu_seconds", lambda _, text: next(breaks) if text[0] == "\n" else 0.004)
     assert tokenizer_trial._problem(tokenizer_dir / "tokenizer.json") == ""

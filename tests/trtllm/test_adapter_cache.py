@@ -83,7 +83,7 @@ def test_many_adapters_of_few_modules_beside_one_of_all(pp):
 
 @pytest.mark.parametrize("adapters", [[], [adapter(LARGE, ["attn_q"], 64), adapter(LARGE, ALL, 4)]])
 def test_an_engine_has_room_for_the_largest_adapter_that_it_takes(adapters):
-    """Of all modules in rank 64, 1.6 GB, whatever the adapters are."""
+    """An adapter of all modules in rank 64 takes 1.6 GB, whatever the adapters are that load at the start."""
     with pytest.raises(RuntimeError, match="1 max sized LoRA"):
         start(LARGE, ALL, 64, adapters, {})
     given = cache_parameters(adapters, LARGE, (1, 1), ALL, 64, {})

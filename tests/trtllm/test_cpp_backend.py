@@ -215,7 +215,7 @@ def test_an_engine_for_external_draft_tokens_announces_what_its_layer_does(tmp_p
 
 @pytest.mark.parametrize(("version", "salted"), [("1.0.0", False), ("1.1.0", False), ("1.2.0", True)])
 def test_salts_are_announced_where_the_executor_has_them(tmp_path: Path, version: str, salted: bool) -> None:
-    """Those of cached prefixes came with #7106 (cpp/tensorrt_llm/nanobind/executor/request.cpp, cache_salt_id)."""
+    """Salts of cached prefixes came with #7106 (cpp/tensorrt_llm/nanobind/executor/request.cpp, cache_salt_id)."""
     manifest = make_engine(tmp_path / "e", tensorrt_llm=version).manifest
     assert find_target("tensorrt", "llmops").capabilities(manifest).get("cache_salt", False) is salted
 

@@ -292,7 +292,7 @@ def test_caches_of_several_attention_ranks_are_not_reported_as_one(quick):
 
 
 def test_no_end_is_withheld_from_a_guided_answer():
-    """Where min_tokens withholds the only token that a complete text allows, another one comes, and the decoder's error
+    """If min_tokens withholds the only token that a complete text allows, another one comes, and the decoder's error
     about it is a step's (_torch/pyexecutor/guided_decoder.py, `_build`: "failed to accept last new token").
     """
     with (
