@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import hypothesis
 import pytest
@@ -32,6 +33,13 @@ if hypothesis.settings.get_current_profile_name() == "default":
     slow = [hypothesis.HealthCheck.too_slow]
     hypothesis.settings.register_profile("untimed", deadline=None, max_examples=30, suppress_health_check=slow)
     hypothesis.settings.load_profile("untimed")
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Undo what a test changed in the environment: a variable that is left changes the tests after it."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from tests.support.nvidia_smi import install_nvidia_smi
 
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpu_assignment, "count_gpus", lambda: None)
 
 

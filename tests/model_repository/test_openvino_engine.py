@@ -131,12 +131,17 @@ def start(light_engine: Path, tokenizer: Tokenizer) -> Iterator[Callable[..., En
 
 
 def test_threads_of_an_engine_may_run_on_all_cores(start: Callable[..., Engine]) -> None:
-    cores, pinned = os.sched_getaffinity(0), set()
+    cores = os.sched_getaffinity(0)
+
+    def pinned() -> set[int]:
+        return {int(name) for name in os.listdir("/proc/self/task") if os.sched_getaffinity(int(name)) != cores}
+
+    # OpenVINO pins the threads of models that other tests of this process compiled
+    of_others, seen = pinned(), set()
     stream = start().ask(LONG)
     while len(stream.ids) < 50:
-        threads = [int(name) for name in os.listdir("/proc/self/task")]
-        pinned |= {thread for thread in threads if os.sched_getaffinity(thread) != cores}
-    assert pinned == set()
+        seen |= pinned()
+    assert seen <= of_others
 
 
 def test_others_go_on_while_a_slow_grammar_is_prepared(
