@@ -29,6 +29,11 @@ def telling_triton(engine_dir, receiver, tmp_path_factory):
         yield server
 
 
+async def arrived(receiver, *names):
+    """Wait for spans of these names: Triton sends those of one request apart."""
+    await eventually(lambda: {*names} <= {span.name for span in list(receiver.spans)})
+
+
 def traced(triton, receiver):
     traces = {"endpoint": receiver.url, "ratio": 0.0}
     return serving(GatewaySettings(triton=triton.grpc_address, refresh="0.5s", traces=traces))
@@ -41,7 +46,8 @@ async def test_a_trace_goes_through_gateway_and_triton(telling_triton, receiver)
             headers = {"traceparent": f"00-{TRACE}-{SPAN}-{flags}"}
             answer = await client.post("/v1/chat/completions", json={**CHAT, "model": "mock"}, headers=headers)
             assert answer.text.endswith("data: [DONE]\n\n")
-        await eventually(lambda: {"InferRequest", "chat mock"} <= {span.name for span in list(receiver.spans)})
+        ours = "POST /v1/chat/completions", "chat mock"
+        await arrived(receiver, *ours, "InferRequest", "compute", "mock-tensorrt_llm")
     assert {span.trace for span in receiver.spans} == {TRACE}
     ours = {span.name: span for span in receiver.spans if span.service == "llmops-gateway"}
     root, call = ours["POST /v1/chat/completions"], ours["chat mock"]
@@ -62,7 +68,7 @@ async def test_a_step_streams_trace_says_what_the_engine_said(triton, receiver):
         headers = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
         answer = await client.post("/v1/chat/completions", json={**CHAT, "model": "smollm2"}, headers=headers)
         assert answer.status_code == 200
-        await eventually(lambda: receiver.spans)
+        await arrived(receiver, "POST /v1/chat/completions", "chat smollm2", "prefill")
     ours = {span.name: span for span in receiver.spans}
     root, call, prefill = ours["POST /v1/chat/completions"], ours["chat smollm2"], ours["prefill"]
     assert covered(root, list(ours.values())) >= 0.95
