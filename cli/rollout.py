@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.cli.accounts.account_options import admin_options
-from llmops.cli.accounts.admin_client import AdminClient
+from llmops.cli.accounts.admin_client import AdminClient, key_reference
 from llmops.cli.accounts.param_types import DURATION, typed_values
 from llmops.cli.options import EXISTING_FOLDER, OutputFile
 from llmops.cli.output import (
@@ -220,15 +220,15 @@ def _history_row(entry: AuditEntryRead) -> list[str]:
 @click.argument("version", required=False)
 @admin_options
 def pin(model: str, key: str, version: str | None, admin: AdminClient, as_json: bool) -> None:
-    """Give all requests of KEY (its id) to VERSION of MODEL.
+    """Give all requests of KEY, an id or the key itself, to VERSION of MODEL.
 
     Without VERSION, the pin is removed.
     """
     from llmops.control.rollouts.schemas import PinCreate
 
-    body = PinCreate(model=model, key=key, version=version)
+    body = PinCreate(model=model, key=key_reference(key), version=version)
     pinned = admin.request("POST", ("rollouts", "pins"), PinCreate, body=body)
-    text = f"{key} gets {version} of {model}." if version else f"{key} gets {model} by the weights again."
+    text = f"{pinned.key} gets {version} of {model}." if version else f"{pinned.key} gets {model} by the weights again."
     print_result(pinned, as_json, text)
 
 

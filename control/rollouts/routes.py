@@ -22,6 +22,7 @@ from llmops.control.rollouts.schemas import (
 from llmops.control.rollouts.state_machine import RolloutEvent, RolloutState
 from llmops.errors import InputError
 from llmops.store import rollouts
+from llmops.store.accounts.keys import require_key
 from llmops.store.audit import list_audit_entries
 from llmops.store.rollouts import ModelVersion, Rollout
 
@@ -74,8 +75,9 @@ async def change_rollout(session: Session, body: RolloutChange) -> RolloutRead:
 @router.post("/pins", summary="Pin a key to a version, or remove its pin")
 async def pin_key(session: Session, body: PinCreate) -> PinCreate:
     async with session.write() as connection:
-        await rollouts.pin_key(connection, body.model, body.key, body.version, session.by)
-    return body
+        key = (await require_key(connection, body.key)).id
+        await rollouts.pin_key(connection, body.model, key, body.version, session.by)
+    return body.model_copy(update={"key": key})
 
 
 async def _read(connection: AsyncConnection, rollout: Rollout) -> RolloutRead:

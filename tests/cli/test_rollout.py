@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from llmops.cli.key import command as key_command
 from llmops.cli.rollout import SCALE, _mark, command
+from llmops.cli.tenant import command as tenant_command
 from tests.support.manifests import engine_manifest
 
 
 @pytest.fixture
 def run(tmp_path: Path):
-    def call(*arguments: str) -> Result:
+    def call(*arguments: str, command=command) -> Result:
         return CliRunner().invoke(command, [*arguments, "--store", f"sqlite:///{tmp_path / 'store.db'}"])
 
     return call
@@ -21,13 +23,19 @@ def run(tmp_path: Path):
 def test_a_rollout_is_started_watched_pinned_and_rolled_back(run):
     assert "Start one" in run("status").stderr
     assert "Start one" in run("history").stderr
+    run("create", "acme", command=tenant_command)
+    key = json.loads(run("create", "--tenant", "acme", "--user", "a@b.c", "--json", command=key_command).stdout)
+    refused = str(run("pin", "llama", key["id"], "v2").exception)
+    assert "llama has no version v2; it has had no roll-out yet" in refused
     started = run("start", "llama", "--replica", "dns:llama-v2:8001", "--name", "v2", "--percent", "10")
     assert "llama: v2 starts beside initial" in started.output, started.output
     assert "next        wait; `llmops up` or `llmops control`" in run("status", "llama").output
     (found,) = json.loads(run("status", "llama", "--json").stdout)
     assert (found["state"], found["settings"]["percent"]) == ("starting", 10)
     assert [(one["name"], one["weight"]) for one in found["versions"]] == [("initial", 100), ("v2", 0)]
-    assert "key-7 gets v2 of llama" in run("pin", "llama", "key-7", "v2").output
+    assert f"{key['id']} gets v2 of llama" in run("pin", "llama", key["key"], "v2").output
+    assert f"{key['id']} gets llama by the weights again" in run("pin", "llama", key["id"]).output
+    assert "llama has no version v3; its versions are" in str(run("pin", "llama", key["id"], "v3").exception)
     assert "rolling back, 0 %" in run("rollback", "llama", "--reason", "a bad feeling").output
     assert "had to make room" not in run("history", "llama").output
     shown = run("status", "llama").output
@@ -65,7 +73,7 @@ def test_the_plot_marks_how_many_times_the_old_value_the_new_one_is(stable, cana
         (("start", "llama", "--replica", "nowhere"), "'nowhere' is not the address of a replica"),
         (("start", "llama", "--replica", "a:1", "--name", "v" * 65), "cannot name a version"),
         (("promote", "llama"), "The model llama has no roll-out in progress"),
-        (("pin", "llama", "key-7", "v2"), "llama has no version v2; it has had no roll-out yet"),
+        (("pin", "llama", "key-7", "v2"), "There is no key key-7; `llmops key list --all` shows them."),
     ],
 )
 def test_bad_input_is_one_sentence(run, arguments, message):
