@@ -54,7 +54,8 @@ def set_(
     body = PriceCreate(model=model, input=input_price, output=output, **optional)
     price = admin.request("POST", ("prices",), PriceRead, body=body)
     since = format_timestamp(price.valid_from)
-    print_result(price, as_json, f"{model}: {_summary(price)} per million tokens, from {since} UTC.")
+    text = f"{model}: {_summary(price)} per million tokens, from {since} UTC. Gateways read it within 30 s."
+    print_result(price, as_json, text)
 
 
 @command.command("list")

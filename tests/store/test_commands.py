@@ -210,6 +210,7 @@ def test_a_tenant_from_beginning_to_end(acme):
 def test_prices(llmops):
     said = llmops("price", "set", "smollm2", "--input", "0.6", "--cached", "0.3", "--output", "0.9")
     assert said.out.startswith("smollm2: $0.60 in, $0.30 cached, $0.90 out per million tokens, from 2")
+    assert said.out.endswith(" UTC. Gateways read it within 30 s.\n")
     llmops("price", "set", "smollm2", "--input", "0.5", "--output", "$0.8", "--from", "2100-01-01")
     _, later = llmops("price", "list", "--json").json
     assert (later["from"], later["cached"]) == ("2100-01-01T00:00:00Z", 0.5)
