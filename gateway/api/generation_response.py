@@ -100,14 +100,16 @@ async def chunked_json_response(body: dict[str, Any]) -> Response:
 def page_limit(query: Mapping[str, str], default: int, maximum: int) -> int:
     """Return the size of a page of a list that the query asks for.
 
-    Raises InvalidRequestError if `limit` is no number from 1 to `maximum`.
+    Raises InvalidRequestError, with OpenAI's codes, if `limit` is no number from 1 to `maximum`.
     """
-    text = query.get("limit")
-    if text is None:
-        return default
-    if not text.isdecimal() or len(text) > 6 or not 1 <= int(text) <= maximum:
-        raise InvalidRequestError(f"limit must be a number from 1 to {maximum}.", param="limit")
-    return int(text)
+    text = query.get("limit", str(default))
+    if text.isdecimal() and len(text) <= 6 and 1 <= int(text) <= maximum:
+        return int(text)
+    if not text.removeprefix("-").isdecimal():
+        code = "invalid_type"
+    else:
+        code = "integer_below_min_value" if text[:1] in "-0" else "integer_above_max_value"
+    raise InvalidRequestError(f"limit must be a number from 1 to {maximum}.", param="limit", code=code)
 
 
 def json_bytes(body: Any) -> bytes:

@@ -25,7 +25,7 @@ def item_page(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict
     """
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
-        raise InvalidRequestError("order must be asc or desc.", param="order")
+        raise InvalidRequestError("order must be asc or desc.", param="order", code="invalid_value")
     limit = page_limit(query, DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
     items = items[::-1] if order == "desc" else items
     if after is not None:

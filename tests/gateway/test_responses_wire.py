@@ -80,8 +80,16 @@ async def test_the_input_is_listed_as_openai_lists_it(stack):
     pages.append((await stack.client.get(f"{PATH}/{name}/input_items", params=query)).json())
     assert [page["has_more"] for page in pages] == [True, False]
     assert [item for page in pages for item in page["data"]] == whole["data"][::-1]
-    refused = await stack.client.get(f"{PATH}/{name}/input_items", params={"order": "newest"})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "order")
+    for param, value, code in [
+        ("order", "newest", "invalid_value"),
+        ("limit", "many", "invalid_type"),
+        ("limit", "0", "integer_below_min_value"),
+        ("limit", "-1", "integer_below_min_value"),
+        ("limit", "101", "integer_above_max_value"),
+    ]:
+        refused = await stack.client.get(f"{PATH}/{name}/input_items", params={param: value})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"], error["code"]) == (400, param, code)
 
 
 async def test_a_response_that_was_not_streamed_can_be(stack):
