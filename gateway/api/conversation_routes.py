@@ -32,6 +32,7 @@ from llmops.gateway.schemas.conversation_requests import (
     ConversationChatRequest,
     ConversationRequest,
     ItemsRequest,
+    PageConversationRequest,
 )
 from llmops.gateway.schemas.response_schemas import (
     ChatCompletion,
@@ -157,7 +158,7 @@ class ConversationRoutes:
 
     def _add_page_routes(self, add: Callable[..., None]) -> None:
         lazy, every, one = self._lazy, "/api/conversations", "/api/conversations/{conversation_id}"
-        change = {"body": ConversationRequest}
+        change = {"body": PageConversationRequest}
         add("POST", every, lazy("create"), "Create a conversation", ConversationObject, **change)
         add("GET", every, lazy("list"), "List conversations", ConversationList, query_parameters=_SEARCH)
         add(

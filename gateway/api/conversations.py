@@ -38,7 +38,12 @@ from llmops.gateway.errors import ForbiddenError, InvalidRequestError
 from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import context_of
 from llmops.gateway.interfaces import Caller
-from llmops.gateway.schemas.conversation_requests import BranchRequest, ConversationRequest, ItemsRequest
+from llmops.gateway.schemas.conversation_requests import (
+    BranchRequest,
+    ConversationRequest,
+    ItemsRequest,
+    PageConversationRequest,
+)
 from llmops.input_files import MALFORMED
 from llmops.store.conversations import Conversation, NewMessage
 
@@ -58,7 +63,7 @@ class ConversationEndpoints:
 
     async def create(self, request: Request) -> Response:
         """Create a conversation."""
-        return json_response(conversation_summary(await self._created(request)))
+        return json_response(conversation_summary(await self._created(request, PageConversationRequest)))
 
     async def list(self, request: Request) -> Response:
         """Return a page of the caller's conversations, the last changed first.
@@ -80,7 +85,7 @@ class ConversationEndpoints:
 
     async def change(self, request: Request) -> Response:
         """Change the title, model, system prompt or metadata of a conversation."""
-        return json_response(conversation_summary(await self._changed(request)))
+        return json_response(conversation_summary(await self._changed(request, PageConversationRequest)))
 
     async def delete(self, request: Request) -> Response:
         """Delete a conversation."""
@@ -118,7 +123,7 @@ class ConversationEndpoints:
 
     async def openai_create(self, request: Request) -> Response:
         """Create a conversation."""
-        return json_response(_openai(await self._created(request)))
+        return json_response(_openai(await self._created(request, ConversationRequest)))
 
     async def openai_get(self, request: Request) -> Response:
         """Return a conversation."""
@@ -126,7 +131,7 @@ class ConversationEndpoints:
 
     async def openai_change(self, request: Request) -> Response:
         """Change the metadata of a conversation."""
-        return json_response(_openai(await self._changed(request)))
+        return json_response(_openai(await self._changed(request, ConversationRequest)))
 
     async def openai_items(self, request: Request) -> Response:
         """Return a page of the items of a conversation."""
@@ -164,8 +169,8 @@ class ConversationEndpoints:
             if stored is not None:
                 yield stored
 
-    async def _created(self, request: Request) -> Conversation:
-        body = await self._intake.load(ConversationRequest, request)
+    async def _created(self, request: Request, model: type[ConversationRequest]) -> Conversation:
+        body = await self._intake.load(model, request)
         return await self._store.create(
             _caller(request),
             _new_messages(body.items or []),
@@ -175,8 +180,8 @@ class ConversationEndpoints:
             metadata=body.metadata,
         )
 
-    async def _changed(self, request: Request) -> Conversation:
-        body = await self._intake.load(ConversationRequest, request)
+    async def _changed(self, request: Request, model: type[ConversationRequest]) -> Conversation:
+        body = await self._intake.load(model, request)
         if body.items:
             raise InvalidRequestError("Items are added with POST …/items.", param="items")
         values = body.model_dump(include={"title", "system_prompt"}, exclude_unset=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from llmops.gateway.schemas.chat_request import ChatRequest, RequestMessage
 from llmops.gateway.schemas.request_fields import Metadata, RequestModel
@@ -27,6 +27,12 @@ class ConversationRequest(RequestModel):
     )
 
 
+class PageConversationRequest(ConversationRequest):
+    """The request of the chat page's API, where an unknown field is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 class ItemsRequest(RequestModel):
     """Items to add to a conversation, at most 20."""
 
@@ -35,6 +41,8 @@ class ItemsRequest(RequestModel):
 
 class BranchRequest(RequestModel):
     """The request to show the branch of a message."""
+
+    model_config = ConfigDict(extra="forbid")
 
     message_id: str
 

@@ -229,6 +229,17 @@ async def test_another_owners_conversation_is_not_there(chats):
     assert (await chats.get(talk))["title"] == "Mine"
 
 
+async def test_an_unknown_field_is_refused_and_openais_api_takes_it(chats):
+    talk = await chats.new(title="Mine")
+    new = {"title": "Yours", "pinned": True}
+    for method, path in (("POST", CHATS), ("PATCH", f"{CHATS}/{talk}"), ("POST", f"{CHATS}/{talk}/branch")):
+        body = {"message_id": "", "pinned": True} if path.endswith("branch") else new
+        refused = await chats.client.request(method, path, json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "pinned"), refused.text
+    assert (await chats.get(talk))["title"] == "Mine"
+    assert (await chats.client.post("/v1/conversations", json=new)).status_code == 200
+
+
 async def test_list_search_rename_delete_and_purge(chats):
     france, spain = await chats.new(title="About France"), await chats.new()
     await chats.ask(spain, "50% of Madrid_", "Olé")
