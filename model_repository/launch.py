@@ -44,7 +44,7 @@ from llmops.model_repository.server.fault_watch import (
     MachineFaultError,
 )
 from llmops.model_repository.server.installation import Installation, find_installation
-from llmops.model_repository.server.model_processes import model_processes, rank_zero
+from llmops.model_repository.server.model_processes import LoadWatch, model_processes, rank_zero
 from llmops.model_repository.server.shared_memory import SharedMemory, remove_stale_segments
 from llmops.model_repository.server.triton_log import (
     LogLine,
@@ -171,12 +171,19 @@ class TritonServer:
         Raises:
             ServerError: The server ended, or was not ready after `timeout` seconds.
         """
-        deadline = time.monotonic() + timeout
+        looked = time.monotonic()
+        deadline, watch = looked + timeout, LoadWatch()
         while not self._is_protected_and_ready() and not (cancelled and cancelled.is_set()):
             if self.process.poll() is not None:
                 self._reader.join(_LOG_TIMEOUT)
                 if not self._restart_once():
                     raise ServerError(self._failure())
+                watch = LoadWatch()
+            if time.monotonic() - looked > WATCH_INTERVAL:
+                looked = time.monotonic()
+                if lost := watch.find_lost(self.process.pid, looked):
+                    self._is_broken = True
+                    raise ServerError(self._failure(lost))
             if time.monotonic() > deadline:
                 raise ServerError(f"Triton was not ready after {timeout:.0f} s; see its log above")
             time.sleep(0.05)
@@ -346,8 +353,11 @@ class TritonServer:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def _failure(self) -> str:
-        cause = explain_failure(self.log) or f"it ended with code {self.process.returncode} and said nothing"
+    def _failure(self, lost: str = "") -> str:
+        ending = f"it ended with code {self.process.returncode} and said nothing"
+        if lost:
+            ending = f"a process of {lost} ended while it loaded; the kernel kills it when memory runs out (see dmesg)"
+        cause = explain_failure(self.log) or ending
         return f"Triton did not start: {cause}."
 
     def _ended_within(self, seconds: float) -> bool:
@@ -386,11 +396,11 @@ def _listens(host: str, port: int) -> bool:
     return True
 
 
-def _model_died(model: str) -> str:
+def _model_died(owner: str) -> str:
     # Triton 2.51 neither restarts the process nor ends its streams, and still reports the model as
-    # ready
+    # ready; TensorRT-LLM 1.2 waits forever for a worker that was killed (NVIDIA/TensorRT-LLM #16338)
     return (
-        f"The process of model {model} ended unexpectedly (see the log above), and Triton would leave its requests "
+        f"A process of {owner} ended unexpectedly (see the log above), and Triton would leave its requests "
         "waiting forever, so the server stops now. Start it again; systemd or Kubernetes does so by itself."
     )
 

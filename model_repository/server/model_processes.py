@@ -1,14 +1,20 @@
 """The processes below a tritonserver or its mpirun.
 
-These are MPI ranks, and the stubs that run Python models.
+These are MPI ranks, the stubs that run Python models, and the workers that TensorRT-LLM spawns.
 """
 
 import contextlib
+from collections import Counter
 from pathlib import Path
 
 from llmops.process import Process, descendants
 
+#: Seconds in which a server ends by itself after a model that does not load has ended its processes.
+LOSS_GRACE = 10.0
 _STUB = "triton_python_backend_stub"
+#: The program of a worker of NVIDIA's backend (orchestrator mode), and the module that one of TensorRT-LLM's LLM API
+#: runs.
+_WORKER, _WORKER_MODULE = "trtllmExecutorWorker", "mpi4py.futures.server"
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=0", b"PMIX_RANK=0")
 
 
@@ -27,16 +33,49 @@ def rank_zero(pid: int, program: str) -> int | None:
     return None
 
 
-def model_processes(pid: int) -> dict[str, list[Process]]:
-    """Return the processes that run Python models, by Triton model.
+class LoadWatch:
+    """Finds a model that has lost a process while it loads.
 
-    The processes belong to the tritonserver or mpirun `pid`.
+    Open MPI 4.1 ends the other workers of a model when one is killed, and TensorRT-LLM 1.2 waits
+    for them forever (NVIDIA/TensorRT-LLM #16338, #17578).
+    """
+
+    def __init__(self) -> None:
+        self._most: Counter[str] = Counter()
+        self._lost_since: float | None = None
+
+    def find_lost(self, pid: int, now: float) -> str | None:
+        """Return the owner of processes below `pid` that are gone for longer than LOSS_GRACE, or None."""
+        present = Counter({owner: len(group) for owner, group in model_processes(pid).items()})
+        self._most |= present
+        lost = self._most - present
+        if not lost:
+            self._lost_since = None
+        elif self._lost_since is None:
+            self._lost_since = now
+        elif now - self._lost_since > LOSS_GRACE:
+            return next(iter(lost))
+        return None
+
+
+def model_processes(pid: int) -> dict[str, list[Process]]:
+    """Return the processes that run models, by their owner in words.
+
+    These are the stubs of Python models, and workers that TensorRT-LLM spawns through MPI: of its
+    LLM API below a stub, and of NVIDIA's backend below tritonserver. All are below the tritonserver
+    or mpirun `pid`.
     """
     found: dict[str, list[Process]] = {}
+    owners: dict[int, str] = {}
     for process in descendants(pid):
         with contextlib.suppress(OSError, IndexError):
-            program, script = Path("/proc", str(process.pid), "cmdline").read_bytes().decode().split("\0")[:2]
-            if Path(program).name == _STUB:
+            arguments = Path("/proc", str(process.pid), "cmdline").read_bytes().decode(errors="replace").split("\0")
+            program = Path(arguments[0]).name
+            owner = owners.get(process.parent_pid, "NVIDIA's backend")
+            if program == _STUB:
                 # REPOSITORY/MODEL/VERSION/model.py
-                found.setdefault(Path(script).parents[1].name, []).append(process)
+                owner = f"model {Path(arguments[1]).parents[1].name}"
+            owners[process.pid] = owner
+            if program in (_STUB, _WORKER) or _WORKER_MODULE in arguments:
+                found.setdefault(owner, []).append(process)
     return found

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 
 from llmops.errors import MissingDependencyError, ResourceError, ServerError
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
-from llmops.model_repository.server import installation
+from llmops.model_repository.server import installation, model_processes
 from llmops.model_repository.server.installation import PYTHON_VERSION, Installation, find_installation
 from llmops.model_repository.server.shared_memory import SHM_DIR, remove_stale_segments
 from llmops.model_repository.server.triton_log import (
@@ -130,7 +130,7 @@ def test_workers_in_a_session_of_their_own_end_with_their_model(tmp_path: Path, 
     worker = read_process(int(worker_pid.read_text()))
     if dies:
         os.kill(worker.parent_pid, signal.SIGKILL)
-        with pytest.raises(ServerError, match="The process of model echo ended"):
+        with pytest.raises(ServerError, match="A process of model echo ended"):
             server.wait(threading.Event())
     assert worker.is_alive
     server.stop()
@@ -138,6 +138,40 @@ def test_workers_in_a_session_of_their_own_end_with_their_model(tmp_path: Path, 
         wait_until(lambda: not worker.is_alive)
     finally:
         kill_survivors([worker])
+
+
+#: Code of a model whose workers are below a daemon, as mpi4py and Open MPI start those of TensorRT-LLM's LLM API:
+#: `python -B -R -m mpi4py.futures.server`. When one was killed, Open MPI 4.1.4 ended the other, and the daemon, the
+#: model's process and mpi4py 4.1.2's futures went on. 1.2's executor/proxy.py watches the futures alone.
+WORKERS = """
+import os, pathlib, signal, subprocess, time
+DAEMON = "tail -f /dev/null mpi4py.futures.server & echo $!; tail -f /dev/null mpi4py.futures.server & wait"
+def start_workers():
+    daemon = subprocess.Popen(["sh", "-c", DAEMON], start_new_session=True, stdout=subprocess.PIPE)
+    return int(daemon.stdout.readline())
+"""
+
+
+def test_a_worker_that_was_killed_ends_its_server(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    start = f"pathlib.Path({str(pid)!r}).write_text(str(start_workers()))"
+    with start_triton(echo_repository(tmp_path, WORKERS, start), ports=ANY) as server:
+        server.wait_ready(120)
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+        with pytest.raises(ServerError, match="A process of model echo ended unexpectedly"):
+            server.wait(threading.Event())
+
+
+def test_a_worker_that_is_killed_while_its_model_loads_ends_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_processes, "LOSS_GRACE", 0.1)
+    load = "worker = start_workers(); time.sleep(5); os.kill(worker, signal.SIGKILL); time.sleep(600)"
+    with (
+        start_triton(echo_repository(tmp_path, WORKERS, load), ports=ANY) as server,
+        pytest.raises(ServerError, match="did not start: a process of model echo ended while it loaded"),
+    ):
+        server.wait_ready(120)
 
 
 def test_running_requests_are_finished_first(tmp_path: Path) -> None:
