@@ -35,6 +35,7 @@ from llmops.errors import InputError, ServerError
 from llmops.gateway.auth.authentication import keys_required
 from llmops.gateway.http.server import bind
 from llmops.gateway.logging_setup import configure_logging
+from llmops.gateway.safety.policy import check_filters
 from llmops.gateway.settings import GatewaySettings, SamplingSettings, SettingsLayers, load_settings
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.launch import Ports, TritonServer, gpus_of_replicas, start_triton
@@ -161,9 +162,9 @@ class Stack:
         max_tokens: int | None = None,
         plugins: Sequence[Plugin] = (),
     ) -> None:
-        """Read the settings, and check the port and the store.
+        """Read the settings, and check the safety filters, the port and the store.
 
-        Both checks happen before minutes of building.
+        The checks happen before minutes of building.
 
         Args:
             host: The gateway's address. None leaves it to the settings, as for `port`, `store` and
@@ -180,6 +181,7 @@ class Stack:
         self._settings = load_settings(config, host=host, port=port, store=store, open=open_, log_level="warning")
         if self._settings.sampling.max_tokens is None and max_tokens is not None:
             self._settings = self._settings.model_copy(update={"sampling": SamplingSettings(max_tokens=max_tokens)})
+        check_filters(self._settings.safety)
         host = self._settings.host
         bind(host, self._settings.port).close()
         self.first_key = ""

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from llmops.background import cancel_tasks
 from llmops.distribution import missing_extra
-from llmops.errors import InputError
+from llmops.errors import InputError, LlmopsError
 from llmops.gateway.auth.audit import CountingAudit
 from llmops.gateway.auth.credential_cache import CachedDirectory
 from llmops.gateway.auth.directory import CombinedDirectory, Directory
@@ -230,8 +230,8 @@ def keys_required(settings: GatewaySettings) -> bool:
     """
     authentication = create_authentication(settings)
     # The store is opened now: a fault in it is reported at the start, not by the first request.
-    required = settings.store is not None and authentication is not None and _has_keys(settings.store)
-    required = required or (authentication is not None and settings.oidc is not None)
+    has_keys = settings.store is not None and _has_keys(settings.store)
+    required = authentication is not None and (has_keys or settings.oidc is not None)
     if required or settings.open or is_loopback(settings.host):
         return required
     missing = "its store has no keys" if settings.store else "it has no store of keys"
@@ -251,8 +251,10 @@ def exposure_summary(settings: GatewaySettings, keys_are_required: bool) -> str:
 
 
 def _has_keys(url: str) -> bool:
-    from llmops.gateway.auth.keys import store_has_keys
-
+    try:
+        from llmops.gateway.auth.keys import store_has_keys
+    except ModuleNotFoundError as error:
+        raise _missing_library(error) from error
     return asyncio.run(store_has_keys(url))
 
 
@@ -260,8 +262,12 @@ def _key_directory(url: str) -> KeyDirectory:
     try:
         from llmops.gateway.auth.keys import KeyDirectory
     except ModuleNotFoundError as error:
-        raise missing_extra(f"A store needs {error.name}, which is not installed", "store") from error
+        raise _missing_library(error) from error
     return KeyDirectory(url)
+
+
+def _missing_library(error: ModuleNotFoundError) -> LlmopsError:
+    return missing_extra(f"A store needs {error.name}, which is not installed", "store")
 
 
 def create_audit(url: str) -> CountingAudit:

@@ -17,7 +17,7 @@ import pytest
 
 from llmops.cli.stack import MAX_RESTARTS, Ready, Stack
 from llmops.cli.up import DEMO_TOKENS, _announce, command
-from llmops.errors import ResourceError, ServerError
+from llmops.errors import InputError, ResourceError, ServerError
 from tests.model_repository.test_launch import echo_repository
 from tests.model_repository.test_multi_gpu import engine, marker
 from tests.support.live_process import LLMOPS, LiveProcess
@@ -189,6 +189,16 @@ def test_a_taken_port_is_known_before_anything_is_built(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
     assert not (tmp_path / "x").exists()
+
+
+def test_a_wrong_store_and_a_wrong_filter_are_known_before_anything_is_built(tmp_path: Path) -> None:
+    for open_ in (None, True):
+        with pytest.raises(InputError, match="The store cannot be foo"):
+            Stack("127.0.0.1", 0, None, "foo://x", open_)
+    config = tmp_path / "gateway.yaml"
+    config.write_text("safety: {filters: {mine: {kind: rules, patterns: ['(']}}}\n")
+    with pytest.raises(InputError, match="mine"):
+        Stack("127.0.0.1", 0, config, None, None)
 
 
 def test_an_engine_folder_is_served_under_the_given_name(tiny_engine: Path, tmp_path: Path, monkeypatch) -> None:
