@@ -33,7 +33,7 @@ class CalibrationSettings:
 
     `resolved` chooses values for None.
 
-    `dataset` is `bundled`, a .jsonl, .txt or .parquet file, or a hub id (its `train` split).
+    `dataset` is `bundled`, a .jsonl, .txt or .parquet file, or a hub id.
     """
 
     dataset: str = BUNDLED
@@ -90,8 +90,8 @@ def check_data(settings: CalibrationSettings) -> None:
     """
     if settings.dataset == BUNDLED or _is_local(settings.dataset):
         load_texts(settings)
-    elif find_spec("datasets") is None:
-        raise MissingDependencyError(_NO_DATASETS)
+    elif find_spec("pyarrow") is None:
+        raise MissingDependencyError(_NO_PYARROW)
 
 
 def _read(dataset: str) -> list[str]:
@@ -162,32 +162,47 @@ def _parquet(path: Path) -> list[str]:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise MissingDependencyError("Reading .parquet needs pyarrow: pip install pyarrow.") from error
+        raise MissingDependencyError(_NO_PYARROW) from error
     try:
         table = parquet.read_table(path)
     except (ValueError, OSError) as error:
         raise InputError(f"--calib-data {path} cannot be read as Parquet: {error}") from error
-    name = next((name for name in _TEXT_FIELDS if name in table.column_names), None)
-    if name is None:
-        raise InputError(f"{path} has no column of text; one of {', '.join(_TEXT_FIELDS)} is needed.")
-    return [str(value) for value in table.column(name).to_pylist() if value]
+    name = next((name for name in (*_TEXT_FIELDS, "messages") if name in table.column_names), None)
+    try:
+        texts = [_text_of({name: value}) for value in table.column(name).to_pylist() if value is not None]
+    except (KeyError, TypeError, AttributeError):
+        raise InputError(
+            f"{path} has no column of text; one of {', '.join(_TEXT_FIELDS)} or messages is needed."
+        ) from None
+    return [text for text in texts if text]
 
 
 _READERS = {".jsonl": _jsonl, ".txt": _txt, ".parquet": _parquet}
-_NO_DATASETS = "Calibration data from the hub needs: pip install datasets."
+# 22 and later are built for NumPy 2, and Triton's Python backend has NumPy 1
+_NO_PYARROW = "Reading .parquet needs pyarrow: pip install 'pyarrow<22'."
 
 
 def _hub(dataset: str) -> list[str]:
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise MissingDependencyError(_NO_DATASETS) from error
+    """Return the texts of one file of a data set on the hub, which belongs to a train split if any does.
+
+    Configurations and shards are in the order of their names; the last is taken.
+    """
+    import huggingface_hub
+
     name = "abisee/cnn_dailymail" if dataset in ("cnn_dailymail", "ccdv/cnn_dailymail") else dataset
     try:
-        rows = load_dataset(name, "3.0.0" if name == "abisee/cnn_dailymail" else None, split="train", streaming=True)
-        return [text for text in (_text_of(row) for _, row in zip(range(4096), rows, strict=False)) if text]
+        files = [file for file in huggingface_hub.list_repo_files(name, repo_type="dataset") if file.endswith(_ON_HUB)]
+        chosen = max(files, key=lambda file: ("train" in Path(file).name, file), default=None)
+        found = Path(huggingface_hub.hf_hub_download(name, chosen, repo_type="dataset")) if chosen else None
+    # its errors have no common base (build/checkpoint/hub_download.py)
     except Exception as error:
         raise InputError(f"--calib-data {dataset} cannot be read from the hub ({error}); give a local file.") from error
+    if found is None:
+        raise InputError(f"--calib-data {dataset} has no {' or '.join(_ON_HUB)} file on the hub; give a local file.")
+    return _READERS[found.suffix](found)
+
+
+_ON_HUB = (".jsonl", ".parquet")
 
 
 def pack_sequences(texts: list[str], tokenizer: Any, size: int, seq_len: int) -> list[list[int]]:

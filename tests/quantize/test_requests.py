@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,14 @@ from llmops.build.checkpoint import ExistingQuantisation, open_checkpoint
 from llmops.build.plan.timing.silicon import package_root
 from llmops.build.progress import SilentProgress
 from llmops.build.quant_formats import FORMATS, buildable_formats
-from llmops.build.quantize.calibration import CalibrationSettings, batches, bundled_texts, load_texts, pack_sequences
+from llmops.build.quantize.calibration import (
+    CalibrationSettings,
+    batches,
+    bundled_texts,
+    check_data,
+    load_texts,
+    pack_sequences,
+)
 from llmops.build.spec import BuildSpec
 from llmops.build.target_facts import NAMES, TARGETS
 from llmops.build.targets import pytorch, tensorrt
@@ -384,6 +392,52 @@ def test_calibration_rows_of_all_kinds(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"cut")
     with pytest.raises(InputError, match="cannot be read as Parquet"):
         load_texts(CalibrationSettings(str(tmp_path / "a.parquet")))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "files", "file"),
+    [
+        # sets of ModelOpt 0.47 (`modelopt/torch/utils/dataset_utils.py`), two of which have no `train`
+        ("cnn_dailymail", ["README.md", "3.0.0/test-00000-of-00001.parquet", "3.0.0/train-00000-of-00003.parquet",
+            "1.0.0/train-00000-of-00003.parquet"], "3.0.0/train-00000-of-00003.parquet"),
+        ("nvidia/Nemotron-Post-Training-Dataset-v2", ["data/chat-00000-of-00012.parquet"],
+            "data/chat-00000-of-00012.parquet"),
+        ("nvidia/Nemotron-SFT-SWE-v2", ["data/agentless.jsonl", "LICENSE.txt"], "data/agentless.jsonl"),
+        ("HuggingFaceH4/ultrachat_200k", ["data/test_sft-1.parquet", "data/train_sft-0.parquet"],
+            "data/train_sft-0.parquet"),
+        ("a/b", ["data.zip"], None),
+    ],
+)  # fmt: skip
+def test_calibration_data_of_the_hub(tmp_path, monkeypatch, dataset, files, file):
+    """One file is fetched by huggingface_hub, which every installation has."""
+    import huggingface_hub
+    from pyarrow import Table, parquet
+
+    def fetched(name, chosen, repo_type):
+        assert (name, chosen, repo_type) == (dataset.replace("cnn_", "abisee/cnn_"), file, "dataset")
+        place = tmp_path / Path(chosen).name
+        rows = [{"messages": [{"role": "user", "content": "one"}]}, {"messages": [{"role": "user", "content": "two"}]}]
+        if place.suffix == ".jsonl":
+            place.write_text("\n".join(map(json.dumps, rows)))
+        else:
+            parquet.write_table(Table.from_pylist([*rows, {"messages": None}]), place)
+        return str(place)
+
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda name, repo_type: files)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetched)
+    check_data(CalibrationSettings(dataset))
+    if file is None:
+        with pytest.raises(InputError, match=r"a/b has no \.jsonl or \.parquet file on the hub; give a local file"):
+            load_texts(CalibrationSettings(dataset))
+    else:
+        assert sorted(load_texts(CalibrationSettings(dataset))) == ["one", "two"]
+
+
+def test_the_image_that_quantises_reads_everything_that_a_build_may_get():
+    """What --calib-data and GGUF files need beside the extra, none of which its user could install."""
+    text = (Path(__file__).parents[2] / "Dockerfile.build").read_text()
+    (line,) = [line for line in text.splitlines() if "[quantize]" in line]
+    assert {"gguf", "pyarrow"} <= set(line.split())
 
 
 def test_calibration_and_evaluation_share_nothing():
