@@ -1,6 +1,5 @@
-"""Authentication: API keys and tokens, and the caller that they name.
+"""Authentication of requests: API keys, tokens (JWT), and the callers that they identify.
 
-The gateway asks for keys only if the settings have a `store` or `oidc`.
-
-What a caller may use belongs to `ratelimit/`.
+The gateway asks for keys only if the settings have a `store` or `oidc`. The quotas of a caller are
+the subject of `ratelimit/`.
 """

@@ -1,6 +1,6 @@
 """The audit of rejected requests and of safety findings.
 
-Equal ones are counted per minute, so that a storm becomes a few entries.
+Equal entries are counted per minute, so that a flood of rejections becomes a few entries.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from llmops.gateway.interfaces import Caller, Outcome
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which equal entries are counted before they are written.
+#: Seconds during which equal entries are counted before the count is written as one entry.
 WINDOW = 60.0
-#: Combinations of actor, subject and details that are counted apart in one window, of callers and as
-#: many of addresses without a key: strangers must not use up the room of callers. All others count
-#: as `OTHERS`, those of callers by tenant and subject.
+#: Maximum number of different entries in one window: for callers with a key, and again for
+#: addresses without a key, so that strangers cannot use up the entries of callers. Further entries
+#: are counted together under the actor `OTHERS`, entries of callers still by tenant and subject.
 MAX_GROUPS = 200
-#: Combinations of one actor that are counted apart: a caller may name any end user, and must not
-#: use up the room of others. Beyond them, what the caller chose is left out.
+#: Maximum number of different entries of one actor in a window. A caller can name any end user, and
+#: must not use up the entries of other actors. Further entries omit the details that the caller
+#: chose.
 MAX_GROUPS_PER_ACTOR = 20
 OTHERS = "others"
 AUDITED_STATUSES = frozenset({401, 403})
@@ -38,17 +39,17 @@ _ADDRESS = "address:"
 
 @dataclass(frozen=True, slots=True)
 class AuditCount:
-    """Equal rejections or findings from `first` to `last`.
+    """A count of equal rejections or findings between two times.
 
     Attributes:
-        actor: `key:ID`, `user:ID` or `address:IP`.
-        tenant_id: The tenant, empty if there is none.
-        action: REJECTED or FOUND.
+        actor: The caller, as `key:ID`, `user:ID` or `address:IP`, or `others`.
+        tenant_id: The tenant's id, empty if the actor has no tenant.
+        action: The event, `REJECTED` or `FOUND`.
         subject: The route of a rejected request, or the filter that found something.
-        details: Names and values that are equal too.
-        count: How often it happened.
-        first: The time of the first.
-        last: The time of the last.
+        details: Further names and values that all counted entries have in common.
+        count: The number of rejections or findings.
+        first: The time of the first rejection or finding, in UTC.
+        last: The time of the last rejection or finding, in UTC.
     """
 
     actor: str
@@ -68,30 +69,33 @@ _Group = tuple[str, str, str, str, tuple[tuple[str, str | int], ...]]
 
 
 class AuditLog(ABC):
-    """An interface to the place where counted entries are written."""
+    """An interface to the log that counted entries are written to."""
 
     @abstractmethod
     async def write(self, entries: Sequence[AuditCount]) -> None:
-        """Write all of the counts or none.
+        """Write all entries or none of them.
 
         Raises:
             LlmopsError: The log cannot be written.
         """
 
     async def close(self) -> None:
-        """Close connections."""
+        """Close the connections to the log."""
         return
 
 
 class CountingAudit:
-    """The rejections and findings since the last write. No task runs while there are none."""
+    """A counter of rejections and findings, written to an audit log every `window` seconds.
+
+    No task runs while nothing is counted.
+    """
 
     def __init__(self, audit: AuditLog, window: float = WINDOW, now: Callable[[], datetime] = utc_now) -> None:
         self._audit, self._window, self._now = audit, window, now
         self._counted: dict[_Group, AuditCount] = {}
-        # groups of each actor in `_counted`
+        # Number of entries in `_counted` by their actor.
         self._groups: Counter[str] = Counter()
-        # groups of addresses, and of callers
+        # Number of entries of addresses (True) and of callers (False).
         self._sizes: Counter[bool] = Counter()
         self._writing: asyncio.Task[None] | None = None
 
@@ -102,7 +106,7 @@ class CountingAudit:
         self._note(context.caller, REJECTED, context.route, ("status", outcome.status))
 
     def note_finding(self, caller: Caller, filter_name: str, **details: str) -> None:
-        """Count what a safety filter found. The details must not contain the text."""
+        """Count a finding of a safety filter. The details must not contain the text."""
         self._note(caller, FOUND, filter_name, *((name, value) for name, value in details.items() if value))
 
     def _note(self, caller: Caller, action: str, subject: str, *details: tuple[str, str | int]) -> None:
@@ -112,7 +116,7 @@ class CountingAudit:
             self._writing = asyncio.get_running_loop().create_task(self._write_soon(), name="write-refusals")
 
     async def close(self) -> None:
-        """Write what is counted, and end."""
+        """Write the remaining counts, and close the log."""
         await cancel_tasks(self._writing)
         await self._write()
         await self._audit.close()
@@ -124,7 +128,7 @@ class CountingAudit:
             group = _group(new)
         is_stranger = new.actor.startswith(_ADDRESS)
         if group not in self._counted and self._sizes[is_stranger] >= MAX_GROUPS:
-            # one tenant may have many keys, and must not hide what filters found of another's
+            # A tenant with many keys must not displace the findings of other tenants.
             new = replace(_without_details(new), actor=OTHERS)
             if is_stranger:
                 new = replace(new, tenant_id="", subject="")
@@ -155,10 +159,13 @@ class CountingAudit:
         except Exception as error:  # noqa: BLE001  no error may end the audit
             self._keep(counted)
             reason = error.message if isinstance(error, LlmopsError) else type(error).__name__
-            log.error("Refusals and findings cannot be written to the audit log, and are kept for later. %s", reason)
+            log.error(
+                "Refusals and findings cannot be written to the audit log; the gateway keeps them and retries. %s",
+                reason,
+            )
 
     def _keep(self, counted: dict[_Group, AuditCount]) -> None:
-        """Put back what could not be written, and add what was counted meanwhile."""
+        """Put entries back that could not be written, and add the entries counted in the meantime."""
         newer, self._counted = self._counted, counted
         self._groups = Counter(entry.actor for entry in counted.values())
         self._sizes = Counter(entry.actor.startswith(_ADDRESS) for entry in counted.values())
@@ -171,7 +178,10 @@ def _group(entry: AuditCount) -> _Group:
 
 
 def _without_details(entry: AuditCount) -> AuditCount:
-    """Return the entry without what its caller chose. A refusal keeps its status, of which there are few."""
+    """Return the entry without the details that its caller chose.
+
+    A rejection keeps its status: only a few statuses exist.
+    """
     return entry if entry.action == REJECTED else replace(entry, details=())
 
 

@@ -1,6 +1,7 @@
-"""The check that authenticates requests: once there are keys, no request passes without one.
+"""The check that authenticates requests: once keys exist, every request needs one.
 
-Also the check before the port is opened: a gateway without keys may not listen on a public host.
+The module also has the check that runs before the port is opened: a gateway without keys must not
+listen on a public host.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two polls for keys whose running answers must end. Three fit into the 30 s after
-#: which a revoked key is refused.
+#: Seconds between two polls for revoked keys with running answers. Three polls fit into the 30 s
+#: after which a revoked key is refused.
 REVOCATION_INTERVAL = 10.0
 
 
 class RevocationWatch:
-    """The requests with a key that are being answered. Nothing is looked up while there are none."""
+    """A watch over requests in progress, which ends the answers of revoked keys.
+
+    No key is looked up while no request with a key is in progress.
+    """
 
     def __init__(self, directory: Directory, interval: float) -> None:
         self._directory, self._interval = directory, interval
@@ -67,7 +71,7 @@ class RevocationWatch:
             try:
                 ended = await self._directory.ended(sorted(keys))
             except UnavailableError:
-                # the directory has logged that it is unavailable
+                # The directory has logged that it is unavailable.
                 continue
             for context, scope in list(self._requests.values()):
                 if context.caller.key_id in ended:
@@ -84,24 +88,24 @@ def _abort_request(context: RequestContext, scope: Scope) -> None:
         transport.abort()
 
 
-#: The caller of a route that asks for no key. It may see that the gateway lives, and nothing of
-#: what it serves.
+#: The caller of routes that need no key. Without scopes, the caller sees that the gateway is alive,
+#: and nothing else.
 ANONYMOUS_CALLER = Caller(scopes=frozenset())
 HEALTH_PREFIX = "/health"
-#: The pages and their files are the same for all; their content comes from routes that ask for a
-#: key.
+#: Routes that need no key: the pages and their files are the same for every visitor, and their
+#: content comes from routes that need a key.
 PAGE_ROUTES = frozenset({"/", "/admin", "/assets/{name:path}"})
-#: The scopes of which a key needs one, by the beginning of a route's path. All other routes need
-#: `inference`.
+#: Scopes that give access, by the prefix of a route's path: a key needs one of them. All other
+#: routes need `inference`.
 ROUTE_SCOPES = (
     ("/metrics", ("metrics",)),
     ("/replicas", ("metrics", "inference")),
     ("/api/admin", ("admin",)),
     ("/api/rollouts", ("metrics", "admin")),
     ("/v1/organization", ("usage",)),
-    # With `inference` a key sees its own usage, with `usage` that of its tenant.
+    # A key with `inference` sees its own usage; a key with `usage` sees the usage of its tenant.
     ("/api/usage", ("usage", "inference")),
-    # any key may sign in
+    # Any key may sign in.
     ("/api/session", ()),
 )
 
@@ -109,8 +113,8 @@ ROUTE_SCOPES = (
 class Authentication(Check):
     """A check that rejects requests without a valid key.
 
-    Every route asks for a key, also one that is added later. Exceptions: /health/* without a query,
-    the API reference, and the files of the chat page.
+    Every route needs a key, including routes that are added later. Exceptions: /health/* without a
+    query, the API reference, and the files of the chat page.
     """
 
     def __init__(
@@ -119,9 +123,9 @@ class Authentication(Check):
         """Create the check.
 
         Args:
-            directory: Finds callers.
-            rejections: Counts rejected requests for the audit log.
-            interval: Seconds between two polls for keys whose running answers must end.
+            directory: The directory that looks up callers by their credentials.
+            rejections: The counter of rejected requests for the audit log; None to count nothing.
+            interval: Seconds between two polls for revoked keys with running answers.
         """
         self._directory, self._rejections = directory, rejections
         self._running = RevocationWatch(directory, interval)
@@ -152,13 +156,14 @@ class Authentication(Check):
         if scopes and caller.scopes.isdisjoint(scopes):
             path = context.route.partition("/{")[0]
             raise ForbiddenError(
-                f"This API key does not have the scope '{scopes[0]}', which {path} asks for; use a key that has it."
+                f"This API key does not have the scope '{scopes[0]}', which {path} asks for; use a key that has this "
+                "scope."
             )
         if caller.key_id:
             self._running.enter(context, scope)
 
     def adopt(self, context: RequestContext) -> None:
-        # its key may be revoked here, too
+        # The key may be revoked during this request, too.
         if context.caller.key_id:
             self._running.enter(context, {})
 
@@ -168,14 +173,14 @@ class Authentication(Check):
             self._rejections.note(context, outcome)
 
     async def close(self) -> None:
-        """Write counted rejections, and close connections."""
+        """Write the counts of rejected requests, and close all connections."""
         await self._running.close()
         if self._rejections is not None:
             await self._rejections.close()
         await self._directory.close()
 
     async def _has_credentials(self, probe: bool) -> bool:
-        """Return True if keys are asked for. A liveness probe must not depend on the store."""
+        """Return True if requests need keys. Health checks must not depend on the store."""
         try:
             return await self._directory.has_credentials()
         except UnavailableError:
@@ -190,13 +195,15 @@ class Authentication(Check):
             raise InvalidKeyError(self._directory.foreign)
         caller = await self._directory.find(credential)
         if caller is None:
-            raise InvalidKeyError("This API key is not known here; it is mistyped, or of another deployment.")
+            raise InvalidKeyError(
+                "This API key is not known here; check it for typing errors, and use a key of this deployment."
+            )
         return caller
 
 
 @lru_cache(maxsize=256)
 def required_scopes(route: str) -> tuple[str, ...]:
-    """Return the scopes of which a key needs one on this route; empty if any key will do."""
+    """Return the scopes that give access to this route; empty if every key has access."""
     if route.startswith(HEALTH_PREFIX):
         return ()
     return next((scopes for prefix, scopes in ROUTE_SCOPES if route.startswith(prefix)), ("inference",))
@@ -225,11 +232,12 @@ def keys_required(settings: GatewaySettings) -> bool:
     """Return True if keys are required from the start. Creates or migrates the store.
 
     Raises:
-        InputError: The host is public, and keys are not asked for.
+        InputError: The host is public, and no key is required.
         LlmopsError: The store cannot be opened.
     """
     authentication = create_authentication(settings)
-    # The store is opened now: a fault in it is reported at the start, not by the first request.
+    # Open the store now, so that a fault in the store is reported at the start and not by the first
+    # request.
     has_keys = settings.store is not None and _has_keys(settings.store)
     required = authentication is not None and (has_keys or settings.oidc is not None)
     if required or settings.open or is_loopback(settings.host):
@@ -237,12 +245,12 @@ def keys_required(settings: GatewaySettings) -> bool:
     missing = "its store has no keys" if settings.store else "it has no store of keys"
     raise InputError(
         f"On {settings.host} the gateway would answer anyone who reaches it, as {missing}: make a key with "
-        "`llmops key create` and name its store (--store URL), or say --open."
+        "`llmops key create` and name its store (--store URL), or allow requests without a key with --open."
     )
 
 
 def exposure_summary(settings: GatewaySettings, keys_are_required: bool) -> str:
-    """Return a text about who can use the gateway, for the log line at the start."""
+    """Return a text that says who can use the gateway, for the log line at the start."""
     clients = "this machine only" if is_loopback(settings.host) else f"anyone who reaches {settings.host}"
     if keys_are_required:
         return f"open to {clients}, with a key"
@@ -271,7 +279,7 @@ def _missing_library(error: ModuleNotFoundError) -> LlmopsError:
 
 
 def create_audit(url: str) -> CountingAudit:
-    """Return what counts rejections or findings for the audit log of a store."""
+    """Return the counter of rejections or findings that writes to the audit log of a store."""
     from llmops.gateway.auth.keys import StoreAuditLog
 
     return CountingAudit(StoreAuditLog(url))
@@ -286,11 +294,12 @@ def _oidc_directory(settings: OidcSettings, members: KeyDirectory | None) -> Dir
 
 
 def _credential_in(scope: Scope) -> str | None:
-    """Return the client's credential: the Bearer token, or else `x-api-key`.
+    """Return the client's credential: the Bearer token, or else the header `x-api-key`.
 
-    OpenAI's clients send the first, Anthropic's the second. The password of basic authentication
-    counts as a Bearer token: a webhook such as Flagger's has only its URL to carry a key. For
-    another kind of authorization, the kind is returned: it is then refused as not being a key.
+    OpenAI's clients send a Bearer token, Anthropic's send `x-api-key`. The password of basic
+    authentication counts as a Bearer token: a webhook such as Flagger's can carry a key only in its
+    URL. For any other kind of authorization, the name of the kind is returned, which is then
+    refused because it does not have the form of a key.
     """
     other, key = "", ""
     for name, value in scope["headers"]:
@@ -307,7 +316,7 @@ def _credential_in(scope: Scope) -> str | None:
 
 
 def _basic_password(token: str) -> str:
-    """Return the password of basic authentication, empty if `token` is malformed."""
+    """Return the password of basic authentication, or an empty text if `token` is malformed."""
     try:
         return base64.b64decode(token.strip(), validate=True).decode().partition(":")[2]
     except ValueError:

@@ -1,4 +1,4 @@
-"""A cache in front of a directory, which then gets one look-up per credential and time."""
+"""A cache in front of a directory, which bounds the look-ups per credential."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ log = logging.getLogger(__name__)
 
 FRESH_SECONDS = 30.0
 STALE_SECONDS = 3600.0
-#: Seconds between two attempts to use a directory that is unavailable.
+#: Seconds between two attempts to use a directory that is unavailable: short, so that callers get
+#: in soon after its return.
 RETRY_SECONDS = 1.0
-#: Valid and invalid credentials that are remembered. They are bounded separately, so that an
-#: attacker's credentials cannot evict those of callers.
+#: Maximum numbers of valid and of invalid credentials in the cache. Each kind has its own bound, so
+#: that an attacker's invalid credentials cannot evict the credentials of callers.
 MAX_KNOWN_CREDENTIALS = 100_000
 MAX_REJECTED_CREDENTIALS = 20_000
 EXPIRED_KEY_MESSAGE = "This API key has expired; use another."
@@ -39,7 +40,7 @@ class _RejectedCredential:
 
     Attributes:
         reason: A sentence for the client; empty if no caller has this credential.
-        at: The time of the refusal, by the cache's clock.
+        at: The time of the refusal, in seconds of the cache's clock.
     """
 
     reason: str
@@ -50,12 +51,13 @@ _LookupResult = _KnownCredential | _RejectedCredential | UnavailableError
 
 
 class CachedDirectory(Directory):
-    """A directory that remembers callers and refusals for `fresh` seconds.
+    """A directory that remembers callers and refusals of another directory for `fresh` seconds.
 
     While the wrapped directory is unavailable, callers are remembered for `stale` seconds.
 
-    A caller in use is looked up again in the second half of its time, beside its requests, so none
-    of them waits. Credentials are remembered by their SHA-256.
+    In the second half of the `fresh` seconds, the next request of a caller starts a new look-up in
+    the background, so that no request of an active caller waits. Credentials are stored as SHA-256
+    digests.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class CachedDirectory(Directory):
     async def has_credentials(self) -> bool:
         """Return True if a credential was ever created.
 
-        A True is remembered forever; a False is checked again every second.
+        The answer True is remembered forever; the answer False is checked again every second.
         """
         if self._any:
             return True
@@ -131,12 +133,12 @@ class CachedDirectory(Directory):
 
     async def _looked_up(self, digest: bytes, credential: str) -> _LookupResult:
         task = self._look(digest, credential)
-        # a client that leaves does not end the look-up that others wait for
+        # Shielded: a client that leaves must not end the look-up that other requests wait for.
         found = keys_unavailable() if task is None else await asyncio.shield(task)
         return CredentialUnavailableError() if isinstance(found, CredentialUnavailableError) else found
 
     def _look(self, digest: bytes, credential: str) -> asyncio.Task[_LookupResult] | None:
-        """Return the running look-up of this credential, started if necessary.
+        """Return the running look-up of this credential; start a look-up if none is running.
 
         Return None while the directory is unavailable.
         """
@@ -152,7 +154,8 @@ class CachedDirectory(Directory):
         now, before = self._clock(), self._tried
         try:
             if self._away_since is not None:
-                # tokens that wait for an issuer's keys, or are refused, are no attempt to use the store
+                # A token that waits for its issuer's keys, or is refused, does not reach the store,
+                # and so does not count as an attempt to use the store.
                 await self._directory.check(credential)
                 now, before = self._clock(), self._tried
                 if now - before < RETRY_SECONDS:
@@ -167,14 +170,14 @@ class CachedDirectory(Directory):
             self._note_away(error)
             return keys_unavailable()
         except InvalidKeyError as error:
-            # Perhaps refused for its form: then this was no attempt to use the directory, and
-            # strangers who make up tokens must not decide when there is one.
+            # A credential refused for its form did not reach the directory. Restore the time of the
+            # last attempt, so that strangers with invented tokens cannot postpone the next attempt.
             if self._tried == now:
                 self._tried = before
             refused = _RejectedCredential(error.message, self._clock())
             return refused if isinstance(error, PrematureTokenError) else self._keep(digest, refused)
         if self._away_since is not None:
-            log.warning("Keys can be looked up again, after %.0f s", self._clock() - self._away_since)
+            log.warning("Keys can be looked up again after %.0f s.", self._clock() - self._away_since)
             self._away_since = None
         return self._keep(
             digest, _KnownCredential(caller, self._clock()) if caller else _RejectedCredential("", self._clock())
@@ -196,7 +199,7 @@ class CachedDirectory(Directory):
         if self._away_since is None:
             self._away_since = self._tried
             log.error(
-                "Keys cannot be looked up; those in use stay valid for %.0f s. %s", self._stale, error.full_message
+                "Keys cannot be looked up; keys in use stay valid for %.0f s. %s", self._stale, error.full_message
             )
 
 
@@ -205,7 +208,7 @@ def _digest(credential: str) -> bytes:
 
 
 def _put(kept: dict, digest: bytes, found: _KnownCredential | _RejectedCredential, most: int) -> None:
-    """Store `found` as the newest entry; drop the oldest entry beyond `most` entries."""
+    """Store `found` as the newest entry; drop the oldest entry if there are more than `most`."""
     kept[digest] = found
     if len(kept) > most:
         del kept[next(iter(kept))]
@@ -224,5 +227,9 @@ def _raise_rejection(refused: _RejectedCredential) -> Caller | None:
 
 
 def keys_unavailable(detail: str | None = None) -> UnavailableError:
-    """Return a new error, as what is raised grows a traceback; `detail` is only for the log."""
+    """Return a new error each time, because an error that is raised again grows its traceback.
+
+    Args:
+        detail: The cause, for the log only.
+    """
     return UnavailableError("API keys cannot be looked up now; try again.", code="keys_unavailable", detail=detail)

@@ -1,4 +1,4 @@
-"""Directories: they find the caller that a credential belongs to."""
+"""Directories, which find the caller that a credential belongs to."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from llmops.gateway.interfaces import Caller
 
 
 class CredentialUnavailableError(UnavailableError):
-    """503: this credential cannot be checked now.
+    """An error (503) for one credential that cannot be checked now.
 
-    Others are looked up as before, and nothing is remembered.
+    Other credentials are still looked up, and this result is not cached.
     """
 
     def __init__(self, detail: str = "") -> None:
@@ -28,14 +28,14 @@ class Identity(NamedTuple):
 
 
 class Directory(ABC):
-    """An interface to callers and their credentials.
+    """An interface that finds callers by their credentials.
 
     No message, log line or caller may contain a credential.
     """
 
-    #: The message for a credential that this directory does not take.
+    #: The message for a credential whose form this directory does not recognize.
     foreign = (
-        "What was sent is not an API key of this gateway; such a key is sk-llmops- and 32 letters or "
+        "The credential is not an API key of this gateway; an API key is sk-llmops- and 32 letters or "
         "digits. `llmops key create` makes one."
     )
 
@@ -55,7 +55,7 @@ class Directory(ABC):
         return None
 
     async def check(self, credential: str) -> None:
-        """Do all checks of a credential that need no store.
+        """Check a credential as far as possible without the store.
 
         Raises:
             InvalidKeyError: The credential is refused.
@@ -65,17 +65,17 @@ class Directory(ABC):
 
     @abstractmethod
     async def find(self, credential: str) -> Caller | None:
-        """Look the caller up. Return None for a credential that does not exist.
+        """Return the caller of a credential, or None for a credential that does not exist.
 
         Raises:
             InvalidKeyError: The credential has expired or was revoked.
             UnavailableError: The directory cannot be reached.
-            CredentialUnavailableError: This credential cannot be checked now, others can.
+            CredentialUnavailableError: This credential cannot be checked now; others can.
         """
 
     @abstractmethod
     async def has_credentials(self) -> bool:
-        """Return True if a credential was ever created, also if it has expired since.
+        """Return True if a credential was ever created, even if it has expired.
 
         Raises:
             UnavailableError: The directory cannot be reached.
@@ -90,18 +90,18 @@ class Directory(ABC):
         return ()
 
     async def close(self) -> None:
-        """Close connections."""
+        """Close the connections to the store and to the identity provider."""
         return
 
 
 class CombinedDirectory(Directory):
-    """Several directories.
+    """A directory of several directories.
 
-    A credential is looked up in the first one that takes its form, and in no other.
+    A credential is looked up only in the first directory that recognizes its form.
     """
 
     foreign = (
-        "What was sent is neither an API key of this gateway (they begin with sk-llmops-) nor a token (JWT) of its "
+        "The credential is neither an API key of this gateway (they begin with sk-llmops-) nor a token (JWT) of its "
         "identity provider."
     )
 
@@ -121,7 +121,7 @@ class CombinedDirectory(Directory):
         raise InvalidKeyError(self.foreign)
 
     async def has_credentials(self) -> bool:
-        # The identity provider first: it always has credentials, and needs no store to say so.
+        # Ask the identity provider first: it always has credentials, and needs no store to know.
         for directory in reversed(self._directories):
             if await directory.has_credentials():
                 return True

@@ -1,6 +1,6 @@
 """A cache of an identity provider's public keys.
 
-Keys are read when they are needed, and kept while the provider is away.
+Keys are fetched when they are needed, and kept while the provider is unavailable.
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ from llmops.urls import fetch_bounded, is_secure_url, without_secrets
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two fetches that unknown key ids cause. Strangers can make up key ids.
+#: Minimum seconds between two fetches of the keys. Strangers can send invented key ids, and each
+#: unknown id asks for a fetch.
 MIN_REFRESH_INTERVAL = 2.0
-#: Seconds that one fetch may take.
+#: Seconds that one fetch may take before the provider counts as unavailable.
 FETCH_TIMEOUT = 5.0
-#: Tokens that wait for the next reading because their key is not known. Strangers can send such
-#: tokens.
+#: Maximum number of tokens that wait for the next fetch because their key id is unknown. Strangers
+#: can send such tokens.
 MAX_WAITING = 1000
-#: Characters of the longest modulus, of an RSA key with 16,384 bits: checking a signature takes
-#: longer with each bit.
+#: Maximum length of an RSA modulus in base64 characters, which is 16,384 bits: checking a signature
+#: takes longer with each bit.
 _MAX_MODULUS_LENGTH = 2731
 _MAX_BYTES = 2**20
-#: Fields of a key that are kept. Checking the private parts of a key that an issuer publishes by
-#: mistake takes 0.4 s for each token.
+#: Fields of a key that are kept. The private fields, which an issuer may publish by mistake, would
+#: make each check of a token take 0.4 s.
 _PUBLIC_FIELDS = frozenset({"kty", "kid", "alg", "n", "e", "crv", "x", "y"})
 _PUBLIC_KEY_TYPES = frozenset({"RSA", "EC", "OKP"})
 DISCOVERY_PATH = "/.well-known/openid-configuration"
 
 
 class JwksCache:
-    """The keys of `issuer`, at `url` or where its discovery document says.
+    """A cache of the public keys of `issuer`.
 
-    They are read again each `refresh` seconds beside the requests, and at once for a key that is
-    not among them, but not more often than each `MIN_REFRESH_INTERVAL`.
+    The keys are fetched from `url`, or from the address in the issuer's discovery document. They
+    are fetched every `refresh` seconds in the background, and at once for an unknown key id, but at
+    most once every `MIN_REFRESH_INTERVAL` seconds.
     """
 
     def __init__(
@@ -58,21 +60,23 @@ class JwksCache:
         self._reading: asyncio.Task[None] | None = None
         self._client: httpx.AsyncClient | None = None
         self._away = False
-        #: The number of readings that were begun, and the number of the one that the keys are of.
+        #: The number of fetches started, and the number of the fetch that returned the current
+        #: keys.
         self._begun = self._keys_from = 0
         self._waiting = 0
 
     async def find(self, kid: str | None) -> Mapping[str, Any] | None:
-        """Return the key of this id; of None, the one there is.
+        """Return the key with this id, or None if the issuer has no such key.
 
-        Return None if the issuer has no such key.
+        An unknown key id waits for the next fetch: strangers who invent ids must neither decide
+        when the keys are fetched nor cause tokens with a new key to be refused.
 
-        A key that is not known waits for the next reading: strangers who make up ids must not
-        decide when keys are read, nor have the tokens of a new key refused.
+        Args:
+            kid: The key id in the token's header; None stands for the issuer's only key.
 
         Raises:
-            CredentialUnavailableError: The keys could not be read since the token came, or too many
-                tokens wait.
+            CredentialUnavailableError: The keys could not be fetched since the token arrived, or
+                too many tokens wait.
             UnavailableError: No keys are known.
         """
         begun = self._begun
@@ -91,9 +95,9 @@ class JwksCache:
         return now - self._read_at >= self._refresh and now - self._tried_at >= MIN_REFRESH_INTERVAL
 
     async def _next_reading(self, kid: str | None, begun: int) -> None:
-        """Wait for the key, or until keys are read that were asked for after reading number `begun`.
+        """Wait until the key is known or a fetch that started after number `begun` has ended.
 
-        A reading that runs already may end with the keys from before a rotation.
+        A fetch that is already running may return the keys from before a rotation.
         """
         if self._waiting >= MAX_WAITING:
             raise CredentialUnavailableError
@@ -112,7 +116,7 @@ class JwksCache:
             raise CredentialUnavailableError
 
     def _knows(self, kid: str | None, begun: int) -> bool:
-        """Return True if the key is known, or the keys are of a later reading than number `begun`."""
+        """Return True if the key is known, or the keys come from a fetch after number `begun`."""
         return self._keys_from > begun or kid in (self._keys or ())
 
     async def close(self) -> None:
@@ -121,7 +125,7 @@ class JwksCache:
             await self._client.aclose()
 
     def _read(self) -> asyncio.Task[None]:
-        """Return the task that reads the keys, started if none is running."""
+        """Return the task that fetches the keys; start the task if none is running."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._try(), name="jwks")
             self._reading.add_done_callback(lambda _: setattr(self, "_reading", None))
@@ -135,7 +139,11 @@ class JwksCache:
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
             if not self._away:
                 known = self._keys is not None
-                kept = "the keys that were read last are used" if known else "its tokens are rejected until then"
+                kept = (
+                    "the keys that were read last are used"
+                    if known
+                    else "its tokens are rejected until a fetch succeeds"
+                )
                 why = escape_unsafe(str(error)) or type(error).__name__
                 log.error("The keys of %s cannot be read (%s); %s.", self._issuer, why, kept)
             self._away = True
@@ -151,12 +159,12 @@ class JwksCache:
         A single key is also found without an id.
 
         Raises:
-            ValueError: The response is no set of keys.
+            ValueError: The response is not a set of keys.
         """
         found = await self._json(self._url or await self._discovered())
         keys = found.get("keys")
         if not isinstance(keys, list):
-            raise ValueError("it has no list `keys`")
+            raise ValueError("the response has no list `keys`")
         fit = [
             {name: value for name, value in key.items() if name in _PUBLIC_FIELDS}
             for key in keys
@@ -169,23 +177,24 @@ class JwksCache:
         document = await self._json(self._issuer.rstrip("/") + DISCOVERY_PATH)
         url = document.get("jwks_uri")
         if document.get("issuer") != self._issuer:
-            raise ValueError(f"its discovery document is of the issuer {document.get('issuer')!r}")
+            raise ValueError(f"its discovery document names another issuer, {document.get('issuer')!r}")
         if not isinstance(url, str) or not is_secure_url(url):
-            raise ValueError("its discovery document has no jwks_uri with https")
+            raise ValueError("its discovery document has no `jwks_uri` with https")
         return url
 
     async def _json(self, url: str) -> dict[str, Any]:
         if self._client is None:
-            # a client reads the system's certificates, which only gateways with OpenID Connect need
+            # Created on first use, because a client reads the system's certificates, which only
+            # gateways with OpenID Connect need.
             self._client = fair_client(timeout=FETCH_TIMEOUT, follow_redirects=False)
         found = json.loads(await fetch_bounded(self._client, url, _MAX_BYTES, {"accept": "application/json"}))
         if not isinstance(found, dict):
-            raise ValueError(f"{without_secrets(url)} is no JSON object")
+            raise ValueError(f"{without_secrets(url)} is not a JSON object")
         return found
 
 
 def _is_signing_key(key: dict[str, Any]) -> bool:
-    """Return True for a public key that signs, of a size that is in use."""
+    """Return True for a public signing key of a supported type and size."""
     kind, modulus = key.get("kty"), key.get("n", "")
     if not isinstance(kind, str) or kind not in _PUBLIC_KEY_TYPES or key.get("use") == "enc":
         return False

@@ -1,4 +1,4 @@
-"""API keys, members and the audit log in the store. No other module of this package uses the store."""
+"""API keys, members and the audit log in the store. No other module of `auth` uses the store."""
 
 from __future__ import annotations
 
@@ -33,29 +33,32 @@ from llmops.store.factory import LazyStore, open_store, within
 
 T = TypeVar("T")
 
-#: Keys in one query: SQLite takes 32,766 values, and each key needs two.
+#: Maximum number of keys in one query. SQLite takes 32,766 values, and each key needs two; a
+#: smaller query returns sooner.
 MAX_KEYS_PER_QUERY = 500
-#: Seconds after which a store that has not answered counts as away.
+#: Seconds after which a store that has not answered counts as unavailable. Requests with a key that
+#: is not cached wait this long.
 STORE_TIMEOUT = 2.0
-_NOT_A_MEMBER_MESSAGE = "This token is of a user who cannot be one of its tenant."
+_NOT_A_MEMBER_MESSAGE = "The user in this token cannot be a member of its tenant; ask the operator."
 _REJECTION_MESSAGES = {
     "revoked": "This API key was revoked; use another.",
-    # The message does not say that the tenant was deleted.
+    # The message does not reveal that the tenant was deleted.
     "tenant deleted": "This API key was revoked; use another.",
     "rotated": "This API key was rotated; use its new secret.",
     "expired": EXPIRED_KEY_MESSAGE,
 }
 
 
-#: A key, or why it cannot be checked.
+#: A key's row, or the reason why the key cannot be checked.
 _Found = KeyRow | UnavailableError
 
 
 class KeyDirectory(Directory):
-    """API keys in the store.
+    """A directory of the API keys in the store.
 
-    Runs one query for keys at a time; look-ups that arrive meanwhile share the next one. Look-ups
-    of one user of an identity provider share one, too: its tokens may be any number.
+    Only one query for keys runs at a time; look-ups that arrive in the meantime share the next
+    query. Look-ups of the same user of an identity provider also share a query, because a user may
+    have any number of tokens.
     """
 
     def __init__(self, url: str) -> None:
@@ -93,12 +96,10 @@ class KeyDirectory(Directory):
         await self._store.close()
 
     async def member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
-        """Return the caller for a user of an identity provider.
+        """Return the caller for a user of an identity provider; create the user on first use.
 
-        The user is created the first time.
-
-        The user is bound to `identity` from then on: another identity with the same address is
-        another person.
+        The user stays bound to `identity`: another identity with the same address is another
+        person.
 
         Args:
             tenant: The name of the tenant.
@@ -108,8 +109,8 @@ class KeyDirectory(Directory):
             until: The end of the token, in seconds since 1970.
 
         Raises:
-            InvalidKeyError: The tenant does not exist, or the user is invalid, of another tenant or
-                another person.
+            InvalidKeyError: The tenant does not exist, or the user is invalid, belongs to another
+                tenant or is another person.
             UnavailableError: The store cannot be reached.
             CredentialUnavailableError: The store failed on this user.
         """
@@ -119,7 +120,7 @@ class KeyDirectory(Directory):
         except (InvalidKeyError, CredentialUnavailableError):
             raise
         except (SQLAlchemyError, ValueError, TypeError, OverflowError) as error:
-            # The store failed on the values of this token; it answers others.
+            # The store failed on the values of this token, but answers queries for other tokens.
             if is_data_error(error):
                 raise InvalidKeyError(_NOT_A_MEMBER_MESSAGE) from error
             raise CredentialUnavailableError(f"The store failed ({type(error).__name__}).") from error
@@ -145,7 +146,7 @@ class KeyDirectory(Directory):
                 what = f"The row of tenant {tenant}, or of a user, is damaged ({type(error).__name__})."
                 raise CredentialUnavailableError(what) from error
         if of is None or of.deleted_at is not None:
-            raise InvalidKeyError("This token is of a tenant that is not known here.")
+            raise InvalidKeyError("The tenant in this token is not known here; ask the operator to create it.")
         if known is None:
             by = AuditContext("oidc", datetime.now(UTC))
             async with self._store.write() as connection:
@@ -199,7 +200,7 @@ class KeyDirectory(Directory):
 
 
 class StoreAuditLog(AuditLog):
-    """The audit log of the store."""
+    """An audit log in the store."""
 
     def __init__(self, url: str) -> None:
         self._store = LazyStore(url, pool_size=1)
@@ -216,7 +217,7 @@ class StoreAuditLog(AuditLog):
 
 
 async def _find_each(connection: AsyncConnection, hashes: Sequence[str]) -> Mapping[str, _Found]:
-    """Return the keys of some hashes. A damaged row is an error of its own key only."""
+    """Return the rows of the keys with these hashes. A damaged row is an error of its own key only."""
     try:
         return await find_keys(connection, hashes)
     except DAMAGED as error:
@@ -230,9 +231,10 @@ async def _find_each(connection: AsyncConnection, hashes: Sequence[str]) -> Mapp
 
 
 async def store_has_keys(url: str) -> bool:
-    """Return True if the store has keys.
+    """Return True if the store has keys. Creates or migrates the store.
 
-    Creates or migrates the store; raises what `open_store` raises.
+    Raises:
+        LlmopsError: The store cannot be opened.
     """
     async with await open_store(url, pool_size=1) as store, store.read() as connection:
         return await has_any_key(connection)

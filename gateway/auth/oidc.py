@@ -1,4 +1,4 @@
-"""Authentication by tokens (JWT) of an identity provider: OpenID Connect."""
+"""Authentication by tokens (JWT) of an identity provider (OpenID Connect)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from llmops.untrusted_text import is_safe_text
 if TYPE_CHECKING:
     from llmops.gateway.auth.keys import KeyDirectory
 
-#: The accepted algorithms are asymmetric: HS256 and the like sign with the key that verifies, and a
-#: public key is no secret.
+#: Accepted signature algorithms. All of them are asymmetric: HS256 and similar algorithms sign with
+#: the key that verifies, and a public key is not secret.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 KNOWN_SCOPES = frozenset({"inference", "usage", "metrics", "admin", "fairness"})
 _JWT_FORM = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+", re.ASCII)
@@ -31,30 +31,31 @@ _MAX_TOKEN_LENGTH = 16_384
 _REQUIRED = ("exp", "iss", "aud", "sub")
 _REJECTION_MESSAGES: tuple[tuple[type[Exception], str], ...] = (
     (jwt.ExpiredSignatureError, EXPIRED_KEY_MESSAGE.replace("API key", "token")),
-    (jwt.InvalidIssuedAtError, "This token was issued in the future."),
-    (jwt.InvalidAudienceError, "This token is for another audience."),
-    (jwt.InvalidIssuerError, "This token is of another issuer."),
+    (jwt.InvalidIssuedAtError, "This token was issued in the future; check the clock of its issuer."),
+    (jwt.InvalidAudienceError, "This token is for another audience; get one for this gateway."),
+    (jwt.InvalidIssuerError, "This token is from another issuer; use one of this gateway's identity provider."),
     (jwt.MissingRequiredClaimError, "This token lacks one of the claims exp, iss, aud and sub."),
 )
-#: The exceptions that parsing any token can raise. The token is rejected after each of them.
+#: Exceptions that parsing an arbitrary token can raise. Each of them means that the token is
+#: rejected.
 _UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError)
-#: Characters of the longest name of a tenant, user or subject (OpenID Connect Core 1.0, section 2).
+#: Maximum length of the name of a tenant, user or subject, in characters (OpenID Connect Core 1.0,
+#: section 2).
 _MAX_NAME_LENGTH = 255
-#: The latest end of a token, in seconds since 1970: the year 2200.
+#: Latest end of a token, in seconds since 1970: the year 2200, which every date library can
+#: represent.
 _MAX_EXPIRY = 7_258_118_400.0
-INVALID_TOKEN_MESSAGE = "This token is not one that its issuer signed."
+INVALID_TOKEN_MESSAGE = "This token is malformed, or its issuer did not sign it; get a new one."
 
 
 class OidcDirectory(Directory):
-    """Tokens of one issuer, checked against its public keys.
+    """A directory of one issuer's tokens, which are checked against the issuer's public keys.
 
-    The claims name the tenant and the user.
-
-    With `members`, tenants and users must be in the store; without, their names are all that is
-    known of them.
+    The claims of a token name the tenant and the user. With `members`, both must be allowed by the
+    store; without, the caller consists of these names alone.
     """
 
-    foreign = "What was sent is not a token (JWT) of this gateway's identity provider."
+    foreign = "The credential is not a token (JWT) of this gateway's identity provider; get one there."
 
     def __init__(
         self, settings: OidcSettings, members: KeyDirectory | None = None, jwks: JwksCache | None = None
@@ -80,7 +81,7 @@ class OidcDirectory(Directory):
         if not tenant:
             raise InvalidKeyError(f"This token has no claim '{wanted.tenant}', which names its tenant.")
         if any(not 0 < len(name) <= _MAX_NAME_LENGTH or not is_safe_text(name) for name in (tenant, user, subject)):
-            raise InvalidKeyError("This token names its tenant or user with characters that no name has.")
+            raise InvalidKeyError("This token names its tenant or user with characters that names must not have.")
         if user != subject and _is_unverified(claims, wanted.user):
             raise InvalidKeyError("The address in this token is not verified by its issuer.")
         until = _expiry(claims["exp"]) + self._settings.leeway
@@ -88,7 +89,8 @@ class OidcDirectory(Directory):
         if self._members is not None:
             return await self._members.member(tenant, user, Identity(self._settings.issuer, subject), scopes, until)
         user_id = str(uuid5(NAMESPACE_URL, f"{self._settings.issuer}#{subject}"))
-        # a slash in a tenant's name must not end it: what shares a cache or a queue is named before it
+        # Quoted, because a cache or a queue is named by `tenant/...`: a slash in the tenant's name
+        # must not end the name.
         share = f"{quote(tenant, safe='')}/{user_id}"
         return Caller(tenant, user_id, share=share, scopes=scopes, until=until)
 
@@ -99,7 +101,7 @@ class OidcDirectory(Directory):
         """Return the claims of a valid token.
 
         Raises:
-            InvalidKeyError: The token is not valid. The message says no more than its sender may
+            InvalidKeyError: The token is not valid. The message contains only what its sender may
                 know.
             UnavailableError: The issuer's keys cannot be fetched.
         """
@@ -111,28 +113,28 @@ class OidcDirectory(Directory):
         if kid is not None and not isinstance(kid, str):
             raise InvalidKeyError(INVALID_TOKEN_MESSAGE)
         if algorithm not in self._settings.algorithms:
-            raise InvalidKeyError(f"Tokens are signed with one of {', '.join(self._settings.algorithms)} here.")
+            raise InvalidKeyError(
+                f"This gateway accepts tokens signed with {', '.join(self._settings.algorithms)}; this token is "
+                "signed with another."
+            )
         jwk = await self._jwks.find(kid)
         if jwk is None:
             raise InvalidKeyError(INVALID_TOKEN_MESSAGE)
         try:
-            # A key that names its algorithm is valid for no other.
+            # A key that names its algorithm is valid only for this algorithm.
             key = jwt.PyJWK(dict(jwk), jwk.get("alg") or algorithm)
             return jwt.decode(
                 token, key, list(self._settings.algorithms), {"require": list(_REQUIRED)},
                 audience=self._settings.audience, issuer=self._settings.issuer, leeway=self._settings.leeway,
             )  # fmt: skip
         except jwt.ImmatureSignatureError as error:
-            raise PrematureTokenError("This token is not valid yet.") from error
+            raise PrematureTokenError("This token is not valid yet; try again.") from error
         except _UNREADABLE as error:
             messages = (text for kind, text in _REJECTION_MESSAGES if isinstance(error, kind))
             raise InvalidKeyError(next(messages, INVALID_TOKEN_MESSAGE)) from error
 
     def _scopes(self, claims: Mapping[str, Any]) -> frozenset[str]:
-        """Return the scopes of this gateway that the token has.
-
-        Return the default scopes if the token has none.
-        """
+        """Return this gateway's scopes in the token, or the default scopes if the token names none."""
         value = _claim(claims, self._settings.claims.scopes)
         names = value.split() if isinstance(value, str) else value if isinstance(value, list) else ()
         prefix = self._settings.scope_prefix
@@ -141,9 +143,10 @@ class OidcDirectory(Directory):
 
 
 def _expiry(value: Any) -> float:
-    """Return the time `exp` in seconds since 1970, at most the year 2200.
+    """Return the claim `exp` in seconds since 1970, at most the year 2200.
 
-    Raises InvalidKeyError for no number.
+    Raises:
+        InvalidKeyError: The claim is not a number.
     """
     try:
         end = float(value) if value < _MAX_EXPIRY else _MAX_EXPIRY
@@ -155,7 +158,7 @@ def _expiry(value: Any) -> float:
 
 
 def _claim(claims: Mapping[str, Any], path: str) -> Any:
-    """Return the claim named `path`, or the claim at the path `a.b` in nested claims."""
+    """Return the claim named `path`; if there is none, the nested claim at the path `a.b`."""
     if path in claims:
         return claims[path]
     value: Any = claims
@@ -165,7 +168,10 @@ def _claim(claims: Mapping[str, Any], path: str) -> Any:
 
 
 def _is_unverified(claims: Mapping[str, Any], path: str) -> bool:
-    """Return True if the issuer says of `email`, or `a.email`, that `email_verified` beside it is false."""
+    """Return True if the issuer marks the address at `email` or `a.email` as unverified.
+
+    The claim `email_verified` beside the address is then false.
+    """
     parent, _, name = path.rpartition(".")
     if path in claims or not parent:
         beside: Any = claims

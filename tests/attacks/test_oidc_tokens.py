@@ -167,7 +167,7 @@ async def test_an_address_that_is_not_verified_or_of_another_account_is_not_that
                 await tokens.find(token)
         ann = await tokens.find(issuer.token(sub="ann", email="ann@acme.example", email_verified=True))
         # the same address, verified for another account later on
-        with pytest.raises(InvalidKeyError, match="cannot be one of its tenant"):
+        with pytest.raises(InvalidKeyError, match="cannot be a member of its tenant"):
             await tokens.find(issuer.token(sub="mallory", email="ann@acme.example", email_verified=True))
         # and the same account with another address
         moved = await tokens.find(issuer.token(sub="ann", email="ann@new.example", email_verified=True))

@@ -195,7 +195,7 @@ async def test_a_key_passes_where_its_scopes_reach(accounts):
         assert said(refused) == (
             403,
             "insufficient_permissions",
-            "This API key does not have the scope 'metrics', which /metrics asks for; use a key that has it.",
+            "This API key does not have the scope 'metrics', which /metrics asks for; use a key that has this scope.",
         )
     paths = ("/api/admin/keys", "/api/usage", "/v1/organization/costs", "/replicas", "/new")
     scopes = [" or ".join(required_scopes(path)) for path in paths]
@@ -206,10 +206,10 @@ async def test_a_key_passes_where_its_scopes_reach(accounts):
 
 PAST = datetime.now(UTC) - timedelta(days=2)
 FOREIGN = (
-    "What was sent is not an API key of this gateway; such a key is sk-llmops- and 32 letters or digits. "
+    "The credential is not an API key of this gateway; an API key is sk-llmops- and 32 letters or digits. "
     "`llmops key create` makes one."
 )
-UNKNOWN = "This API key is not known here; it is mistyped, or of another deployment."
+UNKNOWN = "This API key is not known here; check it for typing errors, and use a key of this deployment."
 
 
 async def test_what_is_no_key_any_more_is_told_in_one_sentence_each(accounts, tmp_path):

@@ -139,8 +139,8 @@ async def test_while_the_store_is_away_callers_stay_for_an_hour_and_others_are_t
     assert await cached.find("ann") is ANN
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "Keys cannot be looked up; those in use stay valid for 3600 s. away (gone)",
-        "Keys can be looked up again, after 3570 s",
+        "Keys cannot be looked up; keys in use stay valid for 3600 s. away (gone)",
+        "Keys can be looked up again after 3570 s.",
     ]
 
 

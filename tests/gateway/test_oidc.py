@@ -128,8 +128,8 @@ async def test_tenants_whose_names_have_slashes_share_no_cache_and_no_queue(issu
     assert len({caller.share.partition("/")[0] for caller in callers}) == len(names)
 
 
-WRONG = "This token is not one that its issuer signed."
-OTHER = "Tokens are signed with one of RS256, PS256, ES256, EdDSA here."
+WRONG = "This token is malformed, or its issuer did not sign it; get a new one."
+OTHER = "This gateway accepts tokens signed with RS256, PS256, ES256, EdDSA; this token is signed with another."
 LACKS = "This token lacks one of the claims exp, iss, aud and sub."
 
 BAD = {
@@ -149,10 +149,19 @@ BAD = {
     "another signature": (lambda one: one.token()[:-8] + "AAAAAAAA", WRONG),
     "other claims": (lambda one: swapped(one), WRONG),
     "expired": (lambda one: one.token(exp=int(time.time()) - 60), "This token has expired; use another."),
-    "not yet valid": (lambda one: one.token(nbf=int(time.time()) + 600), "This token is not valid yet."),
-    "issued in the future": (lambda one: one.token(iat=int(time.time()) + 600), "This token is not valid yet."),
-    "for another audience": (lambda one: one.token(aud="billing"), "This token is for another audience."),
-    "of another issuer": (lambda one: one.token(iss="https://other.example"), "This token is of another issuer."),
+    "not yet valid": (lambda one: one.token(nbf=int(time.time()) + 600), "This token is not valid yet; try again."),
+    "issued in the future": (
+        lambda one: one.token(iat=int(time.time()) + 600),
+        "This token is not valid yet; try again.",
+    ),
+    "for another audience": (
+        lambda one: one.token(aud="billing"),
+        "This token is for another audience; get one for this gateway.",
+    ),
+    "of another issuer": (
+        lambda one: one.token(iss="https://other.example"),
+        "This token is from another issuer; use one of this gateway's identity provider.",
+    ),
     "without an end": (lambda one: one.token(without=("exp",)), LACKS),
     "without a subject": (lambda one: one.token(without=("sub",)), LACKS),
     "without an audience": (lambda one: one.token(without=("aud",)), LACKS),
@@ -292,7 +301,7 @@ async def test_without_any_keys_nobody_can_say(issuer, caplog):
             with pytest.raises(UnavailableError) as refused:
                 await tokens.find(issuer.token())
             assert (refused.value.status, refused.value.code) == (503, "keys_unavailable")
-        assert "its discovery document is of the issuer 'https://other.example'" in caplog.text
+        assert "its discovery document names another issuer, 'https://other.example'" in caplog.text
         issuer.document = {}
         assert await tokens.find(issuer.token())
 
@@ -334,9 +343,9 @@ async def test_tokens_beside_keys_with_tenants_of_the_store(issuer, tmp_path, ca
             metrics = await client.get("/metrics", headers=bearer(issuer.token(scope="llmops:metrics")))
             assert metrics.status_code == 200
             for tenant in ("gone", "nobody"):
-                told = "This token is of a tenant that is not known here."
+                told = "The tenant in this token is not known here; ask the operator to create it."
                 assert await status(issuer.token(tenant=tenant)) == (401, told)
-            cannot = "This token is of a user who cannot be one of its tenant."
+            cannot = "The user in this token cannot be a member of its tenant; ask the operator."
             assert await status(issuer.token(email="zoe@zeta", sub="u-2")) == (401, cannot)
             assert await status(issuer.token(email="no address", sub="x")) == (401, cannot)
             assert (await status("x"))[1].endswith("nor a token (JWT) of its identity provider.")
