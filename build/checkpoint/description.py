@@ -92,7 +92,9 @@ class ExistingQuantisation:
     def format(self) -> QuantFormat | None:
         """Return the format in llmops' table, or None if the table has none."""
         if self.method == "modelopt":
-            return format_of_algorithm(str(self.detail.get("quant_algo") or ""))
+            algorithm = str(self.detail.get("quant_algo") or "")
+            # ModelOpt's name, for which TensorRT-LLM takes its own (`tensorrt_llm/llmapi/llm_utils.py`)
+            return format_of_algorithm("FP8_BLOCK_SCALES" if algorithm == "fp8_pb_wo" else algorithm)
         if self.method == "compressed-tensors":
             return format_of_algorithm(compressed_tensors_algorithm(self.detail) or "")
         return format_of_method(self.method)

@@ -68,19 +68,28 @@ def _check_blocks(request: BuildRequest, arguments: Mapping[str, Any]) -> None:
     The backend then stops, or takes scales of other blocks
     (`_torch/modules/fused_moe/quantization.py`, "intermediate_size_per_partition should be
     divisible"; `_torch/modules/linear.py`, FP8BlockScalesLinearMethod). Of mixtures only the
-    experts are checked: their dense layers choose a smaller cut themselves.
+    experts are checked, and attention: their dense layers choose a smaller cut themselves.
     """
     arch, tp, ep = request.checkpoint.architecture, request.spec.tp, request.spec.ep
     if request.weights != "fp8_block":
         return
+    attention = 1 if arguments.get("enable_attention_dp") else tp
     if arch.moe is not None:
         width, parts = arch.moe.moe_intermediate_size, int(arguments.get("moe_tensor_parallel_size") or tp // ep)
     else:
-        width, parts = arch.intermediate_size, 1 if arguments.get("enable_attention_dp") else tp
+        width, parts = arch.intermediate_size, attention
+    _check_width(tp, "MLP", width, parts, _whole_blocks(arch, width, tp))
+    # queries, keys and values are one matrix, in which the blocks of each are counted from its first row
+    if arch.mla is None:
+        keys = max(arch.num_kv_heads, attention) * arch.head_dim
+        _check_width(tp, "keys", keys, attention, "use fewer GPUs, or a checkpoint in fp8")
+
+
+def _check_width(tp: int, what: str, width: int, parts: int, remedy: str) -> None:
     if parts > 1 and width % (parts * _BLOCK):
         raise InputError(
-            f"--tp {tp} would cut the MLP of {width} into {parts} parts of {width / parts:g}, which must be multiples "
-            f"of {_BLOCK} with FP8 in blocks; {_whole_blocks(arch, width, tp)}."
+            f"--tp {tp} would cut the {what} of {width} into {parts} parts of {width / parts:g}, which must be "
+            f"multiples of {_BLOCK} with FP8 in blocks; {remedy}."
         )
 
 

@@ -160,7 +160,7 @@ def blocks(checkpoint, family, **shape):
     """A checkpoint of FP8 in blocks."""
     source = checkpoint(family)
     found = ExistingQuantisation("fp8", 8, {"weight_block_size": [128, 128]})
-    changed = {**shape, "num_heads": 16, "num_kv_heads": 8}
+    changed = {"head_dim": 128, **shape, "num_heads": 16, "num_kv_heads": 8}
     if width := changed.pop("moe_intermediate_size", None):
         changed["moe"] = dataclasses.replace(source.architecture.moe, moe_intermediate_size=width, num_experts=128)
     return dataclasses.replace(
@@ -190,7 +190,29 @@ def test_fp8_blocks_are_not_cut(checkpoint, tmp_path):
     odd = blocks(checkpoint, "qwen3", intermediate_size=9728 + 64)
     assert says(odd, tp=2).endswith("use --tp 1.")
     pytorch.target.prepare(spec("pytorch", tmp_path / "e"), odd)
-    pytorch.target.prepare(spec("pytorch", tmp_path / "e", tp=8, options={"llm.enable_attention_dp": "true"}), dense)
+    apart = {"tp": 8, "options": {"llm.enable_attention_dp": "true"}}
+    pytorch.target.prepare(spec("pytorch", tmp_path / "e", **apart), dense)
+    # FP8BlockScalesLinearMethod.create_weights: a scale per 128 rows of the matrix of all three, 64 of them keys
+    small = blocks(checkpoint, "llama", intermediate_size=8192, head_dim=64)  # Llama 3.2 1B
+    assert says(small, tp=8) == (
+        "--tp 8 would cut the keys of 512 into 8 parts of 64, which must be multiples of 128 with FP8 in blocks; use "
+        "fewer GPUs, or a checkpoint in fp8."
+    )
+    for fields in ({"tp": 4}, apart):
+        pytorch.target.prepare(spec("pytorch", tmp_path / "e", **fields), small)
+
+
+def test_modelopts_blocks_are_not_cut_either(checkpoint, tmp_path):
+    """`llmapi/llm_utils.py` of 1.2.1: "fp8_pb_wo from modelopt is the same as fp8_block_scales"."""
+    shape = blocks(checkpoint, "qwen3", intermediate_size=9728).architecture
+    source = dataclasses.replace(modelopt(checkpoint("qwen3"), tmp_path, "fp8_pb_wo"), architecture=shape)
+    given = spec("pytorch", tmp_path / "e", tp=8)
+    with pytest.raises(InputError, match=r"8 parts of 1216, which must be multiples of 128 .*; use --tp 4\."):
+        pytorch.target.prepare(given, source)
+    made = pytorch.target.prepare(dataclasses.replace(given, tp=4), source)
+    assert made.request.quantisation.weights == "fp8_block"
+    with pytest.raises(InputError, match="a100-sxm has no FP8 arithmetic, which"):
+        pytorch.target.prepare(dataclasses.replace(given, tp=1, gpu="a100-sxm"), source)
 
 
 def test_an_engine_has_experts_in_all_layers_or_in_none(checkpoint):
