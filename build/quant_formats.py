@@ -70,7 +70,7 @@ class QuantFormat:
         preset: ModelOpt's configuration, None if nothing is quantised before the export.
         calibrated: True if the preset needs calibration texts.
         groups: Numbers of inputs that may share a scale; each must divide every sharded input.
-        inputs: The rounding of a layer's inputs, None for none.
+        inputs: The `InputRounding.kind` of a layer's inputs, None for none.
         calib_limit: Maximum number of calibration texts, as in NVIDIA's quantize.py for AWQ.
         quantized_by_builder: True if trtllm-build quantises the 16-bit weights of an engine. It
             skips weights that are narrow already (1.2.1 `tensorrt_llm/models/convert_utils.py`,

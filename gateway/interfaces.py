@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_args
 
 from pydantic import Field
 
@@ -29,10 +29,11 @@ from llmops.contract import Tensor
 
 #: The finish reason of a choice, set by `generation/choice.py`. OpenAI's chats and completions send
 #: it as it is. The Responses API (`conversations/response_builder.py`) and Anthropic's
-#: (`api/anthropic/stream_events.py`) translate it, `api/conversation_chat.py` and
-#: `telemetry/otlp_exporter.py` list the reasons that they pass on, and the chat page's CUTS
-#: (`web/assets/chat.js`) explains an early end.
+#: (`api/anthropic/stream_events.py`) translate it, and the chat page's CUTS (`web/assets/chat.js`)
+#: explains an early end.
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+#: All finish reasons. The outcome of a request that was cancelled or failed is not among them.
+FINISH_REASONS: frozenset[str] = frozenset(get_args(FinishReason))
 
 
 class Guide(NamedTuple):

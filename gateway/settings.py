@@ -144,7 +144,7 @@ class DegradedSettings(_Section):
 
 
 class ModelOverrides(_Section):
-    """Values that override a model's own metadata, such as the folder of its tokenizer.
+    """Settings of one model. Most override its metadata, such as the folder of its tokenizer.
 
     A model without metadata (not made by `llmops repo`) needs `tokenizer_dir`, `max_seq_len`,
     `vocab_size` and `end_ids`, and `engine_model` if its Triton model is not called
@@ -171,7 +171,7 @@ class ModelOverrides(_Section):
     slo: SloSettings | None = None
 
     def metadata_fields(self) -> dict[str, Any]:
-        """Return the overrides as fields of the model's metadata."""
+        """Return the overrides of metadata by name, without the gateway's own settings."""
         fields = self.model_dump(exclude_none=True, exclude={"engine_model", "control_tokens_in_messages", "slo"})
         return {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
 
@@ -273,9 +273,9 @@ class Quotas(_Section):
     """Default quotas.
 
     Attributes:
-        each: The quota of each caller without one of its own, by key or by address.
+        each: The quota of each caller without quotas of its own, by key or by address.
         all: The quota of all callers together.
-        models: The quota of each caller for one model, by the model's name.
+        models: The further quota of each such caller for one model, by the model's name.
     """
 
     each: QuotaSettings = QuotaSettings()

@@ -40,8 +40,8 @@ class GpuSpec:
 
         A dtype that the GPU lacks computes in bf16.
         """
-        peak = {"fp8": self.fp8, "int8": self.int8}.get(dtype, self.bf16)
-        return peak or self.bf16
+        peaks = {"bf16": self.bf16, "fp16": self.bf16, "fp8": self.fp8, "int8": self.int8}
+        return peaks[dtype] or self.bf16
 
     def at_price(self, price: float) -> GpuSpec:
         """Return the GPU at another price in $/h."""

@@ -53,7 +53,9 @@ class InputRounding:
             return torch.cat(
                 [number_formats.round_to_e4m3(part, _largest(part) / number_formats.E4M3_MAX) for part in parts], dim=-1
             )
-        return value
+        if self.kind is None or self.kind in _LARGEST:
+            return value
+        raise ValueError(f"unknown rounding of inputs: {self.kind}")
 
     def _steps(self, value: Tensor) -> Tensor:
         """Return the step size in terms of `value`.

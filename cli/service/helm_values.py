@@ -1,6 +1,6 @@
 """Values of the Helm chart that follow from llmops.yaml.
 
-Others are in deploy/helm/llmops/values.yaml.
+Their types are in `helm_schema.py`, all other values in deploy/helm/llmops/values.yaml.
 """
 
 import math

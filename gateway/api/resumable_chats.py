@@ -56,7 +56,7 @@ from llmops.gateway.generation.parsers.output_processor import ContentDelta
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext, context_of
 from llmops.gateway.http.sse import DisconnectWatcher, EventSource, EventStreamResponse
-from llmops.gateway.interfaces import Caller, Outcome, Usage, shared_answer_id
+from llmops.gateway.interfaces import FINISH_REASONS, Caller, Outcome, Usage, shared_answer_id
 from llmops.gateway.routing.providers import ProviderModel
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
@@ -621,4 +621,4 @@ class ResumableOpenAIChunks(_ResumableChatChunks):
 
 def _finish_reason(run: AnswerRun) -> str | None:
     """Return OpenAI's finish reason, None for an answer that was stopped or failed."""
-    return run.finish if run.finish in ("stop", "length", "tool_calls", "content_filter") else None
+    return run.finish if run.finish in FINISH_REASONS else None

@@ -13,12 +13,10 @@ from llmops.gateway.conversations.chat_run import EndedAnswer
 from llmops.gateway.conversations.checkpoints import CheckpointStore, FollowedTokens, decode_batches
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.generation.choice import Choice
-from llmops.gateway.interfaces import Usage, shared_answer_id
+from llmops.gateway.interfaces import FINISH_REASONS, Usage, shared_answer_id
 
 #: Seconds without news from Redis after which a reader is sent away, to come back.
 SILENCE_TIMEOUT = 10.0
-#: The ends after which an answer has all of its text. Another end leaves the rest out.
-_WHOLE = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 
 class FollowedRun(AnswerRun):
@@ -130,7 +128,7 @@ class FollowedRun(AnswerRun):
         self._refreshing = [one for one in self._refreshing if one[0] > number]
 
     def _finish(self, ended: EndedAnswer) -> None:
-        if ended.finish in _WHOLE and not self._choice.done:
+        if ended.finish in FINISH_REASONS and not self._choice.done:
             for piece in self._choice.sort(self._choice.finish()):
                 self.log.append(piece)
         self.finish, self.saved, self._usage = ended.finish, ended.saved, ended.usage

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.generation.answer import Answer
@@ -24,7 +24,7 @@ from llmops.gateway.generation.parsers.output_processor import (
     with_text,
 )
 from llmops.gateway.http.request_context import RequestContext
-from llmops.gateway.interfaces import FinishReason, TokenBatch, Usage
+from llmops.gateway.interfaces import FINISH_REASONS, FinishReason, TokenBatch, Usage
 from llmops.gateway.routing.providers import (
     BYTES_PER_TOKEN,
     ProviderBatch,
@@ -213,4 +213,4 @@ def _pieces(delta: ProviderDelta) -> Iterator[OutputDelta]:
 
 
 def _finish_reason(reason: str) -> FinishReason:
-    return cast(FinishReason, reason) if reason in get_args(FinishReason) else "stop"
+    return cast(FinishReason, reason) if reason in FINISH_REASONS else "stop"

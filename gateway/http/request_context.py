@@ -144,9 +144,9 @@ class RequestContext:
         self.stage_ended = now
 
     def response_headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers that every response carries, and record the overhead.
+        """Return the headers that the response to every routed request carries, and record the overhead.
 
-        Called when a response starts.
+        Called when a response starts: a stream's headers lack what is known later.
         """
         total = perf_counter() - self.started
         self.overhead_seconds = max(total - self.engine_seconds, 0.0)

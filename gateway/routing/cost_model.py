@@ -123,6 +123,9 @@ def routing_cost(
         held: The replica's `kv_cache_load`, if it is known.
         below: The cost to beat. The result may be a part of the cost once it is not lower.
         others: Weight of the cost to other requests.
+
+    Every term is positive, or `below` would end the sum too early, and has a weight that
+    `time_to_first_token` sets to 0 unless it delays the first token.
     """
     rate = view.prefill_rate or DEFAULT_PREFILL_RATE
     seconds = (uncached + view.waiting_tokens + view.in_flight_tokens) / rate

@@ -1,6 +1,7 @@
 """The limit of sequences per engine: its batch, and `limits.queued` more that wait for the batch.
 
-This is the only limit of a model as a whole; the quotas of `ratelimit/` limit callers.
+This is the only limit that counts the requests of all callers to a model. The quotas of
+`ratelimit/` limit callers, also for one model (`Quotas.models`).
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ CANCELLED_REQUESTS = _g.counter(
 ACTIVE_STREAMS = _g.gauge("llmops_active_streams", "Answers in progress.", "model")
 ITL = _g.histogram("llmops_inter_token_latency_seconds", "Time between two messages of an answer, per token.", "model")
 DURATION = _g.histogram("llmops_request_duration_seconds", "Time from a request's arrival to its last token.", "model")
-#: What every model has from its first request on.
+#: Metrics that each model has from its first request on: all that are defined above this line.
 MODEL_METRICS = tuple(GATEWAY_METRICS)
 REQUESTS = _g.counter("llmops_requests_total", "Finished requests.", "route", "status")
 OVERHEAD = _g.histogram("llmops_overhead_seconds", "The gateway's own time until the answer begins (`total`).", "stage")

@@ -24,6 +24,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
 
 from llmops import __version__
 from llmops.errors import ResourceError
+from llmops.gateway.interfaces import FINISH_REASONS
 from llmops.gateway.telemetry.request_timeline import FinishedRequest, RequestTimeline, TimelineStage, build_timeline
 from llmops.response_limits import UNCOMPRESSED, bound_response
 from llmops.urls import failure_reason, without_secrets
@@ -37,8 +38,6 @@ GEN_AI_OPERATIONS = {
     "/v2/rerank": "rerank",
     "/rerank": "rerank",
 }
-#: The values of FinishReason: an outcome that is not among them is a cancellation or a failure.
-NORMAL_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
 SpanAttributes = dict[str, Any]
 
 
@@ -169,7 +168,7 @@ def _inference_attributes(one: FinishedRequest, operation: str, parts: Sequence[
             found["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
         if usage.reasoning_tokens:
             found["gen_ai.usage.reasoning.output_tokens"] = usage.reasoning_tokens
-    if one.outcome.finish in NORMAL_FINISH_REASONS:
+    if one.outcome.finish in FINISH_REASONS:
         found["gen_ai.response.finish_reasons"] = [one.outcome.finish]
     if meter is not None:
         # the engine streams, whatever its client asked for

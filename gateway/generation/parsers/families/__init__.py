@@ -28,7 +28,7 @@ def _discover_parsers() -> Iterator[type[ToolParser]]:
 
 PARSERS: dict[str, type[ToolParser]] = {parser.family: parser for parser in _discover_parsers()}
 
-#: Rank, sign and family of all signs, the most telling first.
+#: Rank, sign and family of all signs, the most specific first.
 _SIGNS: tuple[tuple[int, str, str | None], ...] = tuple(
     sorted(
         (
