@@ -28,7 +28,6 @@ BENCHMARKS = {
     "start_up": "Start-up and build",
     "policies": "Fleet policies",
     "overload": "Overload",
-    "measured_replicas": "Replicas that report nothing",
     "canary_judge": "Canary judge",
     "herd": "Herd",
     "safety_rules": "Safety rules",

@@ -1,6 +1,6 @@
 """The mock engine's step times and cache as `llmops plan` has them for a model on GPUs."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
@@ -55,14 +55,6 @@ def constant(step: float, per_prompt_token: float, blocks: int, per_sequence: fl
     read = [[chunk * per_prompt_token] for chunk in chunks]
     table = StepTable(batches, (1,), decode, chunks, (0,), [[step + row[0]] for row in read], read)
     return Paged(table, blocks, **limits)
-
-
-def slower(steps: StepTable, factor: float) -> StepTable:
-    """Return a table with `factor` times the seconds, so that few cores carry what a GPU would do."""
-    decode, alone, added = (
-        [[factor * one for one in row] for row in table] for table in (steps.decode, steps.alone, steps.added)
-    )
-    return replace(steps, decode=decode, alone=alone, added=added)
 
 
 def planned(model: str, gpu: str, tp: int = 1, precision: str = "fp8", **limits: int) -> Paged:
