@@ -207,6 +207,7 @@ async def test_an_answer_that_a_safety_filter_ended_is_never_called_complete(car
         await ask(page, "Where?")
         await page.locator(ANSWER).get_by_text("A safety filter ended this answer.").wait_for()
         assert await page.get_by_role("status").inner_text() == "A safety filter ended this answer, 2 words."
+        assert await page.get_by_role("button", name="Continue").count() == 0
 
 
 async def test_axe_finds_no_serious_fault(chat, page):

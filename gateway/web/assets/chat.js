@@ -316,7 +316,7 @@ function Message({ message, busy, last, onBranch, onEdit, onRetry, onContinue })
     ${mine ? html`<div class="body">${message.content}</div>` : html`<div class="body"><div dangerouslySetInnerHTML=${shown}></div></div>`}
     ${(message.tool_calls ?? []).map((one) => html`<details><summary>Calls ${one.function.name}</summary><pre>${pretty(one.function.arguments)}</pre></details>`)}
     ${cut && html`<p class="notice">${cutOf(message)}
-      ${last && message.id && html` <button onClick=${onContinue} disabled=${busy}>Continue</button>`}</p>`}
+      ${last && message.id && message.finish_reason !== 'content_filter' && html` <button onClick=${onContinue} disabled=${busy}>Continue</button>`}</p>`}
     <div class="foot"><span class="figures">${figures(message)}</span>
       ${message.siblings.length > 1 && html`<span role="group" aria-label="Versions">
         <button class="plain" aria-label="Previous version" disabled=${busy || place < 1} onClick=${() => onBranch(-1)}>‹</button>
