@@ -1,17 +1,22 @@
-"""Facts about this machine: versions of installed distributions and available memory.
+"""Facts about this machine: versions of installed distributions, GPUs and available memory.
 
 Nothing here imports the libraries that it asks about.
 """
 
 import functools
 import os
+import re
+import shutil
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 
 #: Environment variable with the interpreter that has TensorRT-LLM, if it has one of its own
 #: (Dockerfile.trtllm).
 TRTLLM_PYTHON = "LLMOPS_TRTLLM_PYTHON"
+_GPU_LINE = re.compile(r"^GPU \d", re.MULTILINE)
 
 
 def installed_version(name: str) -> str:
@@ -37,6 +42,29 @@ def version_in(python: str, name: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return found.stdout.strip()
+
+
+def visible_gpus() -> Sequence[str] | None:
+    """Return the GPUs that this process may use, or None if nvidia-smi is missing or fails.
+
+    CUDA takes those of CUDA_VISIBLE_DEVICES up to the first that does not exist.
+    """
+    chosen, program = os.environ.get("CUDA_VISIBLE_DEVICES"), shutil.which("nvidia-smi")
+    listing = None
+    if program is not None:
+        done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=False)
+        listing = None if done.returncode else done.stdout
+    present = None if listing is None else [str(number) for number in range(len(_GPU_LINE.findall(listing)))]
+    if chosen is None:
+        return present
+
+    def exists(gpu: str) -> bool:
+        if gpu.startswith("GPU-"):
+            # CUDA takes the beginning of an id, too
+            return listing is None or f"(UUID: {gpu}" in listing
+        return gpu.startswith("MIG-") or (gpu.isdecimal() and (present is None or int(gpu) < len(present)))
+
+    return list(takewhile(exists, map(str.strip, chosen.split(","))))
 
 
 def available_memory() -> int | None:

@@ -7,13 +7,10 @@ other engine may use.
 """
 
 import os
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import takewhile
 
+from llmops.build.environment import visible_gpus
 from llmops.errors import InputError, ResourceError
 
 
@@ -101,30 +98,6 @@ def share_gpus(needed: int, replicas: int) -> Sequence[str]:
         )
     gpus = [str(number) for number in range(total)] if visible is None else visible
     return [",".join(gpus[first : first + needed]) for first in range(0, total, needed)]
-
-
-def visible_gpus() -> Sequence[str] | None:
-    """Return the GPUs that this process may use, or None if nvidia-smi is missing or fails.
-
-    CUDA takes those of CUDA_VISIBLE_DEVICES up to the first that does not exist.
-    """
-    chosen, present = os.environ.get("CUDA_VISIBLE_DEVICES"), _listed_gpus()
-    if chosen is None:
-        return None if present is None else [str(number) for number in range(present)]
-    return list(takewhile(partial(_exists, present), map(str.strip, chosen.split(","))))
-
-
-def _exists(present: int | None, gpu: str) -> bool:
-    """Return True for the UUID of a GPU, and for a number below `present`."""
-    return gpu.startswith(("GPU-", "MIG-")) or (gpu.isdecimal() and (present is None or int(gpu) < present))
-
-
-def _listed_gpus() -> int | None:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=False)
-    return None if listed.returncode else sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
 def count_gpus() -> int | None:

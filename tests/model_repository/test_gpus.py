@@ -61,13 +61,14 @@ def test_more_gpus_than_there_are_is_one_sentence(monkeypatch: pytest.MonkeyPatc
 
 def test_the_gpus_are_counted_as_nvidia_smi_lists_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.undo()
-    install_nvidia_smi(monkeypatch, tmp_path, gpus=2)
+    install_nvidia_smi(monkeypatch, tmp_path, gpus=4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert gpu_assignment.count_gpus() == 2
-    assert share_gpus(1, 2) == ["0", "1"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,GPU-c,GPU-d")
     assert gpu_assignment.count_gpus() == 4
-    assert share_gpus(2, 2) == ["GPU-a,GPU-b", "GPU-c,GPU-d"]
+    assert share_gpus(1, 2) == ["0", "1"]
+    a, b, c, d = (f"GPU-0000000{number}" for number in range(4))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{a}, {b},{c},{d}")
+    assert gpu_assignment.count_gpus() == 4
+    assert share_gpus(2, 2) == [f"{a},{b}", f"{c},{d}"]
 
 
 def test_clocks_and_memory_are_read_as_nvidia_smi_prints_them(monkeypatch, tmp_path) -> None:
@@ -79,7 +80,7 @@ def test_clocks_and_memory_are_read_as_nvidia_smi_prints_them(monkeypatch, tmp_p
     ("chosen", "seen"),
     [
         ("", 0), ("-1", 0), ("7", 0), ("7,0", 0), ("0,7", 1), ("0,-1", 1), (" 0", 1), ("00", 1), ("NoDevFiles", 0),
-        ("²", 0),
+        ("²", 0), ("GPU-00000000-0000", 1), ("GPU-7", 0),
     ],
 )  # fmt: skip
 def test_gpus_count_up_to_the_first_that_does_not_exist(monkeypatch, tmp_path, chosen: str, seen: int) -> None:

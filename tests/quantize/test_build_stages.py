@@ -95,12 +95,13 @@ def test_a_killed_build_holds_up_no_compilation(tmp_path, monkeypatch):
     assert not lock.exists()
 
 
-def test_a_gpu_that_does_not_exist_is_no_reason_to_quantise_on_the_cpu(checkpoint, tmp_path, monkeypatch):
+@pytest.mark.parametrize("chosen", ["7", "GPU-7"])
+def test_a_gpu_that_does_not_exist_is_no_reason_to_quantise_on_the_cpu(checkpoint, tmp_path, monkeypatch, chosen):
     install_nvidia_smi(monkeypatch, tmp_path)
     monkeypatch.setattr(model_loading, "has_gpu", lambda: False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     words = {"target": "pytorch", "quant": "fp8"}
-    with pytest.raises(ResourceError, match=r"^CUDA_VISIBLE_DEVICES=7 names no GPU; name one that"):
+    with pytest.raises(ResourceError, match=f"^CUDA_VISIBLE_DEVICES={chosen} names no GPU; name one that"):
         build(BuildSpec(str(checkpoint("llama").path), tmp_path / "engine", **words))
 
 

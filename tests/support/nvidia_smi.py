@@ -19,7 +19,7 @@ case "$*" in
     echo "{address}" ;;
 -L)
     for number in {numbers}; do
-        echo "GPU $number: NVIDIA H200 (UUID: GPU-00000000-0000-0000-0000-000000000000)"
+        echo "GPU $number: NVIDIA H200 (UUID: GPU-0000000$number-0000-0000-0000-000000000000)"
     done ;;
 *)
     printf 'Field "%s" is not a valid field to query.\n\n' "$*"

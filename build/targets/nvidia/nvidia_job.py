@@ -4,7 +4,6 @@ ModelOpt quantises on this machine, and the engine runs elsewhere.
 """
 
 import os
-import shutil
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import Any
 from llmops.build.checkpoint.file_checks import reject_changed_files
 from llmops.build.checkpoint.lora_adapters import CONFIG, WEIGHTS, AdapterCheckpoint
 from llmops.build.engine_folder.manifest_extras import AdapterEntry, NvidiaExtra
+from llmops.build.environment import visible_gpus
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.targets.build_target import HEADER, BuildResult, GeneratorJob, StageRequirements
 from llmops.build.targets.nvidia.build_request import BuildRequest
@@ -83,7 +83,7 @@ class NvidiaJob(GeneratorJob):
 
             require_quantize_extra()
             gpu, chosen = has_gpu(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
-            if not gpu and chosen not in ("", "-1") and shutil.which("nvidia-smi"):
+            if chosen not in ("", "-1", "NoDevFiles") and not visible_gpus():
                 raise ResourceError(
                     f"CUDA_VISIBLE_DEVICES={chosen} names no GPU; name one that `nvidia-smi -L` lists, or set -1 to "
                     "quantise on the CPU."
