@@ -17,9 +17,9 @@ from llmops.gateway.logging_setup import current_request
 
 log = logging.getLogger(__name__)
 
-#: Characters of a message or parameter that a client gets back. Some contain the client's own text.
+#: Maximum characters of a message or parameter that a client gets back: both may contain its text.
 MAX_ERROR_MESSAGE_CHARACTERS = 2000
-#: The code of errors that more requests wait than the limits allow.
+#: The code of errors for more waiting requests than the limits allow.
 OVERLOADED = "overloaded"
 # The finish reasons of requests that fail with these codes; all others end with `error`.
 _FINISH_REASONS = {"cancelled": "cancelled", "engine_unavailable": "engine_lost", "engine_timeout": "engine_lost"}
@@ -30,7 +30,7 @@ def _truncate(text: str) -> str:
 
 
 class ApiError(LlmopsError):
-    """Base of all responses that are not a success.
+    """The base class of all error responses.
 
     Clients retry 408, 409, 429 and every 5xx unless a header tells them otherwise, so each class
     decides.
@@ -113,20 +113,20 @@ class ApiError(LlmopsError):
 
 
 class InvalidRequestError(ApiError):
-    """400: the request cannot be understood or is not allowed; `param` names the field."""
+    """An error, status 400, for a request that is malformed or not allowed; `param` names the field."""
 
     status = 400
     type = "invalid_request_error"
 
 
 class UnsupportedError(InvalidRequestError):
-    """400: the field is valid, but the engine of this model does not support it."""
+    """An error, status 400, for a valid field that the model's engine does not support."""
 
     code = "unsupported_parameter"
 
 
 class ContextLengthError(InvalidRequestError):
-    """400: prompt and answer do not fit into the model's context.
+    """An error, status 400, for a prompt and answer that do not fit into the model's context.
 
     Attributes:
         tokens: Tokens of the prompt, if they are known.
@@ -141,7 +141,10 @@ class ContextLengthError(InvalidRequestError):
 
 
 class InvalidKeyError(ApiError):
-    """401: the API key is missing or not valid. The message does not say why a key is not valid."""
+    """An error, status 401, for a missing or invalid API key.
+
+    The message does not say why a key is invalid.
+    """
 
     status = 401
     type = "invalid_request_error"
@@ -153,11 +156,11 @@ class InvalidKeyError(ApiError):
 
 
 class PrematureTokenError(InvalidKeyError):
-    """401: the token becomes valid later, so its refusal is not remembered."""
+    """An error, status 401, for a token that becomes valid later, so the rejection is not cached."""
 
 
 class MissingKeyError(InvalidKeyError):
-    """401: the request has no API key."""
+    """An error, status 401, for a request without an API key."""
 
     challenge = 'Bearer realm="llmops"'
 
@@ -166,7 +169,7 @@ class MissingKeyError(InvalidKeyError):
 
 
 class ForbiddenError(ApiError):
-    """403: the API key is valid, but does not permit this."""
+    """An error, status 403, for a valid API key that does not permit the request."""
 
     status = 403
     type = "invalid_request_error"
@@ -174,7 +177,7 @@ class ForbiddenError(ApiError):
 
 
 class ModelNotAllowedError(ForbiddenError):
-    """403: the API key does not permit the model, whether it exists or not."""
+    """An error, status 403, for a model that the API key does not permit, whether it exists or not."""
 
     code = "model_not_allowed"
 
@@ -185,7 +188,7 @@ class ModelNotAllowedError(ForbiddenError):
 
 
 class ModelNotPricedError(ForbiddenError):
-    """403: the model has no price, so the caller's budget cannot pay for it."""
+    """An error, status 403, for a model without a price, which the caller's budget cannot pay for."""
 
     code = "model_not_priced"
 
@@ -198,7 +201,7 @@ class ModelNotPricedError(ForbiddenError):
 
 
 class ContentPolicyError(InvalidRequestError):
-    """400: a safety filter rejected the prompt."""
+    """An error, status 400, for a prompt that a safety filter rejected."""
 
     code = "content_policy_violation"
 
@@ -208,7 +211,7 @@ class ContentPolicyError(InvalidRequestError):
 
 
 class SafetyUnavailableError(ApiError):
-    """503: a safety filter is unavailable, and the policy requires its judgement."""
+    """An error, status 503, for an unavailable safety filter whose judgement the policy requires."""
 
     status = 503
     code = "safety_unavailable"
@@ -219,7 +222,7 @@ class SafetyUnavailableError(ApiError):
 
 
 class NotFoundError(ApiError):
-    """404: the route or object does not exist."""
+    """An error, status 404, for a route or object that does not exist."""
 
     status = 404
     type = "invalid_request_error"
@@ -227,7 +230,7 @@ class NotFoundError(ApiError):
 
 
 class GoneError(ApiError):
-    """410: the object existed, but this process does not have it any longer."""
+    """An error, status 410, for an object that existed, but is not in this process any longer."""
 
     status = 410
     type = "invalid_request_error"
@@ -235,7 +238,7 @@ class GoneError(ApiError):
 
 
 class ModelNotFoundError(NotFoundError):
-    """404: the model does not exist."""
+    """An error, status 404, for a model that does not exist."""
 
     code = "model_not_found"
 
@@ -245,7 +248,7 @@ class ModelNotFoundError(NotFoundError):
 
 
 class ModelKindError(ModelNotFoundError):
-    """404: the model exists, but is of another kind than the endpoint needs."""
+    """An error, status 404, for a model of another kind than the endpoint needs."""
 
     def __init__(self, model: str) -> None:
         super().__init__(
@@ -256,7 +259,7 @@ class ModelKindError(ModelNotFoundError):
 
 
 class MethodNotAllowedError(ApiError):
-    """405: the route does not support the method."""
+    """An error, status 405, for a method that the route does not support."""
 
     status = 405
     type = "invalid_request_error"
@@ -264,7 +267,7 @@ class MethodNotAllowedError(ApiError):
 
 
 class BodyTooLargeError(ApiError):
-    """413: the body is larger than allowed."""
+    """An error, status 413, for a body larger than allowed."""
 
     status = 413
     type = "invalid_request_error"
@@ -272,7 +275,7 @@ class BodyTooLargeError(ApiError):
 
 
 class HeaderTooLargeError(ApiError):
-    """431: the header is larger than allowed."""
+    """An error, status 431, for a header larger than allowed."""
 
     status = 431
     type = "invalid_request_error"
@@ -280,7 +283,7 @@ class HeaderTooLargeError(ApiError):
 
 
 class RequestTimeoutError(ApiError):
-    """408: the request was not complete in time.
+    """An error, status 408, for a request that was not complete in time.
 
     The connection is closed, because the rest may still arrive.
     """
@@ -295,7 +298,7 @@ class RequestTimeoutError(ApiError):
 
 
 class RateLimitError(ApiError):
-    """429: a limit is reached; `retry_after` says when there is room again."""
+    """An error, status 429, for a reached limit; `retry_after` says when there is room again."""
 
     status = 429
     type = "requests"
@@ -308,13 +311,13 @@ class RateLimitError(ApiError):
 
 
 class TokenRateLimitError(RateLimitError):
-    """429: the tokens per minute are used up."""
+    """An error, status 429, for a caller whose tokens per minute are used up."""
 
     type = "tokens"
 
 
 class InsufficientQuotaError(RateLimitError):
-    """429: the caller's budget is used up until its next period."""
+    """An error, status 429, for a caller whose budget is used up until its next period."""
 
     type = "insufficient_quota"
     code = "insufficient_quota"
@@ -326,7 +329,10 @@ class InsufficientQuotaError(RateLimitError):
 
 
 class EngineError(ApiError):
-    """500: the engine failed on this request. Another replica, or a restarted one, may succeed."""
+    """An error, status 500, for a request on which the engine failed.
+
+    Another replica, or a restarted one, may succeed.
+    """
 
     code = "engine_error"
     should_retry = True
@@ -340,16 +346,16 @@ class EngineError(ApiError):
 
 
 class InternalError(ApiError):
-    """500: a bug in the gateway, which a retry would meet again.
+    """An error, status 500, for a bug in the gateway, which a retry would meet again.
 
-    The log has it under the request's id.
+    The log has the cause under the request's id.
     """
 
     code = "internal_error"
 
 
 class UnavailableError(ApiError):
-    """503: Triton or the model is not available (yet)."""
+    """An error, status 503, for a Triton or a model that is not available (yet)."""
 
     status = 503
     type = "service_unavailable"
@@ -361,21 +367,21 @@ class UnavailableError(ApiError):
 
 
 class OverloadedError(UnavailableError):
-    """503: more requests wait than the limits allow."""
+    """An error, status 503, for more waiting requests than the limits allow."""
 
     code = OVERLOADED
 
 
 class PreemptedError(UnavailableError):
-    """503: the engine's memory is needed for requests of a higher tier."""
+    """An error, status 503, for a request whose engine needs the memory for a higher tier."""
 
 
 class DrainingError(UnavailableError):
-    """503: the engine is shutting down and accepts no new requests."""
+    """An error, status 503, for an engine that is shutting down and accepts no new requests."""
 
 
 class EngineTimeoutError(ApiError):
-    """504: the engine accepted the request and sent nothing for too long.
+    """An error, status 504, for an engine that accepted the request and sent nothing for too long.
 
     A retry would double its load.
     """
@@ -390,7 +396,7 @@ TRITON_NOT_RESPONDING = "Triton does not answer. Try again later."
 
 
 class CancelledStreamError(ApiError):
-    """499: the request was cancelled, nearly always because its client disconnected."""
+    """An error, status 499, for a cancelled request. Nearly always its client has disconnected."""
 
     status = 499
     type = "cancelled"
