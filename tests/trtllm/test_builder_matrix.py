@@ -125,6 +125,14 @@ def test_what_needs_pages_is_refused_where_there_are_none(checkpoint):
         spec = BuildSpec("c", Path("e"), "tensorrt", quant=quant, kv_cache="fp8", options={option: value})
         with pytest.raises(InputError, match=said):
             tensorrt.target.prepare(spec, source)
+    # executor/executorImpl.cpp, fetchNewRequests: "Request sequence length is potentially greater than max input
+    # length. This cannot be run unless streaming is disabled, context chunking is enabled or the GUARANTEED_NO_EVICT…"
+    for tokens, chunked in ((64, {}), (None, {"serve.enable_chunked_context": "false", "max_input_len": "64"})):
+        options = {"serve.batch_scheduler_policy": "max_utilization", **chunked}
+        sizes = {"kv_cache": "auto" if chunked else "int8", "max_num_tokens": tokens, "max_batch_size": 8}
+        spec = BuildSpec("c", Path("e"), "tensorrt", options=options, **sizes)
+        with pytest.raises(InputError, match="streams of more than 65 tokens, prompt and answer together"):
+            tensorrt.target.prepare(spec, source)
     job = tensorrt.target.prepare(BuildSpec("c", Path("e"), "tensorrt", kv_cache="int8"), source)
     assert "no KV cache reuse, no chunked context" in "\n".join(job.dry_run_lines)
 

@@ -181,7 +181,7 @@ def uses_paged_context(argv: list[str]) -> bool:
 def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[str]) -> None:
     """Raise InputError for parameters with which the backend would not load the engine, or answer wrongly.
 
-    All but the families and the last are checks of NVIDIA/TensorRT-LLM
+    All but the policy, the families and the last are checks of NVIDIA/TensorRT-LLM
     `cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp` (reuse without paged context is
     ignored instead). Its caches count the layers of a pipeline stage from 0
     (createKvCacheManager, groupLayersByWindowSize) and its attention from the model's first
@@ -198,7 +198,16 @@ def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[
         raise InputError(
             f"--set {SERVE}kv_cache_onboard_blocks=false: no engine with paged context FMHA loads with it."
         )
-    mode = effective_flags(from_argv(argv[1:]))["speculative_decoding_mode"]
+    flags = effective_flags(from_argv(argv[1:]))
+    chunked = parameters.get("enable_chunked_context") != "false" and uses_paged_context(argv)
+    longest_prompt, length = int(str(flags["max_input_len"])), int(str(flags["max_seq_len"]))
+    if parameters.get("batch_scheduler_policy") == "max_utilization" and not chunked and longest_prompt < length - 1:
+        # executor/executorImpl.cpp, fetchNewRequests: a paused request begins again with its answer so far
+        raise InputError(
+            f"--set {SERVE}batch_scheduler_policy=max_utilization: without chunked context, streams of more than "
+            f"{longest_prompt + 1} tokens, prompt and answer together, would be refused; leave it out."
+        )
+    mode = flags["speculative_decoding_mode"]
     if mode == DRAFT_TOKENS and parameters.get("enable_kv_cache_reuse") == "false":
         raise InputError(
             f"speculative_mode={DRAFT_TOKENS} needs reuse of the KV cache, which {SERVE}enable_kv_cache_reuse=false "
