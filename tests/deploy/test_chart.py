@@ -516,6 +516,13 @@ def test_names_that_are_too_long_together_are_refused():
     assert "more than the 52 characters which a StatefulSet may have" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["1llm", "llm.one"])
+def test_a_release_whose_services_kubernetes_refuses(name):
+    """Services are RFC 1035 labels (kubernetes `pkg/apis/core/validation`, ValidateServiceName); Helm takes both."""
+    done = helm("template", name, str(CHART), values={**KEYS, "engines": {"pool": ONE}})
+    assert f"the release is named {name}: name it with letters, digits and hyphens only, a letter first" in done.stderr
+
+
 def test_a_description_becomes_values_that_the_chart_takes(tmp_path, monkeypatch):
     file, output = tmp_path / "llmops.yaml", tmp_path / "values.yaml"
     model = {
@@ -642,7 +649,8 @@ def test_a_name_that_looks_like_a_number_stays_a_text():
         "engines": {"19": ONE, "20": SEVERAL},
         "builds": {"21": {"args": BUILD, "resources": RESOURCES, "token": token}},
     }  # fmt: skip
-    done = helm("template", "1", str(CHART), "--namespace", "22", values=values)
+    # a release cannot begin with a digit, but be another value of YAML
+    done = helm("template", "true", str(CHART), "--namespace", "22", values=values)
     assert done.returncode == 0, done.stderr
 
     def names(node):
@@ -654,4 +662,4 @@ def test_a_name_that_looks_like_a_number_stays_a_text():
 
     found = list(names([one for one in yaml.safe_load_all(done.stdout) if one]))
     assert {value for value in found if not isinstance(value, str)} == set()
-    assert {"1", *map(str, range(11, 19))} <= set(found)
+    assert {"true", *map(str, range(11, 19))} <= set(found)

@@ -114,6 +114,8 @@ replicas: {{ max 1 (int .spec.replicas) }}
 {{- define "llmops.checks" -}}
 {{- $root := . }}
 {{- $release := include "llmops.name" . }}
+{{- /* Kubernetes takes them for names of pods, but not of Services (RFC 1035) */ -}}
+{{- if not (regexMatch "^[a-z][a-z0-9-]*$" $release) }}{{ fail (printf "the release is named %s: name it with letters, digits and hyphens only, a letter first, as a Service must be" $release) }}{{ end }}
 {{- include "llmops.bounds" (dict "place" "gateway" "scaling" .Values.gateway.autoscaling "min" 2 "max" 10) }}
 {{- if and .Values.control.enabled (not .Values.secrets.store.name) }}{{ fail "control keeps everything in the store: set secrets.store.name, or control.enabled=false" }}{{ end }}
 {{- if and (not .Values.secrets.store.name) (not .Values.open) }}{{ fail "without secrets.store.name there are no keys, and gateways ask for them: set it, or open=true" }}{{ end }}
