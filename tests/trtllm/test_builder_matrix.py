@@ -127,10 +127,11 @@ def test_what_needs_pages_is_refused_where_there_are_none(checkpoint):
             tensorrt.target.prepare(spec, source)
     # executor/executorImpl.cpp, fetchNewRequests: "Request sequence length is potentially greater than max input
     # length. This cannot be run unless streaming is disabled, context chunking is enabled or the GUARANTEED_NO_EVICT…"
-    for tokens, chunked in ((64, {}), (None, {"serve.enable_chunked_context": "false", "max_input_len": "64"})):
+    # batch_manager/trtGptModel.h: "maxInputLen = min(maxSequenceLen - 1, maxNumTokens) since context FMHA…"
+    for cache, chunked in (("int8", {}), ("auto", {"serve.enable_chunked_context": "false"})):
         options = {"serve.batch_scheduler_policy": "max_utilization", **chunked}
-        sizes = {"kv_cache": "auto" if chunked else "int8", "max_num_tokens": tokens, "max_batch_size": 8}
-        spec = BuildSpec("c", Path("e"), "tensorrt", options=options, **sizes)
+        sizes = {"max_num_tokens": 64, "max_batch_size": 8}
+        spec = BuildSpec("c", Path("e"), "tensorrt", kv_cache=cache, options=options, **sizes)
         with pytest.raises(InputError, match="streams of more than 65 tokens, prompt and answer together"):
             tensorrt.target.prepare(spec, source)
     job = tensorrt.target.prepare(BuildSpec("c", Path("e"), "tensorrt", kv_cache="int8"), source)

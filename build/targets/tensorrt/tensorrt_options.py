@@ -200,9 +200,10 @@ def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[
         )
     flags = effective_flags(from_argv(argv[1:]))
     chunked = parameters.get("enable_chunked_context") != "false" and uses_paged_context(argv)
-    longest_prompt, length = int(str(flags["max_input_len"])), int(str(flags["max_seq_len"]))
+    longest_prompt, length = int(str(flags["max_num_tokens"])), int(str(flags["max_seq_len"]))
     if parameters.get("batch_scheduler_policy") == "max_utilization" and not chunked and longest_prompt < length - 1:
-        # executor/executorImpl.cpp, fetchNewRequests: a paused request begins again with its answer so far
+        # a paused request begins again with its answer so far, in one step (executor/executorImpl.cpp,
+        # fetchNewRequests; batch_manager/trtGptModel.h, mMaxInputLen)
         raise InputError(
             f"--set {SERVE}batch_scheduler_policy=max_utilization: without chunked context, streams of more than "
             f"{longest_prompt + 1} tokens, prompt and answer together, would be refused; leave it out."
