@@ -1,6 +1,6 @@
-"""The cost of requests by the store's prices.
+"""The cost of requests, computed from the store's prices.
 
-The prices are kept in memory, so that no request waits for them.
+The prices are kept in memory, so that no request waits for the store.
 """
 
 from __future__ import annotations
@@ -24,41 +24,38 @@ from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two reads of the prices.
+#: Seconds between two reads of the prices, and so the delay until a new price is used.
 REFRESH_INTERVAL = 30.0
-#: Seconds between two reads while the store is away.
+#: Seconds between two reads of the prices while the store is unavailable.
 RETRY_INTERVAL = 1.0
-#: Seconds after which a store that has not answered counts as away.
+#: Seconds without a response after which the store counts as unavailable.
 STORE_TIMEOUT = 2.0
 TENANT_PREFIX = "tenant "
 
 
 class Bill(NamedTuple):
-    """The cost of a request in micro-dollars and the id of its price.
-
-    It is (0, None) for a model without a price.
-    """
+    """The cost of a request in micro-dollars and the id of its price; (0, None) without a price."""
 
     micros: int
     price_id: str | None
 
 
 class Billing:
-    """The prices of all models, with those that hold from a later time on.
+    """The prices of all models, including prices that take effect later.
 
-    They stay while the store is away.
+    The last known prices stay in use while the store is unavailable.
     """
 
     def __init__(self, url: str, now: Callable[[], datetime] = utc_now) -> None:
         self._store, self._now = LazyStore(url, pool_size=1), now
-        # By model, the oldest first.
+        # The prices of each model, the oldest first; None until the first read.
         self._prices: Mapping[str, Sequence[Price]] | None = None
         self._unpriced: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._away = False
 
     async def start(self) -> None:
-        """Read the prices, for at most `STORE_TIMEOUT` seconds, and refresh them from then on."""
+        """Read the prices for at most `STORE_TIMEOUT` seconds, and then refresh them regularly."""
         await self.refresh()
         self._task = asyncio.create_task(self._refresh_forever(), name="prices")
 
@@ -67,9 +64,12 @@ class Billing:
         await self._store.close()
 
     def bill(self, model: str, usage: Usage, at: datetime | None = None) -> Bill:
-        """Return the cost by the price in force at `at` (default: now).
+        """Return the cost of a request in micro-dollars, rounded half up once, and its price's id.
 
-        The cost is in whole micro-dollars, rounded half up once.
+        Args:
+            model: The name of the model.
+            usage: The tokens of the request.
+            at: The time whose price applies; None for now.
         """
         price = self._price(model, at or self._now())
         if price is None:
@@ -78,12 +78,13 @@ class Billing:
         return Bill(micros=micros(price, usage), price_id=price.id)
 
     def tariff(self, model: str) -> Callable[[int, int, int], int]:
-        """Return a function from token counts to micro-dollars.
+        """Return a function that computes a cost in micro-dollars from token counts.
 
-        Its arguments are the prompt tokens, the cached ones among them, and the output tokens.
+        The function's arguments are the prompt tokens, the cached tokens among them, and the output
+        tokens.
 
         Raises:
-            ModelNotPricedError: The model has no price, so a budget cannot bound it.
+            ModelNotPricedError: The model has no price, so a budget cannot bound its cost.
             UnavailableError: No prices are known yet.
         """
         if self._prices is None:
@@ -94,24 +95,28 @@ class Billing:
         return price.tariff
 
     async def spent(self, owner: str, since: datetime) -> int:
-        """Return the spend since `since` of a key id, or of `tenant NAME`, in micro-dollars.
+        """Return the money spent by an owner since a time, in micro-dollars.
+
+        Args:
+            owner: A key id, or `tenant ID` for a tenant.
+            since: The start of the period.
 
         Raises:
-            LlmopsError: The store is away.
+            LlmopsError: The store is unavailable.
         """
         tenant = owner.removeprefix(TENANT_PREFIX) if owner.startswith(TENANT_PREFIX) else None
         query = partial(spent_micros, since=since, key_id=None if tenant else owner, tenant_id=tenant)
         return await within(STORE_TIMEOUT, self._store.ask(query))
 
     async def refresh(self) -> None:
-        """Read the prices now."""
+        """Read the prices from the store, and keep the last known prices on failure."""
         try:
             found, damaged = await within(STORE_TIMEOUT, self._store.ask(prices_by_model))
             reason = f"a value of {', '.join(map(escape_unsafe, damaged[:5]))} is damaged" if damaged else ""
         except LlmopsError as error:
             found, damaged, reason = None, [], error.message
         if reason and not self._away:
-            log.error("Prices cannot be read (%s). The prices that were read last are used.", reason)
+            log.error("Prices cannot be read (%s). The gateway uses the last known prices and retries.", reason)
         elif self._away and not reason:
             log.warning("Prices can be read again.")
         self._away = bool(reason)
@@ -135,5 +140,5 @@ class Billing:
 
 
 def micros(price: Price, usage: Usage) -> int:
-    """Return the cost of one request in micro-dollars."""
+    """Return the cost of one request by this price, in micro-dollars."""
     return price.tariff(usage.prompt_tokens, usage.cached_tokens or 0, usage.completion_tokens)

@@ -1,9 +1,8 @@
-"""Delivery of an outbox to the ledger.
+"""The delivery of an outbox to the ledger.
 
-An event is deleted when the ledger confirms its id, and sent again until then.
-
-A sink may lose events that it has accepted (in a broker's memory), and an event's number proves
-nothing: a restored snapshot gives it again. Only the id says that the ledger has the event.
+An event is deleted when the ledger confirms its id, and is sent again until then. A sink may lose
+events that it has accepted (in a broker's memory). An event's number does not prove that the ledger
+has the event, because a restored snapshot assigns the same number again. Only the id does.
 """
 
 from __future__ import annotations
@@ -21,24 +20,26 @@ from llmops.gateway.usage.sink import UsageSink, retry_delay
 
 log = logging.getLogger(__name__)
 
-#: Events that are sent at once.
+#: Events in one batch, which is one transaction of the ledger.
 BATCH_SIZE = 500
-#: Events that may be sent and not confirmed. The ledger reports gaps above a multiple of this as an
-#: error.
+#: Maximum number of events sent and not yet confirmed. The ledger reports gaps in the numbers above
+#: a multiple of this as an error.
 MAX_UNCONFIRMED = 20_000
-#: Event ids that the ledger is asked for at once.
+#: Maximum number of event ids in one query of the ledger.
 MAX_CONFIRMATIONS = 2000
-#: Seconds between two batches that are not full: events of a second are one transaction of the
-#: ledger.
+#: Seconds between two batches that are not full, so that the events of a second are one transaction
+#: of the ledger.
 BATCH_DELAY = 1.0
-#: Seconds until an event that the ledger does not confirm is sent again, and the longest such wait.
+#: Seconds until an unconfirmed event is sent again, and the upper bound of this time, which grows
+#: with each repetition.
 RESEND_TIMEOUT, MAX_RESEND_TIMEOUT = 10.0, 60.0
 
 
 class UsageDelivery:
     """The delivery of one outbox to its sink.
 
-    `trouble` says why events cannot be delivered now; it is empty otherwise.
+    Attributes:
+        trouble: The reason why events cannot be delivered now; empty if they can.
     """
 
     def __init__(
@@ -50,13 +51,12 @@ class UsageDelivery:
     ) -> None:
         self._outbox, self._sink, self._clock = outbox, sink, clock
         self._resend_timeout = self._resend_after = resend_timeout
-        #: The place of the last event that was sent, and the number of events up to it that are not
-        #: confirmed.
+        #: The place of the last event sent, and the number of unconfirmed events up to this place.
         self._cursor = self._unconfirmed = 0
-        #: Events up to this place may have been sent before: the ledger is asked before they are
-        #: sent.
+        #: The last place whose event an earlier process may have sent: up to this place, the ledger
+        #: is asked for the ids before events are sent.
         self._sent_before = outbox.last_place
-        #: The place of the first event that is not confirmed, and the time when that last changed.
+        #: The place of the first unconfirmed event, and the time when this place last changed.
         self._first, self._progress_at = 0, clock()
         self._stalled = False
         self._hurry = asyncio.Event()
@@ -65,7 +65,7 @@ class UsageDelivery:
 
     @property
     def behind(self) -> int:
-        """The number of events that the ledger has not confirmed and can be sent."""
+        """The number of readable events that the ledger has not confirmed."""
         return self._outbox.count - len(self._outbox.damaged)
 
     def lag(self, now: datetime) -> float:
@@ -77,21 +77,24 @@ class UsageDelivery:
         return max((now - oldest).total_seconds(), 0.0) if oldest else 0.0
 
     async def drain(self) -> None:
-        """Wait until the ledger has confirmed all events. Batches are not delayed meanwhile."""
+        """Wait until the ledger has confirmed all events.
+
+        Until then, batches are sent without delay.
+        """
         while self.behind:
             self._drained.clear()
             self._hurry.set()
             await self._drained.wait()
 
     async def run(self) -> None:
-        """Deliver until cancelled."""
+        """Deliver events until the task is cancelled."""
         failures = 0
         while True:
             try:
                 delay = 0.0 if await self.deliver() else BATCH_DELAY
             except Exception as error:
                 if not isinstance(error, LlmopsError):
-                    log.exception("Usage cannot be delivered.")
+                    log.exception("Usage cannot be delivered because of an unexpected error; the delivery is retried.")
                 self._report(error.message if isinstance(error, LlmopsError) else type(error).__name__)
                 delay = retry_delay(failures)
                 failures += 1
@@ -103,9 +106,9 @@ class UsageDelivery:
                 await self._pause(delay)
 
     async def deliver(self) -> bool:
-        """Send one batch, and delete what the ledger confirms.
+        """Send one batch, and delete the events that the ledger has confirmed.
 
-        Return True if there is more to do now.
+        Return True if the next batch should follow at once.
         """
         window = BATCH_SIZE if self._stalled else MAX_UNCONFIRMED
         room = min(BATCH_SIZE, window - self._unconfirmed)
@@ -123,7 +126,8 @@ class UsageDelivery:
             self._unconfirmed += len(rows)
         progress = False
         if self._unconfirmed:
-            # The usual case needs no look into the file: the batch is all that is unconfirmed.
+            # In the usual case only this batch is unconfirmed, and its ids need not be read from
+            # the file.
             is_all = self._unconfirmed == len(rows)
             progress = await self._confirm({row.event.id: row.place for row in rows} if is_all else None)
         if not self.behind:
@@ -131,9 +135,9 @@ class UsageDelivery:
         return len(rows) == BATCH_SIZE or (progress and self._unconfirmed > 0)
 
     async def _confirm(self, places: dict[str, int] | None) -> bool:
-        """Delete the oldest events that the ledger has, or send them again.
+        """Delete the oldest events that the ledger has, or schedule them to be sent again.
 
-        Return True if some were deleted.
+        Return True if events were deleted.
         """
         if places is None:
             places = await self._outbox.ids(self._cursor, MAX_CONFIRMATIONS)
@@ -148,7 +152,9 @@ class UsageDelivery:
         if first > self._first:
             self._first, self._progress_at, self._resend_after = first, now, self._resend_timeout
         elif now - self._progress_at >= self._resend_after:
-            log.warning("The ledger has not confirmed %d events; they are sent again.", self._unconfirmed)
+            log.warning(
+                "The ledger has not confirmed %d usage events; the gateway sends them again.", self._unconfirmed
+            )
             self._sent_before = max(self._sent_before, self._cursor)
             self._cursor = self._unconfirmed = 0
             self._stalled, self._progress_at = True, now
@@ -162,9 +168,9 @@ class UsageDelivery:
         self._hurry.clear()
 
     def _report(self, trouble: str) -> None:
-        """Log a trouble once, and once that it is over."""
+        """Log the start of a failure once, and its end once."""
         if trouble and not self.trouble:
-            log.error("Usage cannot be delivered (%s); the outbox keeps it.", trouble)
+            log.error("Usage cannot be delivered (%s); the outbox keeps it, and the delivery is retried.", trouble)
         elif self.trouble and not trouble:
             log.warning("Usage is delivered again; %d events are waiting.", self.behind)
         self.trouble = trouble

@@ -1,6 +1,6 @@
 """The two formats of a usage event: a row of the outbox and a CloudEvent.
 
-CloudEvents are those of version 1.0 in structured JSON (https://github.com/cloudevents/spec).
+The CloudEvents are version 1.0 in structured JSON (https://github.com/cloudevents/spec).
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from llmops.gateway.interfaces import UsageEvent
 TYPE = "llmops.usage.v1"
 SOURCE = "gateway/"
 _AT = UsageEvent._fields.index("at")
-#: Fields that CloudEvents carry outside `data`.
+#: Fields of an event that a CloudEvent carries outside `data`.
 _ENVELOPE_FIELDS = ("id", "gateway_id", "at", "tenant_id")
 _DATA_FIELDS = [name for name in UsageEvent._fields if name not in _ENVELOPE_FIELDS]
 _data_values = itemgetter(*map(UsageEvent._fields.index, _DATA_FIELDS))
 _FIELDS = frozenset((*UsageEvent._fields, "source", "type", "time", "subject", "data"))
-#: Version and variant bits of a UUID of version 7 (RFC 9562, section 5.7), in its two 64-bit
-#: halves.
+#: Version and variant bits of a UUID of version 7 (RFC 9562, section 5.7), each in its 64-bit half.
 _VERSION, _VARIANT = 7 << 12, 2 << 62
 
 
-#: Micro-dollars that one request may cost: a million dollars. Sums of such costs stay far below
-#: 2**63.
+#: Maximum cost of one request in micro-dollars: a million dollars. Sums of such costs stay far
+#: below 2**63, the largest integer of a database.
 MAX_COST_MICROS = 10**12
-#: The largest number that JSON readers keep exact.
+#: Largest integer that JSON readers represent exactly.
 _MAX_JSON_INTEGER = 2**53 - 1
 _Count = Annotated[int, Field(ge=0, le=_MAX_JSON_INTEGER)]
 _Small = Annotated[int, Field(ge=0, le=32_767)]
@@ -43,9 +42,9 @@ _Text = Annotated[str, Field(max_length=1024)]
 
 
 def _billable_time(at: datetime) -> datetime:
-    """Return `at` if it can be billed.
+    """Return `at` if a request of this time can be billed.
 
-    It needs a time zone, and a year that every part of a bill can write.
+    The time needs a time zone, and a year that every part of a bill can represent.
 
     Raises:
         ValueError: The time cannot be billed.
@@ -56,7 +55,7 @@ def _billable_time(at: datetime) -> datetime:
 
 
 class _Data(BaseModel):
-    """The fields inside a CloudEvent. Fields that a newer version added are left out."""
+    """The fields of a usage event in the `data` of a CloudEvent. Unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -99,23 +98,23 @@ def new_event_id() -> tuple[int, int]:
 
 
 def format_event_id(high: int, low: int) -> str:
-    """Return the UUID that `new_event_id` returned as two numbers."""
+    """Return the text form of a UUID that `new_event_id` returned as two numbers."""
     digits = (high << 64 | _VARIANT | low).to_bytes(16, "big").hex()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def parse_event_id(text: str) -> tuple[int, int]:
-    """Return the two numbers of an id that `format_event_id` wrote.
+    """Return an event id in text form as two numbers.
 
     Raises:
-        ValueError: The text is no UUID.
+        ValueError: The text is not a UUID.
     """
     number = UUID(text).int
     return number >> 64, number & (1 << 62) - 1
 
 
 class EncodedEvent(NamedTuple):
-    """An event as the outbox stores it: a JSON list of its values, and the list's CRC-32."""
+    """An event as the outbox stores it: its id, a CRC-32, and its values as a JSON list."""
 
     id: str
     checksum: int
@@ -123,16 +122,16 @@ class EncodedEvent(NamedTuple):
 
 
 def encode_event(event: UsageEvent) -> EncodedEvent:
-    """Return the event in the outbox's format."""
+    """Return the event in the format of the outbox."""
     body = _to_json(list, event)
     return EncodedEvent(event.id, crc32(body), body)
 
 
 def decode_event(encoded: EncodedEvent) -> UsageEvent:
-    """Return the event. Values that a newer version appended are left out.
+    """Return the event of an outbox row. Values that a newer version appended are ignored.
 
     Raises:
-        ValueError: The checksum, the id or the type of a value does not fit: the row is damaged.
+        ValueError: The row is damaged: its checksum, its id or the type of a value does not match.
     """
     if crc32(encoded.body) != encoded.checksum:
         raise ValueError("the checksum does not match")
@@ -156,14 +155,14 @@ def from_cloud_event(message: bytes) -> UsageEvent:
     """Return the event that a CloudEvent in JSON describes.
 
     Raises:
-        ValueError: The message is no event of usage, or a field has another type or is out of
-            range. The text names the field and holds nothing of what the message says.
+        ValueError: The message is not a usage event, or a field has a wrong type or is out of
+            range. The text names the field and contains nothing from the message.
     """
     try:
         found = _CloudEvent.model_validate_json(message)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        # Only known field names: a message of another shape would put its own text here.
+        # Only names of known fields: another name would put text of the message into the error.
         place = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part in _FIELDS)
         raise ValueError(f"{place or 'the event'}: {first['type'].replace('_', ' ')}") from None
     return UsageEvent(
@@ -192,6 +191,6 @@ def _to_json(form: Callable[[UsageEvent], Any], event: UsageEvent) -> bytes:
     try:
         return to_json(form(event))
     except PydanticSerializationError:
-        # Half of a surrogate pair: a text may hold it, UTF-8 may not.
+        # Replace halves of surrogate pairs, which a text may contain and UTF-8 cannot encode.
         values = (value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in event)
         return to_json(form(UsageEvent._make(values)))

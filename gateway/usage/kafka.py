@@ -1,6 +1,6 @@
-"""A sink that sends events to Kafka as CloudEvents, all of a tenant to one partition.
+"""A sink that sends events to Kafka as CloudEvents, from where the ledger reads them.
 
-The ledger reads them there.
+All events of a tenant go to the same partition.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from llmops.gateway.usage.event_formats import to_cloud_event
 from llmops.gateway.usage.signing import SIGNATURE_HEADER, signature, signing_keys
 from llmops.gateway.usage.sink import UsageSink
 
-#: Seconds after which brokers that have not taken a batch count as away.
+#: Seconds after which brokers that have not accepted a batch count as unavailable.
 PRODUCE_TIMEOUT = 20.0
 
 
 class KafkaSink(UsageSink):
-    """A topic on the way to the ledger.
+    """A sink that sends events to a Kafka topic, from which the ledger reads them.
 
-    Brokers may lose what they accept: only `ledger` confirms events.
-
-    Raises InputError without a signing key. Events may be sent twice: the ledger keeps each once.
+    Brokers may lose events that they accepted, so only `ledger` confirms events. Events may be sent
+    twice: the ledger keeps each event once. Creating the sink raises InputError without a signing
+    key.
     """
 
     def __init__(self, settings: KafkaSettings, ledger: UsageSink) -> None:
@@ -43,7 +43,7 @@ class KafkaSink(UsageSink):
         try:
             await wait_with_timeout(PRODUCE_TIMEOUT, self._write(events))
         except (TimeoutError, KafkaError, OSError) as error:
-            # Its events are not confirmed, and will be sent again.
+            # The events of the batch are not confirmed, and will be sent again.
             await self._drop()
             raise ResourceError(f"{kafka_error_message(self._settings, error)}") from error
 
@@ -81,9 +81,9 @@ class KafkaSink(UsageSink):
 
 
 def client_options(settings: KafkaSettings) -> dict[str, Any]:
-    """Return the options of aiokafka's clients.
+    """Return the connection options of aiokafka's clients.
 
-    Silences their log: callers report each failure once.
+    Also silences the log of aiokafka, because callers report each failure once.
     """
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     options: dict[str, Any] = {"bootstrap_servers": settings.servers, "client_id": "llmops"}
@@ -101,9 +101,9 @@ def client_options(settings: KafkaSettings) -> dict[str, Any]:
 
 
 def kafka_error_message(settings: KafkaSettings, error: BaseException) -> str:
-    """Return one sentence about a failure, without the text of the client library."""
+    """Return one sentence about a Kafka failure, without the text of the client library."""
     name = type(error).__name__.removesuffix("Error")
     return (
-        f"Kafka at {settings.servers} does not take or give events of {settings.topic} ({name}); "
-        "check kafka.servers, the user and its rights, and the brokers' log."
+        f"Kafka at {settings.servers} cannot write or read events of the topic {settings.topic} ({name}); "
+        "check kafka.servers, the user's password and permissions, and the brokers' log."
     )

@@ -33,10 +33,10 @@ from llmops.untrusted_text import escape_unsafe, strip_unsafe
 
 log = logging.getLogger(__name__)
 
-#: The user of all requests without a key. One user: otherwise a client could create any number of
-#: rows.
+#: The user of all requests without a key. They share one user, because clients could otherwise
+#: create any number of rows.
 ANONYMOUS_USER_ID = str(UUID(int=0))
-#: Seconds after which a store that has not answered counts as away.
+#: Seconds without a response after which the store counts as unavailable.
 STORE_TIMEOUT = 30.0
 _LENGTHS = {column.name: getattr(column.type, "length", None) or 0 for column in usage_records.columns}
 _LENGTHS |= {"tenant_id": getattr(tenant_totals.c.tenant_id.type, "length", None) or 0}
@@ -44,11 +44,11 @@ _MAX_INT32 = 2**31 - 1
 
 
 class LedgerSink(UsageSink):
-    """The ledger in the store at `url`. Each batch is one transaction."""
+    """A sink that writes to the ledger in the store at `url`. Each batch is one transaction."""
 
     def __init__(self, url: str) -> None:
         self._store = LazyStore(url, pool_size=2)
-        # Ids that the last transaction wrote: the next call usually asks for exactly these.
+        # Ids written by the last transaction: the next call usually asks for exactly these ids.
         self._written: frozenset[str] = frozenset()
 
     async def write(self, events: Sequence[UsageEvent]) -> None:
@@ -66,10 +66,10 @@ class LedgerSink(UsageSink):
 
 
 def write_events(connection: Connection, events: Sequence[UsageEvent]) -> WriteResult:
-    """Write the events that the ledger does not have.
+    """Write the events that the ledger does not have yet.
 
-    Events without a price are priced by the time of the event. An event that cannot be billed, or
-    whose tenant, user and key do not belong together, is parked with its reason.
+    An event without a price gets the price in force at the time of the event. An event is parked
+    with a reason if it cannot be billed, or if its tenant, user and key do not belong together.
     """
     unpriced = {event.model for event in events if event.price_id is None}
     prices = {model: _prices_of(connection, model) for model in sorted(unpriced)}
@@ -84,7 +84,8 @@ def write_events(connection: Connection, events: Sequence[UsageEvent]) -> WriteR
     if any(faults):
         wrong = [(event, fault) for event, fault in zip(events, faults, strict=True) if fault]
         log.error(
-            "%d events of usage are parked, the first of gateway %s: %s. List them with `llmops usage dead-letters`.",
+            "%d usage events cannot be billed and are parked; the first is from gateway %s: %s. List them with "
+            "`llmops usage dead-letters`.",
             len(wrong), escape_unsafe(wrong[0][0].gateway_id), wrong[0][1],
         )  # fmt: skip
         add_dead_letters(connection, [parked_event(event, fault) for event, fault in wrong], utc_now())
@@ -93,12 +94,15 @@ def write_events(connection: Connection, events: Sequence[UsageEvent]) -> WriteR
 
 
 def parked_event(event: UsageEvent, reason: str) -> DeadLetter:
-    """Return the event as a dead letter. It counts as arrived: its gateway does not send it again."""
+    """Return the event as a dead letter.
+
+    The ledger confirms it, so its gateway does not send it again.
+    """
     return DeadLetter(reason, f"gateway {event.gateway_id} number {event.seq}", to_cloud_event(event), event.id)
 
 
 def _reason_to_park(event: UsageEvent, record: UsageRecord, owners: RecordOwners) -> str:
-    """Return the reason why the event cannot be billed, or an empty text."""
+    """Return the reason why the event cannot be billed, or an empty text if it can."""
     if not 0 <= event.cost_micros <= MAX_COST_MICROS:
         return "cost out of range"
     if not 0 <= event.seq <= MAX_SEQUENCE:
@@ -111,7 +115,10 @@ def _reason_to_park(event: UsageEvent, record: UsageRecord, owners: RecordOwners
 
 
 def _prices_of(connection: Connection, model: str) -> Sequence[Price] | None:
-    """Return the prices of a model, None if one of them is damaged: other models are billed."""
+    """Return the prices of a model, or None if a price is damaged.
+
+    A damaged price affects only its own model; other models are billed.
+    """
     try:
         return list_prices_async(connection, _text("model", model) or "")
     except DAMAGED:
@@ -129,9 +136,9 @@ def _priced(event: UsageEvent, prices: dict[str, Sequence[Price] | None]) -> Usa
 
 
 def _record(event: UsageEvent) -> UsageRecord:
-    """Return a row that the tables take, whatever the event holds.
+    """Return a row that the tables accept, whatever values the event has.
 
-    A row that the tables refuse would stop all events behind it.
+    A row that the tables refuse would block all events behind it.
     """
     texts = _bounded_texts(
         event.tenant_id, event.user_id, event.model, event.key_id, event.price_id, event.version, event.replica,
@@ -169,7 +176,7 @@ def _bounded_texts(
     finish_reason: str | None,
     priority: str | None,
 ) -> dict[str, Any]:
-    """Return the texts that many events have in common, as their columns take them."""
+    """Return the texts that many events have in common, cut to the widths of their columns."""
     return {
         "user_id": _store_user_id(tenant, user),
         "model": _text("model", model) or "",
@@ -187,17 +194,18 @@ def _count(value: int | None) -> int | None:
 
 
 def _text(name: str, value: str | None) -> str | None:
-    """Return as much of the text as its column takes."""
+    """Return the beginning of the text that fits into its column."""
     if value is None or (value.isascii() and value.isprintable() and len(value) <= _LENGTHS[name]):
         return value
-    # Bytes and not characters: a database without an encoding counts them.
+    # Count bytes and not characters, because a database without an encoding limits bytes.
     return strip_unsafe(value).encode("utf-8", "replace")[: _LENGTHS[name]].decode("utf-8", "ignore")
 
 
 def _store_user_id(tenant: str, user: str) -> str:
-    """Return the store's id of the user.
+    """Return the id of a user in the store.
 
-    For a name of another system, it is a UUID made from the name, always the same.
+    A name from another system becomes a UUID that is derived from the name, so it is always the
+    same.
     """
     if not tenant:
         return ANONYMOUS_USER_ID

@@ -1,15 +1,15 @@
 """Memory-mapped slots of requests whose events are not in the outbox yet.
 
-They outlive a process that is killed.
+The slots survive a process that is killed.
 
     FREE ──open──▶ OPEN ──end──▶ ENDED ──release──▶ FREE
                      └──▶ SHARED ──┘
 
-OPEN: the answer is running. Its slot holds what it has used so far; a count is written with each
-message of the engine, at the price of one store to memory. ENDED: the answer is over, and its slot
-holds its event until the outbox has that. SHARED: as OPEN, and another gateway may continue the
-answer and bill all of it. A slot that is not free after a crash is billed: as
-`gateway_lost`, or by its event.
+OPEN: the answer is running. The slot holds the tokens used so far; the count is updated with each
+message of the engine, which costs one write to memory. ENDED: the answer is over, and the slot
+holds the answer's event until the outbox has the event. SHARED: like OPEN, but another gateway may
+continue the answer and bill all of it. A slot that is not free after a crash is billed: by the
+event in it, or else as `gateway_lost`.
 """
 
 from __future__ import annotations
@@ -26,32 +26,39 @@ from typing import NamedTuple
 
 from llmops.gateway.usage.event_formats import EncodedEvent, decode_event, format_event_id
 
-#: The parts of a slot, in bytes: eight numbers, the texts of an open answer, and the event of one
-#: that has ended.
+#: Sizes in bytes: a whole slot, its eight numbers, and the texts of an open answer. The rest of a
+#: slot is for the event of an ended answer.
 SLOT_BYTES, NUMBERS_BYTES, TEXT_BYTES = 2048, 64, 960
 SLOTS_PER_CHUNK = 256
-#: Slots that are read of a dead process. No process has so many open answers.
+#: Maximum number of slots read from the file of a dead process; no process has as many open
+#: answers. Bounds the memory that a damaged file takes.
 MAX_SLOTS = 2**16
 STATE, HIGH, LOW, STARTED, PROMPT, CACHED, TOKENS, LENGTH = range(8)
 FREE, OPEN, ENDED, SHARED = range(4)
 _AFTER_STATE_OFFSET, _FIELDS_AFTER_STATE = 8, Struct("=7q")
-#: The header of an event: the lengths of its id and its body, and its checksum.
+#: Header of an event: the lengths of its id and of its body, and its checksum.
 _EVENT_HEADER = Struct("=HHI")
 _EVENT_OFFSET = TEXT_BYTES
 _MAX_EVENT_BYTES = SLOT_BYTES - NUMBERS_BYTES - TEXT_BYTES - _EVENT_HEADER.size
-#: A number of tokens that no request reaches: more means that the slot is damaged.
+#: Upper bound of a plausible number of tokens: a larger number means that the slot is damaged.
 MAX_TOKENS = 2**31 - 1
-#: The years 2001 and 2200 in microseconds since 1970. A start outside of them means that the slot
-#: is damaged.
+#: Bounds of a plausible start time, the years 2001 and 2200 in microseconds since 1970: a time
+#: outside them means that the slot is damaged.
 EARLIEST, LATEST = 10**15, 7_258_118_400_000_000
 _SEPARATOR = "\x1f"
 
 
 class UnfinishedAnswer(NamedTuple):
-    """The usage of an answer whose process died while it ran.
+    """The usage of an answer whose process died while the answer ran.
 
-    `texts` are the texts that `open` was called with. `is_shared` is True if another gateway may
-    have continued the answer.
+    Attributes:
+        id: The event's id.
+        started: The start of the answer, in UTC.
+        prompt: Tokens of the prompt.
+        cached: Tokens of the prompt that were in the engine's cache.
+        tokens: Tokens generated so far.
+        texts: The texts passed to `AnswerSlot.open`.
+        is_shared: True if another gateway may have continued the answer.
     """
 
     id: str
@@ -64,9 +71,12 @@ class UnfinishedAnswer(NamedTuple):
 
 
 class OpenSlots(NamedTuple):
-    """The slots that a dead process left.
+    """The used slots that a dead process left.
 
-    They hold running answers and events of ended ones; `damaged` is the number of damaged slots.
+    Attributes:
+        unfinished: The answers that were running.
+        ended: The events of answers that had ended.
+        damaged: The number of damaged slots.
     """
 
     unfinished: list[UnfinishedAnswer]
@@ -75,7 +85,10 @@ class OpenSlots(NamedTuple):
 
 
 class AnswerSlot:
-    """The slot of one answer. Its `numbers` can be written without a call."""
+    """The slot of one answer.
+
+    Code that counts tokens writes to `numbers` directly, which is faster than a call per token.
+    """
 
     __slots__ = ("numbers", "text")
 
@@ -83,23 +96,26 @@ class AnswerSlot:
         self.numbers, self.text = numbers, text
 
     def open(self, event_id: tuple[int, int], started: int, prompt: int, texts: list[str]) -> None:
-        """Note a running answer.
+        """Record a running answer in the slot.
 
         Args:
             event_id: The two numbers of `new_event_id`.
-            started: Microseconds since 1970.
+            started: The start of the answer, in microseconds since 1970.
             prompt: Tokens of the prompt.
-            texts: Texts for the event, cut off where they do not fit.
+            texts: Texts for the event; the joined texts are cut to `TEXT_BYTES`.
         """
         data = _SEPARATOR.join(texts).encode("utf-8", "replace")[:TEXT_BYTES]
         self.text[: len(data)] = data
         high, low = event_id
         _FIELDS_AFTER_STATE.pack_into(self.numbers, _AFTER_STATE_OFFSET, high, low, started, prompt, 0, 0, len(data))
-        # Last: a process that is killed before this line leaves a free slot.
+        # Set the state last, so that a process killed before this line leaves a free slot.
         self.numbers[STATE] = OPEN
 
     def end(self, event: EncodedEvent) -> bool:
-        """Note the event of the answer. Return False if it is too long: the slot stays open then."""
+        """Store the event of an ended answer in the slot.
+
+        Return False, and leave the slot open, if the event is too long.
+        """
         event_id, checksum, body = event
         if len(body) > _MAX_EVENT_BYTES - len(event_id):
             return False
@@ -111,17 +127,17 @@ class AnswerSlot:
 
 
 class OpenAnswers:
-    """All slots of one process.
+    """All slots of one process, in a memory-mapped file.
 
-    The file grows in chunks whose room on the disk is allocated first: a write to mapped memory
-    without room behind it kills the process.
+    The file grows in chunks whose disk space is allocated first: a write to mapped memory without
+    disk space kills the process.
     """
 
     def __init__(self, path: Path) -> None:
-        """Create the file, or empty it.
+        """Create the file, or empty an existing file.
 
         Raises:
-            OSError: The disk has no room for the file.
+            OSError: The disk has no space for the file.
         """
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._file, 0)
@@ -134,7 +150,7 @@ class OpenAnswers:
             raise
 
     def take(self) -> AnswerSlot | None:
-        """Return a free slot, None if there is no room for another one."""
+        """Return a free slot, or None if the disk has no space for another chunk."""
         if not self._free:
             try:
                 self._grow()
@@ -143,12 +159,12 @@ class OpenAnswers:
         return self._free.pop()
 
     def release(self, slot: AnswerSlot) -> None:
-        """Make the slot free."""
+        """Mark the slot as free."""
         slot.numbers[STATE] = FREE
         self._free.append(slot)
 
     def close(self) -> None:
-        """Close the file. It keeps what is open, and slots in use can still be written."""
+        """Close the file. Open answers stay in the file, and slots in use can still be written."""
         os.close(self._file)
 
     def _grow(self) -> None:
@@ -165,7 +181,7 @@ def read_slots(path: Path) -> OpenSlots:
     """Return the slots in the file of a dead process that are not free.
 
     Raises:
-        OSError: The file cannot be read, or is not a file.
+        OSError: The file cannot be read, or is not a regular file.
     """
     slots, damaged = OpenSlots([], [], 0), 0
     for data in _slot_bytes(path):
@@ -184,9 +200,12 @@ def read_slots(path: Path) -> OpenSlots:
 
 
 def _slot_bytes(path: Path) -> Iterator[bytes]:
-    """Yield the bytes of the slots, of which a damaged file may have too many for the memory."""
+    """Yield the bytes of each slot, one at a time.
+
+    A damaged file may have more slots than fit into memory.
+    """
     try:
-        # a pipe in its place would wait for a writer
+        # Without O_NONBLOCK, opening a pipe in the file's place would wait for a writer.
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return
@@ -204,7 +223,7 @@ def _read_event(text: bytes) -> EncodedEvent:
     """Return the event in a slot.
 
     Raises:
-        ValueError: `AnswerSlot.end` did not write the event.
+        ValueError: The slot does not hold an event that `AnswerSlot.end` wrote.
     """
     id_length, body_length, checksum = _EVENT_HEADER.unpack_from(text, _EVENT_OFFSET)
     start = _EVENT_OFFSET + _EVENT_HEADER.size
@@ -218,7 +237,7 @@ def _read_answer(numbers: memoryview[int], text: bytes) -> UnfinishedAnswer:
     """Return the running answer in a slot.
 
     Raises:
-        ValueError: `AnswerSlot.open` and an engine do not write such numbers.
+        ValueError: The numbers are not plausible, so the slot is damaged.
     """
     if not (
         numbers[STATE] in (OPEN, SHARED)

@@ -2,14 +2,14 @@
 
 Each gateway process has a file of its own.
 
-Events are added in batches, one transaction each, which does not wait for the disk: SQLite's
-write-ahead log (WAL) is in the system's hands after it, so a killed process loses nothing.
-`checkpoint` brings the log to the disk in another thread; a power cut loses what came after the
-last one.
+Events are added in batches. Each batch is one transaction, which does not wait for the disk: SQLite
+hands its write-ahead log (WAL) to the operating system, so a killed process loses nothing.
+`checkpoint` writes the log to the disk in another thread; a power failure loses the events after
+the last checkpoint.
 
-`place` numbers the rows in the order in which they were added and is never used twice in a file.
-Delivery reads in that order: event ids are not in the order of arrival, and SQLite gives a row id
-again when its table has become empty.
+`place` numbers the rows in the order in which they were added, and no number is used twice in a
+file. Delivery reads in the order of `place`: event ids are not in the order of arrival, and SQLite
+reuses row ids when a table has become empty.
 """
 
 from __future__ import annotations
@@ -36,37 +36,38 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-#: Bytes of an outbox, with its log.
+#: Maximum size of an outbox with its log, in bytes. Bounds the disk space of a long outage of the
+#: ledger.
 MAX_BYTES = 2**30
-#: Bytes of a log that grows because events arrive faster than checkpoints end; it is emptied on the
-#: event loop then.
+#: Size in bytes at which the log is emptied on the event loop. The log grows to this size only if
+#: events arrive faster than checkpoints end.
 MAX_LOG_BYTES = 16 * 2**20
-#: Bytes of an empty file that is made small again: a long outage may have left up to `MAX_BYTES`.
+#: Size in bytes above which an empty file is shrunk: a long outage may have left up to `MAX_BYTES`.
 SHRINK_BYTES = 4 * 2**20
-#: Damaged events of one outbox that have a line in the log.
+#: Maximum number of damaged events of one outbox that get their own line in the log.
 MAX_DAMAGE_LINES = 10
-#: Pages that the file may have at least; SQLite does not open a smaller one.
+#: Minimum of the file's page limit; SQLite does not open a smaller file.
 _MIN_PAGES = 16
-#: Seconds that a statement waits for a lock. Nothing but the end of a checkpoint takes the lock of
-#: the writer.
+#: Seconds that a statement waits for a lock. Only the end of a checkpoint competes for the writer's
+#: lock, and it takes less.
 _LOCK_TIMEOUT = 1.0
 _DATABASE, _POSITION = "outbox.db", "position"
-#: Files that SQLite opens beside the database.
+#: Files that SQLite creates beside the database.
 SQLITE_FILES = tuple(f"{_DATABASE}-{kind}" for kind in ("shm", "wal", "journal"))
-#: Numbers in the position file: the last place given to an event, and the last one whose event was
-#: deleted.
+#: Indices of the numbers in the position file, and its size in bytes: the last place given to an
+#: event, and the last place whose event was deleted.
 _LAST, _DELETED, _POSITION_BYTES = 0, 1, 16
 _MAX_PLACE = 2**53
-#: Errors of the machine: the file may be whole. Everything else that SQLite raises while it opens a
-#: file is damage.
+#: SQLite errors of the machine, after which the file may be intact. Every other SQLite error at
+#: opening a file means that the file is damaged.
 _MACHINE_ERRORS = frozenset(
     {
         sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
         sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN,
     }
 )  # fmt: skip
-#: Reads a damaged id as another text, which `decode_event` notices; by default the whole read would
-#: fail.
+#: Decoder that replaces invalid bytes, so that `decode_event` notices a damaged id. The default
+#: decoder would make the whole read fail.
 _TEXT = partial(str, encoding="utf-8", errors="replace")
 _COLUMNS = "place, id, checksum, body"
 
@@ -81,12 +82,12 @@ class OutboxRow(NamedTuple):
 class UsageOutbox:
     """An outbox in a folder that no other process uses.
 
-    `add` and `delete` are for the thread of the event loop; `read`, `ids` and `checkpoint` work in
-    a thread of their own.
+    `add` and `delete` run in the event loop's thread; `read`, `ids` and `checkpoint` work in a
+    thread of their own.
     """
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
-        """Open the outbox of `folder`, or create it. Checks each page of a file that was there.
+        """Open the outbox of `folder`, or create it. Every page of an existing file is checked.
 
         Raises:
             OSError: A file cannot be created or opened.
@@ -97,9 +98,9 @@ class UsageOutbox:
         self._path, self._log_path, is_new = path, folder / f"{_DATABASE}-wal", not path.exists()
         self._connections: list[sqlite3.Connection] = []
         self._thread = ThreadPoolExecutor(1, "usage-outbox")
-        #: The number of events.
+        #: The number of events in the file.
         self.count: int
-        #: Places of rows that cannot be read. They are not delivered, and stay in the file.
+        #: Places of unreadable rows. These rows are not delivered, and stay in the file.
         self.damaged: set[int] = set()
         try:
             self._writer = self._connect(path)
@@ -108,14 +109,15 @@ class UsageOutbox:
                     "CREATE TABLE events "
                     "(place INTEGER PRIMARY KEY, id TEXT NOT NULL, checksum INTEGER NOT NULL, body BLOB NOT NULL)"
                 )
-                # After the table: a file without it is damaged, and not one that was just created.
+                # Created after the table, so that a file without a table counts as damaged and not
+                # as new.
                 self._writer.execute("PRAGMA journal_mode = WAL")
             else:
                 self._check()
             self.limit(max_bytes)
             self._reader = self._connect(path)
-            # A connection that has read nothing yet does not know the log, and has nothing to
-            # checkpoint.
+            # Read something first: a new connection that has read nothing does not know the log,
+            # and its checkpoint does nothing.
             for connection in self._connections:
                 self.count, last = connection.execute("SELECT count(*), coalesce(max(place), 0) FROM events").fetchone()
             self._position = _map_position(folder / _POSITION)
@@ -126,7 +128,7 @@ class UsageOutbox:
 
     @property
     def size(self) -> int:
-        """The bytes of the pages that hold events."""
+        """The size of the pages that hold events, in bytes."""
         pages, free, size = (
             self._writer.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("page_count", "freelist_count", "page_size")
@@ -134,17 +136,17 @@ class UsageOutbox:
         return int((pages - free) * size)
 
     def limit(self, max_bytes: int) -> None:
-        """Refuse events that would make the outbox larger than `max_bytes`."""
+        """Set the maximum size in bytes. Events that do not fit are refused."""
         self._max_log_bytes = min(MAX_LOG_BYTES, max_bytes // 8)
         (page_size,) = self._writer.execute("PRAGMA page_size").fetchone()
         pages = max((max_bytes - self._max_log_bytes) // page_size, _MIN_PAGES)
         self._writer.execute(f"PRAGMA max_page_count = {pages}")
 
     def add(self, events: Sequence[EncodedEvent]) -> None:
-        """Add the events behind all others: all of them or none.
+        """Add all of the events at the end of the outbox, or none of them.
 
         Raises:
-            sqlite3.Error: There is no room for them, or the disk fails.
+            sqlite3.Error: The events do not fit, or the disk fails.
         """
         rows = [(place, *event) for place, event in enumerate(events, self.last_place + 1)]
         with self._writer:
@@ -167,14 +169,14 @@ class UsageOutbox:
         self._position[_DELETED] = max(self._position[_DELETED], *places)
 
     async def read(self, after: int, limit: int) -> list[OutboxRow]:
-        """Return the first events behind the place `after`, at most `limit`.
+        """Return the first events after the place `after`, at most `limit`.
 
-        Rows that are damaged are left out.
+        Damaged rows are skipped.
         """
         return await self._in_thread(self._read, after, limit)
 
     async def ids(self, until: int, limit: int) -> dict[str, int]:
-        """Return the places of the first events, by the events' ids.
+        """Return the places of the first events, keyed by event id.
 
         At most `limit` events up to the place `until` are returned.
         """
@@ -183,12 +185,12 @@ class UsageOutbox:
         return dict([row for row in rows if row[1] not in self.damaged][:limit])
 
     def known(self, ids: Collection[str]) -> set[str]:
-        """Return those of the event ids that are in the outbox. Reads all of it."""
+        """Return the ids among `ids` whose events are in the outbox. Reads the whole outbox."""
         statement = "SELECT id FROM events WHERE id IN (SELECT value FROM json_each(?))"
         return {row[0] for row in self._writer.execute(statement, (json.dumps(sorted(ids)),))}
 
     def oldest(self) -> datetime | None:
-        """Return the time of the first event, None for an empty outbox or one that cannot be read."""
+        """Return the time of the first event; None without events or if it is unreadable."""
         try:
             row = self._writer.execute(f"SELECT {_COLUMNS} FROM events ORDER BY place LIMIT 1").fetchone()
             return decode_event(EncodedEvent(*row[1:])).at if row else None
@@ -196,7 +198,7 @@ class UsageOutbox:
             return None
 
     async def checkpoint(self) -> None:
-        """Bring all events that were added before to the disk.
+        """Write all events that were added before this call to the disk.
 
         Raises:
             sqlite3.Error: The disk fails.
@@ -216,7 +218,7 @@ class UsageOutbox:
     async def _in_thread(self, work: Callable[..., Result], *args: Any) -> Result:
         """Run `work` in the thread of the second connection.
 
-        Cancelling the caller does not end it: `close` waits.
+        Cancelling the caller does not end the work: `close` waits for it.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
@@ -236,21 +238,23 @@ class UsageOutbox:
     def _recover_position(self, last: int) -> None:
         """Compare the events in the file with the position that its process wrote.
 
-        Missing events are reported.
-
-        SQLite ends a log silently at the first frame that is not whole.
+        Missing events are reported, because SQLite silently ends a log at the first incomplete
+        frame.
         """
         written, deleted = self._position
         if not 0 <= deleted <= written <= _MAX_PLACE:
-            log.error("The file %s is damaged: events that are missing in the outbox cannot be noticed.", _POSITION)
+            log.error(
+                "The file %s is damaged, so the gateway cannot tell whether usage events are missing from the outbox.",
+                _POSITION,
+            )
             written, deleted = last, 0
         missing = written - max(last, deleted)
         if missing > 0:
-            # SQLite deletes the log when the file is closed
+            # Copy the log first: SQLite deletes it when the file is closed.
             kept = f" Its log is kept in {keep_damaged(self._log_path)}." if self._log_path.is_file() else ""
             log.error(
-                "The end of the outbox %s is lost: up to %d events of usage are missing. If the machine did not crash, "
-                "its disk is damaged.%s",
+                "The end of the outbox %s is lost: up to %d usage events are missing and not billed. If the machine "
+                "did not crash, check its disk.%s",
                 self._path, missing, kept,
             )  # fmt: skip
         self.last_place = max(written, last)
@@ -274,7 +278,12 @@ class UsageOutbox:
         if place not in self.damaged:
             self.damaged.add(place)
             if len(self.damaged) <= MAX_DAMAGE_LINES:
-                log.error("Event %d of the outbox %s is damaged (%s) and cannot be billed.", place, self._path, error)
+                log.error(
+                    "Event %d of the outbox %s is damaged (%s) and cannot be billed; the file keeps it.",
+                    place,
+                    self._path,
+                    error,
+                )
             if len(self.damaged) == MAX_DAMAGE_LINES:
                 log.error("More damaged events of this outbox are only counted.")
 
@@ -282,16 +291,16 @@ class UsageOutbox:
 def is_machine_error(error: Exception) -> bool:
     """Return True if the machine lacks something (space, permissions, memory).
 
-    The file may be whole then.
+    The file may then be intact.
     """
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in _MACHINE_ERRORS
 
 
 def salvage_events(folder: Path) -> Iterator[EncodedEvent]:
-    """Yield the events that can be read from a damaged outbox.
+    """Yield the readable events of a damaged outbox.
 
-    They are read from its start and from its end, up to the damage.
+    The events are read from the start and from the end of the file, each up to the damage.
     """
     last = 0
     for condition in ("place > ? ORDER BY place", "place > ? ORDER BY place DESC"):
@@ -316,7 +325,7 @@ def _fetch(connection: sqlite3.Connection, statement: str, values: tuple[int, ..
 
 
 def _map_position(path: Path) -> memoryview[int]:
-    """Map the position file, so that its numbers survive this process when it is killed."""
+    """Map the position file into memory, so that its numbers survive a killed process."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.ftruncate(file, _POSITION_BYTES)

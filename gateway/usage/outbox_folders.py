@@ -1,9 +1,9 @@
-"""The folders of outboxes: a new one for each gateway process.
+"""The folders of outboxes: each gateway process creates a new folder.
 
 A folder that a dead process left can be taken over.
 
-The process that works in a folder holds a lock on a file in it, which the system releases however
-the process ends.
+The process that works in a folder holds a lock on a file in the folder. The operating system
+releases the lock however the process ends.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 _PREFIX, _LOCK, _DAMAGED = "gw-", "lock", "damaged-"
-#: Bytes that are kept of a damaged file, as many as its healthy files have at most: a damaged one
-#: may be a hole of a terabyte.
+#: Maximum size of the copy of a damaged file, in bytes: the maximum of an intact file. A damaged
+#: file may be a sparse file of a terabyte.
 _KEPT_BYTES = 64 * 2**20
 
 
 class FolderLock:
-    """A folder that no other process works in until the lock is released."""
+    """A locked folder, in which no other process works until the lock is released."""
 
     def __init__(self, folder: Path, lock: int) -> None:
         self.folder = folder
@@ -35,17 +35,17 @@ class FolderLock:
 
     @property
     def size(self) -> int:
-        """The bytes that the files in the folder take on the disk."""
+        """The disk space of the files in the folder, in bytes."""
         return sum(file.lstat().st_blocks * 512 for file in self.folder.iterdir())
 
     def release(self) -> None:
-        """Leave the folder for another process."""
+        """Release the lock, so that another process can take over the folder."""
         os.close(self._lock)
 
     def remove(self) -> None:
-        """Delete the folder."""
+        """Delete the folder with its files."""
         hidden = self.folder.with_name(f".{self.folder.name}")
-        # Renamed first: no process may take over a part of it.
+        # Rename the folder first, so that no process takes over a half-deleted folder.
         self.folder.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
         self.release()
@@ -64,9 +64,9 @@ class FolderLock:
 
 
 def keep_damaged(file: Path) -> Path:
-    """Copy a damaged file beside its folder, and return the path of the copy.
+    """Copy a damaged file to a place beside its folder, and return the path of the copy.
 
-    There the copy outlives the folder. It is cut after `_KEPT_BYTES`.
+    The copy outlives the folder, and is cut to `_KEPT_BYTES`.
     """
     kept = _kept_path(file)
     kept.touch(mode=0o600)
@@ -76,10 +76,10 @@ def keep_damaged(file: Path) -> Path:
 
 
 def set_aside_special_files(folder: Path, names: Iterable[str]) -> None:
-    """Move pipes, folders, links and devices with these names out of `folder`, beside it.
+    """Move pipes, folders, links and devices with these names from `folder` to a place beside it.
 
-    SQLite opens what stands in the place of its log: it waits without end for the other side of a
-    pipe, and does not read a whole database beside the others.
+    SQLite opens whatever file has the name of its log: a pipe would make it wait forever, and other
+    kinds would make it fail to read an intact database.
 
     Raises:
         OSError: A file cannot be moved.
@@ -88,7 +88,7 @@ def set_aside_special_files(folder: Path, names: Iterable[str]) -> None:
         with suppress(FileNotFoundError):
             if not stat.S_ISREG(file.lstat().st_mode):
                 file.rename(kept := _kept_path(file))
-                log.error("%s was not a file, and is set aside as %s.", file, kept)
+                log.error("%s is not a regular file; it was moved to %s.", file, kept)
 
 
 def _kept_path(file: Path) -> Path:
@@ -96,23 +96,24 @@ def _kept_path(file: Path) -> Path:
 
 
 def new_gateway_id() -> str:
-    """Return a name for a gateway process that no other gateway process has or had."""
+    """Return a new, globally unique name for a gateway process."""
     return _PREFIX + secrets.token_hex(6)
 
 
 def lock_new_folder(root: Path) -> FolderLock:
-    """Create a folder and return its lock.
+    """Create a new folder under `root` and return its lock.
 
     Raises:
         OSError: The folder cannot be created.
     """
     while True:
-        # Each time: a process that ends may have removed the empty root.
+        # Create the root in every attempt: a process that ends may have removed the empty root.
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = root / new_gateway_id()
         with suppress(FileNotFoundError):
             folder.mkdir(mode=0o700)
-            # None: another process took it for an abandoned one.
+            # None means that another process took the new folder for an abandoned one and locked
+            # it.
             if (lock := _lock_folder(folder)) is not None:
                 return lock
 
@@ -120,7 +121,7 @@ def lock_new_folder(root: Path) -> FolderLock:
 def lock_abandoned_folders(root: Path) -> Iterator[FolderLock]:
     """Lock and yield each folder in `root` that no process works in.
 
-    A folder that cannot be locked is reported, and does not keep the others from being delivered.
+    A folder that cannot be locked is reported, and does not delay the delivery of other folders.
     """
     for folder in sorted(root.glob(f"{_PREFIX}*")):
         try:
@@ -128,7 +129,7 @@ def lock_abandoned_folders(root: Path) -> Iterator[FolderLock]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            log.error("%s is no outbox that can be opened (%s); move it away.", folder, error.strerror)
+            log.error("%s is not an outbox that can be opened (%s); move it to another place.", folder, error.strerror)
             continue
         if lock is not None:
             yield lock
@@ -139,7 +140,7 @@ def _lock_folder(folder: Path) -> FolderLock | None:
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The process that held the lock may have removed the folder meanwhile.
+        # The process that held the lock may have removed the folder in the meantime.
         if os.fstat(lock).st_ino == path.stat().st_ino:
             return FolderLock(folder, lock)
     except (BlockingIOError, FileNotFoundError):

@@ -1,10 +1,9 @@
 """The writer that turns requests into usage events.
 
-Requests are counted in a memory-mapped slot while they run, and written to the outbox in batches.
-
-An ended request's event is in its slot before the last bytes of the answer go out, where it
-survives a killed process; `flush` writes the events of many requests to the outbox in one
-transaction and makes their slots free.
+Running requests are counted in a memory-mapped slot, and ended requests are written to the outbox
+in batches. The event of an ended request is in its slot before the last bytes of the answer are
+sent, so it survives a killed process. `flush` writes the events of many requests to the outbox in
+one transaction and frees their slots.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ from llmops.gateway.usage.sink import Prices
 
 log = logging.getLogger(__name__)
 
-#: The finish reason of an answer whose gateway died.
+#: Finish reason of an answer whose gateway process died.
 GATEWAY_LOST = "gateway_lost"
-#: Finish reasons of answers that are not billed if they have no token.
+#: Finish reasons of failed answers, which are not billed if they have no tokens.
 _FAILED_FINISH_REASONS = frozenset({"error", "engine_lost"})
-#: Characters of the column `usage_records.request_id`.
+#: Maximum length of a request id, in characters: the width of `usage_records.request_id`.
 _MAX_REQUEST_ID_LENGTH = 64
 _SLOTS_FILE = "open-answers"
 
@@ -54,19 +53,24 @@ _SLOTS_FILE = "open-answers"
 class OutboxWriter:
     """The writer of one process's events.
 
-    `trouble` says why they cannot be written now; it is empty otherwise.
+    Events that the outbox does not accept stay in memory and in their slots until `flush` succeeds.
 
-    Events that the outbox does not take stay in memory and in their slots until `flush` succeeds.
+    Attributes:
+        gateway_id: The id of this process in its events.
+        next_seq: The number of the next event.
+        offered: The number of answers that stay in their slots when this process ends, because
+            other gateways may continue them.
+        prices: The source of prices.
+        trouble: The reason why events cannot be written now; empty if they can.
     """
 
     def __init__(self, folder: Path, outbox: UsageOutbox, prices: Prices) -> None:
-        """Create the slots. The folder's name becomes the events' gateway id.
+        """Create the file of slots. The folder's name becomes the gateway id of the events.
 
         Raises:
-            OSError: The disk has no room for the slots.
+            OSError: The disk has no space for the slots.
         """
         self.gateway_id, self.next_seq = folder.name, 0
-        # answers that stay in their slots after this process, as other gateways may continue them
         self.offered = 0
         self.prices, self.trouble = prices, ""
         self._outbox = outbox
@@ -74,13 +78,13 @@ class OutboxWriter:
         self._pending: list[tuple[EncodedEvent, AnswerSlot | None]] = []
 
     def recorder(self, context: RequestContext) -> UsageRecorder:
-        """Return what records the usage of one request."""
+        """Return a recorder of the usage of one request."""
         return _RequestUsage(self, context)
 
     def open(
         self, event_id: tuple[int, int], context: RequestContext, model: str, answer_id: str, prompt: int
     ) -> AnswerSlot | None:
-        """Return a slot for a request, None without room for one: a crash loses the request then."""
+        """Return a slot for a request; None without disk space: a crash then loses the request."""
         slot = self._slots.take()
         if slot is not None:
             caller = context.caller
@@ -90,7 +94,7 @@ class OutboxWriter:
         return slot
 
     def end(self, event: UsageEvent, slot: AnswerSlot | None) -> None:
-        """Write the event of a request that has ended. Its number must be `next_seq`."""
+        """Record the event of an ended request. The event's number must be `next_seq`."""
         self.next_seq += 1
         encoded = encode_event(event)
         self._pending.append((encoded, slot))
@@ -98,30 +102,32 @@ class OutboxWriter:
             self.flush()
 
     def release(self, slot: AnswerSlot | None) -> None:
-        """Make the slot of a request that is not billed free."""
+        """Free the slot of a request that is not billed."""
         if slot is not None:
             self._slots.release(slot)
 
     def flush(self) -> None:
-        """Write the events of all ended requests to the outbox, or set `trouble`."""
+        """Write the events of all ended requests to the outbox; on failure, set `trouble`."""
         if not self._pending:
             return
         try:
             self._outbox.add([encoded for encoded, _ in self._pending])
         except sqlite3.Error as error:
             if not self.trouble:
-                log.error("Usage cannot be written (%s); it is kept in memory until it can.", error)
+                log.error(
+                    "Usage cannot be written to the outbox (%s); the gateway keeps it in memory and retries.", error
+                )
             self.trouble = str(error)
             return
         for _, slot in self._pending:
             self.release(slot)
         self._pending.clear()
         if self.trouble:
-            log.warning("Usage can be written again.")
+            log.warning("Usage can be written to the outbox again.")
             self.trouble = ""
 
     def close(self) -> None:
-        """Write what can be written. The rest stays in its slots for the next process."""
+        """Write pending events if possible. The rest stays in its slots for the next process."""
         self.flush()
         self._slots.close()
 
@@ -139,27 +145,29 @@ def shared_answer_ids(folder: Path) -> list[str]:
 def recover_open_answers(
     folder: Path, outbox: UsageOutbox, prices: Prices, elsewhere: frozenset[str] = frozenset()
 ) -> None:
-    """Add the events in the slots that a dead process left in `folder` to `outbox`.
+    """Add the usage in the slots that a dead process left in `folder` to `outbox`.
 
-    The slots are deleted. Answers in `elsewhere` are billed by gateways that took them over.
+    The file of the slots is deleted. Answers in `elsewhere` are billed by gateways that took them
+    over.
 
-    Running answers are events of a new gateway id: the numbers of the dead gateway may have been
-    given to events that its outbox has lost.
+    Answers that were running get events under a new gateway id, because the dead gateway may have
+    given the next numbers to events that its outbox has lost.
 
     Raises:
         OSError: The file of the slots cannot be read.
-        sqlite3.Error: The outbox does not take the events.
+        sqlite3.Error: The outbox does not accept the events.
     """
     path = folder / _SLOTS_FILE
     slots = read_slots(path)
     if slots.damaged:
         log.error(
-            "%d requests that ran when a gateway died cannot be billed, because their records are damaged. They are "
-            "kept in %s.",
+            "%d requests that ran when a gateway died cannot be billed, because their records are damaged. The "
+            "records are kept in %s.",
             slots.damaged,
             keep_damaged(path),
         )
-    # A process may die after it has added events and before it has made their slots free.
+    # Skip events that the outbox has already: a process may die after adding them and before
+    # freeing their slots.
     known = outbox.known([event.id for event in slots.ended] + [answer.id for answer in slots.unfinished])
     lost = [
         answer
@@ -173,7 +181,10 @@ def recover_open_answers(
         outbox.add(events)
     path.unlink(missing_ok=True)
     if lost:
-        log.warning("%d requests were lost with a gateway that died; they are billed for what they used.", len(lost))
+        log.warning(
+            "%d requests were lost with a gateway that died; they are billed for the tokens generated until then.",
+            len(lost),
+        )
 
 
 def _shared_id(answer: UnfinishedAnswer) -> str:
@@ -207,12 +218,13 @@ def _lost_event(answer: UnfinishedAnswer, gateway_id: str, seq: int, prices: Pri
 
 
 class _RequestUsage(UsageRecorder):
-    """The usage of one request."""
+    """The recorder of one request's usage."""
 
     def __init__(self, writer: OutboxWriter, context: RequestContext) -> None:
         self._writer, self._context = writer, context
         self._open, self._known = False, 0
-        # None: the end is written at once; else the arguments of `end`, empty before it
+        # None if the end is recorded at once. Otherwise the arguments of `end`, which are empty
+        # until `end` is called.
         self._held: tuple[Any, ...] | None = None
 
     @property
@@ -225,7 +237,7 @@ class _RequestUsage(UsageRecorder):
         self._open, self._model, self._answer_id, self._known = True, model, answer_id, known_tokens
         self._id = parse_event_id(event_id) if event_id else new_event_id()
         self._slot = self._writer.open(self._id, self._context, model, answer_id, prompt_tokens)
-        # Without a slot the counts go to memory that nothing reads.
+        # Without a slot, write the counts to a buffer that is never read.
         self._numbers = memoryview(bytearray(NUMBERS_BYTES)).cast("q") if self._slot is None else self._slot.numbers
         self._numbers[TOKENS] = known_tokens
 

@@ -1,8 +1,8 @@
-"""Signatures of events: a topic has other writers, and a bill is made of what gateways wrote.
+"""Signatures of events in Kafka: other writers of the topic must not be able to bill requests.
 
 A record carries an HMAC-SHA256 of its value in the header `llmops-signature`. The value names the
 gateway and the event's number and id, so a signature is valid for one event of one gateway. A
-record that is written again is kept once, by its id.
+record that is written twice is kept once, by its id.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from llmops.errors import InputError
 from llmops.gateway.settings import KafkaSettings
 
 SIGNATURE_HEADER = "llmops-signature"
-#: Characters of the shortest key: 128 bits in hexadecimal digits.
+#: Minimum length of a key, in characters: 128 bits in hexadecimal digits.
 MIN_KEY_LENGTH = 32
-#: Keys that may be valid at once: the new one and the old one, during a rotation.
+#: Maximum number of keys that are valid at once: the new key and the old key, during a rotation.
 MAX_KEYS = 2
 _DOMAIN = b"llmops.usage.v1\n"
 _HOW_TO_MAKE_A_KEY = "`openssl rand -hex 32` makes one."
 
 
 def signing_keys(settings: KafkaSettings) -> Sequence[bytes]:
-    """Return the keys: the first signs, and all of them verify.
+    """Return the keys. The first key signs, and all keys verify.
 
     Raises:
-        InputError: No key is set, a key is too short, there are too many, or the file cannot be
-            read.
+        InputError: No key is set, a key is too short, there are too many keys, or the file cannot
+            be read.
     """
     text, source = settings.signing_keys or "", "the setting kafka.signing_keys"
     if settings.signing_keys_file is not None:
@@ -42,18 +42,21 @@ def signing_keys(settings: KafkaSettings) -> Sequence[bytes]:
     keys = text.replace(",", " ").split()
     if not keys:
         raise InputError(
-            "Events on a Kafka topic are signed, and there is no key: set kafka.signing_keys or "
-            f"kafka.signing_keys_file, for gateways and control alike; {_HOW_TO_MAKE_A_KEY}"
+            "Events on a Kafka topic must be signed, and no key is set: set kafka.signing_keys or "
+            f"kafka.signing_keys_file, with the same value for gateways and the control process; {_HOW_TO_MAKE_A_KEY}"
         )
     if len(keys) > MAX_KEYS:
-        raise InputError(f"There are {len(keys)} signing keys in {source}, and {MAX_KEYS} may be valid at once.")
+        raise InputError(
+            f"There are {len(keys)} signing keys in {source}, and at most {MAX_KEYS} may be valid at once; remove old "
+            "keys."
+        )
     if min(map(len, keys)) < MIN_KEY_LENGTH:
-        raise InputError(f"A signing key in {source} has less than {MIN_KEY_LENGTH} characters; {_HOW_TO_MAKE_A_KEY}")
+        raise InputError(f"A signing key in {source} has fewer than {MIN_KEY_LENGTH} characters; {_HOW_TO_MAKE_A_KEY}")
     return [key.encode() for key in keys]
 
 
 def signature(key: bytes, value: bytes) -> bytes:
-    """Return the content of the header for this value."""
+    """Return the signature of this value, which is the content of the header."""
     return hmac.digest(key, _DOMAIN + value, "sha256").hex().encode()
 
 
@@ -61,6 +64,6 @@ def is_signed(keys: Sequence[bytes], value: bytes, headers: Iterable[tuple[str, 
     """Return True if one of `keys` signed the value."""
     given = next((content for name, content in headers if name == SIGNATURE_HEADER), None)
     if not given:
-        # not worth a signature of ours to compare with
+        # `compare_digest` takes only ASCII texts of a signature's length.
         return False
     return any(hmac.compare_digest(signature(key, value), given) for key in keys)

@@ -1,4 +1,4 @@
-"""Interfaces of usage: the sink of events, and the prices."""
+"""The interfaces of usage delivery and billing: the sink of events, and the prices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmops.gateway.interfaces import Usage, UsageEvent
 class UsageSink(ABC):
     """An interface to the ledger.
 
-    Calls may be repeated: after an error, and with events that it has already.
+    Calls may be repeated: after an error, and with events that the ledger already has.
     """
 
     @abstractmethod
@@ -21,33 +21,33 @@ class UsageSink(ABC):
         """Write the events durably, each id once.
 
         Raises:
-            LlmopsError: The sink is away.
+            LlmopsError: The sink is unavailable.
         """
 
     @abstractmethod
     async def confirmed(self, ids: Sequence[str]) -> frozenset[str]:
-        """Return those of the event ids that the ledger has.
+        """Return the ids among `ids` whose events the ledger has.
 
         Raises:
-            LlmopsError: The ledger is away.
+            LlmopsError: The ledger is unavailable.
         """
 
     async def close(self) -> None:
-        """Close connections."""
+        """Close the connections to the ledger."""
         return
 
 
-#: Seconds between two attempts to reach a sink that is away.
+#: Seconds between attempts to reach an unavailable sink: each failure moves on to the next value.
 _RETRY_DELAYS = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 def retry_delay(failures: int) -> float:
-    """Return the seconds to wait after `failures` + 1 failed attempts."""
+    """Return the seconds to wait after `failures` + 1 consecutive failures."""
     return _RETRY_DELAYS[min(failures, len(_RETRY_DELAYS) - 1)]
 
 
 class Prices(Protocol):
-    """An interface to the cost of tokens."""
+    """An interface to the prices of models."""
 
     def bill(self, model: str, usage: Usage, at: datetime) -> tuple[int, str | None]:
         """Return the cost in micro-dollars by the price in force at `at`, and the price's id.
@@ -58,7 +58,7 @@ class Prices(Protocol):
 
 
 class NoPrices:
-    """A source without prices: the ledger, which knows all prices, prices the events."""
+    """Prices that are unknown to the gateway. The ledger prices the events instead."""
 
     def bill(self, model: str, usage: Usage, at: datetime) -> tuple[int, str | None]:
         return 0, None

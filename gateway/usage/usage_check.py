@@ -40,17 +40,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two transactions of the outbox. A power cut loses the events of the current one.
+#: Seconds between two transactions of the outbox. Until then an event is in its slot, which
+#: survives a killed process.
 FLUSH_INTERVAL = 0.1
-#: Seconds between two checkpoints, which bring the outbox to the disk.
+#: Seconds between two checkpoints, which write the outbox to the disk.
 CHECKPOINT_INTERVAL = 1.0
-#: Seconds between two searches for outboxes of dead gateways.
+#: Seconds between two searches for outboxes of dead gateways: their events are in no hurry.
 ADOPT_INTERVAL = 30.0
-#: Seconds that a gateway which ends takes to deliver its last events.
+#: Seconds that a gateway which shuts down takes to deliver its last events.
 DRAIN_TIMEOUT = 2.0
-#: Events of a damaged outbox that are copied in one transaction.
+#: Events of a damaged outbox that are copied in one transaction, which bounds the memory they take.
 _SALVAGE_BATCH = 1000
-#: Errors of the machine, after which a file may be whole.
+#: Errors of the machine, after which a file may be intact.
 _MACHINE_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 )
@@ -59,9 +60,13 @@ FindOwners = Callable[[Sequence[str]], Awaitable[Mapping[str, UsageOwner] | None
 
 
 class OutboxWorker:
-    """An outbox and the tasks that deliver it and bring it to the disk.
+    """An outbox and the tasks that deliver it and write it to the disk.
 
-    `writer` is None for the outbox of a dead gateway, to which no event is added.
+    Attributes:
+        lock: The lock on the outbox's folder.
+        outbox: The outbox.
+        writer: The writer of new events; None for the outbox of a dead gateway.
+        delivery: The delivery of the outbox to the ledger.
     """
 
     def __init__(
@@ -76,19 +81,24 @@ class OutboxWorker:
             self._tasks.start(every(CHECKPOINT_INTERVAL, self._checkpoint), "usage-checkpoint")
 
     async def settle(self, seconds: float) -> None:
-        """Deliver as much as the ledger takes within `seconds`. The rest is for the next process."""
+        """Deliver events for at most `seconds`. The next process delivers the rest."""
         if self.writer is not None:
             self.writer.flush()
         try:
             async with asyncio.timeout(seconds):
                 await self.delivery.drain()
         except TimeoutError:
-            log.warning("%d events of usage stay in %s until a gateway starts.", self.delivery.behind, self.lock.folder)
+            log.warning(
+                "%d usage events stay in %s; the next gateway that starts delivers them.",
+                self.delivery.behind,
+                self.lock.folder,
+            )
 
     async def close(self) -> None:
         """End the tasks.
 
-        Delete the folder if the ledger has all of it, and set it aside if a part is damaged.
+        Delete the folder if the ledger has confirmed all events, and set the folder aside if events
+        are damaged.
         """
         await self._tasks.cancel()
         waiting = self.delivery.behind
@@ -99,7 +109,11 @@ class OutboxWorker:
         if waiting:
             self.lock.release()
         elif self.outbox.damaged:
-            log.error("%d damaged events of usage are kept in %s.", len(self.outbox.damaged), self.lock.quarantine())
+            log.error(
+                "%d damaged usage events cannot be billed; they are kept in %s.",
+                len(self.outbox.damaged),
+                self.lock.quarantine(),
+            )
         else:
             self.lock.remove()
 
@@ -113,25 +127,28 @@ class OutboxWorker:
             await self.outbox.checkpoint()
         except (sqlite3.Error, OSError) as error:
             if self._log_once.is_new("disk", "failed"):
-                log.error("Usage cannot be written to the disk (%s).", error)
+                log.error(
+                    "Usage cannot be written to the disk (%s); the gateway retries. A power failure would lose it.",
+                    error,
+                )
         else:
             self._log_once.is_new("disk", None)
 
 
 class UsageCheck(Check):
-    """A check that records the usage of each request and rejects requests that cannot be billed."""
+    """A check that records the usage of each request and rejects requests that cannot be recorded."""
 
     def __init__(self, root: Path, settings: UsageSettings, sink: UsageSink, prices: Prices) -> None:
         self._root, self._settings, self._sink, self._prices = root, settings, sink, prices
         self.worker: OutboxWorker | None = None
         self._adopted: OutboxWorker | None = None
         self._adoption: asyncio.Task[None] | None = None
-        #: Returns where the answers with these ids are billed; None if no answer outlives its
-        #: gateway.
+        #: Function that returns the gateways which bill the answers with these ids; None if answers
+        #: never outlive their gateway.
         self.find_owners: FindOwners | None = None
 
     async def start(self) -> None:
-        """Open a new outbox under a new gateway id, and begin to deliver those of dead gateways.
+        """Open a new outbox under a new gateway id, and start to deliver those of dead gateways.
 
         Raises:
             ResourceError: The outbox cannot be created.
@@ -149,12 +166,12 @@ class UsageCheck(Check):
         self._adoption = asyncio.create_task(self._adopt(), name="usage-adoption")
 
     async def settle(self, seconds: float) -> None:
-        """Deliver what this gateway recorded, as far as the ledger takes it within `seconds`."""
+        """Deliver the events of this gateway for at most `seconds`."""
         if self.worker is not None:
             await self.worker.settle(seconds)
 
     async def close(self) -> None:
-        """Deliver what can be delivered now, and end."""
+        """Deliver the events that can be delivered now, and end all tasks."""
         await cancel_tasks(self._adoption)
         if self.worker is not None:
             await self.worker.settle(DRAIN_TIMEOUT)
@@ -187,12 +204,12 @@ class UsageCheck(Check):
         if context.usage_recorder is not None:
             # For requests whose endpoint began an answer and did not end it.
             context.usage_recorder.end(outcome)
-            # The recorder refers to the context: the circle would stay until the garbage collector
-            # runs.
+            # Break the reference cycle between recorder and context, which would stay until the
+            # garbage collector runs.
             context.usage_recorder = None
 
     async def _adopt(self) -> None:
-        """Deliver the outboxes that dead gateways left, and delete their folders."""
+        """Deliver the outboxes that dead gateways left, and delete their folders afterwards."""
         while True:
             abandoned: list[FolderLock] = []
             try:
@@ -204,8 +221,8 @@ class UsageCheck(Check):
                             continue
                         lock = await asyncio.to_thread(self._prepare, found, elsewhere)
                     except Exception:
-                        # one outbox must not keep the others from being delivered
-                        log.exception("The outbox in %s cannot be opened now.", found.folder)
+                        # An outbox that fails must not delay the delivery of the others.
+                        log.exception("The outbox in %s cannot be opened now; the gateway retries.", found.folder)
                         continue
                     if lock is not None:
                         abandoned.append(lock)
@@ -215,17 +232,17 @@ class UsageCheck(Check):
                     try:
                         await self._deliver_abandoned(lock)
                     except Exception:
-                        log.exception("The outbox in %s cannot be delivered now.", lock.folder)
+                        log.exception("The outbox in %s cannot be delivered now; the gateway retries.", lock.folder)
                 self._limit_own_outbox(0)
             except Exception:
-                log.exception("The outboxes of other gateways cannot be delivered.")
+                log.exception("The outboxes of dead gateways cannot be delivered now; the gateway retries.")
             finally:
                 for lock in abandoned:
                     lock.release()
             await asyncio.sleep(ADOPT_INTERVAL)
 
     def _limit_own_outbox(self, others: int) -> None:
-        """Bound all outboxes together: leave room for those of dead gateways."""
+        """Limit this gateway's outbox to the bytes that the outboxes of dead gateways leave."""
         assert self.worker is not None
         self.worker.outbox.limit(max(self._settings.bytes - others, 0))
 
@@ -243,16 +260,17 @@ class UsageCheck(Check):
             await worker.close()
 
     async def _billed_elsewhere(self, lock: FolderLock) -> frozenset[str] | None:
-        """Return the answers of a dead gateway that others billed.
+        """Return the ids of a dead gateway's answers that other gateways billed.
 
-        Return None as long as one of its answers may still be continued: who bills it is open.
+        Return None as long as another gateway may still continue one of the answers, because the
+        gateway that bills it is then undecided.
         """
         if self.find_owners is None:
             return frozenset()
         try:
             shared = await asyncio.to_thread(shared_answer_ids, lock.folder)
         except OSError:
-            return frozenset()  # `_prepare` reports it
+            return frozenset()  # `_prepare` reports the error.
         if not shared:
             return frozenset()
         owners = await self.find_owners(shared)
@@ -261,11 +279,12 @@ class UsageCheck(Check):
         return frozenset(one for one, owner in owners.items() if owner is UsageOwner.ELSEWHERE)
 
     def _prepare(self, lock: FolderLock, elsewhere: frozenset[str]) -> FolderLock | None:
-        """Make the outbox of a dead gateway complete.
+        """Complete the outbox of a dead gateway with the answers in its slots.
 
-        Return the folder that holds its events now, None without events.
+        The readable events of a damaged outbox are copied to a new outbox.
 
-        What can be read of a damaged outbox is copied to a new one.
+        Returns:
+            The lock of the folder that holds the events now; None if no events are left.
         """
         outbox = None
         try:
@@ -274,7 +293,7 @@ class UsageCheck(Check):
             recover_open_answers(lock.folder, outbox, self._prices, elsewhere)
         except Exception as error:  # noqa: BLE001  any error is damage
             if is_machine_error(error) or (isinstance(error, OSError) and error.errno in _MACHINE_ERRNOS):
-                log.error("The outbox in %s cannot be opened now (%s).", lock.folder, error)
+                log.error("The outbox in %s cannot be opened now (%s); the gateway retries.", lock.folder, error)
                 lock.release()
                 return None
             return self._salvage(lock, error, elsewhere)
@@ -287,7 +306,7 @@ class UsageCheck(Check):
         return None
 
     def _salvage(self, damaged: FolderLock, error: Exception, elsewhere: frozenset[str]) -> FolderLock:
-        """Copy what can be read of a damaged outbox to a new one, and set the damaged one aside."""
+        """Copy the readable events of a damaged outbox to a new one, and set the damaged one aside."""
         lock = lock_new_folder(self._root)
         outbox = UsageOutbox(lock.folder)
         try:
@@ -298,7 +317,11 @@ class UsageCheck(Check):
             try:
                 recover_open_answers(damaged.folder, outbox, self._prices, elsewhere)
             except OSError as unreadable:
-                log.error("The requests that ran when a gateway died cannot be billed (%s).", unreadable)
+                log.error(
+                    "The requests that ran when a gateway died cannot be billed, because their records cannot be read "
+                    "(%s).",
+                    unreadable,
+                )
         except BaseException:
             lock.release()
             damaged.release()
@@ -307,7 +330,7 @@ class UsageCheck(Check):
             outbox.close()
         log.error(
             "The outbox of a gateway that died is damaged (%s). %d of its events can be read and are billed; the "
-            "others are not. Its files are kept in %s.",
+            "others are not. The damaged files are kept in %s.",
             error, count, damaged.quarantine(),
         )  # fmt: skip
         return lock
@@ -322,7 +345,9 @@ def create_usage_check(settings: GatewaySettings, prices: Prices | None = None) 
     """
     if settings.store is None:
         if settings.kafka is not None:
-            raise InputError("The setting `kafka` needs `store`: it says which events have arrived.")
+            raise InputError(
+                "The setting `kafka` needs the setting `store`, because the store confirms which events have arrived."
+            )
         return None
     try:
         sink = _create_sink(settings, settings.store)
@@ -333,7 +358,7 @@ def create_usage_check(settings: GatewaySettings, prices: Prices | None = None) 
 
 
 def create_billing(settings: GatewaySettings) -> Billing | None:
-    """Return the prices, or None without keys: then no caller is billed."""
+    """Return the prices, or None without a store or with --open: callers are then not billed."""
     if settings.store is None or settings.open:
         return None
     from llmops.gateway.usage.billing import Billing
@@ -354,7 +379,8 @@ def _create_sink(settings: GatewaySettings, store: str) -> UsageSink:
 def _root(settings: GatewaySettings, store: str) -> Path:
     """Return the folder of the outboxes for one store.
 
-    It does not depend on the store's password. Events of one store never go to another.
+    The folder's name does not depend on the store's password. Events of one store never go to
+    another store.
     """
     root = settings.usage.outbox or cache_dir() / "usage"
     scheme, _, rest = store.partition("://")

@@ -190,8 +190,8 @@ async def test_a_file_of_sqlite_that_is_no_file(tmp_path: Path, name: str, put: 
     billed = [one for one in ledger.events.values() if one.seq < EVENTS and one.gateway_id == "gw-1"]
     # the second half stood in the log
     assert len(billed) == (EVENTS // 2 if name.endswith("wal") else EVENTS)
-    assert "was not a file, and is set aside" in caplog.text
-    assert ("is lost: up to 100 events" in caplog.text) is name.endswith("wal")
+    assert "is not a regular file; it was moved to" in caplog.text
+    assert ("is lost: up to 100 usage events" in caplog.text) is name.endswith("wal")
 
 
 async def test_a_log_of_a_terabyte_fills_no_disk(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ async def test_a_folder_that_is_no_outbox_keeps_no_other_from_being_billed(tmp_p
             await asyncio.sleep(0.01)
     await check.close()
     assert len(sink.events) == EVENTS + SLOTS
-    assert "gw-000 is no outbox that can be opened" in caplog.text
+    assert "gw-000 is not an outbox that can be opened" in caplog.text
 
 
 async def test_damage_writes_few_lines_and_keeps_the_log(tmp_path: Path, caplog) -> None:

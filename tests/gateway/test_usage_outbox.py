@@ -128,7 +128,7 @@ async def test_a_lost_end_of_the_log_is_reported(tmp_path, caplog):
         path.write_bytes(data)
     again = UsageOutbox(tmp_path)
     assert [one.seq for one in await all_of(again)] == list(range(5))
-    assert "up to 3 events of usage are missing" in caplog.text
+    assert "up to 3 usage events are missing" in caplog.text
     # The places of the lost events are not used again.
     assert again.last_place == 8
     again.close()
