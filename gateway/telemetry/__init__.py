@@ -1,6 +1,4 @@
-"""Metrics, traces, the access log and the lag of the event loop.
+"""Metrics, traces, the access log and the event loop's lag.
 
-The package only observes requests and makes no decisions about them.
-
-Billing belongs to `usage/`.
+This package only observes requests; it makes no decisions about them. Billing belongs to `usage/`.
 """

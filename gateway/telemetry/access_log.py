@@ -11,15 +11,15 @@ from pathlib import Path
 from llmops.errors import ResourceError
 from llmops.gateway.telemetry.request_timeline import FinishedRequest
 
-#: Bytes that a pipe takes in one piece, even with other writers (PIPE_BUF).
+#: Size in bytes up to which a write to a pipe is atomic, even with several writers (PIPE_BUF).
 _MAX_ATOMIC_WRITE = 4096
 _STDOUT = 1
 
 
 def format_line(one: FinishedRequest) -> str:
-    """Return the access log's line for a request: JSON in printable ASCII.
+    """Return a request's line of the access log, which is JSON in printable ASCII.
 
-    JSON escapes every other character that clients sent.
+    JSON escapes all other characters that clients sent, so that they cannot forge lines.
     """
     usage, meter, trace = one.outcome.usage, one.meter, one.trace
     facts = {
@@ -52,13 +52,17 @@ def _milliseconds(seconds: float | None) -> float | None:
 class AccessLogFile:
     """A file to which several processes append whole lines.
 
-    A file that was moved away is created again.
+    If the file was moved away (log rotation), it is created again.
     """
 
     def __init__(self, place: str) -> None:
-        """Open the file; `-` is the standard output.
+        """Open the file.
 
-        Raises ResourceError if it cannot be written.
+        Args:
+            path: Path of the file; `-` is the standard output.
+
+        Raises:
+            ResourceError: The file cannot be written.
         """
         self._path = None if place == "-" else Path(place)
         self._torn = False
@@ -97,7 +101,7 @@ class AccessLogFile:
             self._file = new
 
     def _write(self, piece: bytes) -> None:
-        """Write whole lines. After a line that a full disk cut off, begin with a line break."""
+        """Write whole lines. Begin with a line break if a full disk cut off the last line."""
         left = b"\n" + piece if self._torn else piece
         while left:
             written = os.write(self._file, left)

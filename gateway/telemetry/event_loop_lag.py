@@ -1,9 +1,9 @@
-"""The lag of the event loop: how late its timers are, and which work blocked it.
+"""The lag of the event loop: how late its timers fire, and which code blocked it.
 
-A busy machine makes timers late as well. So only the CPU time that this process used during a delay
-counts as blocked, without the time in which the kernel ran something else although the loop's
-thread was ready (schedstat's run delay). The rest is work of the event loop, or of a thread that
-held the interpreter's lock.
+Timers are also late when the machine is busy. Only the CPU time that this process used during a
+delay therefore counts as blocked, without the time in which the loop's thread was ready but the
+kernel ran other threads (schedstat's run delay). The remaining time was used by the event loop, or
+by a thread that held the GIL.
 """
 
 from __future__ import annotations
@@ -26,34 +26,36 @@ from llmops.gateway.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two heartbeats of the loop, and of the sampling thread. Each costs about 50 µs.
+#: Seconds between two heartbeats of the event loop, and between two looks of the sampling thread.
+#: Each costs about 50 µs.
 HEARTBEAT_INTERVAL = 0.04
-#: Seconds between two heartbeats from which the loop counts as blocked.
+#: Seconds between two heartbeats above which the event loop counts as blocked: a heartbeat that is
+#: 10 ms late.
 BLOCKED_THRESHOLD = 0.05
-#: Seconds between two log lines about a blocked loop.
+#: Minimum seconds between two log lines about a blocked event loop.
 LOG_INTERVAL = 1.0
-#: Seconds of lateness after which the sampling thread looks for the cause.
+#: Seconds by which a heartbeat is late before the sampling thread records the stacks.
 OVERDUE_THRESHOLD = 0.005
-#: Seconds of lateness of a timer after which the process stood still. Checks for silent peers must
-#: then wait, because the messages that arrived meanwhile are not read yet.
+#: Seconds by which a timer is late above which the whole process was stopped. Checks for silent
+#: peers must then wait, because messages that arrived meanwhile have not been read.
 PROCESS_STALL_THRESHOLD = 1.0
-#: Environment variable with a file to which every gateway appends what blocked its loop, for test
-#: suites.
+#: Environment variable with the path of a file to which every gateway appends what blocked its
+#: event loop. Used by test suites.
 REPORT_FILE_VARIABLE = "LLMOPS_LAG_REPORT"
-#: Seconds from which a blocked loop is in the report.
+#: Seconds above which a blocked event loop is written to the file of REPORT_FILE_VARIABLE.
 LAG_REPORT_THRESHOLD = 0.25
 _PACKAGE = str(Path(__file__).parents[1])
 _THIS_FILE = str(Path(__file__))
-# the format of faulthandler, and the bytes of a dump that are parsed
+# patterns for faulthandler's format, and the maximum size of a dump that is parsed
 _THREAD = re.compile(r"^(?:Current t|T)hread 0x", re.MULTILINE)
 _CALL = re.compile(r'  File "(?P<path>.*)", line (?P<line>\d+) in (?P<name>.*)')
 _MAX_DUMP_BYTES = 1 << 18
-# modules whose frames are always on the stack
+# modules whose frames are on every stack and say nothing about the cause
 _ENTRY_POINTS = (str(Path(_PACKAGE) / "launcher.py"), str(Path(_PACKAGE) / "supervisor.py"))
 
 
 class EventLoopMonitor:
-    """A monitor of the event loop in which it is created, until `close`."""
+    """A monitor of the current event loop. Runs from its creation to `close`."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self.worst = 0.0  # longest time blocked at once, in seconds
@@ -62,7 +64,7 @@ class EventLoopMonitor:
         self._thread_id = threading.get_ident()
         self._stat = _open_schedstat()
         self._logged = -LOG_INTERVAL
-        # the last heartbeat in which the sampler looked, and the stacks that it saw
+        # time of the last heartbeat for which the sampler recorded stacks, and these stacks
         self._seen: tuple[float, list[str]] = (0.0, [])
         self._over = False
         self._note()
@@ -100,10 +102,10 @@ class EventLoopMonitor:
         if held < BLOCKED_THRESHOLD:
             return
         self._metrics.held.inc(held)
-        shown = stage or "work outside of the gateway's code, or work that ended before it was sampled"
+        shown = stage or "code outside of the gateway, or code that ended before it was sampled"
         if self._last - self._logged >= LOG_INTERVAL:
             self._logged = self._last
-            log.warning("The event loop was blocked for %.0f ms (of %.0f ms) by %s", held * 1e3, span * 1e3, shown)
+            log.warning("The event loop was blocked for %.0f of %.0f ms by %s", held * 1e3, span * 1e3, shown)
         path = os.environ.get(REPORT_FILE_VARIABLE)
         if path and held > LAG_REPORT_THRESHOLD:
             with open(path, "a", encoding="utf-8") as report:
@@ -111,36 +113,36 @@ class EventLoopMonitor:
                 report.write(json.dumps(line) + "\n")
 
     def _run_delay(self) -> float:
-        """Return the seconds in which the loop's thread was ready and did not run.
+        """Return the seconds for which the loop's thread was ready but did not run.
 
-        Must be called by that thread.
+        Must be called in the loop's thread.
         """
         return int(os.pread(self._stat, 64, 0).split()[1]) / 1e9 if self._stat is not None else 0.0
 
-    # -- in a thread of its own --------------------------------------------------------------------
+    # -- runs in the sampling thread ---------------------------------------------------------------
 
     def _sample(self) -> None:
-        """Record the stacks when the loop is late.
+        """Record the stacks whenever the event loop is late.
 
-        While C code holds the interpreter's lock this has to wait.
+        While C code holds the GIL, this thread waits, so that such code may end before it is
+        sampled.
         """
         with _open_scratch_file() as file:
             while not self._over:
                 time.sleep(HEARTBEAT_INTERVAL)
                 beat = self._last
-                # only stacks of the same heartbeat count: an earlier one may have been late for
-                # another reason
+                # record once per heartbeat: stacks of an earlier heartbeat may belong to another
+                # delay
                 if perf_counter() - beat > HEARTBEAT_INTERVAL + OVERDUE_THRESHOLD and not (
                     self._seen[0] == beat and self._seen[1]
                 ):
                     self._seen = beat, [stage for stage in self._running(file.fileno()) if stage]
 
     def _running(self, file: int) -> Iterator[str]:
-        """Yield the stack of the loop's thread, then those of the other threads.
+        """Yield the stack of the loop's thread, then the stacks of the other threads.
 
-        faulthandler dumps them without releasing the interpreter's lock. A walk over
-        `sys._current_frames()` releases it, and crashes if a thread continues meanwhile (seen with
-        Python 3.11.7).
+        faulthandler dumps stacks without releasing the GIL. Walking over `sys._current_frames()`
+        releases the GIL, and crashes if a thread continues meanwhile (seen with Python 3.11.7).
         """
         os.ftruncate(file, 0)
         os.lseek(file, 0, os.SEEK_SET)
@@ -154,9 +156,9 @@ class EventLoopMonitor:
 
 
 def _parse_stacks(dump: str) -> Iterator[tuple[int, str]]:
-    """Yield each thread's id and its functions of the gateway, innermost first.
+    """Yield each thread's id and its functions of the gateway as text, innermost first.
 
-    The text is empty for a thread without such functions.
+    The text is empty for a thread that runs no function of the gateway.
     """
     for thread in _THREAD.split(dump)[1:]:
         ident, _, stack = thread.partition(" ")
@@ -170,16 +172,19 @@ def _is_own(path: str) -> bool:
 
 
 def _open_scratch_file() -> IO[bytes]:
-    """Return a file in memory where the system has memfd: a container's root may be read-only."""
+    """Return a temporary file, in memory if the system has memfd.
+
+    A container's root file system may be read-only.
+    """
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("llmops-lag"), "w+b")
     return tempfile.TemporaryFile()
 
 
 def _open_schedstat() -> int | None:
-    """Open the thread's scheduling statistics.
+    """Open the scheduling statistics of this thread, or return None if the system has none.
 
-    Without them, delays by other processes count as this one's.
+    Without them, delays caused by other processes count as delays of this process.
     """
     try:
         return os.open("/proc/thread-self/schedstat", os.O_RDONLY)

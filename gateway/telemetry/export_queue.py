@@ -1,4 +1,4 @@
-"""Export of telemetry off the event loop, in batches by a thread."""
+"""A queue from which a thread exports telemetry in batches, off the event loop."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from typing import Generic, TypeVar
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: Items that are delivered together.
+#: Maximum number of items in a batch, which bounds the size of one request to the receiver.
 MAX_BATCH = 256
 
 
 class ExportQueue(Generic[T]):
     """A bounded queue that a thread drains in batches.
 
-    `put` never blocks: items that do not fit are dropped and counted. Only one thread may call it.
+    `put` never blocks: items that do not fit are dropped and counted. Only one thread may call
+    `put`.
     """
 
     def __init__(self, name: str, deliver: Callable[[Sequence[T]], None], room: int, period: float) -> None:
         """Create a queue.
 
         Args:
-            name: Name for the log.
-            deliver: Delivers a batch; an exception means that the batch is lost.
-            room: Items that may wait.
-            period: Seconds over which items are collected.
+            name: Name of the exported data in log lines.
+            deliver: Delivers a batch. If it raises an exception, the batch is lost.
+            room: Maximum number of waiting items.
+            period: Seconds for which items are collected before they are delivered.
         """
         self.delivered = 0
         self._name, self._deliver, self._room, self._period = name, deliver, room, period
         self._items: deque[T] = deque()
-        # each is written by one of the two threads
+        # `put` writes the first counter and the thread the second, so that neither needs a lock
         self._refused = self._lost = 0
         self._some, self._closing, self._works = Event(), Event(), True
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -50,12 +51,12 @@ class ExportQueue(Generic[T]):
             self._refused += 1
             return
         self._items.append(item)
-        # one wake-up per period, not per item
+        # wake the thread once per period instead of once per item
         if not self._some.is_set():
             self._some.set()
 
     def close(self, seconds: float) -> None:
-        """Deliver the waiting items within `seconds`, and stop."""
+        """Deliver the waiting items and stop. Items that take longer than `seconds` are lost."""
         self._closing.set()
         self._some.set()
         if self._thread.is_alive():
@@ -76,7 +77,7 @@ class ExportQueue(Generic[T]):
             self._lost += len(batch)
             if self._works:
                 log.warning(
-                    "%s cannot be exported (%s) and is dropped and counted until the export works again",
+                    "%s cannot be exported (%s); the data is dropped and counted until the receiver works again",
                     self._name,
                     error,
                 )

@@ -1,10 +1,9 @@
-"""Every metric of the gateway with its name, labels and meaning.
+"""The name, labels and meaning of every metric of the gateway.
 
-docs/metrics.md is generated from this table.
+docs/metrics.md is generated from this table. Dashboards and alerts of operators use the metrics
+`llm_*` and `gpu_*`; the metrics `llmops_*` describe the gateway itself.
 
-Operators watch the metrics `llm_*` and `gpu_*`, and alerts use them; `llmops_*` are about the
-gateway itself. Every label has a bounded set of values: served models, existing routes, a limited
-number of tiers.
+Every label has a bounded set of values: served models, existing routes, a limited number of tiers.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from typing import Literal
 MetricKind = Literal["counter", "gauge", "histogram"]
 
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-# NVIDIA's gauges of an engine model on Triton's metrics page; the engine models of this project
-# export them too
+# gauges that NVIDIA exports for an engine model on Triton's metrics page; the engine models of this
+# project export the same gauges
 ENGINE_REQUESTS, ENGINE_BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
 ENGINE_GENERAL = "nv_trt_llm_general_metrics"
-# finer in the range of common objectives
+# buckets are narrow around the usual objectives
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 TPOT_BUCKETS = (1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 75.0, 100.0, 150.0, 250.0, 500.0, 1000.0)
 
 
 @dataclass(frozen=True)
 class MetricDefinition:
-    """One metric family under the name that Prometheus shows (a counter's ends in `_total`)."""
+    """The definition of one metric family. `name` includes the suffix `_total` of a counter."""
 
     name: str
     kind: MetricKind
@@ -36,7 +35,7 @@ class MetricDefinition:
 
 
 class MetricTable(list[MetricDefinition]):
-    """Metric definitions in the order of /metrics and the docs."""
+    """The metric definitions, in the order of /metrics and of docs/metrics.md."""
 
     def counter(self, name: str, meaning: str, *labels: str) -> MetricDefinition:
         return self._add(MetricDefinition(name, "counter", meaning, labels))
@@ -194,7 +193,7 @@ EVENT_LOOP_BLOCKED = _g.counter(
 )
 MEMORY = _g.gauge("process_resident_memory_bytes", "Resident memory of this process.")
 
-#: Metrics that only some processes export: the usage outbox, `llmops control`, and evaluations
+#: Metrics of some processes only: gateways with a usage outbox, `llmops control`, and evaluations
 #: (through text files of the node exporter).
 OPTIONAL_METRICS = MetricTable()
 USAGE_LAG = OPTIONAL_METRICS.gauge(

@@ -1,7 +1,7 @@
-"""Counters, gauges and histograms that are cheap enough for every token.
+"""Counters, gauges and histograms that are cheap enough to update for every token.
 
-Those of prometheus-client take a lock per observation. Everything here runs on one event loop and
-needs no lock.
+The series of prometheus-client take a lock for each observation. The series of this module are used
+on one event loop and need no lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmops.gateway.telemetry.metric_definitions import MetricDefinition
 
 
 class ValueSeries:
-    """One counter or gauge. If `read` is set, it returns the value at each scrape."""
+    """A counter or gauge. If `read` is set, each scrape exports the value that `read` returns."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -32,10 +32,10 @@ class ValueSeries:
 
 
 class HistogramSeries:
-    """One histogram.
+    """A histogram that sorts its values into buckets later.
 
-    `observe` only appends the value to a list, so that no token waits for a bucket search. `settle`
-    sorts the values into buckets and must be called regularly.
+    `observe` only appends the value to a list, so that no token waits for the search of its bucket.
+    Call `settle` regularly to sort the values into buckets.
     """
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -46,7 +46,7 @@ class HistogramSeries:
         self.observe: Callable[[float], None] = self._fresh.append
 
     def observe_repeated(self, value: float, times: int) -> None:
-        """Observe `value` several times."""
+        """Observe the same `value` the given number of times."""
         self._fresh.extend([value] * times)
 
     def settle(self) -> None:
@@ -58,9 +58,10 @@ class HistogramSeries:
             self._fresh.clear()
 
     def read(self) -> tuple[list[tuple[str, float]], float]:
-        """Return the cumulative counts by upper bound, and the sum of all values.
+        """Return the count per bucket and the sum of all values.
 
-        The counts have the form in which Prometheus shows them.
+        The counts are pairs of the bucket's upper bound as text and the cumulative count, as
+        Prometheus exports them.
         """
         self.settle()
         bounds = [*map(str, self._bounds), "+Inf"]
@@ -71,7 +72,7 @@ SeriesType = TypeVar("SeriesType", ValueSeries, HistogramSeries)
 
 
 class MetricFamily(Collector, Generic[SeriesType]):
-    """The series of one metric, by the values of its labels."""
+    """All series of one metric, keyed by their label values."""
 
     def __init__(self, registry: CollectorRegistry, name: MetricDefinition, make: Callable[[], SeriesType]) -> None:
         self._name = name
@@ -80,9 +81,9 @@ class MetricFamily(Collector, Generic[SeriesType]):
         registry.register(self)
 
     def labels(self, *values: str) -> SeriesType:
-        """Return the series with these label values.
+        """Return the series with these label values, which is created at the first call.
 
-        A client must not be able to choose the values freely.
+        Do not pass values that clients choose freely: each new value occupies memory for good.
         """
         found = self._series.get(values)
         if found is None:
@@ -92,7 +93,7 @@ class MetricFamily(Collector, Generic[SeriesType]):
         return found
 
     def forget(self, *values: str) -> None:
-        """Remove the series of something that no longer exists."""
+        """Remove the series of an object that no longer exists."""
         self._series.pop(values, None)
 
     def series(self) -> Iterable[SeriesType]:

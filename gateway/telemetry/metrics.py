@@ -1,4 +1,4 @@
-"""The metrics of one gateway, the goodput of its answers, and the meter of one answer."""
+"""The metrics of one gateway, the goodput of its answers, and the measurements of an answer."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ from llmops.gateway.telemetry.metric_definitions import MetricDefinition
 from llmops.gateway.telemetry.metric_series import HistogramSeries, MetricFamily, ValueSeries
 from llmops.objectives import AVAILABILITY, Objective, goodput_limits
 
-#: Tiers with a metric series of their own. Operators define tiers; more of them than this share one
-#: series.
+#: Maximum number of tiers with a metric series of their own, so that operators cannot create any
+#: number of series. Further tiers share one series.
 MAX_TIERS = 16
-#: Label of callers without a tier.
+#: Value of the label `priority` for callers without a tier.
 DEFAULT_TIER = "default"
-#: Label of the series that the other tiers share.
+#: Value of the label `priority` for the series that all tiers beyond MAX_TIERS share.
 OTHER_TIERS = "other"
-#: Finish reasons, as in Outcome, of answers on which the engine or the gateway failed.
+#: Finish reasons of answers on which the engine or the gateway failed; see `Outcome`.
 FAILED_FINISH_REASONS = ("engine_lost", "error")
 
-#: How an answer ended: good, first token too late, later tokens too slow, failed by the engine or
+#: Outcomes of an answer: good, first token too late, later tokens too slow, failed by the engine or
 #: the gateway, shed because too many requests wait, aborted by the client.
 GoodputOutcome = Literal["good", "late", "slow", "failed", "shed", "aborted"]
 GOODPUT_OUTCOMES: tuple[GoodputOutcome, ...] = get_args(GoodputOutcome)
 
 
-#: Returns the objectives of a model for a tier.
+#: A function that returns the objectives of a model and a tier.
 ObjectivesOf = Callable[[str, str], Sequence[Objective]]
 
 
 class LatencyObjectives(NamedTuple):
-    """The latencies of a good answer, in seconds: to the first token, per token after it, and whole.
+    """The maximum latencies of a good answer, in seconds. None if there is no objective.
 
-    None: no objective.
+    Attributes:
+        ttft: Time to the first token.
+        tpot: Time per token after the first.
+        e2e: Time to the last token.
     """
 
     ttft: float | None = None
@@ -51,13 +54,13 @@ class LatencyObjectives(NamedTuple):
     def judge(self, ttft: float, tpot: float | None, e2e: float = 0.0, *, left: bool) -> GoodputOutcome:
         """Return the outcome of an answer that did not fail.
 
-        A client that leaves after an objective was missed counts against the objective.
+        If a client leaves after an objective was missed, the answer counts as late or slow.
 
         Args:
-            ttft: Seconds to the first token, or the wait so far without one.
-            tpot: Seconds per token after the first; None for fewer than two tokens.
-            e2e: Seconds to the last token, or to now without one.
-            left: True if the client left.
+            ttft: Seconds to the first token, or the seconds waited so far if no token has arrived.
+            tpot: Seconds per token after the first, or None for fewer than two tokens.
+            e2e: Seconds to the last token, or the seconds waited so far if no token has arrived.
+            left: True if the client disconnected.
         """
         if self.ttft is not None and ttft > self.ttft:
             return "late"
@@ -69,7 +72,7 @@ class LatencyObjectives(NamedTuple):
 
 
 def _resident_bytes() -> float:
-    """Return the resident memory in bytes; NaN on systems without /proc."""
+    """Return the resident memory in bytes, or NaN on systems without /proc."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * float(os.sysconf("SC_PAGE_SIZE"))
     except OSError:
@@ -77,10 +80,10 @@ def _resident_bytes() -> float:
 
 
 class GatewayMetrics:
-    """All metrics of one gateway, in a registry of their own."""
+    """All metrics of one gateway, in their own Prometheus registry."""
 
     def __init__(self, objectives: ObjectivesOf = lambda model, tier: ()) -> None:
-        """Create the metrics. `objectives` returns the objectives of a model for a tier."""
+        """Create the metrics. `objectives` returns the objectives of a model and a tier."""
         self.registry = CollectorRegistry()
         self._numbers: dict[MetricDefinition, MetricFamily[ValueSeries]] = {}
         self._histograms: dict[MetricDefinition, MetricFamily[HistogramSeries]] = {}
@@ -93,22 +96,23 @@ class GatewayMetrics:
         self.held = self.numbers(metric_definitions.EVENT_LOOP_BLOCKED).labels()
         self.numbers(metric_definitions.MEMORY).labels().read = _resident_bytes
         self._servers = self.numbers(metric_definitions.SERVER_REACHABLE)
-        # /metrics names the metrics of models before there is a model
+        # register the families of models now, so that /metrics lists them before the first request
         for name in metric_definitions.MODEL_METRICS:
             (self.histogram if name.kind == "histogram" else self.numbers)(name)
-        #: Returns the metrics of a served model. Each name that is passed becomes a label value.
+        #: Returns the metrics of a served model. Pass only names of served models, because each
+        #: becomes a label value.
         self.model: Callable[[str], ModelMetrics] = cache(
             lambda model: ModelMetrics(self, model, partial(objectives, model))
         )
 
     def numbers(self, name: MetricDefinition) -> MetricFamily[ValueSeries]:
-        """Return the counters or gauges of a definition. The first call registers them."""
+        """Return the counter or gauge family of a definition, which the first call registers."""
         if name not in self._numbers:
             self._numbers[name] = MetricFamily(self.registry, name, ValueSeries)
         return self._numbers[name]
 
     def histogram(self, name: MetricDefinition) -> MetricFamily[HistogramSeries]:
-        """Return the histograms of a definition. The first call registers them."""
+        """Return the histogram family of a definition, which the first call registers."""
         if name not in self._histograms:
             self._histograms[name] = MetricFamily(self.registry, name, partial(HistogramSeries, name.buckets))
         return self._histograms[name]
@@ -120,9 +124,12 @@ class GatewayMetrics:
                 one.settle()
 
     def reaches(self, server: str, reached: Callable[[], bool] | None) -> None:
-        """Export whether a Triton server is reachable, as `reached` returns it.
+        """Export whether a Triton server is reachable.
 
-        `reached` is None as soon as the server is not used any longer.
+        Args:
+            server: Address of the server.
+            reached: Returns True if the server is reachable. None removes the server from the
+                metric.
         """
         if reached is None:
             self._servers.forget(server)
@@ -131,10 +138,7 @@ class GatewayMetrics:
 
 
 class ModelMetrics:
-    """The series of one model.
-
-    Looking up labels for each request would cost several microseconds.
-    """
+    """The series of one model, looked up once because a lookup takes several microseconds."""
 
     def __init__(self, metrics: GatewayMetrics, model: str, objectives: Callable[[str], Sequence[Objective]]) -> None:
         def number(name: MetricDefinition, *labels: str) -> ValueSeries:
@@ -145,7 +149,8 @@ class ModelMetrics:
 
         self.ttft, self.tpot = histogram(metric_definitions.TTFT), histogram(metric_definitions.TPOT)
         self.itl, self.duration = histogram(metric_definitions.ITL), histogram(metric_definitions.DURATION)
-        # all outcomes from the start: a ratio of missing series is no data and not 0
+        # create all outcomes at once: in Prometheus, a ratio with a missing series is no data, not
+        # 0
         self.answers = {one: number(metric_definitions.ANSWERS, one) for one in GOODPUT_OUTCOMES}
         self.prompt_tokens = number(metric_definitions.PROMPT_TOKENS)
         self.looked_up = number(metric_definitions.PREFIX_LOOKUP_TOKENS)
@@ -158,7 +163,7 @@ class ModelMetrics:
         self.tier("")
 
     def tier(self, tier: str) -> TierMetrics:
-        """Return the metrics of a caller's tier."""
+        """Return the metrics of a tier. Tiers beyond MAX_TIERS share the metrics of OTHER_TIERS."""
         found = self._tiers.get(tier)
         if found is None:
             if len(self._tiers) >= MAX_TIERS and tier != OTHER_TIERS:
@@ -169,10 +174,16 @@ class ModelMetrics:
 
 
 class TierMetrics:
-    """The gauge of a tier's waiting requests, its objectives, and how many requests met each."""
+    """The metrics of one tier: its waiting requests, and the requests that met each objective."""
 
     def __init__(self, number: Callable[..., ValueSeries], tier: str, objectives: Sequence[Objective]) -> None:
-        """Create the metrics. `number` returns a series of the model by definition and further labels."""
+        """Create the metrics.
+
+        Args:
+            number: Returns a series of the model by its definition and further label values.
+            tier: Name of the tier.
+            objectives: Objectives of the tier.
+        """
         self.waiting = number(metric_definitions.QUEUE_DEPTH, tier)
         self.objectives = LatencyObjectives(**{one.metric: one.seconds for one in goodput_limits(objectives)})
         self._counters: list[tuple[Objective, list[ValueSeries]]] = []
@@ -183,12 +194,13 @@ class TierMetrics:
             self._counters.append((one, counters))
 
     def count(self, latencies: Mapping[str, float | None], outcome: GoodputOutcome) -> None:
-        """Count a request that ended with `outcome` for each objective that it can meet or miss.
+        """Count a finished request for each objective that the request can meet or miss.
 
         Args:
-            latencies: Seconds by metric, as far as they are known.
-            outcome: How the request ended. One that failed or was shed has no latency, and one that
-                the client aborted counts only for limits that it had missed by then.
+            latencies: Seconds by metric. None if the latency is unknown.
+            outcome: The outcome of the request. Requests that failed or were shed count for the
+                availability alone; aborted requests count only for objectives that they have
+                missed.
         """
         has_failed = outcome in ("failed", "shed")
         for objective, counters in self._counters:
@@ -205,18 +217,24 @@ class TierMetrics:
 class AnswerMeter:
     """The measurements of one answer, from the arrival of its request.
 
-    Call `submitted` when the engine has the request and `end` at its end, or `refused` if it did
-    not get that far.
+    Call `submitted` when the engine has accepted the request and `end` when the answer ends. Call
+    `refused` instead if the request ends earlier.
 
     Attributes:
         first: Time of the first token (perf_counter), or 0.
         last: Time of the latest token, or 0.
-        total: Tokens so far.
-        outcome: How the answer ended; None before, and for invalid requests.
+        total: Number of tokens so far.
+        outcome: The outcome of the answer; None until the end, and for invalid requests.
     """
 
     def __init__(self, metrics: ModelMetrics, started: float, tier: str = "") -> None:
-        """Count the request as waiting. `started` is perf_counter() at its arrival."""
+        """Start to measure, and count the request as waiting.
+
+        Args:
+            metrics: Metrics of the request's model.
+            started: Time at which the request arrived (perf_counter).
+            tier: Tier of the caller, or an empty string.
+        """
         self._metrics = metrics
         self._started = started
         self.first = self.last = 0.0
@@ -229,7 +247,7 @@ class AnswerMeter:
         self._wait.value += 1
 
     def submitted(self, prompt_tokens: int, sequences: int) -> None:
-        """Record that the engine has the request and generates this number of sequences."""
+        """Record that the engine accepted the request and generates `sequences` sequences."""
         self._prompt, self._sequences = prompt_tokens, sequences
         self._metrics.active.value += 1
         self._metrics.prompt_tokens.value += prompt_tokens
@@ -249,18 +267,18 @@ class AnswerMeter:
         self.total += count
 
     def forget(self, count: int) -> None:
-        """Subtract `count` tokens that are not part of the answer after all."""
+        """Subtract `count` tokens that turned out not to belong to the answer."""
         self.total -= count
 
     def cancelled(self) -> None:
-        """Record that the client left."""
+        """Record that the client disconnected."""
         self._left = True
         self._metrics.cancelled.value += 1
 
     def refused(self, outcome: GoodputOutcome | None) -> None:
         """Record that a request ended before it was sent to the engine.
 
-        The outcome is None for invalid requests.
+        `outcome` is None for invalid requests, which count for no objective.
         """
         self._ended = True
         self._leave_queue()
@@ -271,7 +289,7 @@ class AnswerMeter:
             self._conclude(outcome)
 
     def end(self, usage: Usage, finish: str) -> None:
-        """Record the end of the answer. `finish` is the finish reason as in Outcome."""
+        """Record the end of the answer. `finish` is the finish reason; see `Outcome`."""
         if self._ended:
             return
         self._ended = True
@@ -291,7 +309,7 @@ class AnswerMeter:
         self._conclude("failed" if finish in FAILED_FINISH_REASONS else None)
 
     def _conclude(self, outcome: GoodputOutcome | None = None) -> None:
-        """Count the request. The objectives of its tier decide the outcome unless it is given."""
+        """Count the answer. Without an `outcome`, the objectives of the tier determine it."""
         now, tpot = perf_counter(), self.tpot
         ttft, e2e = (self.first or now) - self._started, (self.last or now) - self._started
         if outcome is None:
@@ -303,14 +321,14 @@ class AnswerMeter:
 
     @property
     def ttft(self) -> float | None:
-        """Return the seconds from arrival to the first token, or None before it."""
+        """Return the seconds from arrival to the first token, or None if no token has arrived."""
         return self.first - self._started if self.first else None
 
     @property
     def tpot(self) -> float | None:
-        """Return the seconds per token after the first, for each sequence.
+        """Return the seconds per token after the first, or None for fewer than two tokens.
 
-        All sequences of an answer are generated side by side.
+        The tokens are divided by the number of sequences, which are generated side by side.
         """
         after_first = self.total / self._sequences - 1
         return (self.last - self.first) / after_first if after_first > 0 else None

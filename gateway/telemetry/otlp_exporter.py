@@ -1,12 +1,12 @@
-"""Finished requests as OpenTelemetry spans, sent by OTLP over HTTP in the thread of an ExportQueue.
+"""The export of finished requests as OpenTelemetry spans, by OTLP over HTTP.
 
-The protocol's messages are built directly from recorded times. Spans of the SDK, which are open
-while things happen and converted by its exporter, cost ten times as much: 227 µs for the six spans
-of one request.
+The thread of an ExportQueue sends the spans. Their protobuf messages are built directly from the
+recorded times. Spans of OpenTelemetry's SDK, opened during the request and converted by its
+exporter, cost ten times as much: 227 µs for the six spans of one request.
 
-Names are those of the semantic conventions for generative AI, which are in development
-(https://github.com/open-telemetry/semantic-conventions-genai, read in November 2026): they are
-nowhere but here.
+Names follow the semantic conventions for generative AI
+(https://github.com/open-telemetry/semantic-conventions-genai, read in November 2026). The
+conventions are still in development, so no other module uses the names.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from llmops.gateway.telemetry.request_timeline import FinishedRequest, RequestTi
 from llmops.response_limits import UNCOMPRESSED, bound_response
 from llmops.urls import failure_reason, without_secrets
 
-#: OpenTelemetry's `gen_ai.operation.name` by route. Every other route counts as `chat`, so a new
-#: endpoint that is not a chat needs an entry here.
+#: OpenTelemetry's `gen_ai.operation.name` by route. Every route that is not listed counts as
+#: `chat`.
 GEN_AI_OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
@@ -47,7 +47,12 @@ class OtlpSpanExporter:
     def __init__(self, endpoint: str, timeout: float) -> None:
         """Create an exporter.
 
-        OpenTelemetry's environment variables set the resource, headers and certificate.
+        The standard environment variables of OpenTelemetry set the resource, headers and
+        certificate.
+
+        Args:
+            endpoint: URL of the receiver.
+            timeout: Maximum duration of a request to the receiver, in seconds.
         """
         headers = {"content-type": "application/x-protobuf", **_parse_pairs("OTEL_EXPORTER_OTLP_HEADERS")}
         own = {"service.name": "llmops-gateway", "service.version": __version__}
@@ -89,14 +94,15 @@ class OtlpSpanExporter:
 class _SpanBuilder:
     """A builder of the spans of one traced request.
 
-    The request has a span of its own, one span for each stage, and the spans of the engine's work.
+    The spans are one for the request, one for each of its stages, and one or more for the work of
+    the engine.
     """
 
     def __init__(self, one: FinishedRequest, scope: ScopeSpans) -> None:
         assert one.trace is not None
         self._one, self._scope, self._trace = one, scope, one.trace
         self._trace_id = bytes.fromhex(one.trace.trace_id)
-        # added to a time of perf_counter this gives Unix time
+        # offset from perf_counter to Unix time
         self._zero = one.at - one.ended
 
     def add(self) -> None:
@@ -171,7 +177,7 @@ def _inference_attributes(one: FinishedRequest, operation: str, parts: Sequence[
     if one.outcome.finish in FINISH_REASONS:
         found["gen_ai.response.finish_reasons"] = [one.outcome.finish]
     if meter is not None:
-        # the engine streams, whatever its client asked for
+        # responses of the engine are always streamed, even if the client did not ask for a stream
         found["gen_ai.request.stream"] = True
     if meter is not None and meter.first:
         found["gen_ai.response.time_to_first_chunk"] = parts[0].end - parts[0].begin

@@ -1,6 +1,6 @@
-"""A finished request as traces and the access log show it, and the timeline of its stages.
+"""A finished request for traces and the access log, and the timeline of its stages.
 
-The code is pure: it uses neither a clock nor I/O.
+The functions are pure: they use neither clocks nor I/O.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from llmops.gateway.interfaces import Caller, Failover, Outcome
 from llmops.gateway.telemetry.metrics import FAILED_FINISH_REASONS, AnswerMeter
 from llmops.gateway.telemetry.trace_context import TraceContext
 
-#: Names of the spans by stage, in the order of the stages. A mark of RequestContext ends each
-#: stage.
+#: Names of the spans by stage, in the order of the stages. A stage ends at its mark in
+#: RequestContext.
 SPAN_NAMES = {
     "auth": "auth",
     "rate_limit": "rate_limit",
@@ -27,10 +27,10 @@ _STAGE_ORDER = list(SPAN_NAMES)
 
 
 class FinishedRequest(NamedTuple):
-    """A finished request.
+    """A finished request, with everything that traces and the access log show.
 
     `at` is the Unix time of `ended`. All other times are seconds of perf_counter. `meter` is None
-    if nothing was to be generated. The other fields are those of RequestContext.
+    if the request generates no tokens. The other fields are copied from RequestContext.
     """
 
     at: float
@@ -57,7 +57,7 @@ class FinishedRequest(NamedTuple):
 def is_server_failure(outcome: Outcome) -> bool:
     """Return True if the gateway or the engine failed.
 
-    Errors of the client, and its leaving, do not count.
+    Errors caused by the client and disconnects of the client do not count.
     """
     return outcome.status >= 500 or (outcome.status == 200 and outcome.finish in FAILED_FINISH_REASONS)
 
@@ -71,8 +71,10 @@ class TimelineStage(NamedTuple):
 class RequestTimeline(NamedTuple):
     """The stages of a request, without gaps or overlaps.
 
-    `call` is the engine's work, whose parts are `inside`. It is None if the request did not reach
-    the engine.
+    Attributes:
+        stages: Stages in the gateway, in order.
+        call: Time of the engine's work, or None if the request did not reach the engine.
+        inside: Parts of `call`: prefill and decode.
     """
 
     stages: Sequence[TimelineStage]
@@ -88,13 +90,13 @@ def build_timeline(one: FinishedRequest) -> RequestTimeline:
         at = stages[-1].end
     ended = max(at, one.ended)
     if meter is None and one.model:
-        # the work of an encoder
+        # an encoder works until the end of its request
         return RequestTimeline(stages, TimelineStage("call", at, ended))
     if meter is None or "submit" not in one.stages:
         return RequestTimeline([*stages, TimelineStage(_next_span_name(done), at, ended)])
     if not meter.first:
         return RequestTimeline(stages, TimelineStage("call", at, ended), [TimelineStage("prefill", at, ended)])
-    # sums of measured times may be off by a rounding error
+    # keep the stages in order: sums of measured times may be off by a rounding error
     first = max(at, meter.first)
     last = max(first, meter.last)
     inside = [TimelineStage("prefill", at, first), TimelineStage("decode", first, last)]
@@ -112,6 +114,6 @@ def _stage_ends(one: FinishedRequest) -> list[tuple[str, float]]:
 
 
 def _next_span_name(last: str) -> str:
-    """Return the span of the stage after `last`, in which a request ended."""
+    """Return the name of the stage after `last`, in which the request ended."""
     following = _STAGE_ORDER[_STAGE_ORDER.index(last) + 1 :] if last in SPAN_NAMES else _STAGE_ORDER
     return SPAN_NAMES[following[0]] if following else "stream"

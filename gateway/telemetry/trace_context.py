@@ -1,4 +1,4 @@
-"""The trace of a request by W3C's Trace Context (https://www.w3.org/TR/trace-context/)."""
+"""The trace context of a request (https://www.w3.org/TR/trace-context/)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from time import perf_counter
 
 TRACEPARENT = "traceparent"
 _TRACEPARENT_BYTES = TRACEPARENT.encode()
-# version, trace, span, flags; ff is no version and 0 no id; versions after 00 may have more fields
+# Format: version, trace id, span id, flags. Version ff and ids of zeros are invalid. Versions after
+# 00 may append fields.
 _TRACEPARENT_FORMAT = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:(?<!^00.{53})-.*)?", re.DOTALL
 )
 _MAX_HEADER_LENGTH = 512
 _TRACE_ID, _SPAN_ID, _SAMPLED = slice(3, 35), slice(36, 52), slice(54, 55)
-# digits with the lowest bit set, which is the flag
+# hexadecimal digits with the lowest bit set, which is the flag `sampled`
 _SAMPLED_DIGITS = b"13579bdf"
 
 
 def parse_traceparent(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Return the `traceparent` header; empty if there is none, more than one, or an invalid one."""
+    """Return the `traceparent` header, or b"" if it is missing, repeated or invalid."""
     given = b""
     for name, value in headers:
         if name == _TRACEPARENT_BYTES:
@@ -33,23 +34,26 @@ def parse_traceparent(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
 class TraceContext:
     """The trace of a request that may be exported. Ids are hexadecimal.
 
-    `marks` are the names and times (perf_counter) of finished stages, `call_id` is the span of the
-    engine's work.
+    Attributes:
+        parent: The client's `traceparent` header, or b"".
+        chosen: True if the request is exported.
+        call_id: Span id of the engine's work, empty if the request is not exported.
+        marks: Names and times (perf_counter) of finished stages.
     """
 
-    # attributes of the class: most requests are not exported, and setting these is half of their
-    # cost
+    # Defaults are class attributes: most requests are not exported, and setting attributes of the
+    # instance would double the cost of creating it.
     chosen = False
     call_id = _id = ""
     marks: tuple[tuple[str, float], ...] = ()
 
     def __init__(self, parent: bytes) -> None:
-        """Create the trace of a request. `parent` is the result of `parse_traceparent`."""
+        """Create the trace of a request. `parent` is a result of `parse_traceparent`."""
         self.parent = parent
 
     @property
     def trace_id(self) -> str:
-        """Return the id of the trace; empty for a request without a parent that is not exported."""
+        """Return the trace id, or "" if the request has no parent and is not exported."""
         return self.parent[_TRACE_ID].decode() or self._id
 
     @property
@@ -58,19 +62,19 @@ class TraceContext:
 
     @property
     def sampled(self) -> bool:
-        """Return True if the caller samples the trace."""
+        """Return True if the client's header has the flag `sampled`."""
         return self.parent[_SAMPLED] in _SAMPLED_DIGITS if self.parent else False
 
     def passed(self, name: str) -> None:
         self.marks += ((name, perf_counter()),)
 
     def choose(self) -> None:
-        """Export the request: give its spans ids."""
+        """Mark the request for export and create the ids of its spans."""
         self.chosen = True
         self._id = f"{getrandbits(128) or 1:032x}"
         self.call_id = f"{getrandbits(64) or 1:016x}"
 
     @property
     def onward(self) -> str:
-        """Return the header for the engine's server; empty for a request that is not exported."""
+        """Return the `traceparent` for the engine's server, or an empty string if not exported."""
         return f"00-{self.trace_id}-{self.call_id}-01" if self.chosen else ""

@@ -1,6 +1,4 @@
-"""The client side of the tensor contract: requests, streams and messages of one server.
+"""The client side of the tensor contract: the requests, streams and messages of one Triton server.
 
-The contract is described in docs/contract.md.
-
-The choice among several servers belongs to `routing/`.
+docs/contract.md describes the contract. `routing/` chooses among several servers.
 """

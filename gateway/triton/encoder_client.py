@@ -1,4 +1,4 @@
-"""Text encoders on Triton: token ids become requests, and responses become vectors."""
+"""The client of text encoders on Triton, which turns token ids into vectors."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,41 +19,42 @@ TokenRows = Sequence[Sequence[int]]
 CallMetadata = Sequence[tuple[str, str]]
 InferCall = Callable[..., Awaitable[service_pb2.ModelInferResponse]]
 
-#: Batches that a server gets at once: the one that runs, and the next one.
+#: Maximum number of full batches in flight per server: the batch that runs, and the next batch, so
+#: that the encoder never waits for this gateway.
 BATCHES_PER_SERVER = 2
-#: Seconds after which a client may retry when the queue is full: encoder batches are short.
+#: Seconds in Retry-After when the queue is full. Encoder batches are short, so a slot is free soon.
 RETRY_AFTER = 1
 
 
 class TritonEncoder:
-    """One encoder model on one server. Requests with any number of rows are cut into batches.
+    """A client of one encoder model. Requests with any number of rows are cut into batches.
 
-    Triton serves first come, first served. So it gets only the batch that runs and the next one,
-    and callers take turns for slots in these.
+    Triton serves in order of arrival. To keep callers equal, a server gets only the batch that runs
+    and the next batch, and callers take turns for the slots in these batches.
     """
 
     def __init__(self, infer: InferCall, model: str, card: EncoderMetadata, queued: int = 16_384) -> None:
-        """Create an encoder.
+        """Create a client.
 
         Args:
-            infer: Sends a request, and call metadata if there is any, and returns the response.
+            infer: Sends a request, with call metadata if it is given, and returns the response.
             model: Name of the model in Triton.
             card: Metadata of the model.
-            queued: Rows that may wait here. No client can take all of them.
+            queued: Maximum number of rows that wait in this process. No client can fill all of it.
         """
         self._infer, self._model, self._card = infer, model, card
         self._capacity = BATCHES_PER_SERVER * card.max_batch_size
         self._slots, self._queue = FairSlots(self._capacity), FairShares(queued)
 
     def resize(self, servers: int) -> None:
-        """Set the number of servers that `infer` sends the batches to."""
+        """Set the number of servers among which `infer` distributes the batches."""
         self._capacity = BATCHES_PER_SERVER * self._card.max_batch_size * max(servers, 1)
         self._slots.resize(self._capacity)
 
     async def send(
         self, request: service_pb2.ModelInferRequest, *metadata: CallMetadata
     ) -> service_pb2.ModelInferResponse:
-        """Send a batch that the caller has cut and counted."""
+        """Send a batch that the caller has already cut and counted against the slots."""
         request.model_name = self._model
         return await self._infer(request, *metadata)
 
@@ -64,16 +65,16 @@ class TritonEncoder:
 
         Args:
             rows: Token ids of each row.
-            types: Token types of each row, as long as the rows; only for a cross-encoder.
-            caller: Share of the caller, as in `Caller.share`.
-            trace: The `traceparent` header for Triton, or empty.
+            types: Token type ids of each row, shaped like `rows`. Required by cross-encoders only.
+            caller: Key of the caller's fair share, `Caller.share`.
+            trace: Value of the `traceparent` header for Triton, or an empty string.
 
         Returns:
             FP32 [len(rows), dimensions], in the order of the rows.
 
         Raises:
-            OverloadedError: The queue is full, or the caller's share of it. A request alone always
-                fits.
+            OverloadedError: The queue is full, or the caller's share of the queue is. A request
+                that finds the queue empty always fits.
             ApiError: Triton rejects the request or fails on it.
         """
         queue, size = self._queue, self._card.max_batch_size
@@ -128,6 +129,6 @@ def _join_responses(responses: Sequence[Any], rows: int, dimensions: int) -> NDA
         raise EngineError("The encoder's answer does not have the size it announced.")
     vectors = np.frombuffer(raw, dtype=np.float32).reshape(rows, dimensions)
     if not np.isfinite(vectors).all():
-        # JSON has no such numbers
+        # JSON cannot represent NaN and infinity
         raise EngineError("The encoder's answer has numbers that are not finite.")
     return vectors

@@ -1,4 +1,4 @@
-"""State, identity and cache events that an engine reports in its step stream."""
+"""The reports that an engine sends in its step stream: its state, identity and cache events."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from llmops import contract
 from llmops.gateway.errors import ApiError
 
 _STATE, _IDENTITY = contract.STEP_STATE.name, contract.STEP_MODEL_IDENTITY.name
-#: Cache events, and names of blocks, in one message. Engines send half as many.
+#: Maximum number of cache events, and of block names, in one message; more are an error. Engines
+#: send at most half as many.
 MAX_CACHE_EVENTS = 2**17
 _KV, _KINDS = contract.STEP_KV_HASHES.name, contract.STEP_KV_EVENTS.name
 
 
 class EngineState(NamedTuple):
-    """The numbers of the tensor `step_state`; contract.STATE_FIELDS describes them."""
+    """The load of an engine, as reported in the tensor `step_state`.
+
+    contract.STATE_FIELDS describes each number.
+    """
 
     running: int
     waiting: int
@@ -35,7 +39,7 @@ class EngineState(NamedTuple):
 
 
 class EngineIdentity(NamedTuple):
-    """The engine that answers; `instance` is new each time the model is loaded."""
+    """The identity of the engine that answers. `instance` changes each time the model is loaded."""
 
     model: str
     version: str
@@ -44,29 +48,40 @@ class EngineIdentity(NamedTuple):
 
 
 class EngineObserver(Protocol):
-    """A receiver of an engine's reports, called on the event loop between two messages."""
+    """A receiver of an engine's reports.
+
+    Its methods run on the event loop, between two messages.
+    """
 
     def on_state(self, state: EngineState) -> None: ...
 
     def on_cache_event(self, kind: int, hashes: Sequence[int]) -> None:
-        """Handle stored or removed blocks, by hash.
+        """Handle stored or removed blocks.
 
-        `kind` is KV_STORED, KV_REMOVED or KV_CLEARED of the contract.
+        Args:
+            kind: KV_STORED, KV_REMOVED or KV_CLEARED of the contract.
+            hashes: Hashes of the blocks.
         """
 
     def on_identity(self, identity: EngineIdentity) -> None: ...
 
     def on_disconnect(self, error: ApiError) -> None:
-        """Handle the error that ended the stream. The stream is opened again afterwards."""
+        """Handle the error that ended the stream.
+
+        The transport opens the stream again afterwards.
+        """
 
 
 def notify_observer(observer: EngineObserver, outputs: Mapping[str, int], raw: Sequence[bytes]) -> None:
-    """Pass the reports of a message to `observer`.
+    """Pass the reports in a message to `observer`.
 
-    `outputs` maps each output to its index in `raw`.
+    Args:
+        observer: The receiver of the reports.
+        outputs: The index in `raw` of each output of the message, by name.
+        raw: The contents of the outputs.
 
     Raises:
-        ValueError: The engine reports more than it can have.
+        ValueError: A report is larger than any engine sends, or has a negative count.
     """
     if _IDENTITY in outputs:
         fields = [*islice(decode_strings(raw[outputs[_IDENTITY]]), len(EngineIdentity._fields) + 1)]
@@ -84,13 +99,16 @@ def notify_observer(observer: EngineObserver, outputs: Mapping[str, int], raw: S
             at += count
     if _STATE in outputs:
         numbers = array("i", raw[outputs[_STATE]])
-        # a later version may append numbers
+        # a later version of the contract may append numbers
         if len(numbers) >= len(EngineState._fields):
             observer.on_state(EngineState(*numbers[: len(EngineState._fields)]))
 
 
 def decode_strings(data: bytes) -> Iterator[str]:
-    """Yield the elements of a BYTES tensor: each is a little-endian length and that many bytes."""
+    """Yield the strings of a BYTES tensor.
+
+    Each string is preceded by its length in bytes, a little-endian uint32.
+    """
     at = 0
     while at < len(data):
         (size,) = struct.unpack_from("<I", data, at)

@@ -1,4 +1,4 @@
-"""One Triton server over gRPC: its models, their metadata and health, unary calls and streams."""
+"""The gRPC client of one Triton server: models, metadata, health, unary calls and streams."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from llmops.contract import ENGINE_SUFFIX, METADATA_PARAMETER
 from llmops.gateway.errors import TRITON_NOT_RESPONDING, TRITON_UNREACHABLE, UnavailableError
 from llmops.gateway.triton.response_reader import error_from_message
 
-#: Bytes of a message from Triton. The largest are batches of vectors, and log-probabilities of prompts.
+#: Maximum size of a message from Triton, in bytes. The largest messages are batches of vectors and
+#: log-probabilities of prompts.
 MAX_MESSAGE_BYTES = 32 * 2**20
 
-#: Milliseconds without data after which a dead server is looked for. `llmops serve` tells Triton to
-#: allow it (MIN_PING_INTERVAL in model_repository/server/command.py).
+#: Milliseconds of silence after which the connection is checked with a ping. `llmops serve` makes
+#: Triton accept pings this often (MIN_PING_INTERVAL in model_repository/server/command.py).
 KEEPALIVE_MS = 20_000
-# a restarted Triton must be noticed within a second or two; requests hold whole prompts
+# The short backoff finds a restarted Triton within two seconds. The size of sent messages is not
+# limited, because requests hold whole prompts.
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -33,7 +35,8 @@ _CHANNEL_OPTIONS = (
 )
 
 
-#: Exceptions of a write to a call that has ended, depending on which side noticed first.
+#: Exceptions of a write to a call that has ended. Which one is raised depends on the side that
+#: notices the end first.
 WRITE_ERRORS = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError)
 
 GrpcMetadata = tuple[tuple[str, str], ...]
@@ -43,9 +46,11 @@ class TritonClient:
     """A client of one Triton server. Must be created inside a running event loop."""
 
     def __init__(self, address: str, *, timeout: float = 5.0) -> None:
-        """Connect to HOST:PORT of the gRPC endpoint.
+        """Connect to a Triton server.
 
-        A unary call may take `timeout` seconds, inference any time.
+        Args:
+            address: HOST:PORT of the gRPC endpoint.
+            timeout: Maximum duration of a unary call in seconds. Inference has no time limit.
         """
         self.address = address
         self._timeout = timeout
@@ -71,20 +76,27 @@ class TritonClient:
         return bool(answer.ready)
 
     async def engine_models(self) -> dict[str, bool]:
-        """Return the engine models, and whether each is ready. Raises UnavailableError.
+        """Return the engine models by name, with True for those that are ready.
 
-        The index shows whether a model is loaded; only the model itself knows whether its engine
-        has ended.
+        The repository index shows whether a model is loaded. Each loaded model is asked as well,
+        because only the model knows whether its engine has ended.
+
+        Raises:
+            UnavailableError: Triton cannot be reached or does not answer.
         """
         models = {name: loaded for name, loaded in (await self.index()).items() if name.endswith(ENGINE_SUFFIX)}
         return {name: loaded and await self.model_ready(name) for name, loaded in models.items()}
 
     async def index(self) -> dict[str, bool]:
-        """Return the models by name, and whether each is loaded. Raises UnavailableError."""
+        """Return all models by name, with True for those that are loaded.
+
+        Raises:
+            UnavailableError: Triton cannot be reached or does not answer.
+        """
         answer = await self._call(self._stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())
         models: dict[str, bool] = {}
         for model in answer.models:
-            # one entry per version; an unloaded old version does not matter
+            # the index has an entry per version; an old version that is not loaded does not matter
             models[model.name] = models.get(model.name, False) or model.state == "READY"
         return dict(sorted(models.items()))
 
@@ -93,7 +105,9 @@ class TritonClient:
     ) -> service_pb2.ModelInferResponse:
         """Send a request and return its response.
 
-        Raises UnavailableError, or the error for the model's text.
+        Raises:
+            UnavailableError: Triton cannot be reached or does not have the model.
+            ApiError: The model rejects the request or fails on it.
         """
         try:
             return await self._stub.ModelInfer(request, metadata=metadata)
@@ -103,9 +117,10 @@ class TritonClient:
             raise error_from_message(error.details() or error.code().name) from error
 
     async def metadata_text(self, model: str) -> str:
-        """Return the model's parameter `llmops_model_metadata`, empty without one.
+        """Return the model's parameter `llmops_model_metadata`, empty if it is not set.
 
-        Raises UnavailableError.
+        Raises:
+            UnavailableError: Triton cannot be reached or does not answer.
         """
         config = await self.model_config(model)
         return (
@@ -113,7 +128,11 @@ class TritonClient:
         )
 
     async def model_config(self, model: str) -> model_config_pb2.ModelConfig:
-        """Return the model's configuration as Triton has it. Raises UnavailableError."""
+        """Return the model's configuration as Triton completed it.
+
+        Raises:
+            UnavailableError: Triton cannot be reached or does not answer.
+        """
         answer = await self._call(self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=model))
         return answer.config
 

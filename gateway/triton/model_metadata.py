@@ -1,6 +1,7 @@
 """The parameter `llmops_model_metadata`, in which a model describes itself to gateways.
 
-The parameter is part of Triton's ModelConfig."""
+The parameter is part of the model's ModelConfig in Triton.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +17,24 @@ from llmops.errors import InputError, first_validation_error
 from llmops.gateway.interfaces import ModelMetadata
 from llmops.input_files import parse_json
 
-#: Characters of the parameter, which is parsed while requests wait. It has about a thousand, and
-#: less than a hundred for each adapter.
+#: Maximum length of the parameter in characters, because it is parsed while requests wait. It has
+#: about a thousand characters, and less than a hundred more for each adapter.
 MAX_CHARACTERS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderMetadata:
-    """The metadata of an encoder.
+    """The metadata of an encoder model.
 
-    Lengths are in tokens; `dimensions` counts the numbers per row, `built` is Unix time.
+    Attributes:
+        name: Name of the model for clients.
+        target: Build target of the model.
+        tokenizer_dir: Folder of the tokenizer.
+        max_batch_size: Maximum number of rows in a batch.
+        max_seq_len: Maximum length of a row in tokens.
+        vocab_size: Number of tokens in the vocabulary.
+        dimensions: Numbers per row in the model's output.
+        built: Unix time of the build, 0 if unknown.
     """
 
     name: str
@@ -45,7 +54,12 @@ _KNOWN_FIELDS = {field.name for field in fields(ModelMetadata)} - {"extra"}
 def parse_model_metadata(text: str, overrides: Mapping[str, Any] | None = None) -> ModelMetadata:
     """Return the metadata of a generative model.
 
-    `overrides` come from the gateway's settings. Raises InputError.
+    Args:
+        text: The parameter's value, a JSON object.
+        overrides: Fields that the gateway's settings replace.
+
+    Raises:
+        InputError: The text is not valid metadata, or is of another version of the contract.
     """
     with _as_input_error():
         raw = {"target": "unknown", **_parse(text), **(overrides or {})}
@@ -63,7 +77,12 @@ def parse_model_metadata(text: str, overrides: Mapping[str, Any] | None = None) 
 def parse_encoder_metadata(text: str, overrides: Mapping[str, Any]) -> EncoderMetadata:
     """Return the metadata of an encoder.
 
-    `overrides` come from the gateway's settings. Raises InputError.
+    Args:
+        text: The parameter's value, a JSON object.
+        overrides: Fields that the gateway's settings replace.
+
+    Raises:
+        InputError: The text is not valid metadata.
     """
     with _as_input_error():
         return _ENCODER_ADAPTER.validate_python({**_parse(text), **overrides})
@@ -71,7 +90,7 @@ def parse_encoder_metadata(text: str, overrides: Mapping[str, Any]) -> EncoderMe
 
 def _parse(text: str) -> dict[str, Any]:
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"it has {len(text):,} characters, and at most {MAX_CHARACTERS:,} are read")
+        raise ValueError(f"it has {len(text):,} characters, more than the {MAX_CHARACTERS:,} allowed")
     found: dict[str, Any] = parse_json(text or "{}")
     return found
 

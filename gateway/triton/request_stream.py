@@ -1,4 +1,4 @@
-"""The transport that every Triton model of the contract serves: one gRPC stream per request."""
+"""The transport with one gRPC stream per request, which every engine model supports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmops.gateway.triton.response_reader import ResponseReader, error_from_mes
 
 
 class RequestStreamTransport(Engine):
-    """The engine behind one ModelStreamInfer call per request.
+    """An engine behind one ModelStreamInfer call per request.
 
     Cancelling the call cancels the request.
     """
@@ -30,7 +30,11 @@ class RequestStreamTransport(Engine):
     def __init__(self, start_call: Callable[..., Any], engine_model: str, card: ModelMetadata) -> None:
         """Create a transport.
 
-        `start_call` starts a ModelStreamInfer call (the stub's method), with metadata if given.
+        Args:
+            start_call: Starts a ModelStreamInfer call (the stub's method). It accepts call
+                metadata.
+            engine_model: Name of the engine model in Triton.
+            card: Metadata of the model.
         """
         self._start_call = start_call
         self._writer = RequestWriter.of(engine_model, card)
@@ -47,7 +51,7 @@ class RequestStreamTransport(Engine):
 
 
 class RequestStream(TokenStream):
-    """The tokens of one call. `cancel` ends the call at once and wakes a waiting reader."""
+    """The token stream of one call. `cancel` ends the call at once and wakes a waiting reader."""
 
     def __init__(self, call: Any, reader: ResponseReader, guided: bool = False) -> None:
         self._call = call
@@ -65,7 +69,7 @@ class RequestStream(TokenStream):
             if response is aio.EOF:
                 break
             if self._final:
-                # a server that goes on after its final response may never end
+                # do not wait for the end of the call: a faulty server might send messages forever
                 self.cancel()
                 break
             if response.error_message:
@@ -84,10 +88,11 @@ class RequestStream(TokenStream):
         raise StopAsyncIteration
 
     async def _read(self) -> Any:
-        """Return the next message, aio.EOF at the end of the call.
+        """Return the next message, or aio.EOF at the end of the call.
 
-        The call ends by itself after the final response: dropping it would cancel it, which costs
-        Triton work. An error that comes so late is the end as well.
+        After the final response, read on until the server ends the call: dropping the call would
+        cancel it, which costs Triton work. An error after the final response counts as the end of
+        the call.
         """
         try:
             response = await self._call.read()
@@ -97,8 +102,8 @@ class RequestStream(TokenStream):
                 return aio.EOF
             raise (CancelledStreamError() if self._cancelled else _error_from_status(error)) from error
         except asyncio.CancelledError:
-            # grpc.aio answers a read with this both when the call and when the reading task is
-            # cancelled
+            # grpc.aio raises CancelledError both when the call is cancelled and when the reading
+            # task is
             if self._cancelled and self._final:
                 return aio.EOF
             if self._cancelled:
@@ -117,10 +122,7 @@ class RequestStream(TokenStream):
 
 
 async def _write_failure(call: Any, error: Exception) -> ApiError:
-    """Return the error of a failed write.
-
-    The call's status has the reason, the exception has not.
-    """
+    """Return the error of a failed write. The reason is in the call's status, not in `error`."""
     if isinstance(error, aio.AioRpcError):
         return _error_from_status(error)
     return UnavailableError(TRITON_UNREACHABLE, detail=str(await call.details() or error))

@@ -1,8 +1,8 @@
-"""Conversion of an EngineRequest to the tensors of the contract, in one of two encodings.
+"""The conversion of an EngineRequest to the tensors of the contract, in two encodings.
 
-The tensors are sent in a ModelInferRequest of their own, or as a JSON object in a submission to a
-step stream. Their names, types and meanings are those of TensorRT-LLM's `tensorrt_llm` model; see
-docs/contract.md.
+The tensors are sent either in a ModelInferRequest of their own, or as a JSON object in a submission
+to a step stream. Their names, types and meanings are those of TensorRT-LLM's `tensorrt_llm` model;
+see docs/contract.md.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ _PACK = {
 class TensorWriter(ABC):
     """A writer of the contract's tensors.
 
-    A tensor that is sent as a tensor has a leading batch dimension of 1.
-
-    Values must fit their datatypes; the engine checks them.
+    Shapes are given with the leading batch dimension of 1. Values must fit their datatypes; the
+    engine checks them.
     """
 
     @abstractmethod
@@ -42,13 +41,14 @@ class TensorWriter(ABC):
 
     @abstractmethod
     def floats(self, tensor: Tensor, values: Sequence[float]) -> None:
-        """Write FP32 [1, n]."""
+        """Write numbers as FP32 [1, n]."""
 
     @abstractmethod
     def words(self, tensor: Tensor, words: Sequence[Sequence[int]]) -> None:
-        """Write a list of words as INT32 [1, 2, n].
+        """Write a list of words, each given as token ids, as INT32 [1, 2, n].
 
-        Row 0 has the flattened ids, row 1 the cumulative end offset of each word, padded with -1.
+        Row 0 has the token ids of all words, row 1 the cumulative end offset of each word, padded
+        with -1.
         """
 
 
@@ -65,11 +65,11 @@ class MessageTensorWriter(TensorWriter):
         self.texts(tensor, [value.encode()])
 
     def texts(self, tensor: Tensor, values: Sequence[bytes]) -> None:
-        """Write BYTES [1, n]."""
+        """Write strings as BYTES [1, n]."""
         self.add(tensor, (1, len(values)), b"".join(struct.pack("<I", len(one)) + one for one in values))
 
     def ids(self, tensor: Tensor, values: Sequence[int]) -> None:
-        """Write INT32 [1, n]."""
+        """Write token ids as INT32 [1, n]."""
         self.add(tensor, (1, len(values)), array("i", values).tobytes())
 
     def floats(self, tensor: Tensor, values: Sequence[float]) -> None:
@@ -80,7 +80,13 @@ class MessageTensorWriter(TensorWriter):
         self.add(tensor, (1, 2, len(flat)), array("i", flat + ends).tobytes())
 
     def add(self, tensor: Tensor, shape: Sequence[int], data: bytes) -> None:
-        """Write any tensor; `data` is its content, little-endian."""
+        """Write any tensor.
+
+        Args:
+            tensor: Name and datatype of the tensor.
+            shape: Shape of the tensor, with the batch dimension.
+            data: Contents of the tensor, little-endian.
+        """
         self._add_input(name=tensor.name, datatype=tensor.datatype, shape=shape)
         self._add_content(data)
 
@@ -88,7 +94,7 @@ class MessageTensorWriter(TensorWriter):
 class JsonTensorWriter(TensorWriter):
     """A writer that collects tensors in a JSON object.
 
-    Scalars are numbers, all others arrays without the batch dimension.
+    Scalars become JSON numbers. All other tensors become arrays without the batch dimension.
     """
 
     def __init__(self) -> None:
@@ -121,7 +127,7 @@ def _pack_words(words: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
 
 
 class RequestWriter:
-    """A builder of the requests of one engine model."""
+    """A writer of the requests to one engine model."""
 
     def __init__(
         self,
@@ -137,11 +143,11 @@ class RequestWriter:
 
         Args:
             model: Name of the model in Triton.
-            vocab_size: Tokens in the vocabulary.
-            pad_id: Id of the padding token, if there is one.
-            callers: True if the model takes the input `caller`.
-            salts: True if the model takes the input `cache_salt`.
-            extensions: True if the model takes the inputs that NVIDIA's backend does not have.
+            vocab_size: Number of tokens in the vocabulary.
+            pad_id: Id of the padding token, or None if the model has no such token.
+            callers: True if the model has the input `caller`.
+            salts: True if the model has the input `cache_salt`.
+            extensions: True if the model has the inputs that NVIDIA's backend lacks.
         """
         self.model = model
         self._vocab_size = vocab_size
@@ -158,7 +164,8 @@ class RequestWriter:
             vocab_size=card.vocab_size,
             pad_id=card.pad_id,
             callers=can.callers,
-            # the salt is part of a block's hash even if the library does not keep salts apart
+            # a block's hash includes the salt even if the library does not separate salts in its
+            # cache
             salts=can.cache_salt or card.kv_events,
             extensions=contract.STEP_TRANSPORT in card.transports,
         )
@@ -172,7 +179,7 @@ class RequestWriter:
         return message
 
     def write_rest(self, request: EngineRequest, tensors: TensorWriter) -> None:
-        """Write all tensors but `input_ids`."""
+        """Write all tensors of `request` except `input_ids`."""
         tensors.scalar(contract.INPUT_LENGTHS, len(request.input_ids))
         tensors.scalar(contract.REQUEST_OUTPUT_LEN, request.max_tokens)
         tensors.scalar(contract.STREAMING, request.streaming)
@@ -185,8 +192,8 @@ class RequestWriter:
         if self._pad_id is not None:
             tensors.scalar(contract.PAD_ID, self._pad_id)
         others = [(token,) for token in request.end_ids[1:]]
-        # NVIDIA's C++ backend withholds END_ID alone until min_tokens (its minimum-length penalty
-        # masks that one token), so the model's other end tokens are banned
+        # Until min_tokens, NVIDIA's C++ backend suppresses END_ID alone: its minimum-length penalty
+        # masks only that token. The model's other end tokens are therefore banned.
         banned = others if request.min_tokens and self._unknown else []
         if stop_words := [*(() if banned else others), *request.stop_words]:
             tensors.words(contract.STOP_WORDS_LIST, stop_words)
@@ -198,7 +205,7 @@ class RequestWriter:
     def _write_sampling(self, tensors: TensorWriter, request: EngineRequest) -> None:
         sampling = request.sampling
         if sampling.temperature == 0:
-            # greedy; the engine's own defaults differ between versions and are not relied on
+            # request greedy sampling explicitly: the engine's defaults differ between versions
             tensors.scalar(contract.RUNTIME_TOP_K, 1)
         else:
             tensors.scalar(contract.TEMPERATURE, sampling.temperature)

@@ -1,6 +1,6 @@
-"""Conversion of a ModelInferResponse to a TokenBatch, and of error texts to errors.
+"""The conversion of a ModelInferResponse to a TokenBatch, and of error texts to errors.
 
-Both formats are described in docs/contract.md.
+docs/contract.md describes both formats.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from llmops.gateway.errors import (
 )
 from llmops.gateway.interfaces import TokenBatch
 
-#: Characters of an error text that are read. The log has a line for each.
+#: Maximum number of characters read of an error text. Each error text becomes a line of the log.
 MAX_ERROR_LENGTH = 1000
-#: Characters of a rejection that is passed on to the client.
+#: Maximum length of a rejection that is passed on to the client, in characters. Longer texts are
+#: not written for clients.
 _MAX_REJECTION_LENGTH = 400
-#: Internals that clients must not see: paths, shared-memory keys, addresses, source files, class
-#: names of C++ and of Python
+#: Matches internals that clients must not see: paths, shared-memory keys, addresses, source files,
+#: and class names of C++ and of Python.
 _INTERNALS = re.compile(
     r"(?:^|[\s\"'(=:])/\w|\b0x[0-9a-f]|\w\.(?:py|cc|cpp|cu|h|so)\b|::|llmops_|traceback|\b\d+(?:\.\d+){3}:\d",
     re.IGNORECASE,
 )
 
-#: Inputs of the contract that an engine may reject by name.
+#: Names of the inputs that an engine may reject in an error text, which then starts with the name.
 INPUT_TENSORS = frozenset(tensor.name for tensor in (*contract.ENGINE_INPUTS, *contract.EXTENSION_INPUTS))
 # bound once, because they are looked up with every token
 _OUTPUT_IDS, _OUTPUT_LOG_PROBS = contract.OUTPUT_IDS.name, contract.OUTPUT_LOG_PROBS.name
 _SEQUENCE_LENGTH, _SEQUENCE_INDEX = contract.SEQUENCE_LENGTH.name, contract.SEQUENCE_INDEX.name
-#: What the executor of NVIDIA's backend says about a request that it cannot take, such as one with
-#: too long a prompt (1.2.1 cpp/tensorrt_llm/executor/executorImpl.cpp, fetchNewRequests).
+#: Error text of NVIDIA's executor for a request that it cannot take, such as a request with too
+#: long a prompt (fetchNewRequests of cpp/tensorrt_llm/executor/executorImpl.cpp, 1.2.1).
 _NOT_TAKEN = "encountered an error when fetching new request"
-#: Messages for clients, by the prefix before the colon of what an engine says about itself.
+#: Messages for clients, by the prefix with which an engine reports its own condition.
 ENGINE_CONDITIONS = {
     contract.DRAINING_PREFIX: "The engine is shutting down; send the request again.",
     contract.ENGINE_DEAD_PREFIX: "The engine cannot take requests now; send the request again.",
@@ -51,9 +52,9 @@ ENGINE_CONDITIONS = {
 
 
 class ResponseReader:
-    """A reader of the responses of one stream.
+    """A reader of the responses in one stream.
 
-    The positions of the outputs do not change within a stream.
+    The order of the outputs must not change within a stream unless their number does.
     """
 
     def __init__(self, *, logprobs: bool) -> None:
@@ -62,7 +63,7 @@ class ResponseReader:
         self._positions: dict[str, int] = {}
 
     def read(self, response: service_pb2.ModelInferResponse) -> TokenBatch | None:
-        """Return the new tokens, or None for a response without any, such as an empty final one."""
+        """Return the new tokens, or None for a response without tokens, such as the last."""
         count = len(response.outputs)
         if count == 0:
             return None
@@ -71,7 +72,7 @@ class ResponseReader:
             self._positions = {output.name: position for position, output in enumerate(response.outputs)}
         raw, positions = response.raw_output_contents, self._positions
         tokens = _ints(raw[positions[_OUTPUT_IDS]])
-        # NVIDIA's backend pads output_ids; sequence_length counts the real ones
+        # NVIDIA's backend pads output_ids; sequence_length is the number of real ids
         if len(tokens) > 1 and _SEQUENCE_LENGTH in positions:
             tokens = tokens[: _ints(raw[positions[_SEQUENCE_LENGTH]])[0]]
         if not tokens:
@@ -85,9 +86,9 @@ class ResponseReader:
 
 
 def trailing_floats(data: bytes, count: int) -> list[float]:
-    """Return the log-probs of the `count` new ids.
+    """Return the log-probabilities of the `count` new ids.
 
-    NVIDIA's C++ backend sends those of the earlier ids before them.
+    NVIDIA's C++ backend sends the log-probabilities of all earlier ids before them.
     """
     return list(struct.unpack_from(f"<{count}f", data, max(0, len(data) - 4 * count)))
 
@@ -101,9 +102,13 @@ def _ints(data: bytes) -> list[int]:
 def error_from_message(message: str, guided: bool = True) -> ApiError:
     """Return the error for an engine's error text.
 
-    A text that starts with a tensor's name rejects that tensor and is for clients. Every other text
-    becomes `detail`, because it may name files, keys and addresses. A grammar that NVIDIA's backend
-    cannot read ends all requests, of which only a `guided` one may be at fault.
+    A text that starts with a tensor's name rejects that tensor and is meant for clients. Every
+    other text becomes the error's `detail`, because it may name files, keys and addresses.
+
+    Args:
+        message: The engine's error text.
+        guided: True if the failed request has a grammar. A grammar that NVIDIA's backend cannot
+            read ends all requests, and only a request with a grammar may be at fault.
     """
     message = message[:MAX_ERROR_LENGTH]
     name, colon, reason = message.partition(":")
@@ -116,14 +121,14 @@ def error_from_message(message: str, guided: bool = True) -> ApiError:
         return condition
     lowered = message.lower()
     if guided and ("xgrammar" in lowered or "grammar_compiler" in lowered):
-        # some engines compile a grammar only when they reach the request
+        # some engines compile a grammar only when its request is scheduled
         refused = f"{contract.GUIDE}: the engine cannot compile it."
         return UnsupportedError(refused, param=contract.GUIDE.name, detail=message)
     if _NOT_TAKEN in lowered:
         refused = f"{contract.INPUT_IDS}: the engine cannot take it."
         return UnsupportedError(refused, param=contract.INPUT_IDS.name, detail=message)
     if "maximum queue size" in lowered:
-        # Triton's own limit in front of a model
+        # Triton rejects the request itself: the model's queue is full
         return OverloadedError(ENGINE_CONDITIONS[contract.QUEUE_FULL_PREFIX], detail=message)
     if (
         "unknown model" in lowered
@@ -136,7 +141,7 @@ def error_from_message(message: str, guided: bool = True) -> ApiError:
 
 
 def condition_from_message(message: str) -> UnavailableError | None:
-    """Return the error for a text that is about the engine rather than a request, or None."""
+    """Return the error for a text about the engine's own condition, or None for another text."""
     name, colon, _ = message.partition(":")
     if not colon or name not in ENGINE_CONDITIONS:
         return None
@@ -148,5 +153,8 @@ def condition_from_message(message: str) -> UnavailableError | None:
 
 
 def _is_client_message(reason: str) -> bool:
-    """Return True if a rejection was written for clients: one line, without the engine's internals."""
+    """Return True if a rejection was written for clients.
+
+    Such a text is one line and names no internals of the engine.
+    """
     return len(reason) <= _MAX_REJECTION_LENGTH and reason.isprintable() and _INTERNALS.search(reason) is None

@@ -12,21 +12,28 @@ from llmops.gateway.interfaces import TokenBatch, TokenSink, TokenStream
 from llmops.gateway.triton.response_reader import error_from_message
 from llmops.gateway.triton.step_writer import Submission
 
-#: Tokens that are merged into one batch for a slow reader.
+#: Maximum number of tokens that are merged into one batch for a slow reader. Merging copies the
+#: batch, so larger batches would cost quadratic time.
 MAX_MERGED_TOKENS = 64
 
 
 class SlotStream(TokenStream):
-    """The tokens of one slot.
+    """The token stream of one slot.
 
-    Batches wait here for their reader, so that a slow client delays no other.
+    Unread batches wait in this object, so that a slow client does not delay other clients.
     """
 
     def __init__(self, slot: int, submission: Submission, leave: Callable[[int], None]) -> None:
-        """Create a stream. `leave` removes the slot from the engine's batch."""
+        """Create a stream.
+
+        Args:
+            slot: Number of the slot.
+            submission: The request, as submitted to the engine.
+            leave: Removes the slot from the engine's batch.
+        """
         self._leave = leave
         self.number = slot
-        # kept until the engine answers, to be repeated over a new connection
+        # kept until the engine's first entry for the slot, to be sent again over a new connection
         self.unconfirmed: Submission | None = submission
         self._batches: deque[TokenBatch] = deque()
         self._waiter: asyncio.Future | None = None
@@ -68,7 +75,10 @@ class SlotStream(TokenStream):
         self._wake()
 
     def _keep(self, batch: TokenBatch) -> None:
-        """Merge unread batches, so that a slow client costs only a few dozen bytes per token."""
+        """Store a batch for the reader, merged into the last unread batch if there is room.
+
+        Merging keeps the memory for a slow client at a few dozen bytes per token.
+        """
         last = self._batches[-1] if self._batches else None
         if last is None or last.sequence != batch.sequence or len(last.tokens) >= MAX_MERGED_TOKENS:
             self._batches.append(batch)
@@ -82,7 +92,7 @@ class SlotStream(TokenStream):
         if flags & ERROR_FLAG:
             self.fail(error_from_message(error or ""))
         elif flags & CANCELLED_FLAG:
-            self.fail(UnavailableError("The engine took the request out of its batch."))
+            self.fail(UnavailableError("The engine cancelled the request; send the request again."))
         elif flags & LAST_OF_SLOT:
             self._ended = True
             self._wake()

@@ -1,10 +1,10 @@
 """Step streams: one subscription per gateway and engine model.
 
-The engine sends one message per engine step for all requests of a subscription.
+The engine sends one message per engine step for all requests of a subscription. docs/contract.md,
+"Step streams", defines the messages.
 
-docs/contract.md, "Step streams", defines the messages. A broken connection resumes after the last
-step that arrived. Only an engine that does not know the subscription, because it was restarted,
-ends the open streams.
+After a broken connection, a subscription resumes after the last step that arrived. If the engine
+does not know the subscription, because the engine was restarted, the open streams end.
 """
 
 from __future__ import annotations
@@ -44,46 +44,55 @@ from llmops.gateway.triton.response_reader import condition_from_message, error_
 from llmops.gateway.triton.slot_stream import SlotStream
 from llmops.gateway.triton.step_writer import StepWriter, Submission, parse_slots
 
-#: Steps between two acknowledgements: an eighth of the window, so that it never fills while
-#: messages arrive.
+#: Steps between two acknowledgements. An eighth of the engine's window, so that the window does not
+#: fill while messages arrive.
 ACKNOWLEDGE_INTERVAL = MAX_UNACKNOWLEDGED_STEPS // 8
-#: Seconds between two attempts to reconnect, for as long as the engine keeps the requests.
+#: Seconds between two attempts to reconnect. Attempts end when the engine drops the requests.
 RECONNECT_INTERVAL = 0.1
-# before a subscription that ended is opened again for its observer (s)
+# Seconds until a subscription that ended is opened again for its observer.
 RESUBSCRIBE_DELAY = 0.25
-#: The same after a message that cannot be read (s): the next one will not be better, and each is logged.
+#: Seconds until a subscription is opened again after an unreadable message. The delay is long
+#: because the next message will most likely be unreadable too, and each is logged.
 UNREADABLE_DELAY = 30.0
-#: Entries of one step. An engine has at most a few thousand sequences in its batch.
+#: Maximum number of entries in one step; more are an error. An engine has at most a few thousand
+#: sequences in its batch.
 MAX_STEP_ENTRIES = 16_384
-#: Log-probabilities and their positions in one step, which take a second: 47,000 tokens have 20 each.
-#: A step of an engine has at most some 16,000 tokens.
+#: Maximum number of log-probabilities and positions in one step; more are an error, because they
+#: would take over a second to parse. 47,000 tokens have 20 log-probabilities each at this bound; an
+#: engine's step has at most 16,000 tokens.
 MAX_STEP_LOGPROBS = 2**20
 _ENTRY_BYTES = 16
-#: Seconds that the engine has to end the subscription when the gateway stops.
+#: Seconds that a stopping gateway waits for the engine to end the subscription.
 UNSUBSCRIBE_TIMEOUT = 1.0
-# bound once, because they are looked up with every step
+# looked up here once, because each step needs them
 STEP_INDEX, STEP_ENTRIES, STEP_TOKENS = contract.STEP_INDEX.name, contract.STEP_ENTRIES.name, contract.STEP_TOKENS.name
 STEP_CACHED, STEP_STATE = contract.STEP_CACHED.name, contract.STEP_STATE.name
 STEP_LOG_PROBS, STEP_ERRORS = contract.STEP_LOG_PROBS.name, contract.STEP_ERRORS.name
 STEP_PROMPT_LENGTHS = contract.STEP_PROMPT_LENGTHS.name
 STEP_TOP_COUNTS, STEP_TOP_IDS = contract.STEP_TOP_COUNTS.name, contract.STEP_TOP_IDS.name
 STEP_TOP_LOG_PROBS = contract.STEP_TOP_LOG_PROBS.name
-#: Text of gRPC, after strerror(3), when no process listens on the port.
+#: Beginning of gRPC's error text when no process listens on the port, from strerror(3).
 CONNECTION_REFUSED = "Connection refused"
 ENGINE_RESTARTED = "The engine was restarted while this answer was being generated; send the request again."
 
 
 class StepStreamTransport(Engine):
-    """The engine behind a step stream.
+    """An engine behind a step stream.
 
-    It subscribes with the first request, and again after the subscription has ended. With an
-    observer there is always a subscription.
+    The transport subscribes with the first request, and again after the subscription has ended.
+    While an observer is set, the transport always holds a subscription.
     """
 
     name = contract.STEP_TRANSPORT
 
     def __init__(self, start_call: Callable[[], Any], engine_model: str, card: ModelMetadata) -> None:
-        """Create a transport. `start_call` starts a ModelStreamInfer call (the stub's method)."""
+        """Create a transport.
+
+        Args:
+            start_call: Starts a ModelStreamInfer call (the stub's method).
+            engine_model: Name of the engine model in Triton.
+            card: Metadata of the model.
+        """
         self._start_call = start_call
         self._requests = RequestWriter.of(engine_model, card)
         self._subscription: StepSubscription | None = None
@@ -104,12 +113,14 @@ class StepStreamTransport(Engine):
             await self._subscription.close()
 
     def watch(self, observer: EngineObserver, grace: float) -> None:
-        """Report the engine's state to `observer`.
+        """Report the engine's state to `observer` from now on.
 
-        A broken stream has `grace` seconds to recover.
-
-        With other replicas, waiting longer only delays the failover. If `grace` is shorter than the
-        engine's own, the stream ends at once when nothing listens on the server's port.
+        Args:
+            observer: The receiver of the reports.
+            grace: Seconds that a broken stream has to recover. Choose a short time if there are
+                other replicas, because waiting delays the failover. If `grace` is shorter than the
+                engine's own grace period, the streams end at once when no process listens on the
+                server's port.
         """
         self._observer, self._grace = observer, grace
         self._watching = asyncio.create_task(self._keep_subscribed(observer), name="step-stream-watch")
@@ -120,16 +131,16 @@ class StepStreamTransport(Engine):
             self._watching.cancel()
 
     def declare_demand(self, tokens: int, weights: int) -> None:
-        """Declare the tokens and weights that wait in this gateway to the engine.
+        """Declare to the engine how many tokens and weights wait in this gateway.
 
-        The engine reports the sum of all declarations to all gateways.
+        The engine reports the sum of all gateways' declarations to every gateway.
         """
         self._demand = (tokens, weights)
         if self._subscription is not None:
             self._subscription.declare_demand(self._demand)
 
     def drain(self) -> None:
-        """Tell the engine to take no new requests, from any gateway, until it is restarted."""
+        """Make the engine reject new requests, from any gateway, until it is restarted."""
         if self._subscription is not None:
             self._subscription.drain()
 
@@ -162,10 +173,12 @@ class StepStreamTransport(Engine):
 
 
 class StepSubscription:
-    """One subscription: it connects, reads steps, reconnects and ends.
+    """A subscription to one engine, which connects, reads steps, reconnects and ends.
 
-    `ended` is True once it delivers nothing any more; the future `over` then has the error, and
-    `is_unreadable` is True if a message could not be read.
+    Attributes:
+        ended: True once the subscription delivers no more steps.
+        over: Future that is set to the error when the subscription ends.
+        is_unreadable: True if the subscription ended because a message could not be read.
     """
 
     def __init__(
@@ -187,7 +200,7 @@ class StepSubscription:
         self._writing = asyncio.Lock()
         self._call: Any = None
         self._task: asyncio.Task | None = None
-        # submissions that are in no message yet, by slot
+        # submissions that no message contains yet, by slot
         self._outbox: dict[int, Submission] = {}
         self._submitting = False
         # cancelled slots whose last entry has not arrived
@@ -211,7 +224,8 @@ class StepSubscription:
     def submit(self, request: EngineRequest) -> SlotStream:
         """Submit a request.
 
-        All submissions while a message is being written travel together in the next one.
+        Submissions that arrive while a message is being written are sent together in the next
+        message.
         """
         slot = next(self._slots)
         submission = self._writer.submission(request, slot)
@@ -230,11 +244,11 @@ class StepSubscription:
             self._sends.start(self._write(self._writer.cancel(slot)))
 
     async def close(self) -> None:
-        self._fail_open(UnavailableError("The gateway is shutting down."))
+        self._fail_open(UnavailableError("The gateway is shutting down; send the request again."))
         if not self.ended:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._leave(), UNSUBSCRIBE_TIMEOUT)
-        self.end(UnavailableError("The gateway is shutting down."))
+        self.end(UnavailableError("The gateway is shutting down; send the request again."))
         await cancel_tasks(self._task)
 
     def declare_demand(self, demand: tuple[int, int]) -> None:
@@ -245,7 +259,7 @@ class StepSubscription:
         self._sends.start(self._write(self._writer.drain()))
 
     async def _leave(self) -> None:
-        """Unsubscribe: otherwise the engine would continue these answers for the grace time."""
+        """Unsubscribe. The engine would otherwise continue these answers for its grace period."""
         await self._write(self._writer.leave())
         if self._task is not None:
             await asyncio.wait({self._task})
@@ -255,14 +269,15 @@ class StepSubscription:
             while self._outbox:
                 await self._write_outbox()
         except Exception as error:  # a bug must not leave clients waiting
-            self.end(UnavailableError("The stream to the engine broke.", detail=repr(error)))
+            self.end(UnavailableError("The stream to the engine broke; send the request again.", detail=repr(error)))
             raise
         finally:
             self._submitting = False
 
     async def _write_outbox(self) -> None:
         async with self._writing:
-            # taken only now, because a submission that is cancelled before is not sent at all
+            # read the outbox only under the lock: submissions that are cancelled before are never
+            # sent
             submissions, self._outbox = list(self._outbox.values()), {}
             if submissions:
                 await self._write_now(self._writer.submit(submissions))
@@ -275,7 +290,7 @@ class StepSubscription:
         try:
             await self._call.write(message)
         except WRITE_ERRORS:
-            # the reader sees the same break and repeats what did not arrive
+            # the reading task notices the same break, and repeats the messages that did not arrive
             return
 
     async def _run(self) -> None:
@@ -286,9 +301,13 @@ class StepSubscription:
                     await self._resume()
         except (IndexError, KeyError, OverflowError, ValueError, struct.error) as error:
             self.is_unreadable = True
-            self.end(UnavailableError("The engine sent a message that cannot be read.", detail=repr(error)))
+            self.end(
+                UnavailableError(
+                    "The engine sent a message that cannot be read; send the request again later.", detail=repr(error)
+                )
+            )
         except Exception as error:  # a bug must not leave clients waiting
-            self.end(UnavailableError("The stream from the engine broke.", detail=repr(error)))
+            self.end(UnavailableError("The stream from the engine broke; send the request again.", detail=repr(error)))
             raise
 
     async def _read_steps(self) -> None:
@@ -308,7 +327,7 @@ class StepSubscription:
     def _fail_slots(self, message_id: str, text: str) -> None:
         """Fail the slots that an error message names.
 
-        All slots fail if the id of the message is that of the subscription.
+        Fail all slots if the message has the id of the subscription itself.
         """
         if UNKNOWN_SUBSCRIPTION in text:
             self.end(UnavailableError(ENGINE_RESTARTED))
@@ -377,14 +396,14 @@ class StepSubscription:
     async def _resume(self) -> None:
         """Reconnect and resume after the last step that arrived.
 
-        End the subscription if that fails for too long.
+        End the subscription if reconnecting fails until the grace time is over.
         """
         deadline = time.monotonic() + self._grace
         while self._streams:
             self._call.cancel()
             try:
                 async with self._writing:
-                    # only now, because other writes must go to the new call and after `subscribe`
+                    # replaced under the lock: other writes must follow `subscribe` on the new call
                     self._call = self._start_call()
                     await self._repeat_unconfirmed()
                 return
@@ -395,17 +414,17 @@ class StepSubscription:
         self.end(UnavailableError("Triton went away while this answer was being generated; send the request again."))
 
     async def _is_gone(self) -> bool:
-        """Return True if nothing listens on the server's port and other replicas can continue."""
+        """Return True if no process listens on the server's port and other replicas take over."""
         return self._grace < RECONNECT_GRACE_PERIOD and CONNECTION_REFUSED in str(await self._call.details())
 
     async def _repeat_unconfirmed(self) -> None:
         """Repeat the messages that the engine may not have received, on a new connection.
 
-        The messages are repeated by slot.
+        Submissions without an entry are sent first, then the cancellations, by slot.
         """
         await self._call.write(self._writer.subscribe(self._last, self._observer is not None))
         unconfirmed = [one.unconfirmed for one in self._streams.values() if one.unconfirmed is not None]
-        # the outbox is part of these, and from now on a cancel must be sent
+        # `unconfirmed` includes the outbox; a later cancel of these slots must reach the engine
         self._outbox = {}
         if unconfirmed:
             await self._call.write(self._writer.submit(unconfirmed))
@@ -428,9 +447,9 @@ class StepSubscription:
 
 
 def _top_logprobs(outputs: dict[str, int], raw: Sequence[bytes]) -> list[TopLogprobs] | None:
-    """Return the most likely tokens at each position of a step and of its prompts.
+    """Return the most likely tokens at each position of a step, followed by its prompts' positions.
 
-    The result is None if no request asks for them.
+    Return None if the step has no such log-probabilities, because no request asks for them.
     """
     if STEP_TOP_COUNTS not in outputs:
         return None

@@ -14,7 +14,7 @@ from llmops.gateway.triton.request_writer import JsonTensorWriter, MessageTensor
 
 
 class Submission(NamedTuple):
-    """A request and its slot. `tensors` are all tensors but the token ids, as a JSON object."""
+    """A request for a slot. `tensors` is a JSON object with all tensors except the token ids."""
 
     slot: int
     input_ids: array[int]
@@ -22,7 +22,7 @@ class Submission(NamedTuple):
 
 
 class StepWriter:
-    """A builder of the messages of one subscription."""
+    """A writer of the messages in one subscription."""
 
     def __init__(self, requests: RequestWriter, subscription: str) -> None:
         self._requests = requests
@@ -35,9 +35,9 @@ class StepWriter:
         return Submission(slot, array("i", request.input_ids), tensors.encoded())
 
     def submit(self, submissions: Sequence[Submission]) -> service_pb2.ModelInferRequest:
-        """Return one message for several submissions.
+        """Return one message with several submissions.
 
-        Only an error answers it, with the slots in its id.
+        The engine replies to the message itself only with an error, whose id lists the slots.
         """
         message, tensors = self._message()
         message.id = ",".join(str(submission.slot) for submission in submissions)
@@ -58,9 +58,11 @@ class StepWriter:
         return message
 
     def acknowledge(self, step: int, demand: tuple[int, int] | None = None) -> service_pb2.ModelInferRequest:
-        """Return an acknowledgement of a step.
+        """Return a message that acknowledges a step.
 
-        The message carries the tokens and weights that wait in this gateway if `demand` is given.
+        Args:
+            step: Index of the last step that arrived.
+            demand: The tokens and the weights that wait in this gateway, or None if unchanged.
         """
         message, tensors = self._message_without_reply()
         tensors.scalar(contract.ACKNOWLEDGE, step)
@@ -80,7 +82,7 @@ class StepWriter:
         return message
 
     def drain(self) -> service_pb2.ModelInferRequest:
-        """Return the message after which the engine takes no new requests, from any gateway."""
+        """Return the message that makes the engine reject new requests, from any gateway."""
         message, tensors = self._message_without_reply()
         tensors.scalar(contract.DRAIN, True)
         return message
@@ -93,7 +95,7 @@ class StepWriter:
     def _message(self) -> tuple[service_pb2.ModelInferRequest, MessageTensorWriter]:
         """Return a message without a request.
 
-        The two tensors that NVIDIA's contract requires are 0.
+        NVIDIA's contract requires two lengths, which are 0.
         """
         message = service_pb2.ModelInferRequest(model_name=self._requests.model)
         tensors = MessageTensorWriter(message)
@@ -104,6 +106,6 @@ class StepWriter:
 
 
 def parse_slots(message_id: str) -> list[int]:
-    """Return the slots of a rejected submission, none if the message is not a submission."""
+    """Return the slots in the id of a submission, or no slots for another message's id."""
     parts = message_id.split(",")
     return [int(part) for part in parts] if all(part.isdigit() for part in parts) else []
