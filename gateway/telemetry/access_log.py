@@ -59,7 +59,7 @@ class AccessLogFile:
         """Open the file.
 
         Args:
-            path: Path of the file; `-` is the standard output.
+            place: Path of the file; `-` is the standard output.
 
         Raises:
             ResourceError: The file cannot be written.
