@@ -1,10 +1,12 @@
 """The distribution: its name, the install commands in messages, and a stranger's files in the package."""
 
+import importlib.metadata
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -106,6 +108,22 @@ def test_no_text_tells_a_user_to_install_the_distribution_llmops():
         if named.search(line)
     ]
     assert not wrong
+
+
+def test_pip_replaces_libraries_with_which_tritons_client_cannot_be_imported():
+    """The image of 26.07 has a gRPC and a protobuf already, and pip keeps what no requirement rules out."""
+    from packaging.requirements import Requirement
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = {one.name: one for one in map(Requirement, project["dependencies"])}
+    (made,) = re.findall(r"Protobuf Python Version: (.*)", Path(service_pb2.__file__).read_text())
+    assert made in found["protobuf"].specifier
+    assert not found["protobuf"].specifier.contains(re.sub(r"\d+$", lambda last: str(int(last[0]) - 1), made))
+    assert found["tritonclient"].extras == {"grpc"}
+    rules = map(Requirement, importlib.metadata.requires("tritonclient") or [])
+    (grpc,) = [one.specifier for one in rules if one.name == "grpcio" and one.marker.evaluate({"extra": "grpc"})]
+    assert str(grpc) == f">={service_pb2_grpc.GRPC_GENERATED_VERSION}"
 
 
 def test_doctor_lists_every_extra():
