@@ -105,6 +105,19 @@ def test_a_gpu_that_does_not_exist_is_no_reason_to_quantise_on_the_cpu(checkpoin
         build(BuildSpec(str(checkpoint("llama").path), tmp_path / "engine", **words))
 
 
+@pytest.mark.parametrize("chosen", [None, "0"])
+def test_an_old_driver_is_no_reason_to_quantise_on_the_cpu(checkpoint, tmp_path, monkeypatch, chosen):
+    """torch for CUDA 13 has no GPU with a driver before 580, and only warns (`c10/cuda/CUDAFunctions.cpp`)."""
+    install_nvidia_smi(monkeypatch, tmp_path, driver="550.163.01")
+    monkeypatch.setattr(model_loading, "has_gpu", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    words = {"target": "pytorch", "quant": "fp8"}
+    with pytest.raises(ResourceError, match=r"^torch \S+ cannot use the GPUs that `nvidia-smi -L` lists; update their"):
+        build(BuildSpec(str(checkpoint("llama").path), tmp_path / "engine", **words))
+
+
 @pytest.mark.parametrize(
     "says",
     [

@@ -4,6 +4,7 @@ ModelOpt quantises on this machine, and the engine runs elsewhere.
 """
 
 import os
+import shutil
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import Any
 from llmops.build.checkpoint.file_checks import reject_changed_files
 from llmops.build.checkpoint.lora_adapters import CONFIG, WEIGHTS, AdapterCheckpoint
 from llmops.build.engine_folder.manifest_extras import AdapterEntry, NvidiaExtra
-from llmops.build.environment import visible_gpus
+from llmops.build.environment import installed_version, visible_gpus
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.targets.build_target import HEADER, BuildResult, GeneratorJob, StageRequirements
 from llmops.build.targets.nvidia.build_request import BuildRequest
@@ -87,6 +88,12 @@ class NvidiaJob(GeneratorJob):
                 raise ResourceError(
                     f"CUDA_VISIBLE_DEVICES={chosen} names no GPU; name one that `nvidia-smi -L` lists, or set -1 to "
                     "quantise on the CPU."
+                )
+            # a driver that is older than torch's CUDA is no error there (c10/cuda/CUDAFunctions.cpp, device_count)
+            if not gpu and shutil.which("nvidia-smi") and visible_gpus():
+                raise ResourceError(
+                    f"torch {installed_version('torch')} cannot use the GPUs that `nvidia-smi -L` lists; update their "
+                    "driver, or set CUDA_VISIBLE_DEVICES=-1 to quantise on the CPU."
                 )
             check_memory(stage_needs(self.request, gpu), gpu)
 
