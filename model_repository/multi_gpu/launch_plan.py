@@ -88,7 +88,8 @@ def launch_command(options: ServerOptions, plan: LaunchPlan) -> tuple[list[str],
     """Return the command of a plan, and its variables on top of the caller's environment."""
     if plan.mode == "single":
         return server_command(options), {}
-    mpirun = ["mpirun", "--allow-run-as-root"]
+    # Open MPI binds each of one or two processes to one core, with all threads and stubs of a server
+    mpirun = ["mpirun", "--allow-run-as-root", "--bind-to", "none"]
     if plan.mode == "orchestrator":
         # memory pools of the orchestrator would take memory from its workers' GPUs (for Triton
         # later than 24.06)

@@ -3,6 +3,7 @@
 Expected words are those of NVIDIA/TensorRT-LLM `triton_backend/scripts/launch_triton_server.py`.
 """
 
+import os
 import secrets
 import shlex
 import shutil
@@ -27,6 +28,7 @@ from llmops.model_repository.server.command import LaunchOptions, Ports, ServerO
 from llmops.model_repository.server.shared_memory import SHM_DIR
 from llmops.process import descendants
 from tests.model_repository.test_launch import CONFIG, infer
+from tests.support.programs import write_program
 from tests.support.waiting import GENEROUS, wait_until
 
 SERVER = "/opt/tritonserver/bin/tritonserver"
@@ -56,8 +58,8 @@ def programs(command: list[str]) -> list[list[str]]:
 def test_leader_mode_is_one_server_per_gpu_of_which_only_the_first_is_whole() -> None:
     command, environment = words(marker(llama=engine(8)))
     assert environment == {}
-    assert command[:2] == ["mpirun", "--allow-run-as-root"]
-    ranks = programs(command[2:])
+    assert command[:4] == ["mpirun", "--allow-run-as-root", "--bind-to", "none"]
+    ranks = programs(command[4:])
     assert [rank[:4] for rank in ranks] == [["-n", "1", SERVER, "--model-repository=/models"]] * 8
     for number, rank in enumerate(ranks):
         assert "--disable-auto-complete-config" in rank
@@ -73,7 +75,7 @@ def test_the_orchestrator_spawns_its_workers_and_keeps_off_their_gpus() -> None:
     two = marker(a=engine(4, gpu_device_ids="0,1,2,3"), b=engine(4, gpu_device_ids="4,5,6,7"))
     command, environment = words(two)
     assert environment == {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
-    assert command[:5] == ["mpirun", "--allow-run-as-root", "-n", "1", SERVER]
+    assert command[:7] == ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", "1", SERVER]
     assert ":" not in command
     tail = ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false"]
     assert command[-10:] == [*tail, *(f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(8))]
@@ -226,6 +228,20 @@ class TestRealMpirun:
         follower = next(p for p in below if b"--allow-grpc=false" in Path(f"/proc/{p.pid}/cmdline").read_bytes())
         subprocess.run(["kill", f"-{signal.SIGKILL.value}", str(follower.pid)], check=True)
         wait_until(lambda: leader.process.poll() is not None)
+
+
+@pytest.mark.parametrize("servers", [marker(a=engine(2)), marker(a=engine(2), b=engine(2))])
+def test_a_server_under_mpirun_may_use_all_cores(tmp_path: Path, servers: RepositoryManifest) -> None:
+    """mpirun 4.1 and 5 bind to a core where there are at most two processes. TensorRT-LLM's orchestrator unbinds its
+    workers for this reason (cpp/tensorrt_llm/executor/executorImpl.cpp, initializeOrchestrator).
+    """
+    mpirun_or_skip()
+    binary = write_program(tmp_path / "tritonserver", "#!/bin/sh\ngrep Cpus_allowed_list /proc/self/status\n")
+    command, _ = launch_command(ServerOptions(str(binary), "/models"), plan_launch(servers))
+    path = f"{Path(sys.prefix, 'bin')}:{os.environ['PATH']}"
+    said = subprocess.run(command, text=True, check=True, capture_output=True, env={**os.environ, "PATH": path}).stdout
+    allowed = subprocess.run([binary], text=True, check=True, capture_output=True).stdout
+    assert set(said.splitlines()) == {allowed.strip()}
 
 
 def test_an_engine_for_1_3_is_served_in_an_image_of_our_own(tmp_path: Path) -> None:
