@@ -1,7 +1,7 @@
 """The audit log: administrative changes, rejected requests and findings of safety filters.
 
-Rows are inserted, deleted when they are old (`control/retention.py`) and never changed. They
-contain no secret.
+Entries are inserted, never changed, and deleted when they are old (`control/retention.py`). They
+contain no secrets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from llmops.store.tables import audit
 
 @dataclass(frozen=True)
 class AuditContext:
-    """The actor of a change and its time: `AuditContext("cli:alice", now)`."""
+    """The actor and the time of a change, such as `AuditContext("cli:alice", now)`."""
 
     actor: str
     at: datetime
@@ -26,9 +26,16 @@ class AuditContext:
 
 @dataclass(frozen=True)
 class AuditLogEntry:
-    """An entry of the log.
+    """An entry of the audit log.
 
-    `action` is `subject kind.verb`, such as `key.create`; `subject` is an id.
+    Attributes:
+        id: Id of the entry.
+        created_at: Time of the change.
+        actor: The actor, such as `cli:alice`.
+        action: Kind of the subject and verb, such as `key.create`.
+        subject: Id of the changed object.
+        tenant_id: The tenant concerned, or None.
+        detail: Further data of the change.
     """
 
     id: str
@@ -48,7 +55,7 @@ async def record_action(
     tenant_id: str | None = None,
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Insert an entry, in the transaction of the change that it describes."""
+    """Insert an entry in the same transaction as the change that the entry describes."""
     await connection.execute(
         audit.insert().values(
             id=str(uuid4()),
@@ -71,13 +78,13 @@ async def list_audit_entries(
     subject: str | None = None,
     after: AuditLogEntry | None = None,
 ) -> Sequence[AuditLogEntry]:
-    """Return the newest entries first.
+    """Return entries, the newest first.
 
     Args:
         connection: A connection to the store.
         tenant_id: Only entries of this tenant.
         since: Only entries since this time.
-        limit: The number of entries at most.
+        limit: Maximum number of entries.
         action: Only entries whose action begins with this text.
         subject: Only entries about this subject.
         after: The last entry of the previous page, or None for the first page.
@@ -97,14 +104,11 @@ async def list_audit_entries(
     return [AuditLogEntry(**row) for row in (await connection.execute(statement)).mappings()]
 
 
-#: Rows deleted in one transaction. Other writers of SQLite wait no longer than this many rows take.
+#: Maximum number of rows that one transaction deletes, because SQLite's other writers wait for it.
 PRUNE_BATCH_SIZE = 5000
 
 
 async def prune_audit(connection: AsyncConnection, before: datetime) -> int:
-    """Delete up to PRUNE_BATCH_SIZE entries older than `before`.
-
-    Return the number of deleted entries.
-    """
+    """Delete up to PRUNE_BATCH_SIZE entries older than `before`. Return the number deleted."""
     old = select(audit.c.id).where(audit.c.created_at < before).limit(PRUNE_BATCH_SIZE).scalar_subquery()
     return (await connection.execute(delete(audit).where(audit.c.id.in_(old)))).rowcount

@@ -1,4 +1,4 @@
-"""Column types, identifiers and inserts that behave the same in SQLite and PostgreSQL."""
+"""Column types, identifiers and inserts that behave alike in SQLite and PostgreSQL."""
 
 import re
 from datetime import UTC, datetime
@@ -14,12 +14,12 @@ from sqlalchemy.types import TypeDecorator
 from llmops.errors import InputError
 from llmops.input_files import MALFORMED
 
-#: Exceptions of rows whose values another program, or a damaged disk, has changed.
+#: Exceptions raised for rows whose values were changed by another program or a damaged disk.
 DAMAGED = (InputError, *MALFORMED)
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A timezone-aware datetime. Stored as UTC text in SQLite, which has no time zones.
+    """A timezone-aware datetime, stored as UTC text in SQLite, which has no time zones.
 
     Raises:
         ValueError: A datetime has no time zone.
@@ -42,7 +42,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class ClientText(TypeDecorator[str]):
-    """Text from a client, or a model. U+0000, which PostgreSQL does not store, becomes U+FFFD."""
+    """Text from a client or a model. U+0000, which PostgreSQL cannot store, becomes U+FFFD."""
 
     impl: type[String] = Text
     cache_ok = True
@@ -52,25 +52,28 @@ class ClientText(TypeDecorator[str]):
 
 
 class ClientString(ClientText):
-    """A text with a greatest length."""
+    """Text with a maximum length. U+0000 becomes U+FFFD."""
 
     impl = String
     cache_ok = True
 
 
 def sqlite_timestamp(moment: datetime) -> str:
-    """Return a time as SQLite stores it, for rows that are given to the driver directly."""
+    """Return a time in SQLite's stored form, for rows that bypass SQLAlchemy's types."""
     return f"{_second(moment.timestamp() // 1)}.{moment.microsecond:06d}"
 
 
 @lru_cache(maxsize=1024)
 def _second(unix: float) -> str:
-    """Return a second as text. Events of one batch share few seconds, so the result is cached."""
+    """Return a Unix second as text. Cached, because the events of a batch share few seconds."""
     return datetime.fromtimestamp(unix, UTC).isoformat(" ")[:-6]
 
 
 def insert(connection: AsyncConnection | Connection, table: Table) -> Any:
-    """Return the dialect's insert, which has `on_conflict_do_nothing` and `on_conflict_do_update`."""
+    """Return an insert for the connection's dialect, with the methods for conflicts.
+
+    The methods are `on_conflict_do_nothing` and `on_conflict_do_update`.
+    """
     return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
 
 

@@ -1,10 +1,8 @@
-"""Conversations and their messages.
-
-Every query of a request names the user, who is the only one to find a conversation.
+"""Conversations and their messages. Every query of a request filters by the user who owns them.
 
 The messages of a conversation form a tree. Each message names its parent, and the conversation
-names the last message of the branch that is shown. A replacement of a message is its sibling, so
-nothing is overwritten.
+names the last message of the shown branch. Editing a message inserts a sibling, so nothing is
+overwritten.
 """
 
 from collections.abc import Collection, Sequence
@@ -34,12 +32,16 @@ from llmops.store.tables import conversations, messages
 
 MAX_TITLE_LENGTH = 500
 MAX_MODEL_LENGTH = 50
-#: Conversations, and their characters, that one statement of a purge deletes. Few enough that
-#: waiting writers are not held up for long: 390 MB took SQLite two seconds.
-PURGE_BATCH_SIZE, PURGE_SIZE = 50, 16_000_000
-#: Characters of messages that a search reads, which takes SQLite about half a second.
+#: Maximum number of conversations that one statement of a purge deletes.
+PURGE_BATCH_SIZE = 50
+#: Maximum number of characters that one statement of a purge deletes, because other writers wait
+#: for it. Deleting 390 MB took SQLite two seconds.
+PURGE_SIZE = 16_000_000
+#: Maximum number of characters of messages that a search reads, which takes SQLite about half a
+#: second.
 SEARCH_SIZE = 64_000_000
-#: Characters of a searched text that SQLite's LIKE gets.
+#: Number of leading characters of a searched text that are passed to SQLite's LIKE, whose time is
+#: proportional to this number.
 LIKE_LENGTH = 8
 
 
@@ -47,7 +49,7 @@ LIKE_LENGTH = 8
 class Conversation:
     """A conversation without its messages.
 
-    `metadata` is JSON, `size` the characters of its messages and its system prompt.
+    `metadata` is JSON. `size` is the number of characters of its messages and its system prompt.
     """
 
     id: str
@@ -69,7 +71,8 @@ class NewMessage:
     """A message to store.
 
     Attributes:
-        item_id: The id by which clients know the message.
+        id: Id of the row.
+        item_id: Id of the message in the API.
         role: `user`, `assistant`, `system`, `developer` or `tool`.
         content: The text of the message.
         items: JSON of the items of the Responses API that the row represents, or None for a plain
@@ -102,7 +105,8 @@ class NewMessage:
 class StoredMessage(NewMessage):
     """A stored message.
 
-    `parent_id` is its parent in the tree, `position` its place in the order of writing.
+    `parent_id` is the parent in the tree. `position` is the number of the message in the order of
+    writing.
     """
 
     id: str
@@ -139,12 +143,12 @@ async def list_conversations(
     """Return the user's conversations without system prompts, the most recently changed first.
 
     Args:
-        connection: The connection.
+        connection: A connection to the store.
         user_id: The owner.
         limit: Maximum number of conversations.
         before: The last conversation of the previous page, or None for the first page.
-        text: Only conversations whose title or messages contain this text, in any case. Of the
-            messages, those of the newest conversations are searched, up to SEARCH_SIZE characters.
+        text: Only conversations whose title or messages contain this text, in any case. At most
+            SEARCH_SIZE characters of messages are searched, in the newest conversations.
     """
     listed = [column for column in _CONVERSATION if column.name != "system_prompt"]
     rows = await connection.execute((await _listed(connection, listed, user_id, before, text)).limit(limit))
@@ -154,7 +158,7 @@ async def list_conversations(
 async def list_ids(
     connection: AsyncConnection, user_id: str, *, before: Conversation | None = None, text: str | None = None
 ) -> Sequence[str]:
-    """Return the ids of the conversations that `list_conversations` returns without a limit."""
+    """Return the ids that `list_conversations` would return without a limit."""
     found = await connection.execute(await _listed(connection, [conversations.c.id], user_id, before, text))
     return [row[0] for row in found]
 
@@ -176,27 +180,30 @@ async def _listed(
         oldest = await _oldest_searched(connection, user_id)
         if oldest is not None:
             said = said.where(table.updated_at >= oldest)
-        # a scalar: PostgreSQL may run EXISTS once over the messages of all users
+        # a scalar subquery, because PostgreSQL may run EXISTS over the messages of all users
         found = said.limit(1).scalar_subquery().is_not(None)
         statement = statement.where(or_(table.title.icontains(text, autoescape=True), found))
     return statement.order_by(table.updated_at.desc(), table.id)
 
 
 def _contains(connection: AsyncConnection, text: str) -> ColumnElement[bool]:
-    """Return the condition that a message contains `text`, in any case."""
+    """Return the SQL condition that a message contains `text`, in any case."""
     content = messages.c.content
     if connection.dialect.name != "sqlite":
-        # folding the case of ASCII letters alone is four times as fast, and enough for such a text
+        # for ASCII text, folding only the case of ASCII letters is enough, and four times as fast
         folded = content.collate("C") if text.isascii() else content
         return func.strpos(func.lower(folded), func.lower(text)) > 0
-    # LIKE is twice as fast as `lower` and `instr`, but compares every character of a message with
-    # every character of the text, so that it gets a short one.
+    # LIKE finds candidates twice as fast as `lower` and `instr`, but takes time in proportion to
+    # the length of its text, so it is passed only the beginning.
     short = content.contains(text[:LIKE_LENGTH], autoescape=True)
     return and_(short, func.instr(func.lower(content), func.lower(text)) > 0)
 
 
 async def _oldest_searched(connection: AsyncConnection, user_id: str) -> ScalarSelect[datetime] | None:
-    """Return a query of the oldest searched conversation's last change, or None if all are searched."""
+    """Return a subquery for the last change of the oldest conversation that a search covers.
+
+    Return None if the search covers all conversations.
+    """
     table = conversations.c
     own = table.user_id == user_id, table.deleted_at.is_(None)
     if ((await connection.execute(select(func.sum(table.size)).where(*own))).scalar() or 0) <= SEARCH_SIZE:
@@ -207,13 +214,13 @@ async def _oldest_searched(connection: AsyncConnection, user_id: str) -> ScalarS
 
 
 async def read_messages(connection: AsyncConnection, conversation_id: str) -> Sequence[StoredMessage]:
-    """Return the messages of all branches in the order in which they were written."""
+    """Return the messages of all branches, in the order of writing."""
     statement = select(*_MESSAGE).where(messages.c.conversation_id == conversation_id).order_by(messages.c.position)
     return [StoredMessage(**row) for row in (await connection.execute(statement)).mappings()]
 
 
 async def lock_conversation(connection: AsyncConnection, user_id: str, conversation_id: str) -> Conversation | None:
-    """Return the user's conversation, and lock it for other writers until the transaction ends."""
+    """Return the user's conversation, and lock it until the transaction ends."""
     statement = select(*_CONVERSATION).where(_own(user_id, conversation_id)).with_for_update()
     row = (await connection.execute(statement)).mappings().first()
     return None if row is None else Conversation(**row)
@@ -226,12 +233,12 @@ async def append_messages(
     new: Sequence[NewMessage],
     now: datetime,
 ) -> Sequence[StoredMessage]:
-    """Append messages in a row after `parent_id`, and show the branch that they end.
+    """Append messages one after the other below `parent_id`, and show the branch that they end.
 
     Args:
         connection: The transaction in which `conversation` was locked.
         conversation: The conversation.
-        parent_id: The parent of the first message, or None at the beginning.
+        parent_id: The parent of the first message, or None for the beginning of the conversation.
         new: The messages.
         now: The time of writing.
     """
@@ -300,13 +307,13 @@ async def delete_conversation(connection: AsyncConnection, user_id: str, convers
 
 
 async def count_messages(connection: AsyncConnection, conversation_id: str) -> int:
-    """Return the number of messages of a conversation, of all branches."""
+    """Return the number of messages in all branches of a conversation."""
     counted = select(func.count()).where(messages.c.conversation_id == conversation_id)
     return int((await connection.execute(counted)).scalar_one())
 
 
 async def count_conversations(connection: AsyncConnection, user_id: str) -> tuple[int, int]:
-    """Return the number of the user's conversations, and the characters of their messages."""
+    """Return the number of the user's conversations, and the number of their characters."""
     counted = select(func.count(), func.coalesce(func.sum(conversations.c.size), 0))
     row = (await connection.execute(counted.where(conversations.c.user_id == user_id))).one()
     return row[0], int(row[1])
@@ -315,7 +322,7 @@ async def count_conversations(connection: AsyncConnection, user_id: str) -> tupl
 async def purge_deleted(connection: AsyncConnection, before: datetime) -> int:
     """Purge up to PURGE_BATCH_SIZE conversations that were deleted before `before`.
 
-    Return their number.
+    Return the number of purged conversations.
     """
     return await _purge(connection, conversations.c.deleted_at < before)
 
@@ -323,13 +330,13 @@ async def purge_deleted(connection: AsyncConnection, before: datetime) -> int:
 async def list_inactive(
     connection: AsyncConnection, before: datetime, tenants: Sequence[str], others: bool, without: Collection[str] = ()
 ) -> Sequence[str]:
-    """Return the ids of up to PURGE_BATCH_SIZE conversations without a change since `before`.
+    """Return the ids of up to PURGE_BATCH_SIZE conversations that have not changed since `before`.
 
     Args:
-        connection: The connection.
-        before: The time of the last change.
-        tenants: The tenants whose conversations are returned.
-        others: Return the conversations of all other tenants instead.
+        connection: A connection to the store.
+        before: Only conversations whose last change was before this time.
+        tenants: Only conversations of these tenants.
+        others: Return the conversations of all tenants except `tenants` instead.
         without: Ids that are left out.
     """
     named = conversations.c.tenant_id.in_(tenants)
@@ -338,33 +345,42 @@ async def list_inactive(
 
 
 async def read_conversation(connection: AsyncConnection, conversation_id: str) -> Conversation | None:
-    """Return a conversation of any user, also a deleted one."""
+    """Return a conversation of any user, even if it is deleted."""
     statement = select(*_CONVERSATION).where(conversations.c.id == conversation_id)
     row = (await connection.execute(statement)).mappings().first()
     return None if row is None else Conversation(**row)
 
 
 async def purge_inactive(connection: AsyncConnection, ids: Sequence[str], before: datetime) -> int:
-    """Purge those of `ids` that have not changed since `before`. Return their number."""
+    """Purge the conversations among `ids` that have not changed since `before`.
+
+    Return the number of purged conversations.
+    """
     return await _deleted(connection, and_(conversations.c.id.in_(ids), conversations.c.updated_at < before))
 
 
 async def purge_user(connection: AsyncConnection, user_id: str) -> int:
-    """Delete up to PURGE_BATCH_SIZE conversations of a user permanently. Return their number."""
+    """Delete up to PURGE_BATCH_SIZE conversations of a user permanently.
+
+    Return the number of deleted conversations.
+    """
     return await _purge(connection, conversations.c.user_id == user_id)
 
 
 async def purge_tenant(connection: AsyncConnection, tenant_id: str) -> int:
-    """Delete up to PURGE_BATCH_SIZE conversations of a tenant permanently. Return their number."""
+    """Delete up to PURGE_BATCH_SIZE conversations of a tenant permanently.
+
+    Return the number of deleted conversations.
+    """
     return await _purge(connection, conversations.c.tenant_id == tenant_id)
 
 
 async def conversation_ids(
     connection: AsyncConnection, *, user_id: str | None = None, tenant_id: str | None = None
 ) -> Sequence[tuple[str, str]]:
-    """Return owner and id of each conversation of a user or a tenant that is not deleted.
+    """Return (owner, id) of the conversations of a user or tenant, the oldest first.
 
-    The oldest comes first.
+    Deleted conversations are left out.
     """
     owned = conversations.c.user_id == user_id if user_id is not None else conversations.c.tenant_id == tenant_id
     statement = select(conversations.c.user_id, conversations.c.id).where(owned, conversations.c.deleted_at.is_(None))
@@ -378,8 +394,11 @@ async def _purge(connection: AsyncConnection, *conditions: ColumnElement[bool]) 
 
 
 async def _batch(connection: AsyncConnection, *conditions: ColumnElement[bool]) -> Sequence[str]:
-    """Return ids of conversations to delete at once: one, or as many as have PURGE_SIZE characters."""
-    # a damaged size is none
+    """Return ids of conversations to delete at once, of up to PURGE_SIZE characters in total.
+
+    A single conversation may be larger.
+    """
+    # a size that is damaged counts as 0
     size = cast(conversations.c.size, BigInteger)
     due = select(conversations.c.id, func.coalesce(size, 0)).where(*conditions).limit(PURGE_BATCH_SIZE)
     ids: list[str] = []

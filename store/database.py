@@ -1,4 +1,4 @@
-"""An open database: connections for reading and for writing."""
+"""An open database: its connections for reading and for writing."""
 
 import asyncio
 import sqlite3
@@ -16,13 +16,14 @@ from llmops.errors import MissingDependencyError
 from llmops.store.errors import translate_database_errors
 from llmops.store.store_url import StoreUrl
 
-#: The first SQLite with INSERT … RETURNING.
+#: Minimum version of SQLite, the first with INSERT … RETURNING.
 MIN_SQLITE_VERSION = (3, 35)
 BUSY_TIMEOUT = 10.0
 CONNECT_TIMEOUT = 10.0
-#: Seconds for closing a connection: a server that hangs does not confirm it.
+#: Maximum seconds to close a connection, because a server that hangs does not confirm it.
 CLOSE_TIMEOUT = 1.0
-#: Connections that a store opens beyond its pool while all of that are in use, and closes afterwards.
+#: Maximum number of connections beyond the pool, which are opened while all others are in use and
+#: closed after use.
 MAX_OVERFLOW = 10
 _WRITES = "llmops_writes"
 ResultT = TypeVar("ResultT")
@@ -32,26 +33,32 @@ class Store:
     """A database. Queries get a connection as an argument, so that several can share a transaction."""
 
     def __init__(self, location: StoreUrl, engine: AsyncEngine, alone: Engine | None = None) -> None:
-        """Create a store from its engines; `connect` makes the engines.
+        """Create a store from its engines. Use `connect` to make both.
 
         Args:
             location: Location of the database.
-            engine: The engine of all connections.
-            alone: A synchronous engine for `transact` on SQLite.
+            engine: The asynchronous engine of all connections.
+            alone: A synchronous engine for `transact` on SQLite, None for PostgreSQL.
         """
         self.location, self._alone = location, alone
-        # In PostgreSQL a single statement is consistent by itself, so reads need no transaction,
-        # which would cost two round trips. Behind a PgBouncer a statement must be prepared and
-        # executed on one connection.
+        # A single statement is consistent in PostgreSQL without a transaction, which would cost two
+        # round trips. Behind a PgBouncer, preparing and executing a statement needs the same
+        # connection and hence a transaction.
         alike = location.file is None and not location.pooled
         self._reading = engine.execution_options(isolation_level="AUTOCOMMIT") if alike else engine
         self._writing = engine.execution_options(**{_WRITES: True})
-        # SQLite has one writer and makes others poll for it: here they wait in a queue instead
+        # SQLite has one writer and makes the others poll. A lock makes them wait in a queue
+        # instead.
         self._turn: AbstractAsyncContextManager[None] = asyncio.Lock() if location.file else nullcontext()
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """Connect for queries. Raises InputError or ResourceError if the database cannot be used."""
+        """Open a connection for queries.
+
+        Raises:
+            InputError: The store's URL, user or password is wrong.
+            ResourceError: The database cannot be reached or does not work.
+        """
         with translate_database_errors(self.location):
             async with self._reading.connect() as connection:
                 yield connection
@@ -69,10 +76,10 @@ class Store:
                 yield connection
 
     async def transact(self, work: Callable[[Connection], ResultT]) -> ResultT:
-        """Do work of many statements in a transaction, and return its result.
+        """Run `work`, which executes many statements, in a transaction. Return its result.
 
-        SQLite's async driver would switch threads for every statement; here all of `work` runs in
-        one thread.
+        SQLite's async driver switches threads for every statement. Here, all of `work` runs in one
+        thread.
         """
         if self._alone is None:
             async with self.write() as connection:
@@ -96,12 +103,12 @@ class Store:
 def connect(
     location: StoreUrl, pool_size: int = 5, busy_seconds: float = BUSY_TIMEOUT, max_overflow: int = MAX_OVERFLOW
 ) -> Store:
-    """Return the database as it is, without opening a connection yet.
+    """Return a store for the database, without opening a connection yet.
 
     Args:
         location: Location of the database.
         pool_size: Number of connections that stay open.
-        busy_seconds: Seconds for which a SQLite writer waits for another one.
+        busy_seconds: Seconds for which a SQLite writer waits for another writer.
         max_overflow: Number of further connections while all others are in use.
     """
     pool = {"pool_size": pool_size, "max_overflow": max_overflow}
@@ -111,7 +118,7 @@ def connect(
 
 
 class _Connection(asyncpg.Connection):  # type: ignore[misc]
-    """A connection with a bounded close: SQLAlchemy would wait forever for a server that hangs."""
+    """A connection that closes in bounded time, even if the server hangs."""
 
     async def close(self, *, timeout: float | None = CLOSE_TIMEOUT) -> None:
         with suppress(asyncio.TimeoutError):
@@ -129,9 +136,8 @@ def _postgres_engine(location: StoreUrl, pool: dict[str, int]) -> AsyncEngine:
 def _discard_closed_connection(_: object, record: ConnectionPoolEntry, __: object) -> None:
     """Discard a connection that the server has closed.
 
-    The driver knows that without asking the server.
-
-    `pool_pre_ping` would cost a round trip for each use.
+    The driver knows this without a round trip to the server, which `pool_pre_ping` would cost for
+    each use.
     """
     driver = record.driver_connection
     if driver is not None and driver.is_closed():
@@ -144,8 +150,8 @@ def _sqlite_engines(location: StoreUrl, pool: dict[str, int], busy_seconds: floa
             f"This Python has SQLite {sqlite3.sqlite_version}, and a store needs 3.35 or later; use another Python, or "
             "PostgreSQL."
         )
-    # isolation_level None: Python's driver begins transactions late and commits before DDL, so
-    # transactions are begun here
+    # Python's driver begins transactions late and commits before DDL. isolation_level None turns
+    # that off, and the transactions are begun here.
     options = {"isolation_level": None, "timeout": busy_seconds}
     engine = create_async_engine(location.url, connect_args=options, **pool)
     alone = create_engine(
@@ -161,15 +167,15 @@ def _opened(connection: Any, _: object) -> None:
     try:
         _set_up(connection)
     except BaseException:
-        # SQLAlchemy does not close a connection that failed here, and its thread would keep the
-        # process from ending
+        # SQLAlchemy does not close a connection that fails here, and the connection's thread would
+        # keep the process from ending.
         connection.close()
         raise
 
 
 def _begin(connection: Connection) -> None:
-    # A transaction that reads first and then writes would fail instead of waiting if another one
-    # wrote in between.
+    # IMMEDIATE, because a transaction that reads before it writes fails if another transaction
+    # wrote in between, instead of waiting.
     immediate = connection.get_execution_options().get(_WRITES)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
@@ -181,10 +187,10 @@ def _transacted(engine: Engine, work: Callable[[Connection], ResultT]) -> Result
 
 def _set_up(connection: Any) -> None:
     cursor = connection.cursor()
-    # readers and the writer do not wait for each other
+    # with a write-ahead log, readers and the writer do not wait for each other
     cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA foreign_keys = ON")
-    # a gateway deletes its copy of an event once the ledger has it, so a commit has to be on the
-    # disk
+    # A gateway deletes its copy of an event once the ledger has it, so each commit must be on the
+    # disk.
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.close()

@@ -1,4 +1,4 @@
-"""Usage events that could not be billed, and the position in the topic at which the ledger reads.
+"""Dead letters, which are usage events that could not be billed, and the ledger's read attempts.
 
 A row is a value with a reason. Once the table has MAX_ROWS rows, values without a gateway's
 signature are only counted, in one row for each reason: a program that can write to the topic must
@@ -18,9 +18,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from llmops.store.columns import insert
 from llmops.store.tables import dead_letters, ledger_reads
 
-#: Rows after which unsigned values are only counted.
+#: Number of rows above which unsigned values are only counted, to bound the disk space of values
+#: that any writer to the topic can send.
 MAX_ROWS = 10_000
-#: Bytes stored of an unsigned value. A signed value is stored whole.
+#: Maximum number of bytes stored of an unsigned value. Signed values are stored whole.
 MAX_UNSIGNED_BYTES = 2048
 
 
@@ -42,7 +43,7 @@ class DeadLetter:
 
 
 class ListedLetter(NamedTuple):
-    """A stored dead letter, how often it arrived, and the time of its last arrival."""
+    """A stored dead letter, with the number of its arrivals and the time of the last."""
 
     id: str
     arrivals: int
@@ -51,10 +52,10 @@ class ListedLetter(NamedTuple):
 
 
 def add_dead_letters(connection: Connection, parked: Iterable[DeadLetter], at: datetime) -> None:
-    """Store each value once, and count how often it arrived.
+    """Store each value once, and count its arrivals.
 
-    One statement stores all of them, because a topic's other writers can send more records than
-    a statement for each would keep up with.
+    All values are stored in one statement, because other writers of the topic can send records
+    faster than one statement each could store.
     """
     letters: dict[str, DeadLetter] = {}
     counts: Counter[str] = Counter()
@@ -98,9 +99,15 @@ async def count_dead_letters(connection: AsyncConnection) -> dict[str, int]:
 async def list_dead_letters(
     connection: AsyncConnection, limit: int, after: ListedLetter | None = None
 ) -> Sequence[ListedLetter]:
-    """Return dead letters, or those that follow `after`: the newest first, and signed ones before others.
+    """Return dead letters, signed letters before others and the newest first.
 
-    A program that can write to the topic must not be able to push a gateway's events off the list.
+    This order keeps a program that can write to the topic from pushing a gateway's events off the
+    list.
+
+    Args:
+        connection: A connection to the store.
+        limit: Maximum number of dead letters.
+        after: The last dead letter of the previous page, or None for the first page.
     """
     columns = dead_letters.c
     unsigned = columns.event_id.is_(None)
@@ -117,7 +124,7 @@ async def list_dead_letters(
 
 
 async def prune_dead_letters(connection: AsyncConnection, before: datetime) -> int:
-    """Delete values that did not arrive again since `before`. Return the number of rows."""
+    """Delete values that have not arrived since `before`. Return the number deleted."""
     return (await connection.execute(delete(dead_letters).where(dead_letters.c.last_at < before))).rowcount
 
 
@@ -126,10 +133,10 @@ def _id(one: DeadLetter) -> str:
 
 
 def record_read_attempt(connection: Connection, topic: str, partition: int, offset: int) -> int:
-    """Record that a process reads from `offset` on.
+    """Record that a process begins to read the topic at `offset`.
 
     Returns:
-        The number of processes that began at this offset before and crashed there.
+        The number of processes that began at the same offset before, and crashed there.
     """
     columns = ledger_reads.c
     here = (columns.topic == topic, columns.partition == partition)
@@ -143,5 +150,5 @@ def record_read_attempt(connection: Connection, topic: str, partition: int, offs
 
 
 def clear_read_attempts(connection: Connection, topic: str) -> None:
-    """Forget where reading of the topic began."""
+    """Delete the recorded read attempts, because reading has advanced."""
     connection.execute(delete(ledger_reads).where(ledger_reads.c.topic == topic))

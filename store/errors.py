@@ -1,4 +1,4 @@
-"""Errors of database drivers, as one sentence for the user."""
+"""Messages for users for the errors of database drivers."""
 
 import asyncio
 import socket
@@ -13,14 +13,31 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from llmops.errors import InputError, LlmopsError, ResourceError
 from llmops.store.store_url import StoreUrl
 
-# Parts of SQLite's messages and their meaning. The first one that a message contains counts.
+# Parts of SQLite's messages, with the error and sentence for users. The first part that a message
+# contains decides.
 _SQLITE: tuple[tuple[str, type[LlmopsError], str], ...] = (
     ("not a database", InputError, "is not a SQLite database; name another file."),
     ("malformed", ResourceError, "is damaged; restore it from a backup (`sqlite3 FILE .recover` saves what can be)."),
-    ("readonly", ResourceError, "cannot be written: the file or its folder is read-only for this user."),
-    ("unable to open", InputError, "cannot be opened: it is a folder, or not this user's to read."),
-    ("is full", ResourceError, "cannot be written: the disk is full. Nothing of the last change was kept."),
-    ("disk I/O error", ResourceError, "cannot be written: the disk is full or fails. Nothing of the change was kept."),
+    (
+        "readonly",
+        ResourceError,
+        "cannot be written: the file or its folder is read-only for this user; give the user the right to write.",
+    ),
+    (
+        "unable to open",
+        InputError,
+        "cannot be opened: it is a folder, or this user may not read it; name another file.",
+    ),
+    (
+        "is full",
+        ResourceError,
+        "cannot be written: the disk is full. The last change is undone; free space and repeat it.",
+    ),
+    (
+        "disk I/O error",
+        ResourceError,
+        "cannot be written: the disk is full or fails. The last change is undone; check the disk.",
+    ),
     ("is locked", ResourceError, "is held by another process; try again when that is done."),
 )
 _POSTGRES: tuple[tuple[tuple[type[BaseException], ...], type[LlmopsError], str], ...] = (
@@ -33,16 +50,20 @@ _POSTGRES: tuple[tuple[tuple[type[BaseException], ...], type[LlmopsError], str],
     (
         (asyncpg.InsufficientPrivilegeError,),
         InputError,
-        "does not let this user do that; grant it CREATE and its tables.",
+        "denies this user the statement; grant the user CREATE on the database and access to its tables.",
     ),
-    ((asyncpg.ReadOnlySQLTransactionError,), ResourceError, "is read-only, a replica perhaps; name the primary."),
+    (
+        (asyncpg.ReadOnlySQLTransactionError,),
+        ResourceError,
+        "is read-only, perhaps a replica; name the primary server.",
+    ),
     (
         (ssl.SSLError,),
         InputError,
-        "has a TLS certificate that is not trusted here; name its authority in PGSSLROOTCERT, or sslmode=require.",
+        "has a TLS certificate that is not trusted here; set PGSSLROOTCERT to its authority, or use sslmode=require.",
     ),
-    ((asyncpg.DiskFullError,), ResourceError, "has a full disk. Nothing of the last change was kept."),
-    ((asyncpg.TooManyConnectionsError,), ResourceError, "has no connection left; raise max_connections."),
+    ((asyncpg.DiskFullError,), ResourceError, "has a full disk. The last change is undone; free space and repeat it."),
+    ((asyncpg.TooManyConnectionsError,), ResourceError, "has no free connection; raise PostgreSQL's max_connections."),
     (
         (asyncpg.CannotConnectNowError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError),
         ResourceError,
@@ -51,12 +72,12 @@ _POSTGRES: tuple[tuple[tuple[type[BaseException], ...], type[LlmopsError], str],
     (
         (asyncpg.TransactionRollbackError, asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError),
         ResourceError,
-        "is busy: it gave up a transaction that waited for another; try again.",
+        "is busy: it cancelled a transaction that waited for another; try again.",
     ),
     (
         (asyncpg.InternalServerError,),
         ResourceError,
-        "has damaged data; PostgreSQL's own log names the place. REINDEX mends an index, and a backup the rest.",
+        "has damaged data; PostgreSQL's log names the table. REINDEX repairs an index; restore other data.",
     ),
     (
         (socket.gaierror,),
@@ -66,7 +87,7 @@ _POSTGRES: tuple[tuple[tuple[type[BaseException], ...], type[LlmopsError], str],
     (
         (ConnectionRefusedError,),
         ResourceError,
-        "cannot be reached: nothing listens there; start PostgreSQL, or correct host and port in the store's URL.",
+        "cannot be reached: no server listens there; start PostgreSQL, or correct host and port in the store's URL.",
     ),
     (
         (OSError, asyncio.TimeoutError, asyncpg.ConnectionDoesNotExistError, asyncpg.InterfaceError),
@@ -78,17 +99,18 @@ _POSTGRES: tuple[tuple[tuple[type[BaseException], ...], type[LlmopsError], str],
 
 @contextmanager
 def translate_database_errors(location: StoreUrl) -> Iterator[None]:
-    """Turn driver errors of a wrong, unreachable or full database into InputError or ResourceError.
+    """Turn driver errors that users can solve into InputError or ResourceError.
 
-    Errors that only a bug can cause, such as a syntax error, keep their traceback.
+    Such errors are a wrong URL and an unreachable or full database. Errors that only a bug can
+    cause, such as a syntax error, pass unchanged.
     """
     try:
         yield
     except RuntimeError as error:
-        # each connection of SQLite has a thread
+        # SQLite's async driver starts a thread for each connection
         if "start new thread" not in str(error):
             raise
-        reason = "cannot be asked: this process can start no thread; raise its limit of memory or of threads."
+        reason = "cannot be used: this process cannot start a thread; raise its limit of memory or threads."
         raise ResourceError(f"The store {location} {reason}") from error
     except (TimeoutError, DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         cause = _driver_error(error)
@@ -96,29 +118,29 @@ def translate_database_errors(location: StoreUrl) -> Iterator[None]:
         if match is None:
             raise
         kind, sentence = match
-        # without the driver's text, which can contain values and, with asyncpg, the user's name
+        # the driver's text is left out: it can contain values and, with asyncpg, the user's name
         raise kind(f"The store {location} {sentence}") from error
 
 
 def is_data_error(error: BaseException) -> bool:
-    """Return True if the data of a statement caused the error, and the database itself works."""
+    """Return True if the data of a statement caused the error, and the database works."""
     if isinstance(error, LlmopsError):
         return False
     return not isinstance(error, SQLAlchemyError) or _is_driver_data_error(_driver_error(error))
 
 
 def _is_driver_data_error(error: BaseException) -> bool:
-    # asyncpg's own DataError is an InterfaceError and a ValueError
+    # asyncpg's DataError for values that it cannot encode is an InterfaceError and a ValueError
     is_client_error = isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)
     kinds = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, sqlite3.DataError, sqlite3.IntegrityError)
     return is_client_error or isinstance(error, (*kinds, OverflowError, UnicodeError, TypeError))
 
 
 def _driver_error(error: BaseException) -> BaseException:
-    """Return the driver's error inside SQLAlchemy's."""
+    """Return the driver's error that SQLAlchemy's error wraps."""
     while True:
         inner = error.orig if isinstance(error, DBAPIError) else error.__cause__
-        # a connection timeout is raised from its own cancellation
+        # the cause of a connection timeout is only the cancellation that the timeout itself made
         if inner is None or isinstance(error, (sqlite3.Error, asyncpg.PostgresError, asyncio.TimeoutError)):
             return error
         error = inner
@@ -132,7 +154,7 @@ def _sqlite(error: BaseException) -> tuple[type[LlmopsError], str] | None:
 
 def _postgres(error: BaseException) -> tuple[type[LlmopsError], str] | None:
     if isinstance(error, ConnectionError) and "SSL upgrade" in str(error):
-        return InputError, "does not speak TLS, which sslmode asks for."
+        return InputError, "does not support TLS, which sslmode requires; change sslmode in the store's URL."
     if _is_driver_data_error(error):
         return None
     return next(((kind, sentence) for causes, kind, sentence in _POSTGRES if isinstance(error, causes)), None)

@@ -1,4 +1,4 @@
-"""Opening of stores, with the migration of their schema."""
+"""Opening of stores, which includes the migration of their schema."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,12 +16,12 @@ from llmops.store.store_url import StoreUrl
 
 
 async def open_store(url: str, pool_size: int = 5, max_overflow: int = MAX_OVERFLOW) -> Store:
-    """Open the store at `url`. Create and migrate it if necessary.
+    """Open the store at `url`. Create and migrate its schema if necessary.
 
     Raises:
         InputError: The URL, password or file is wrong.
-        VersionMismatchError: A newer llmops made the schema.
-        ResourceError: The server or disk does not work.
+        VersionMismatchError: A newer llmops created the schema.
+        ResourceError: The server cannot be reached, or the server or disk does not work.
     """
     location = StoreUrl.parse(url)
     location.create()
@@ -35,11 +35,11 @@ async def open_store(url: str, pool_size: int = 5, max_overflow: int = MAX_OVERF
 
 
 async def within(seconds: float, work: Awaitable[ResultT]) -> ResultT:
-    """Await work on a store.
+    """Await `work` on a store for at most `seconds`.
 
     Raises:
-        LlmopsError: The store is away, failed, or did not answer in time. The message has no text
-            of the driver, which may hold values.
+        LlmopsError: The store cannot be reached, failed, or did not answer in time. The driver's
+            text is left out of the message, because it may hold values.
     """
     try:
         return await wait_with_timeout(seconds, work)
@@ -50,7 +50,7 @@ async def within(seconds: float, work: Awaitable[ResultT]) -> ResultT:
 
 
 class LazyStore:
-    """A store that its first use opens, so that a process starts while the store is unreachable."""
+    """A store that is opened at its first use, so that a process can start without the store."""
 
     def __init__(self, url: str, pool_size: int = 5, max_overflow: int = MAX_OVERFLOW) -> None:
         self.url, self._pool_size, self._max_overflow = url, pool_size, max_overflow
@@ -59,23 +59,26 @@ class LazyStore:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """Connect for queries. Raises the errors of `open_store` too."""
+        """Open a connection for queries. Raises the errors of `open_store` too."""
         async with (await self._opened()).read() as connection:
             yield connection
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """Open a transaction. Raises the errors of `open_store` too."""
+        """Open a transaction for writing. Raises the errors of `open_store` too."""
         async with (await self._opened()).write() as connection:
             yield connection
 
     async def ask(self, work: Callable[[AsyncConnection], Awaitable[ResultT]]) -> ResultT:
-        """Return what `work` finds. Raises the errors of `open_store` too."""
+        """Return the result of `work` on a connection. Raises the errors of `open_store` too."""
         async with self.read() as connection:
             return await work(connection)
 
     async def transact(self, work: Callable[[Connection], ResultT]) -> ResultT:
-        """Do work in a transaction. Raises the errors of `open_store` too."""
+        """Run `work` in a transaction and return its result.
+
+        Raises the errors of `open_store` too.
+        """
         return await (await self._opened()).transact(work)
 
     async def close(self) -> None:

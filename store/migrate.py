@@ -1,6 +1,6 @@
 """Migration of a store's schema to the newest revision.
 
-It happens completely or not at all, by one process at a time.
+A migration happens completely or not at all, in one process at a time.
 """
 
 from pathlib import Path
@@ -13,7 +13,8 @@ from llmops.store.database import Store, connect
 from llmops.store.tables import SCHEMA, SCHEMA_TABLE, metadata
 
 FOLDER = Path(__file__).parent / "migrations"
-#: PostgreSQL's number of the migration lock. Any number will do.
+#: Number of the advisory lock in PostgreSQL that migrations hold. The value is arbitrary, but must
+#: never change.
 MIGRATION_LOCK_ID = 0x6C6C6D6F7073
 LOCK_TIMEOUT = 3600.0
 
@@ -22,14 +23,14 @@ async def migrate(store: Store, folder: Path = FOLDER, newest: str = SCHEMA) -> 
     """Migrate a store to the newest schema.
 
     Raises:
-        VersionMismatchError: The schema is newer than this llmops, or older than its first release.
+        VersionMismatchError: A newer llmops made the schema, or a version before the first release.
         InputError: The database has tables of another program with the same names.
     """
     async with store.read() as connection:
         found = await connection.run_sync(_version)
     if found == newest:
         return
-    # a second process waits for the first, however long its migration takes
+    # no timeout: another process may hold the lock for as long as its migration takes
     async with connect(store.location, 1, LOCK_TIMEOUT) as patient, patient.write() as connection:
         await connection.run_sync(_upgrade, str(store.location), folder, newest)
 
@@ -45,7 +46,7 @@ def _upgrade(connection: Connection, location: str, folder: Path, newest: str) -
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK_ID})
     found = _version(connection)
-    # another process may have migrated while this one waited for the lock
+    # check again under the lock: another process may have migrated meanwhile
     if found == newest:
         return
     if found is None:

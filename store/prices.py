@@ -1,4 +1,4 @@
-"""Prices of models and the cost of requests, in whole micro-dollars that are rounded once."""
+"""Prices of models, and the cost of requests in whole micro-dollars, rounded once per request."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,9 +24,8 @@ MAX_PRICE_MICROS = 1_000_000 * MILLION
 class Price:
     """A price in micro-dollars per million tokens.
 
-    It is valid from `valid_from` until the model's next price.
-
-    `cached_micros` is for prompt tokens that the engine found in its cache.
+    The price is valid from `valid_from` until the model's next price. `cached_micros` applies to
+    prompt tokens that the engine found in its cache.
     """
 
     model: str
@@ -44,19 +43,19 @@ class Price:
 
     @cached_property
     def id(self) -> str:
-        """Return the id of the price on bills."""
+        """Return the price's id, which bills show."""
         return f"{self.model}@{self.valid_from.astimezone(UTC).replace(tzinfo=None).isoformat()}Z"
 
     def cost_micros(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
-        """Return the cost of a request, rounded half up.
+        """Return the cost of a request in micro-dollars, rounded half up.
 
         Args:
-            input_tokens: Prompt tokens including the cached ones, as in OpenAI's `usage`.
+            input_tokens: Prompt tokens including cached tokens, as in OpenAI's `usage`.
             cached_tokens: Prompt tokens found in the cache.
             output_tokens: Tokens of the answer.
 
         Raises:
-            ValueError: The counts are impossible.
+            ValueError: A count is negative, or more tokens are cached than the prompt has.
         """
         if not 0 <= cached_tokens <= input_tokens or output_tokens < 0:
             raise ValueError(
@@ -66,9 +65,9 @@ class Price:
 
     @cached_property
     def tariff(self) -> Callable[[int, int, int], int]:
-        """Return `cost_micros` as a fast function for an engine's counts.
+        """Return a fast version of `cost_micros`, which does not check the counts.
 
-        An engine bounds the cached tokens by the prompt's.
+        Use it for an engine's counts, which are never impossible.
         """
         input_micros, output_micros = self.input_micros, self.output_micros
         saved, half = self.input_micros - self.cached_micros, MILLION // 2
@@ -82,14 +81,15 @@ class Price:
 
 
 async def set_price(connection: AsyncConnection, price: Price, by: AuditContext) -> None:
-    """Set a price. It replaces a price of the same model and date that is not in force yet.
+    """Set a price. Replace a price of the same model and date that is not yet in force.
 
     Raises:
-        InputError: The date is in the past, for which usage has been billed already.
+        InputError: The date is in the past, and usage since then has been billed.
     """
     if price.valid_from < by.at:
         raise InputError(
-            f"A price cannot begin in the past ({price.valid_from:%Y-%m-%d %H:%M:%S} UTC): what was used is billed."
+            f"A price cannot begin in the past ({price.valid_from:%Y-%m-%d %H:%M:%S} UTC), as past usage is billed; "
+            "give a later time."
         )
     values = asdict(price)
     money = {name: values[name] for name in ("input_micros", "cached_micros", "output_micros")}
@@ -99,7 +99,12 @@ async def set_price(connection: AsyncConnection, price: Price, by: AuditContext)
 
 
 def price_in_force(known: Sequence[Price], at: datetime) -> Price | None:
-    """Return the price in force at `at` among one model's prices, the oldest first, or None."""
+    """Return the price in force at `at`, or None.
+
+    Args:
+        known: Prices of one model, the oldest first.
+        at: The time of the request.
+    """
     for price in reversed(known):
         if price.valid_from <= at:
             return price
@@ -130,12 +135,12 @@ async def prices_by_model(connection: AsyncConnection) -> tuple[dict[str, Sequen
 
 
 async def list_prices(connection: AsyncConnection, model: str | None = None) -> Sequence[Price]:
-    """Return past, present and future prices, by model, the oldest first."""
+    """Return all past, present and future prices by model, the oldest first."""
     return await connection.run_sync(list_prices_async, model)
 
 
 def list_prices_async(connection: Connection, model: str | None) -> Sequence[Price]:
-    """Return `list_prices` on a synchronous connection."""
+    """Return the result of `list_prices`, for a synchronous connection."""
     statement = select(prices).order_by(prices.c.model, prices.c.valid_from)
     if model is not None:
         statement = statement.where(prices.c.model == model)

@@ -1,7 +1,4 @@
-"""Stored responses of the Responses API.
-
-Every query names the owner, who is the only one to find a response.
-"""
+"""Stored responses of the Responses API. Every query of a request filters by the owner."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -25,12 +22,12 @@ async def put_response(
 
     Args:
         connection: A transaction.
-        row: The columns of `responses`: `response`, `items` and `cuts` are JSON, `size` is their
-            number of characters. `running` is True while a gateway generates the response,
+        row: Values of the columns of `responses`: `response`, `items` and `cuts` are JSON, `size`
+            is their number of characters. `running` is True while a gateway generates the response,
             `cancelled` once another gateway has requested its end.
-        item_ids: The ids of the items that the response holds.
-        new: Insert the response if it is not stored. Otherwise it is only replaced.
-        began: When the response began, None for one that is stored already.
+        item_ids: Ids of the items in the response.
+        new: True to insert the response if it is not stored, False to replace it only.
+        began: Time at which the response began, or None if it is already stored.
 
     Returns:
         False, without a change, if the response or all data of its owner was deleted meanwhile, or
@@ -50,7 +47,7 @@ async def put_response(
         rows = [{"owner": owner, "id": one, "response_id": response_id} for one in sorted(set(item_ids))]
         await connection.execute(insert(response_items), rows)
     if began is not None:
-        # last, so that a purge which begins meanwhile finds the response, or is found here
+        # Checked last: a purge that begins after the check also finds and deletes this response.
         later = select(purges.c.owner).where(purges.c.owner == owner, purges.c.purged_at >= began)
         if (await connection.execute(later.limit(1))).first() is not None:
             await delete_response(connection, response_id, owner)
@@ -61,9 +58,16 @@ async def put_response(
 async def note_purge(
     connection: AsyncConnection, owner: str, tenant_id: str, purged_at: datetime, forget: datetime
 ) -> None:
-    """Have no response stored that an owner, or a tenant's users, began before `purged_at`.
+    """Record a purge, so that responses that began before `purged_at` are not stored any longer.
 
-    Purges before `forget` are forgotten. The transaction must end before responses are deleted.
+    End the transaction before deleting responses.
+
+    Args:
+        connection: A transaction.
+        owner: The owner whose responses are purged, if there is no `tenant_id`.
+        tenant_id: The tenant whose users' responses are purged, or an empty string.
+        purged_at: The time of the purge.
+        forget: Records of purges before this time are deleted.
     """
     await connection.execute(delete(purges).where(purges.c.purged_at < forget))
     owners = select(cast(users.c.id, String) if tenant_id else literal(owner), literal(purged_at, UtcDateTime))
@@ -74,10 +78,8 @@ async def note_purge(
 async def evict_responses(connection: AsyncConnection, owner: str, before: datetime, entries: int, size: int) -> None:
     """Delete the owner's old responses.
 
-    These are the responses written before `before`, and the oldest beyond `entries` rows or `size`
-    characters.
-
-    The newest response always stays.
+    Responses written before `before` are deleted, and the oldest responses beyond `entries` rows or
+    `size` characters. The newest response stays in the second case.
     """
     await connection.execute(delete(responses).where(responses.c.owner == owner, responses.c.written_at < before))
     newest = (responses.c.written_at.desc(), responses.c.id)
@@ -105,7 +107,7 @@ async def find_response(
 async def find_responses_with_items(
     connection: AsyncConnection, item_ids: Collection[str], owner: str, since: datetime
 ) -> Sequence[tuple[str, int]]:
-    """Return (id, size) of the owner's responses that hold any of these items, each once."""
+    """Return (id, size) of each of the owner's responses that holds any of these items."""
     wanted = (
         select(responses.c.id, responses.c.size)
         .distinct()
@@ -118,7 +120,7 @@ async def find_responses_with_items(
 async def response_chain(
     connection: AsyncConnection, response_id: str, owner: str, since: datetime, limit: int
 ) -> Sequence[tuple[str, int, str | None]]:
-    """Return a response and up to `limit` - 1 predecessors, newest first.
+    """Return a response and up to `limit` - 1 of its predecessors, the newest first.
 
     Each is (id, size, previous id).
     """
@@ -144,7 +146,7 @@ async def list_responses(connection: AsyncConnection, owner: str, tenant_id: str
 
 
 async def delete_response(connection: AsyncConnection, response_id: str, owner: str) -> bool:
-    """Delete the response. Returns False if the owner has no response of this id."""
+    """Delete a response. Return False if the owner has no response with this id."""
     return (await connection.execute(delete(responses).where(_own(response_id, owner)))).rowcount > 0
 
 
@@ -154,7 +156,7 @@ async def delete_responses(connection: AsyncConnection, owner: str, tenant_id: s
 
 
 async def cancel_response(connection: AsyncConnection, response_id: str, owner: str) -> None:
-    """Mark a running response as cancelled, for the gateway that generates it."""
+    """Mark a running response as cancelled, so that the gateway that generates it stops."""
     running = and_(_own(response_id, owner), responses.c.running)
     await connection.execute(update(responses).where(running).values(cancelled=True))
 

@@ -1,7 +1,7 @@
-"""Versions of models and the roll-outs between them.
+"""Versions of models, and the roll-outs between versions.
 
-Every change of a roll-out is one transaction: its state, the weights of both versions and the entry
-of the audit log. A process that is killed leaves either all of them or none.
+Every change of a roll-out is one transaction of its state, the weights of both versions and an
+entry in the audit log. A process that is killed leaves either all changes or none.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
 
-#: The states of a version: it gets requests by its weight, or none any longer. The replicas of a
-#: retired version are not used, also if a gateway's settings name them.
-ACTIVE, RETIRED = "active", "retired"
-#: The version of a model before its first roll-out: the replicas of the gateways' settings.
+#: State of a version that receives requests in proportion to its weight.
+ACTIVE = "active"
+#: State of a version that receives no requests. Its replicas are not used, even if a gateway's
+#: settings name them.
+RETIRED = "retired"
+#: Name of a model's version before its first roll-out, served by the replicas in the settings.
 INITIAL_VERSION = "initial"
 MAX_NAME_LENGTH = 64
-#: End of the name of a baseline twin.
+#: Suffix of the name of a baseline twin, which is a fresh copy of the stable version.
 TWIN_SUFFIX = "-twin"
-#: Batches of outcomes that are read in one query.
+#: Maximum number of batches of outcomes that one query reads.
 OUTCOME_BATCHES = 500
 
 _damaged = LogOnce()
@@ -45,6 +47,8 @@ class ModelVersion:
     """A version of a model.
 
     Attributes:
+        model: Name of the model.
+        name: Name of the version.
         engine: The engine folder on the machine that starts the replicas; empty if they are started
             elsewhere.
         replicas: Addresses as in the setting `replicas`. Empty for the addresses of the gateways'
@@ -76,13 +80,20 @@ class Rollout:
     """A roll-out of a model from its stable version to a candidate.
 
     Attributes:
-        percent: The candidate's part of the requests; the stable version has the rest.
-        revision: The number of transitions so far.
-        settings: The options of the roll-out, as JSON.
-        reason: Why it is in its state.
-        verdict: The latest verdict of the judge, as JSON.
-        open_model: The model until nothing happens any longer, then None: one roll-out of a model
-            is open at a time.
+        id: Id of the roll-out.
+        model: Name of the model.
+        stable: Name of the stable version.
+        candidate: Name of the candidate.
+        state: State of the roll-out.
+        started_at: Time of the creation.
+        changed_at: Time of the last transition.
+        open_model: The model while the roll-out is open, then None. The column is unique, so that a
+            model has at most one open roll-out.
+        percent: Percentage of requests that the candidate gets; the stable version gets the others.
+        revision: Number of transitions so far.
+        settings: Options of the roll-out, as JSON.
+        reason: Reason for the state, as text.
+        verdict: Latest verdict of the judge, as JSON.
     """
 
     id: str
@@ -101,16 +112,22 @@ class Rollout:
 
     @property
     def is_open(self) -> bool:
-        """Return False once nothing happens any longer."""
+        """Return True until the roll-out has ended and all its work is done."""
         return self.open_model is not None
 
     @property
     def twin(self) -> str:
-        """The name of the baseline twin: a version like the stable one, with as cold a cache as the candidate."""
+        """Return the name of the baseline twin.
+
+        The twin is a copy of the stable version whose cache is as cold as the candidate's.
+        """
         return f"{self.stable[: MAX_NAME_LENGTH - len(TWIN_SUFFIX)]}{TWIN_SUFFIX}"
 
     def weights(self, has_twin: bool) -> Mapping[str, float]:
-        """Return the percent of each version. A twin gets as many requests as the candidate, if there are."""
+        """Return the percentage of requests for each version.
+
+        A twin gets as many requests as the candidate, or half of the others if they are fewer.
+        """
         if not has_twin:
             return {self.stable: 100.0 - self.percent, self.candidate: self.percent}
         twin = min(self.percent, (100.0 - self.percent) / 2)
@@ -126,7 +143,7 @@ async def list_versions(connection: AsyncConnection, model: str | None = None) -
 
 
 async def put_version(connection: AsyncConnection, version: ModelVersion, at: datetime) -> None:
-    """Insert a version, or replace its engine, replicas and state but not its weight."""
+    """Insert a version, or update its engine, replicas and state. Its weight is not updated."""
     values = {"engine": version.engine, "replicas": list(version.replicas), "state": version.state}
     statement = insert(connection, model_versions).values(
         model=version.model, name=version.name, weight=version.weight, created_at=version.created_at or at, **values
@@ -149,7 +166,7 @@ async def list_rollouts(connection: AsyncConnection, model: str | None = None, l
 
 
 async def open_rollouts(connection: AsyncConnection) -> Sequence[Rollout]:
-    """Return the roll-outs that have not ended, without those of which a value is damaged."""
+    """Return the open roll-outs. A roll-out with a damaged value is left out and logged."""
     ids = select(rollouts.c.id).where(rollouts.c.open_model.is_not(None)).order_by(rollouts.c.started_at)
     found = []
     for one in (await connection.execute(ids)).scalars().all():
@@ -160,12 +177,16 @@ async def open_rollouts(connection: AsyncConnection) -> Sequence[Rollout]:
         except (ValueError, TypeError, OverflowError, NoResultFound) as error:
             problem = type(error).__name__
         if _damaged.is_new(one, problem) and problem is not None:
-            log.error("The roll-out %s has a damaged value (%s) and is left out.", escape_unsafe(str(one)), problem)
+            log.error(
+                "The roll-out %s has a damaged value (%s) and is left out; correct the row in the store.",
+                escape_unsafe(str(one)),
+                problem,
+            )
     return found
 
 
 async def require_open_rollout(connection: AsyncConnection, model: str) -> Rollout:
-    """Return the open roll-out of a model. Raises UnknownResourceError if it has none."""
+    """Return the open roll-out of a model. Raises UnknownResourceError if the model has none."""
     statement = select(rollouts).where(rollouts.c.open_model == model)
     row = (await connection.execute(statement)).mappings().first()
     if row is None:
@@ -178,12 +199,12 @@ async def require_open_rollout(connection: AsyncConnection, model: str) -> Rollo
 async def create_rollout(
     connection: AsyncConnection, candidate: ModelVersion, state: str, settings: Mapping[str, Any], by: AuditContext
 ) -> Rollout:
-    """Insert a roll-out from the version that serves now to a candidate, and return it.
+    """Insert a roll-out from the serving version to a candidate, and return the roll-out.
 
     A model without versions gets its initial version first.
 
     Raises:
-        InputError: The model has an open roll-out, or the candidate serves already.
+        InputError: The model has an open roll-out, or the candidate already serves.
     """
     known = await list_versions(connection, candidate.model)
     stable = max(known, key=lambda version: version.weight, default=None)
@@ -195,7 +216,7 @@ async def create_rollout(
             f"{candidate.model} is served by the version {candidate.name} already; give another --to, or another "
             "--name."
         )
-    # the candidate is younger than the version that it replaces
+    # the candidate is created after the version that it replaces, so that lists show this order
     await put_version(connection, candidate, by.at + timedelta(microseconds=1))
     rollout = Rollout(
         id=str(uuid4()),
@@ -221,7 +242,7 @@ async def create_rollout(
 
 
 async def save_rollout(connection: AsyncConnection, rollout: Rollout, by: AuditContext) -> None:
-    """Write a roll-out's next state with the weights that follow from it.
+    """Write a roll-out's next state, and the weights that follow from it.
 
     Raises:
         ResourceError: Another process has changed the roll-out meanwhile.
@@ -229,7 +250,7 @@ async def save_rollout(connection: AsyncConnection, rollout: Rollout, by: AuditC
     current = (rollouts.c.id == rollout.id) & (rollouts.c.revision == rollout.revision - 1)
     changed = await connection.execute(update(rollouts).where(current).values(vars(rollout)))
     if changed.rowcount != 1:
-        raise ResourceError(f"The roll-out of {rollout.model} has changed meanwhile; look at it again.")
+        raise ResourceError(f"The roll-out of {rollout.model} has changed meanwhile; check its state and try again.")
     for name, weight in rollout.weights(await has_twin(connection, rollout)).items():
         state = ACTIVE if weight or rollout.is_open else RETIRED
         this = (model_versions.c.model == rollout.model) & (model_versions.c.name == name)
@@ -252,14 +273,15 @@ async def save_verdict(connection: AsyncConnection, rollout: Rollout, verdict: M
 
 
 async def list_pins(connection: AsyncConnection) -> Mapping[tuple[str, str], str]:
-    """Return the versions to which keys are pinned, by model and key id."""
+    """Return the pinned version for each (model, key id)."""
     return {(row.model, row.key_id): row.version for row in await connection.execute(select(version_pins))}
 
 
 async def pin_key(connection: AsyncConnection, model: str, key_id: str, version: str | None, by: AuditContext) -> None:
-    """Pin a key to a version of a model, or remove its pin if `version` is None.
+    """Pin a key to a version of a model, or remove the pin if `version` is None.
 
-    Raises UnknownResourceError if the model has no such version.
+    Raises:
+        UnknownResourceError: The model has no such version.
     """
     await connection.execute(delete(version_pins).where(version_pins.c.model == model, version_pins.c.key_id == key_id))
     if version is not None:
@@ -272,7 +294,7 @@ async def pin_key(connection: AsyncConnection, model: str, key_id: str, version:
 
 
 async def add_outcomes(connection: AsyncConnection, model: str, outcomes: Sequence[Any], at: datetime) -> None:
-    """Insert a batch of requests that have ended."""
+    """Insert a batch of outcomes of finished requests."""
     await connection.execute(
         rollout_outcomes.insert().values(id=str(uuid4()), model=model, written_at=at, outcomes=list(outcomes))
     )
@@ -281,10 +303,15 @@ async def add_outcomes(connection: AsyncConnection, model: str, outcomes: Sequen
 async def read_outcomes(
     connection: AsyncConnection, model: str, since: datetime, until: datetime | None = None
 ) -> Sequence[Row[str, datetime, Any]]:
-    """Return up to OUTCOME_BATCHES batches that were written at `since` or later, oldest first.
+    """Return up to OUTCOME_BATCHES batches of outcomes, the oldest first.
 
-    A batch has an `id`, `written_at`, and the `outcomes` that a gateway wrote at once. With
-    `until`, only earlier batches are read.
+    Each batch has an `id`, a `written_at`, and the `outcomes` that a gateway wrote at once.
+
+    Args:
+        connection: A connection to the store.
+        model: The model of the roll-out.
+        since: Only batches written at this time or later.
+        until: Only batches written before this time.
     """
     columns = rollout_outcomes.c
     statement = (

@@ -1,4 +1,7 @@
-"""URLs of stores: `sqlite:///FILE` or `postgresql://…`, translated to SQLAlchemy's async drivers."""
+"""URLs of stores, and their translation for SQLAlchemy's async drivers.
+
+A URL is `sqlite:///FILE` or `postgresql://…`.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ EXPECTED_FORMS = "write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABA
 _POSTGRES = ("postgresql", "postgres", "postgresql+asyncpg")
 _SQLITE = ("sqlite", "sqlite+aiosqlite")
 _TLS = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
-# prepared_statement_cache_size is 0 behind a PgBouncer that shares connections between
-# transactions
+# Behind a PgBouncer that shares connections between transactions, prepared_statement_cache_size
+# must be 0.
 _OPTIONS = ("ssl", "prepared_statement_cache_size")
 
 
 @dataclass(frozen=True)
 class StoreUrl:
-    """A store's URL for the async drivers. `str(url)` is for people and contains no password."""
+    """A store's URL for the async drivers. `str(url)` is safe to show: it has no password."""
 
     url: URL
 
@@ -34,18 +37,18 @@ class StoreUrl:
 
     @property
     def pooled(self) -> bool:
-        """Return True if a PgBouncer may give each transaction another connection of the server."""
+        """Return True if transactions may use different connections of the server (PgBouncer)."""
         return self.url.query.get("prepared_statement_cache_size") == "0"
 
     def __str__(self) -> str:
         if self.file:
             return str(self.file)
-        # a query can contain a password as well
+        # the query is left out as well, because it can contain a password
         return self.url.set(drivername="postgresql", query={}).render_as_string(hide_password=True)
 
     @classmethod
     def parse(cls, url: str) -> StoreUrl:
-        """Parse a URL. Messages never contain the text itself, which may contain a password.
+        """Parse a URL. Messages never quote the text, because it may contain a password.
 
         Raises:
             InputError: The text is not the URL of a SQLite file or a PostgreSQL database.
@@ -68,10 +71,10 @@ class StoreUrl:
         return cls(_asyncpg(parsed))
 
     def create(self) -> None:
-        """Create the SQLite file, readable by its owner only because it contains conversations.
+        """Create the SQLite file, readable by its owner only, because it contains conversations.
 
         Raises:
-            InputError: The folder is missing, or an existing file is unreadable.
+            InputError: The folder does not exist, or an existing file cannot be read.
             ResourceError: The file cannot be written.
         """
         if self.file is None:
@@ -101,7 +104,7 @@ class StoreUrl:
 
 
 def _asyncpg(url: URL) -> URL:
-    """Translate libpq's `sslmode`, which providers put into their URLs, to asyncpg's `ssl`.
+    """Translate libpq's `sslmode`, which many providers put into URLs, to asyncpg's `ssl`.
 
     Raises:
         InputError: The URL has an unknown option.
@@ -113,7 +116,9 @@ def _asyncpg(url: URL) -> URL:
     if query.get("ssl", _TLS[0]) not in _TLS:
         raise InputError(f"The store's URL has an unknown sslmode; use one of {', '.join(_TLS)}.")
     if not query.get("prepared_statement_cache_size", "0").isdecimal():
-        raise InputError("The store's URL has a prepared_statement_cache_size that is not a number.")
+        raise InputError(
+            "The store's URL has a prepared_statement_cache_size that is not a number; write 0 or a larger number."
+        )
     return url.set(drivername="postgresql+asyncpg", query=query)
 
 

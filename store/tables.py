@@ -1,7 +1,7 @@
-"""The tables of the newest schema. `migrations/` creates them, and a test keeps the two equal.
+"""The tables of the newest schema. `migrations/` creates them, and a test compares the two.
 
-Money is in whole micro-dollars, times are UTC. `usage_records` and the totals have no foreign keys:
-billing must never fail because of a row elsewhere.
+Money is in whole micro-dollars, times are in UTC. `usage_records` and the tables of totals have no
+foreign keys: billing must never fail because a user or key is missing.
 """
 
 from sqlalchemy import (
@@ -27,16 +27,16 @@ from sqlalchemy import (
 
 from llmops.store.columns import ClientString, ClientText, UtcDateTime
 
-# SQLite has no UUIDs. As text, they look as on a bill.
+# SQLite has no type for UUIDs, so they are stored as text, in the form that bills show.
 UUID = Uuid(as_uuid=False).with_variant(String(36), "sqlite")
 
 SCHEMA = "0007"
-"""The newest revision under `migrations/versions`."""
+"""Number of the newest revision under `migrations/versions`."""
 SCHEMA_TABLE = "llmops_schema"
-#: The sums that the tables of totals have, and reports show.
+#: Names of the summed columns, which the tables of totals have and reports show.
 SUMMED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
 
-# a later migration can only change a constraint that has a name
+# a later migration can change a constraint only by its name
 metadata = MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -84,7 +84,8 @@ users = Table(
     _id(),
     Column("email", String(255), nullable=False, unique=True),
     Column("tier", String(20), nullable=False, server_default="free"),
-    # the newest of the user's keys, for readers of this table alone; api_keys decides access
+    # hash of the user's newest key, for programs that read only this table; access is decided by
+    # api_keys
     Column("api_key_hash", String(64)),
     _created_at(),
     Column("tenant_id", String(63), ForeignKey("tenants.id"), nullable=False, index=True),
@@ -123,18 +124,18 @@ conversations = Table(
     "conversations",
     metadata,
     _id(),
-    # Caller.owner as a UUID, which is not in `users` on a gateway without accounts
+    # Caller.owner as a UUID; a gateway without accounts has owners that are not in `users`
     Column("user_id", UUID, nullable=False),
-    # '' without accounts; a copy, so that retention and deletion of a tenant need no join
+    # '' without accounts; a copy of the user's tenant, so that purges need no join
     Column("tenant_id", String(63), nullable=False, index=True),
     Column("title", ClientString(500)),
     Column("model", ClientString(50), nullable=False),
     Column("system_prompt", ClientText),
-    # JSON as the client wrote it
+    # JSON as the client sent it
     Column("metadata", Text, nullable=False),
-    # the last message of the branch that is shown
+    # the last message of the shown branch
     Column("head_id", UUID),
-    # characters of all messages and the system prompt
+    # number of characters of all messages and the system prompt
     Column("size", BigInteger, nullable=False),
     _created_at(),
     Column("updated_at", UtcDateTime, nullable=False, server_default=func.current_timestamp()),
@@ -147,16 +148,15 @@ messages = Table(
     metadata,
     _id(),
     Column("conversation_id", UUID, ForeignKey("conversations.id", ondelete="CASCADE"), nullable=False),
-    # None at the beginning; several messages with one parent are branches
+    # None for a first message; messages with the same parent are branches
     Column("parent_id", UUID),
-    # the order in which the messages of a conversation were written
+    # number of the message in the order of writing, within its conversation
     Column("position", Integer, nullable=False),
-    # the id by which clients know the message
+    # id of the message in the API
     Column("item_id", String(128), nullable=False),
     Column("role", String(20), nullable=False),
     Column("content", ClientText, nullable=False),
-    # JSON of the items of the Responses API that this row represents, unless it is a plain
-    # message
+    # JSON of the items of the Responses API that this row represents, None for a plain message
     Column("items", Text),
     Column("status", String(20), nullable=False),
     Column("token_count", Integer),
@@ -195,7 +195,7 @@ response_items = Table(
     Column("response_id", String(64), ForeignKey("responses.id", ondelete="CASCADE"), nullable=False, index=True),
 )
 
-# when all data of an owner was deleted: what was generated before is not stored afterwards
+# times at which all data of an owner was purged; responses that began earlier are not stored
 purges = Table(
     "purges",
     metadata,
@@ -244,22 +244,21 @@ usage_totals = Table(
     "usage_totals",
     metadata,
     Column("user_id", UUID, primary_key=True),
-    # day before model: a user's month is one range of the key
+    # day precedes model in the key, so that a user's month is one range
     Column("day", Date, primary_key=True),
     Column("model", String(255), primary_key=True),
-    # '' for usage without a key; budgets of keys are computed from here
+    # '' for usage without a key; the budgets of keys are computed from this table
     Column("key_id", String(20), primary_key=True),
     *_sums(),
 )
 Index("idx_usage_totals_day", usage_totals.c.day)
 Index("idx_usage_totals_key", usage_totals.c.key_id, usage_totals.c.day)
 
-# what a tenant's budget is computed from: a month of a tenant with thousands of users is a few
-# dozen rows
+# totals for tenants' budgets: a month of a tenant with thousands of users is a few dozen rows
 tenant_totals = Table(
     "tenant_totals",
     metadata,
-    # '' for users that were unknown when the usage arrived
+    # '' for users that the store did not know when the usage arrived
     Column("tenant_id", String(63), primary_key=True),
     Column("day", Date, primary_key=True),
     Column("model", String(255), primary_key=True),
@@ -271,7 +270,7 @@ gateways = Table(
     "gateways",
     metadata,
     Column("id", String(64), primary_key=True),
-    # all events of this gateway with a smaller number are in usage_records
+    # high-water mark: all events of this gateway with smaller numbers are in usage_records
     Column("next_seq", BigInteger, nullable=False),
 )
 
@@ -289,17 +288,17 @@ audit = Table(
 Index("idx_audit_tenant", audit.c.tenant_id, audit.c.created_at)
 Index("idx_audit_period", audit.c.created_at)
 
-# usage events that could not be billed: a row for each value, or for each reason once the table
-# is full
+# usage events that could not be billed: a row for each value, or for each reason once the table is
+# full
 dead_letters = Table(
     "dead_letters",
     metadata,
     # SHA-256 of the reason and the value
     Column("id", String(64), primary_key=True),
     Column("reason", String(40), nullable=False),
-    # the event's own id if a gateway signed it
+    # id of the event if a gateway signed it
     Column("event_id", UUID, index=True),
-    # the topic's partition and offset, or the gateway
+    # topic, partition and offset of the event, or the gateway
     Column("source", String(255), nullable=False),
     Column("value", LargeBinary, nullable=False),
     Column("count", BigInteger, nullable=False),
@@ -307,8 +306,8 @@ dead_letters = Table(
     Column("last_at", UtcDateTime, nullable=False, index=True),
 )
 
-# where the ledger began to read and has not advanced, and the number of processes that crashed
-# there
+# Where the ledger began to read and has not advanced, with the number of processes that crashed
+# there.
 ledger_reads = Table(
     "ledger_reads",
     metadata,
@@ -318,8 +317,8 @@ ledger_reads = Table(
     Column("deaths", Integer, nullable=False),
 )
 
-# subjects of identity providers and their users: another subject with the same address is another
-# person
+# Subjects of identity providers and their users. Another subject with the same address is another
+# person.
 identities = Table(
     "identities",
     metadata,
@@ -338,7 +337,7 @@ model_versions = Table(
     Column("engine", Text, nullable=False),
     # addresses as in the setting `replicas`; empty for the gateways' own setting
     Column("replicas", JSON, nullable=False),
-    # percent of the requests; the versions of a model add up to 100
+    # percentage of the requests; the weights of a model's versions add up to 100
     Column("weight", Float, nullable=False),
     Column("state", String(20), nullable=False),
     _created_at(),
@@ -349,24 +348,25 @@ rollouts = Table(
     metadata,
     _id(),
     Column("model", String(255), nullable=False),
-    # the model until the roll-out ends, then NULL: a model has one open roll-out at most
+    # the model until the roll-out ends, then NULL; unique, so that a model has at most one open
+    # roll-out
     Column("open_model", String(255), unique=True),
     Column("stable", String(64), nullable=False),
     Column("candidate", String(64), nullable=False),
     Column("state", String(20), nullable=False),
     Column("percent", Float, nullable=False),
-    # counts transitions, so that of two writers with the same state one fails
+    # number of transitions, so that only one of two simultaneous writers succeeds
     Column("revision", Integer, nullable=False),
     Column("settings", JSON, nullable=False),
     Column("reason", Text, nullable=False),
-    # the latest verdict of the judge
+    # latest verdict of the judge
     Column("verdict", JSON(none_as_null=True)),
     Column("started_at", UtcDateTime, nullable=False),
     Column("changed_at", UtcDateTime, nullable=False),
 )
 Index("idx_rollouts_model", rollouts.c.model, rollouts.c.started_at)
 
-# keys whose requests go to one version, whatever the weights
+# keys whose requests go to a fixed version, whatever the weights
 version_pins = Table(
     "version_pins",
     metadata,
@@ -375,7 +375,7 @@ version_pins = Table(
     Column("version", String(64), nullable=False),
 )
 
-# batches of requests that ended during a roll-out, deleted with its end
+# batches of requests that finished during a roll-out, deleted when the roll-out ends
 rollout_outcomes = Table(
     "rollout_outcomes",
     metadata,

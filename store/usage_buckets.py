@@ -1,4 +1,7 @@
-"""Usage of a tenant in buckets of time: days from the totals, hours and minutes from the records."""
+"""Usage of a tenant in buckets of time.
+
+Days are read from the totals, hours and minutes from the records.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -19,9 +22,9 @@ DAY = 86_400
 
 @dataclass(frozen=True)
 class BucketSum:
-    """Usage in a bucket that begins at `begins` (Unix seconds).
+    """The usage in the bucket that begins at `begins` (Unix seconds).
 
-    `sum.group` has ids of users and keys, and model names.
+    `sum.group` has ids of users and keys, and names of models.
     """
 
     begins: int
@@ -29,7 +32,7 @@ class BucketSum:
 
 
 class _Seconds(FunctionElement[int]):
-    """A time in whole Unix seconds, rounded down."""
+    """The SQL expression of a time in whole Unix seconds, rounded down."""
 
     type = BigInteger()
     inherit_cache = True
@@ -37,7 +40,7 @@ class _Seconds(FunctionElement[int]):
 
 @compiles(_Seconds, "sqlite")
 def _sqlite_seconds(element: Any, compiler: Any, **kw: Any) -> str:
-    # without microseconds: SQLite would round them to milliseconds, and so perhaps up to the next
+    # cut the microseconds off, because SQLite rounds them to milliseconds, perhaps up to the next
     # second
     return f"CAST(strftime('%s', substr({compiler.process(element.clauses, **kw)}, 1, 19)) AS INTEGER)"
 
@@ -56,16 +59,17 @@ async def bucket_sums(
     by: Sequence[str] = (),
     only: Mapping[str, Sequence[str]] = {},
 ) -> Sequence[BucketSum]:
-    """Return the usage of a tenant in buckets, without the empty ones.
+    """Return the usage of a tenant in buckets, without empty buckets.
 
     Args:
-        connection: The connection.
+        connection: A connection to the store.
         tenant_id: The tenant.
         begins: Start of the first bucket in Unix seconds, a multiple of `width`.
-        ends: End of the last bucket.
-        width: Seconds of a bucket.
-        by: Groups: `user`, `key`, `model`.
-        only: Users, keys or models to include, by the name of the group.
+        ends: End of the last bucket in Unix seconds.
+        width: Width of a bucket in seconds.
+        by: Groups within a bucket: `user`, `key`, `model`.
+        only: Ids of the users or keys, or names of the models, to include, by the name of the
+            group.
     """
     columns = {*by, *(name for name, values in only.items() if values)}
     if width == DAY:

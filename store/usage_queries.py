@@ -1,4 +1,4 @@
-"""Queries of usage: sums per day, and gaps in the event numbers of gateways."""
+"""Queries of usage: sums per day, and gaps in gateways' event numbers."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -17,18 +17,19 @@ GROUPS = ("day", "tenant", "user", "model", "key")
 _COARSE = frozenset({"day", "tenant", "model"})
 _members = users.alias("members")
 
-#: Rows whose sums are made in a thread: a report can have a hundred thousand.
+#: Number of rows from which sums are made in a thread, because a report with a hundred thousand
+#: rows would block the event loop.
 MANY_ROWS = 500
 
-#: Sequence gaps that one query returns. A lost outbox must not fill a report.
+#: Maximum number of gaps that one query returns, so that a lost outbox cannot fill a report.
 MAX_SEQUENCE_GAPS = 1000
 
 
 @dataclass(frozen=True)
 class UsageFilter:
-    """A selection of usage by tenant, user, model or key, and by UTC days.
+    """A selection of usage by tenant, user, model, key and UTC days. None selects all.
 
-    The days go from `first` to `last`, both included.
+    The days from `first` to `last` are selected, both included.
     """
 
     tenant_id: str | None = None
@@ -41,7 +42,10 @@ class UsageFilter:
 
 @dataclass(frozen=True)
 class UsageSum:
-    """Sums of usage. `group` has the value of each requested group: a date or a name."""
+    """Sums of usage in one group.
+
+    `group` maps each requested group to its value: a date or a name.
+    """
 
     group: dict[str, Any]
     requests: int
@@ -54,7 +58,7 @@ class UsageSum:
 
 @dataclass(frozen=True)
 class SequenceGap:
-    """A range of missing events, `first` to `last`, of a gateway that has sent later ones."""
+    """A range of missing events, `first` to `last`, of a gateway that has sent later events."""
 
     gateway_id: str
     first: int
@@ -64,9 +68,12 @@ class SequenceGap:
 async def sum_usage(
     connection: AsyncConnection, usage_filter: UsageFilter, by: Sequence[str] = ()
 ) -> Sequence[UsageSum]:
-    """Return sums by the groups of `by` (names of GROUPS), in that order.
+    """Return the sums of usage in each group, ordered by the groups.
 
-    Without groups, return one sum.
+    Args:
+        connection: A connection to the store.
+        usage_filter: The usage to sum.
+        by: Names of groups, from GROUPS. Without groups, one sum is returned.
     """
     filters = {name: value for name, value in vars(usage_filter).items() if value is not None}
     statement = _sum_statement(tuple(by), frozenset(filters), connection.dialect.name)
@@ -81,9 +88,9 @@ async def sum_usage(
 async def spent_micros(
     connection: AsyncConnection, since: datetime, key_id: str | None = None, tenant_id: str | None = None
 ) -> int:
-    """Return the cost of a key or a tenant since a midnight (UTC).
+    """Return the cost of a key or a tenant since the beginning of a budget's period.
 
-    At this midnight a budget's period began.
+    `since` is the midnight (UTC) at which the period began.
     """
     day = since.astimezone(UTC).date()
     usage_filter = UsageFilter(key_id=key_id, tenant_id=tenant_id, first=day)
@@ -91,9 +98,9 @@ async def spent_micros(
 
 
 async def known_events(connection: AsyncConnection, ids: Sequence[str]) -> frozenset[str]:
-    """Return the ids of the events that are in the store.
+    """Return the ids, among `ids`, of the events that are in the store.
 
-    They are billed, or dead letters that a gateway signed.
+    Such events are billed, or are dead letters that a gateway signed.
     """
     billed = select(usage_records.c.id).where(usage_records.c.id.in_(ids))
     parked = select(dead_letters.c.event_id).where(dead_letters.c.event_id.in_(ids))
@@ -102,17 +109,17 @@ async def known_events(connection: AsyncConnection, ids: Sequence[str]) -> froze
 
 
 async def find_sequence_gaps(connection: AsyncConnection) -> Sequence[SequenceGap]:
-    """Return missing sequence ranges, by gateway and number, at most MAX_SEQUENCE_GAPS.
+    """Return at most MAX_SEQUENCE_GAPS gaps in event numbers, ordered by gateway and number.
 
     Events lost after a gateway's last stored event cannot be detected. A jump by more than
-    MAX_SEQUENCE_LEAD is no gap, as for high-water marks.
+    MAX_SEQUENCE_LEAD does not count as a gap; see `usage_writes`.
     """
     arrived = (
         select(usage_records.c.gateway_id, usage_records.c.seq)
         .join(gateways, gateways.c.id == usage_records.c.gateway_id)
         .where(usage_records.c.seq >= gateways.c.next_seq)
     )
-    # the event before the first missing one is in the store, whichever row has it
+    # the event before a high-water mark is known to have arrived, even if its row was deleted
     marks = select(gateways.c.id, gateways.c.next_seq - 1)
     known = arrived.union_all(marks).subquery()
     following = func.lead(known.c.seq).over(partition_by=known.c.gateway_id, order_by=known.c.seq)
@@ -129,10 +136,9 @@ async def find_sequence_gaps(connection: AsyncConnection) -> Sequence[SequenceGa
 def user_belongs_to_tenant(user_id: ColumnElement[str], tenant: Any, dialect: str) -> Iterator[ColumnElement[bool]]:
     """Yield the condition that `user_id` is a user of `tenant`.
 
-    It comes in addition to a join with `users` that implies it.
-
-    An array makes PostgreSQL look up each user in the index. With the join alone it
-    expects too many rows and reads the whole table, of all tenants. SQLite uses the index anyhow.
+    Add it to a join with `users` that implies the same condition. With the condition, PostgreSQL
+    looks up each user of the tenant in the index. With the join alone, PostgreSQL expects too many
+    rows and reads the whole table, of all tenants. SQLite uses the index without the condition.
     """
     if dialect == "postgresql":
         ids = select(_members.c.id).where(_members.c.tenant_id == tenant).scalar_subquery()
@@ -143,7 +149,7 @@ def user_belongs_to_tenant(user_id: ColumnElement[str], tenant: Any, dialect: st
 def _sum_statement(by: tuple[str, ...], filters: frozenset[str], dialect: str) -> Select:
     """Return the statement for a set of groups and filters.
 
-    Cached: composing it would take longer than running it.
+    Cached, because composing the statement takes longer than running it.
     """
     totals, source, known = _source(filters, by)
     columns = [known[name].label(name) for name in by]
@@ -155,28 +161,30 @@ def _sum_statement(by: tuple[str, ...], filters: frozenset[str], dialect: str) -
 
 
 def _source(filters: frozenset[str], by: Sequence[str]) -> tuple[Table, FromClause, dict[str, ColumnElement[Any]]]:
-    """Return the table to sum, what it is selected from, and the columns of the groups.
+    """Return the summed table, the FROM clause, and the columns of the groups.
 
-    Tenants have totals of their own with far fewer rows, for queries that need neither users nor
-    keys.
+    Queries that need neither users nor keys read the totals of tenants, which have far fewer rows.
     """
     if filters.isdisjoint(("user_id", "key_id")) and _COARSE.issuperset(by):
         coarse = tenant_totals.c
         return tenant_totals, tenant_totals, {"day": coarse.day, "model": coarse.model, "tenant": coarse.tenant_id}
     totals = usage_totals
-    # usage of an unknown user is billed too
+    # an outer join, because usage of an unknown user is billed too
     joined = totals.outerjoin(users, users.c.id == totals.c.user_id)
     known = {"day": totals.c.day, "model": totals.c.model, "key": totals.c.key_id}
     return totals, joined, known | {"tenant": users.c.tenant_id, "user": users.c.email}
 
 
 def _group(row: RowMapping, by: Sequence[str]) -> dict[str, Any]:
-    """Return the groups of a row. An unknown tenant is None in both tables of totals."""
+    """Return the groups of a row. An unknown tenant is None, whichever table is read."""
     return {name: row[name] or None if name == "tenant" else row[name] for name in by}
 
 
 def _conditions(filters: frozenset[str], table: Table, tenant: ColumnElement[Any]) -> Iterator[ColumnElement[bool]]:
-    """Yield the conditions. Values are bound at execution, by the names of UsageFilter's fields."""
+    """Yield the conditions.
+
+    Their values are bound at execution, by the names of UsageFilter's fields.
+    """
     day = table.c.day
     if "first" in filters:
         yield day >= bindparam("first", type_=day.type)

@@ -1,7 +1,7 @@
-"""Writing of usage: each event once, together with its sums and its gateway's high-water mark.
+"""Writing of usage: each event once, with its sums and its gateway's high-water mark.
 
 The functions are synchronous, so that `Store.transact` runs a whole batch in one thread. Statements
-are text: a batch is often a few rows, and composing statements with SQLAlchemy took most of its
+are text: most batches have few rows, and composing statements with SQLAlchemy took most of their
 time. Placeholders are SQLite's and are translated for PostgreSQL.
 """
 
@@ -26,20 +26,23 @@ from llmops.untrusted_text import escape_unsafe
 log = logging.getLogger(__name__)
 
 GAP_PAGE_SIZE = 2000
-#: The largest event number, and the largest sum in a row of the totals. JSON readers keep both
-#: exact, and a thousand such rows stay below 2**63, where a database's sum would fail or become a
-#: float.
-MAX_SEQUENCE = MAX_SUM = 2**53 - 1
-#: Numbers by which a gateway may be ahead of the ledger: ten times the window of unconfirmed
-#: events. After a larger jump (a ledger restored from a backup), counting continues behind the gap.
+#: Maximum number of an event. JSON readers represent integers up to this value exactly.
+MAX_SEQUENCE = 2**53 - 1
+#: Maximum of a sum in a row of the totals. A thousand such rows add up to less than 2**63, above
+#: which a database's sum would fail or become a float.
+MAX_SUM = MAX_SEQUENCE
+#: Maximum distance of an event's number from the high-water mark: ten times the window of
+#: unconfirmed events. After a larger jump (a ledger restored from a backup), counting continues
+#: after the gap.
 MAX_SEQUENCE_LEAD = 1_000_000
 
 
 class UsageRecord(NamedTuple):
-    """A billed request. `id` is the event's UUID, by which it is inserted once.
+    """A billed request.
 
-    `seq` numbers the events of a gateway from 0. `input_tokens` include the cached ones.
-    `tenant_id` is not a column: it is billed if the store does not know the user.
+    `id` is the event's UUID, which makes repeated inserts harmless. `seq` numbers the events of a
+    gateway from 0. `input_tokens` includes cached tokens. `tenant_id` is not stored: this tenant is
+    billed if the store does not know the user.
     """
 
     id: str
@@ -68,7 +71,7 @@ class UsageRecord(NamedTuple):
 
 
 class RecordOwners(NamedTuple):
-    """Owners that the store knows: the tenant of each user, and the user of each key."""
+    """The owners known to the store: the tenant of each user, and the user of each key."""
 
     tenants: Mapping[str, str]
     users: Mapping[str, str]
@@ -82,7 +85,7 @@ class WriteResult(NamedTuple):
 
 
 def find_record_owners(connection: Connection, records: Sequence[UsageRecord]) -> RecordOwners:
-    """Return the owners of the users and keys of some records."""
+    """Return the known owners of the users and keys in some records."""
     users = _read_pairs(connection, "users", "tenant_id", sorted({one.user_id for one in records}))
     return RecordOwners(
         users, _read_pairs(connection, "api_keys", "user_id", sorted({one.key_id or "" for one in records}))
@@ -92,11 +95,9 @@ def find_record_owners(connection: Connection, records: Sequence[UsageRecord]) -
 def write_usage(
     connection: Connection, records: Iterable[UsageRecord], owners: RecordOwners | None = None
 ) -> WriteResult:
-    """Insert records that are not in the store yet.
+    """Insert the records that are not in the store yet, and update their sums and high-water marks.
 
-    They are added to the sums, and the high-water marks advance.
-
-    Rows are locked in one order, so that two writers with the same events do not deadlock.
+    Rows are locked in one order, so that two writers of the same events do not deadlock.
 
     Raises:
         ValueError: An id is not a UUID.
@@ -113,7 +114,7 @@ def write_usage(
     for record in offered.values():
         arrived.setdefault(record.gateway_id, set()).add(record.seq)
     marks = {one: _advance_high_water_mark(connection, one, seqs) for one, seqs in sorted(arrived.items())}
-    # last, because all writers of a tenant's usage wait for its one row until the end of the
+    # last, because all writers of a tenant's usage wait for this row until the end of the
     # transaction
     if new:
         fresh = [offered[one] for one in new]
@@ -135,9 +136,10 @@ _LAST_SQLITE = "SELECT id FROM usage_records ORDER BY rowid DESC LIMIT ?"
 
 
 def _insert_as_only_writer(connection: Connection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
-    """Insert records as SQLite's only writer and return the new ids.
+    """Insert records as SQLite's only writer, and return the ids of the new records.
 
-    These are the last rows, unless all records were new.
+    As the only writer, the new records are the last rows of the table. They are read only if some
+    records were not new.
     """
     ids = sorted(offered)
     rows = [(one, *(of := offered[one])[1:_AT], sqlite_timestamp(of.created_at), *of[_AT + 1 : _WIDTH]) for one in ids]
@@ -146,9 +148,10 @@ def _insert_as_only_writer(connection: Connection, offered: Mapping[str, UsageRe
 
 
 def _insert(connection: Connection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
-    """Insert records beside other writers, and return the new ids.
+    """Insert records beside other writers, and return the ids of the new records.
 
-    The rows are one JSON text: asyncpg takes longer to encode a value than PostgreSQL to parse it.
+    The rows are passed as one JSON text, because asyncpg takes longer to encode a value than
+    PostgreSQL to parse it.
     """
     rows = [(one, *offered[one][1:_WIDTH]) for one in sorted(offered)]
     new: Sequence[str] | None = connection.exec_driver_sql(_INSERT_JSON, (to_json(rows).decode(),)).scalar()
@@ -160,7 +163,7 @@ _POSTGRES: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 def _type_of(name: str) -> str:
     kind = usage_records.c[name].type
-    # without a length, to which a cast would truncate
+    # a type without a length, because a cast to a length would truncate instead of failing
     return "text" if isinstance(kind, String) else kind.compile(_POSTGRES)
 
 
@@ -186,7 +189,7 @@ def _sum_by_key(new: Iterable[UsageRecord]) -> _Sums:
 def _sum_by_tenant(owners: RecordOwners, new: Iterable[UsageRecord]) -> _Sums:
     """Return sums by the primary key of `tenant_totals`.
 
-    The tenant of an unknown user is the event's.
+    The usage of an unknown user counts for the tenant that the event names.
     """
     return _group_sums(
         ((owners.tenants.get(one.user_id, one.tenant_id), _day(one), one.model), (1, *_summands(one))) for one in new
@@ -213,7 +216,7 @@ def _group_sums(summands: Iterable[tuple[tuple[Any, ...], tuple[int, ...]]]) -> 
 
 
 def _add(connection: Connection, table: Table, sums: _Sums) -> None:
-    """Add sums to the rows of `table` with these primary keys."""
+    """Add sums to the rows of `table`. The keys of `sums` are primary keys."""
     rows = sorted((*key, *some) for key, some in sums.items())
     if connection.dialect.name == "sqlite":
         rows = [tuple(one.isoformat() if isinstance(one, date) else one for one in row) for row in rows]
@@ -246,24 +249,24 @@ _NEXT_NUMBERS = "SELECT seq FROM usage_records WHERE gateway_id = ? AND seq >= ?
 
 
 def _advance_high_water_mark(connection: Connection, gateway_id: str, arrived: set[int]) -> int:
-    """Advance the mark past all events without a gap, and return it.
+    """Advance the high-water mark past all events without a gap, and return the mark.
 
     A number more than MAX_SEQUENCE_LEAD ahead begins a new count, so that a gap is never reported
     as quadrillions of missing events.
     """
-    # SQLite has one writer, and no row locks
+    # SQLite has one writer and no row locks
     locked = _MARK if connection.dialect.name == "sqlite" else _LOCKED
     stored = _execute(connection, locked, gateway_id).scalar()
     if stored is None:
         _execute(connection, _BEGIN, gateway_id)
         stored = _execute(connection, locked, gateway_id).scalar() or 0
-    # SQLite keeps what another program has put there: the events are counted again
+    # SQLite stores values of any type: after a damaged mark, the events are counted again
     mark = reached = stored if isinstance(stored, int) and stored >= 0 else 0
     far = [seq for seq in arrived if seq > mark + MAX_SEQUENCE_LEAD]
     if far:
         reached = min(far)
         log.error(
-            "The numbers of gateway %s jump from %d to %d. The gap between them is not counted as missing events.",
+            "The event numbers of gateway %s jump from %d to %d. The gap is not reported as missing events.",
             escape_unsafe(gateway_id), mark, reached,
         )  # fmt: skip
     while reached in arrived:
@@ -275,10 +278,10 @@ def _advance_high_water_mark(connection: Connection, gateway_id: str, arrived: s
 
 
 def _first_missing_sequence(connection: Connection, gateway_id: str, mark: int) -> int:
-    """Return the first number from `mark` on that is missing.
+    """Return the first missing event number that is not smaller than `mark`.
 
-    Pages of the index are read one after the other: an anti-join gets a quadratic plan while the
-    planner has no statistics.
+    Numbers are read in pages, because an anti-join gets a quadratic plan while the planner has no
+    statistics.
     """
     while True:
         seqs = _execute(connection, _NEXT_NUMBERS, gateway_id, mark, GAP_PAGE_SIZE).scalars().all()
@@ -299,9 +302,6 @@ def _execute(connection: Connection, statement: str, *values: Any) -> CursorResu
 
 @lru_cache(maxsize=64)
 def _with_placeholders(dialect: str, statement: str) -> str:
-    """Return a statement with the placeholders of the driver.
-
-    They are `?`, or `$1`, `$2` and so on.
-    """
+    """Return a statement with the driver's placeholders: `?`, or `$1`, `$2` and so on."""
     numbers = count(1)
     return statement if dialect == "sqlite" else re.sub(r"\?", lambda _: f"${next(numbers)}", statement)

@@ -1,5 +1,6 @@
-"""Tenants, their users and the users' keys. Every change is in the audit log.
+"""Tenants, users, and the API keys of users. Every change is recorded in the audit log.
 
-A tenant pays; a user belongs to one tenant permanently; a key belongs to a user. A rotation keeps a
-key's id, limits and budget. During its overlap, two secrets belong to the same key.
+A tenant pays; a user belongs to one tenant permanently; a key belongs to a user. Rotating a key
+keeps its id, limits and budget. During the overlap, the old and the new secret both belong to the
+key.
 """

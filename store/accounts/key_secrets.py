@@ -1,4 +1,7 @@
-"""Secrets of API keys. They have 190 random bits, so an unsalted hash reveals nothing."""
+"""Secrets of API keys.
+
+A secret has 190 random bits, so an unsalted hash reveals nothing about it.
+"""
 
 import hashlib
 import re
@@ -7,7 +10,7 @@ import string
 
 PREFIX = "sk-llmops-"
 VISIBLE_PREFIX_LENGTH = 12
-"""How many characters of a key people may see again."""
+"""Number of leading characters of a secret that are stored and shown."""
 _LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _SECRET = re.compile(re.escape(PREFIX) + r"[0-9A-Za-z]{32}")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -23,15 +26,15 @@ def new_key_id() -> str:
 
 
 def is_secret(text: str) -> bool:
-    """Return True if `text` has the form of a secret. This needs no query."""
+    """Return True if `text` has the form of a secret. The store is not read."""
     return _SECRET.fullmatch(text) is not None
 
 
 def is_hash(text: str) -> bool:
-    """Return True if `text` has the form of a hash."""
+    """Return True if `text` has the form of a secret's hash."""
     return _HASH.fullmatch(text) is not None
 
 
 def hash_secret(secret: str) -> str:
-    """Return the SHA-256 of a secret in hex, as the store keeps it."""
+    """Return the SHA-256 of a secret as hexadecimal text, the form in the store."""
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""API keys: their settings, and the look-up of the key of a request."""
+"""API keys: their settings, and the look-up of a request's key."""
 
 import re
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _TIER = re.compile(r"[a-z0-9][a-z0-9_-]{0,19}")
 
 @dataclass(frozen=True)
 class KeySpec:
-    """The settings of a key. `models` None allows all models."""
+    """The settings of a key. `models` is None if the key may use all models."""
 
     name: str | None = None
     tier: str = DEFAULT_TIER
@@ -46,9 +46,9 @@ class KeySpec:
         if not _TIER.fullmatch(self.tier):
             raise InputError(f"{self.tier!r} is not a tier; write up to 20 lower-case letters, digits, - and _.")
         if self.name is not None and not 0 < len(self.name) <= 100:
-            raise InputError("A key's name has 1 to 100 characters.")
+            raise InputError("A key's name has 1 to 100 characters; give a shorter name.")
         if self.models is not None and not all(self.models):
-            raise InputError("A model's name is not empty.")
+            raise InputError("A model's name cannot be empty; leave the list of models out to allow all models.")
 
     def columns(self) -> dict[str, Any]:
         return {
@@ -63,9 +63,10 @@ class KeySpec:
 
 @dataclass(frozen=True)
 class KeyRow:
-    """A key with everything that a request with it needs.
+    """A key, with its user, its tenant and all else that a request with the key needs.
 
-    `secret_until`: end of the secret by which the key was found, or None for its newest secret.
+    `secret_until` is the end of the secret with which the key was looked up. It is None for the
+    newest secret.
     """
 
     id: str
@@ -82,9 +83,9 @@ class KeyRow:
     secret_until: datetime | None = None
 
     def state(self, now: datetime) -> str:
-        """Return `active`, or the reason for which the key is rejected.
+        """Return `active`, or the reason why requests with the key are rejected.
 
-        Reasons are `revoked`, `expired`, `rotated` and `tenant deleted`.
+        The reasons are `revoked`, `tenant deleted`, `expired` and `rotated`.
         """
         if self.revoked_at is not None:
             return "revoked"
@@ -111,7 +112,7 @@ _KEYS = (
 _ORDER = (users.c.tenant_id, users.c.email, api_keys.c.created_at, api_keys.c.id)
 
 _HASHED = bindparam("hashed", type_=String)
-# composed once: that would take as long as the query itself
+# composed once, because composing the statement takes as long as running it
 _BY_HASH = _KEYS.add_columns(
     case((api_keys.c.previous_hash == _HASHED, api_keys.c.previous_until)).label("secret_until")
 ).where(or_(api_keys.c.hash == _HASHED, api_keys.c.previous_hash == _HASHED))
@@ -121,7 +122,7 @@ _BY_HASHES = _KEYS.where(or_(api_keys.c.hash.in_(_HASHES), api_keys.c.previous_h
 
 
 async def create_key(connection: AsyncConnection, user: User, spec: KeySpec, by: AuditContext) -> tuple[KeyRow, str]:
-    """Create a key. Return it and its secret, which is not stored.
+    """Create a key. Return the key and its secret, which is not stored.
 
     Raises:
         InputError: The expiry is in the past.
@@ -146,14 +147,14 @@ async def create_key(connection: AsyncConnection, user: User, spec: KeySpec, by:
 async def find_key(connection: AsyncConnection, hashed: str) -> KeyRow | None:
     """Return the key with this SHA-256 in one query, or None.
 
-    Check its `state`: the key may be refused.
+    Check the key's `state` before use: keys that are revoked or expired are returned too.
     """
     row = (await connection.execute(_BY_HASH, {"hashed": hashed})).mappings().first()
     return None if row is None else _key(row)
 
 
 async def find_keys(connection: AsyncConnection, hashes: Sequence[str]) -> dict[str, KeyRow]:
-    """Return the keys of the hashes in one query.
+    """Return the keys with these hashes, in one query.
 
     A rotated key can be found by both of its secrets.
     """
@@ -174,7 +175,8 @@ async def has_any_key(connection: AsyncConnection) -> bool:
 async def require_key(connection: AsyncConnection, key: str) -> KeyRow:
     """Return a key by its id, its SHA-256 or its secret.
 
-    Raises UnknownResourceError if there is none.
+    Raises:
+        UnknownResourceError: No such key exists.
     """
     if is_secret(key) or is_hash(key):
         found = await find_key(connection, key if is_hash(key) else hash_secret(key))
@@ -182,7 +184,7 @@ async def require_key(connection: AsyncConnection, key: str) -> KeyRow:
         row = (await connection.execute(_KEYS.where(api_keys.c.id == key))).mappings().first()
         found = None if row is None else _key(row)
     if found is None:
-        # a mistyped secret is almost a secret, so only its beginning is shown
+        # a mistyped secret is close to the real secret, so the message shows only its beginning
         shown = (
             f"{key[:VISIBLE_PREFIX_LENGTH]}…" if key.startswith("sk-") else "of this secret" if is_hash(key) else key
         )
@@ -191,9 +193,9 @@ async def require_key(connection: AsyncConnection, key: str) -> KeyRow:
 
 
 async def lock_key(connection: AsyncConnection, key: str) -> KeyRow:
-    """Return a key as `require_key` does, and lock it for other writers until the transaction ends.
+    """Return a key as `require_key` does, and lock it until the transaction ends.
 
-    A change is made of what was read, so that of two changes at once the first would be undone.
+    Without the lock, the later of two simultaneous changes would undo the earlier change.
     """
     found = await require_key(connection, key)
     await connection.execute(select(api_keys.c.id).where(api_keys.c.id == found.id).with_for_update(key_share=True))
@@ -207,13 +209,13 @@ async def list_keys(
     limit: int = 500,
     after: KeyRow | None = None,
 ) -> Sequence[KeyRow]:
-    """Return keys by tenant and user, the oldest first, including refused ones.
+    """Return keys in the order of tenant, user and age, including revoked and expired keys.
 
     Args:
         connection: A connection to the store.
         tenant_id: Only keys of this tenant.
         user_id: Only keys of this user.
-        limit: The number of keys at most.
+        limit: Maximum number of keys.
         after: The last key of the previous page, or None for the first page.
     """
     statement = _KEYS.order_by(*_ORDER).limit(limit)
@@ -243,13 +245,13 @@ async def update_key(connection: AsyncConnection, key: KeyRow, spec: KeySpec, by
 
 
 async def revoke_key(connection: AsyncConnection, key: KeyRow, by: AuditContext, now: bool = False) -> None:
-    """Revoke a key with all its secrets, permanently. With `now`, its running answers end too.
+    """Revoke a key with all its secrets, permanently.
 
-    A key that expires when it is revoked has no time left for running answers (see
-    `find_revoked_or_expired`).
+    With `now`, answers that are being generated for the key end too: its expiry is set to the
+    revocation, which `find_revoked_or_expired` looks for.
 
     Raises:
-        InputError: The key is revoked already, and its running answers are not to end.
+        InputError: The key is already revoked and `now` is False.
     """
     if not now:
         _require_not_revoked(key)
@@ -262,15 +264,15 @@ async def revoke_key(connection: AsyncConnection, key: KeyRow, by: AuditContext,
 
 
 async def find_revoked_or_expired(connection: AsyncConnection, ids: Sequence[str]) -> list[str]:
-    """Return the keys among `ids` whose running answers must end: they are revoked and expired."""
+    """Return the keys among `ids` that were revoked together with their running answers."""
     ended = select(api_keys.c.id).where(api_keys.c.id.in_(ids), api_keys.c.expires_at <= api_keys.c.revoked_at)
     return list((await connection.execute(ended)).scalars())
 
 
 async def rotate_key(connection: AsyncConnection, key: KeyRow, overlap: timedelta, by: AuditContext) -> str:
-    """Give a key a new secret and return it.
+    """Give a key a new secret and return the secret.
 
-    The previous secret stays valid for `overlap`, older ones do not.
+    The previous secret stays valid for `overlap`; older secrets become invalid at once.
 
     Raises:
         InputError: The key is revoked.
@@ -332,7 +334,7 @@ def _require_not_revoked(key: KeyRow) -> None:
 
 
 def _detail(spec: KeySpec) -> dict[str, Any]:
-    """Return the settings of a key as the audit log has them."""
+    """Return the settings of a key in the form of the audit log."""
     columns = spec.columns()
     return columns | {"expires_at": spec.expires_at.isoformat() if spec.expires_at else None}
 

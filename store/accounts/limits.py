@@ -1,4 +1,4 @@
-"""Limits and budgets of keys and tenants."""
+"""The limits and budgets of keys and tenants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TO_STOP = "to stop a key, revoke it; to stop a tenant, delete it"
 
 @dataclass(frozen=True)
 class Budget:
-    """A budget in micro-dollars per day, week (from Monday) or month of the UTC calendar."""
+    """A budget in micro-dollars per day, week (from Monday) or month, in UTC."""
 
     micros: int
     period: str
@@ -38,7 +38,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Limits:
-    """Requests and tokens per minute, concurrent requests, and a budget. None means unlimited."""
+    """The limits of a key or tenant. None means unlimited.
+
+    The limits are requests and tokens per minute, concurrent requests, and a budget.
+    """
 
     rpm: int | None = None
     tpm: int | None = None
@@ -52,7 +55,7 @@ class Limits:
                 raise InputError(f"{name} {limit}: a limit is 1 to {MAX_LIMIT:,}; {_TO_STOP}.")
 
     def columns(self) -> dict[str, Any]:
-        """Return the limits as columns of `tenants` and `api_keys`."""
+        """Return the limits as values for the columns of `tenants` and `api_keys`."""
         return {
             "rpm": self.rpm,
             "tpm": self.tpm,
@@ -63,7 +66,7 @@ class Limits:
 
     @classmethod
     def from_row(cls, row: RowMapping, prefix: str = "") -> Limits:
-        """Return the limits of a row whose column names begin with `prefix`."""
+        """Return the limits in a row. `prefix` is the beginning of the names of their columns."""
         micros, period = row[f"{prefix}budget_micros"], row[f"{prefix}budget_period"]
         return cls(
             rpm=row[f"{prefix}rpm"],

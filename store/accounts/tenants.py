@@ -1,4 +1,4 @@
-"""Tenants, who pay for the usage of their keys."""
+"""Tenants. A tenant pays for the usage of all keys of its users."""
 
 import difflib
 import logging
@@ -24,7 +24,7 @@ _damaged = LogOnce()
 
 
 def did_you_mean(typed: str, known: Sequence[str]) -> str:
-    """Return a remark with the closest known name for an error message, or an empty string."""
+    """Return a suggestion for an error message, or an empty string if no known name is close."""
     close = difflib.get_close_matches(typed, known, 1)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -47,7 +47,7 @@ async def create_tenant(connection: AsyncConnection, tenant_id: str, limits: Lim
 
     Raises:
         InputError: The name is invalid.
-        DuplicateNameError: The name is taken, perhaps by a deleted tenant.
+        DuplicateNameError: A tenant of this name exists, or existed and was deleted.
     """
     if not _NAME.fullmatch(tenant_id):
         raise InputError(
@@ -69,7 +69,7 @@ async def create_tenant(connection: AsyncConnection, tenant_id: str, limits: Lim
 
 
 async def find_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant | None:
-    """Return a tenant, also a deleted one, or None."""
+    """Return a tenant, or None if there is none. Deleted tenants are returned too."""
     row = (await connection.execute(select(tenants).where(tenants.c.id == tenant_id))).mappings().first()
     return None if row is None else _tenant(row)
 
@@ -77,7 +77,8 @@ async def find_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant | N
 async def require_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
     """Return a tenant that is not deleted.
 
-    Raises UnknownResourceError, with a suggestion, if there is none.
+    Raises:
+        UnknownResourceError: No such tenant exists. The message suggests a similar name.
     """
     found = await find_tenant(connection, tenant_id)
     if found is None:
@@ -94,18 +95,15 @@ async def require_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
 
 
 async def lock_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
-    """Return a tenant as `require_tenant` does, and lock it for other writers.
-
-    The lock is held until the transaction ends.
-    """
+    """Return a tenant as `require_tenant` does, and lock it until the transaction ends."""
     await connection.execute(select(tenants.c.id).where(tenants.c.id == tenant_id).with_for_update(key_share=True))
     return await require_tenant(connection, tenant_id)
 
 
 async def list_tenants(connection: AsyncConnection, deleted: bool = False) -> Sequence[Tenant]:
-    """Return tenants by name, with `deleted` including the deleted ones.
+    """Return the tenants by name. With `deleted`, include deleted tenants.
 
-    A tenant with a damaged value is left out, and named in the log.
+    A tenant with a damaged value is left out and logged.
     """
     statement = select(tenants).order_by(tenants.c.id)
     if not deleted:
@@ -122,7 +120,11 @@ async def list_tenants(connection: AsyncConnection, deleted: bool = False) -> Se
         except DAMAGED as error:
             problem = type(error).__name__
         if _damaged.is_new(name, problem) and problem is not None:
-            log.error("The tenant %s has a damaged value (%s) and is left out.", escape_unsafe(str(name)), problem)
+            log.error(
+                "The tenant %s has a damaged value (%s) and is left out; correct the row in the store.",
+                escape_unsafe(str(name)),
+                problem,
+            )
     return [one for one in found if one is not None]
 
 
@@ -135,7 +137,7 @@ async def update_tenant(connection: AsyncConnection, tenant_id: str, limits: Lim
 
 
 async def delete_tenant(connection: AsyncConnection, tenant_id: str, by: AuditContext) -> Tenant:
-    """Delete a tenant: its keys are refused from now on, its usage and bill stay.
+    """Delete a tenant. Requests with its keys are rejected from now on; its usage and bill remain.
 
     Raises the errors of `require_tenant`.
     """
@@ -146,9 +148,10 @@ async def delete_tenant(connection: AsyncConnection, tenant_id: str, by: AuditCo
 
 
 async def restore_tenant(connection: AsyncConnection, tenant_id: str, by: AuditContext) -> Tenant:
-    """Undo `delete_tenant`; the tenant's keys work again.
+    """Undo `delete_tenant`, so that the tenant's keys work again.
 
-    Raises UnknownResourceError if it is not deleted.
+    Raises:
+        UnknownResourceError: No deleted tenant has this name.
     """
     statement = tenants.update().where(tenants.c.id == tenant_id, tenants.c.deleted_at.is_not(None))
     if (await connection.execute(statement.values(deleted_at=None))).rowcount == 0:

@@ -23,7 +23,7 @@ _COLUMNS = select(users.c.id, users.c.email, users.c.tier, users.c.tenant_id, us
 
 @dataclass(frozen=True)
 class User:
-    """A user. `tier` is the default tier of new keys."""
+    """A user. `tier` is the default tier of the user's new keys."""
 
     id: str
     email: str
@@ -35,12 +35,12 @@ class User:
 async def ensure_user(
     connection: AsyncConnection, tenant_id: str, email: str, by: AuditContext, tier: str = DEFAULT_TIER
 ) -> User:
-    """Return the user with an e-mail address, created if there is none.
+    """Return the user with an e-mail address, and create the user if necessary.
 
     Raises:
         InputError: The address is invalid, or belongs to a user of another tenant.
     """
-    # the Kelvin sign is another form of K: its user would be that of kate@x
+    # Python lower-cases the Kelvin sign to k, so that this address would find the user of kate@x
     has_one_form = normalize("NFKC", email) == email
     if not has_one_form or not _EMAIL.fullmatch(email) or len(email.lower()) > 255 or not is_safe_text(email):
         raise InputError(f"'{escape_unsafe(email)}' is not an e-mail address; write one such as ann@example.com.")
@@ -51,13 +51,13 @@ async def ensure_user(
         await record_action(connection, by, "user.create", email, tenant_id, {"tier": tier})
     found = await require_user(connection, email)
     if found.tenant_id != tenant_id:
-        # without the other tenant's name, which an admin of this one must not learn
+        # the other tenant is not named, because an admin of this tenant must not learn its name
         raise InputError(f"{email} belongs to another tenant; a user cannot change tenants, so use another address.")
     return found
 
 
 async def find_user_by_identity(connection: AsyncConnection, issuer: str, subject: str) -> User | None:
-    """Return the user who is bound to this subject of an identity provider."""
+    """Return the user bound to this subject of an identity provider, or None."""
     bound = (identities.c.user_id == users.c.id, identities.c.issuer == issuer, identities.c.subject == subject)
     row = (await connection.execute(_COLUMNS.where(*bound))).mappings().first()
     return None if row is None else User(**row)
@@ -66,13 +66,14 @@ async def find_user_by_identity(connection: AsyncConnection, issuer: str, subjec
 async def bind_identity(connection: AsyncConnection, user: User, issuer: str, subject: str, by: AuditContext) -> User:
     """Bind a user to a subject of an identity provider.
 
-    This happens in the transaction that found or created the user.
+    Call it in the transaction that found or created the user.
 
     Raises:
-        InputError: The user is bound to another subject of this provider: an address can be
-            reassigned to another person. Deleting the row of `identities` lets the new person in.
+        InputError: The user is bound to another subject of this provider. Providers can reassign an
+            address to another person, who must not get the user's data. To admit the new person,
+            delete the row in `identities`.
     """
-    # another subject may be bound at this moment
+    # another request may bind another subject at the same time
     await connection.execute(select(users.c.id).where(users.c.id == user.id).with_for_update())
     here = select(identities.c.subject).where(identities.c.user_id == user.id, identities.c.issuer == issuer)
     bound = (await connection.execute(here)).scalars().all()
@@ -98,7 +99,7 @@ async def require_user(connection: AsyncConnection, email: str) -> User:
     """Return the user with this address.
 
     Raises:
-        UnknownResourceError: No user has this address. The message suggests a similar one.
+        UnknownResourceError: No user has this address. The message suggests a similar address.
     """
     found = await find_user(connection, email)
     if found is None:

@@ -1,6 +1,6 @@
-"""Alembic's entry point for migrations.
+"""Alembic's entry point, which runs the migrations.
 
-Migrations run on the connection, and in the transaction, that `llmops.store.migrate` gives.
+They run on the connection, and in the transaction, that `llmops.store.migrate` passes.
 """
 
 from alembic import context

@@ -343,7 +343,10 @@ def test_a_file_that_may_only_be_read(acme, folder):
     with somebody_else():
         refused = acme("tenant", "create", "zeta")
     folder.chmod(0o755)
-    said = f"The store {folder}/store.db cannot be written: the file or its folder is read-only for this user."
+    said = (
+        f"The store {folder}/store.db cannot be written: the file or its folder is read-only for this user; "
+        "give the user the right to write."
+    )
     assert (refused.code, refused.err) == (1, said)
 
 

@@ -61,7 +61,7 @@ async def test_a_server_that_is_away():
         error = await refused(f"postgresql://llmops:hunter2@127.0.0.1:{port}/llmops")
     assert isinstance(error, ResourceError)
     expected = (
-        f"The store postgresql://llmops:***@127.0.0.1:{port}/llmops cannot be reached: nothing listens there; "
+        f"The store postgresql://llmops:***@127.0.0.1:{port}/llmops cannot be reached: no server listens there; "
         "start PostgreSQL, or correct host and port in the store's URL."
     )
     assert error.message == expected
@@ -70,7 +70,7 @@ async def test_a_server_that_is_away():
 async def test_a_server_without_tls(postgres):
     error = await refused(f"{postgres}?sslmode=require")
     assert isinstance(error, InputError)
-    assert error.message.endswith("does not speak TLS, which sslmode asks for.")
+    assert error.message.endswith("does not support TLS, which sslmode requires; change sslmode in the store's URL.")
 
 
 @pytest.mark.parametrize("kind", ["postgresql"])
@@ -147,7 +147,7 @@ async def test_a_full_database_keeps_what_it_had(newest_file, folder, by):
 
     async with connect(StoreUrl.parse(f"sqlite:///{file}"), pool_size=1) as store:
         await fill(store, ["acme"])
-        with pytest.raises(ResourceError, match=r"the disk is full. Nothing of the last change was kept"):
+        with pytest.raises(ResourceError, match=r"the disk is full. The last change is undone"):
             await fill(store, (f"tenant-{number}" for number in range(10_000)))
         async with store.read() as connection:
             assert [tenant.id for tenant in await list_tenants(connection)] == ["acme"]
@@ -160,7 +160,7 @@ async def test_a_process_that_can_start_no_thread(folder, monkeypatch):
 
     monkeypatch.setattr("aiosqlite.core.Thread", Refused)
     said = (await refused(f"sqlite:///{folder}/store.db")).message
-    assert said.endswith("cannot be asked: this process can start no thread; raise its limit of memory or of threads.")
+    assert said.endswith("cannot be used: this process cannot start a thread; raise its limit of memory or threads.")
 
 
 async def test_a_file_is_its_owners_alone(folder):

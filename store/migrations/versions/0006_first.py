@@ -1,7 +1,7 @@
-"""The first schema: the tables as they are, because no release has made a store yet.
+"""The first schema: the tables as they are now, because no store has been released yet.
 
-What a revision makes must not change any more once another one changes it. So before a revision
-changes one of these tables, `create_all` becomes the statements that `alembic revision
+The result of a revision must not change once a later revision builds on it. Before a revision
+changes one of these tables, replace `create_all` with the statements that `alembic revision
 --autogenerate` writes for an empty database.
 """
 

@@ -1,4 +1,4 @@
-"""The table of purges."""
+"""The table `purges`."""
 
 from alembic import op
 
@@ -9,5 +9,5 @@ down_revision = "0006"
 
 
 def upgrade() -> None:
-    # a new store has the table from the first revision
+    # a new store already has the table, because the first revision creates all tables
     purges.create(op.get_bind(), checkfirst=True)
