@@ -1,4 +1,4 @@
-"""The interface of the backends that keep the state of limits: memory and Redis."""
+"""The interface of the backends that store the state of limits: memory and Redis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import NamedTuple
 from llmops.gateway.ratelimit.buckets import Decision, Limit, LimitRequest, Settlement
 from llmops.tuples import namedtuple_factory
 
-#: Seconds after which a process without a sign of life loses the slots and money that it holds.
+#: Seconds without a call of `beat` after which a process is taken for dead and loses the slots and
+#: money that it holds.
 LEASE_TIMEOUT = 15.0
 
 
@@ -17,9 +18,9 @@ class ReserveResult(NamedTuple):
     """The result of a reservation.
 
     Attributes:
-        decision: The decision.
-        bounds: The limits as the deciding limiter had them.
-        by: The limiter that decided. The reservation must be settled there.
+        decision: The decision, with the amounts that are left.
+        bounds: The limits that the decision was made with; a fallback limiter uses smaller limits.
+        by: The limiter that decided. The reservation must be settled at this limiter.
     """
 
     decision: Decision
@@ -31,16 +32,17 @@ make_reserve_result = namedtuple_factory(ReserveResult)
 
 
 class Limiter(ABC):
-    """A store of limits that grants a reservation in all of its limits or in none.
+    """An interface to a store of limits, which grants a reservation in all its limits or in none.
 
     All gateways that use the same store share the limits.
     """
 
-    #: Changes when the record of spending may be lost. Budgets then ask the ledger again.
+    #: A number that changes when the record of spending may be lost. Budgets then query the ledger
+    #: again.
     generation = 0
 
     async def start(self) -> None:
-        """Connect to the backend, if it has a server.
+        """Connect to the backend's server, if the backend has one.
 
         Without this call, the first reservation connects.
         """
@@ -48,9 +50,9 @@ class Limiter(ABC):
 
     @abstractmethod
     async def reserve(self, bounds: Sequence[Limit], asks: Sequence[LimitRequest]) -> ReserveResult:
-        """Reserve `asks`, one for each of `bounds`, or nothing.
+        """Reserve the amounts `asks`, one for each limit of `bounds`, or nothing.
 
-        No two bounds may have the same name.
+        No two limits of `bounds` may have the same name.
         """
 
     @abstractmethod
@@ -59,16 +61,16 @@ class Limiter(ABC):
 
     @abstractmethod
     def spent(self, bound: Limit, at_least: int) -> None:
-        """Record that the ledger knows `at_least` micro-dollars to be spent in the bound's period.
+        """Raise the known spending in the limit's period to at least `at_least` micro-dollars.
 
-        A restart then does not refill the budget.
+        The ledger reports this spending, so that a restart does not refill the budget.
         """
 
     def beat(self) -> None:
-        """Renew the lease on what this process holds.
+        """Renew the lease on the slots and money that this process holds.
 
-        Called about once a second while something is held. After `LEASE_TIMEOUT` without a call it
-        is taken for lost.
+        Called every `GROWTH_INTERVAL` seconds while requests are open. After `LEASE_TIMEOUT`
+        seconds without a call, the process is taken for dead and loses them.
         """
         return
 

@@ -1,9 +1,9 @@
-"""The arithmetic of limits: pure functions of stored state and a clock that is passed in.
+"""The arithmetic of limits: pure functions of a stored state and the time.
 
 One record is kept for each quota: its two rates, and the money spent in this period. A rate is a
-token bucket: it holds its limit, is full at first, and refills continuously by its limit each
-minute; usage beyond a reservation puts it into debt. Slots (`places`), and money until its cost is
-known, are held by open requests: each process reports how much it holds.
+token bucket: the bucket's size is the limit per minute, it starts full and refills continuously,
+and usage beyond a reservation puts it into debt. Open requests hold slots (`places`), and hold
+money until their cost is known: each process reports how much its requests hold.
 """
 
 from __future__ import annotations
@@ -14,36 +14,35 @@ from typing import NamedTuple
 from llmops.tuples import namedtuple_factory
 
 MINUTE = 60.0
-#: Seconds after which a client that found no free slot should retry. The end of an answer cannot be
-#: predicted, so the value is a guess.
+#: Seconds after which a client that found no free slot should retry. The value is a guess, because
+#: the end of an answer cannot be predicted.
 SLOT_RETRY_DELAY = 1.0
-#: Seconds that stand for a wait that does not help, such as for a budget that is used up.
+#: Seconds that mean "waiting does not help", for example for a budget that is used up.
 NO_WAIT_HELPS = 1e9
 #: Seconds by which a clock may go back before records get a new timestamp. Smaller steps occur when
-#: two processes ask at once.
+#: two processes read their clocks at nearly the same time.
 MAX_CLOCK_STEP = 1.0
 #: Amount by which a bucket may fall short, so that rounding does not reject a client that waited
 #: exactly as long as Retry-After said.
 TOLERANCE = 1e-6
-#: A limit that no usage reaches and that refills at once, so that the absence of a limit is no case
-#: of its own.
+#: Limit that no usage reaches and that refills at once. It stands for an absent limit, which then
+#: needs no code of its own.
 UNLIMITED = 1e300
 
 
 class Limit:
     """The limits of one quota on requests, tokens, slots and money.
 
-    Its record is kept under `name`. Money that was spent before `period` (the number of a day) does
-    not count.
+    Money spent before the current period does not count.
 
     Attributes:
-        name: The key of the record.
+        name: The key of the quota's record.
         requests: Requests per minute.
         tokens: Tokens per minute.
         places: Requests that may be open at once.
         money: Micro-dollars per period.
-        period: The first day of the period, as a proleptic Gregorian ordinal.
-        holds: True if open requests hold something that is given back: slots or money.
+        period: The first day of the current period, as a proleptic Gregorian ordinal.
+        holds: True if open requests hold slots or money, which they give back.
     """
 
     def __init__(
@@ -55,17 +54,18 @@ class Limit:
         money: float = UNLIMITED,
         period: int = 0,
     ) -> None:
-        # floats, as what is left: Python takes twice as long to compare them with whole numbers
+        # Floats like the remaining amounts: Python takes twice as long to compare floats with
+        # integers.
         self.requests, self.tokens, self.places, self.money = map(float, (requests, tokens, places, money))
         self.name, self.period = name, period
         self.holds = places < UNLIMITED or money < UNLIMITED
 
     def share(self, parts: int) -> Limit:
-        """Return the share of one of `parts` gateways that do not communicate.
+        """Return the part of this limit for one of `parts` gateways that do not communicate.
 
-        A share of less than one request is a bucket that gives one request as debt, so that all
-        shares together are the limit. Money is not divided: only the rest of a budget can be, and
-        the caller knows the rest.
+        A rate below one request per minute still grants one request, as debt, so that the parts
+        together equal the limit. Money is not divided here: only the rest of a budget can be
+        divided, and the caller knows the rest.
         """
         requests, tokens = (limit if limit == UNLIMITED else limit / parts for limit in (self.requests, self.tokens))
         places = self.places if self.places == UNLIMITED else max(self.places // parts, 1)
@@ -75,7 +75,12 @@ class Limit:
 class LimitRequest(NamedTuple):
     """The amounts that one request asks of a quota.
 
-    For `money`, any amount from `least` up to `money` is enough.
+    Attributes:
+        requests: Requests.
+        tokens: Tokens.
+        places: Slots.
+        money: Micro-dollars that the request can use at most.
+        least: Micro-dollars below `money` that are enough to start the request.
     """
 
     requests: int = 0
@@ -105,8 +110,8 @@ class Settlement(NamedTuple):
 
 make_limit_request, make_settlement = namedtuple_factory(LimitRequest), namedtuple_factory(Settlement)
 
-#: Settlements that are not written yet: by a limit's name, the last limit and the sum of its
-#: changes.
+#: Settlements that are not written yet. The key is a limit's name; the value is the latest limit of
+#: this name and the sum of its changes.
 PendingSettlements = dict[str, tuple[Limit, Settlement]]
 
 
@@ -120,16 +125,16 @@ def add_settlement(sums: PendingSettlements, bound: Limit, change: Settlement) -
     sums[name] = bound, change
 
 
-#: The record of a limit: stamp, requests, tokens, spent, period. `stamp` is in seconds of any
-#: clock, requests and tokens are the levels at that time (negative in debt), `spent` is in
+#: Stored record of a limit: stamp, requests, tokens, spent, period. `stamp` is in seconds of any
+#: clock, requests and tokens are the levels at that time (negative in debt), and `spent` is in
 #: micro-dollars.
 BucketState = tuple[float, float, float, float, float]
-#: The requests, tokens, slots and money that a quota has left.
+#: Amounts that a quota has left: requests, tokens, slots, and micro-dollars.
 Remaining = tuple[float, float, float, float]
 
 
 def advance_bucket(record: BucketState, bound: Limit, now: float) -> BucketState:
-    """Return the record as it is at `now`: refilled, and in the bound's current period."""
+    """Return the record at the time `now`: refilled, and in the current period of `bound`."""
     stamp, requests, tokens, spent, period = record
     if now >= stamp:
         minutes = (now - stamp) / MINUTE
@@ -148,13 +153,13 @@ def advance_bucket(record: BucketState, bound: Limit, now: float) -> BucketState
 
 
 class Decision(NamedTuple):
-    """The outcome of a reservation: all that was asked, or nothing.
+    """The outcome of a reservation: all requested amounts, or nothing.
 
     Attributes:
         left: The amounts that each limit has left afterwards.
         money: The micro-dollars taken from each limit.
-        lacking: The index of the limit with the longest wait, None if the request is granted.
-        of: The amount that is lacking: requests, tokens, places or money.
+        lacking: The index of the limit with the longest wait; None if the request is granted.
+        of: The quantity that is lacking: requests, tokens, places or money.
         wait: Seconds until the amount is available; exact for a rate.
     """
 
@@ -166,9 +171,9 @@ class Decision(NamedTuple):
 
 
 def decide(bounds: Sequence[Limit], asks: Sequence[LimitRequest], left: Sequence[Remaining]) -> Decision:
-    """Decide whether `left` covers `asks`, one for each of `bounds`.
+    """Decide whether the amounts `left` cover `asks`, one for each limit of `bounds`.
 
-    All asks must name the same money.
+    All requests in `asks` must have the same money.
     """
     after = []
     for at, (requests, tokens, places, money) in enumerate(left):
@@ -206,7 +211,7 @@ def _decide_short(bounds: Sequence[Limit], asks: Sequence[LimitRequest], left: S
 
 
 def _waits(bound: Limit, ask: LimitRequest, left: Remaining) -> tuple[float, float, float, float]:
-    """Return the seconds until each amount is available; 0 if available now or not asked."""
+    """Return the seconds until each amount is available; 0 if it is available now or not requested."""
     requests, tokens, places, money = left
     return (
         _seconds_until(ask.requests, requests, bound.requests),

@@ -1,7 +1,7 @@
 """Budgets: limits on the money that callers spend in a period.
 
-The ledger is the source of a caller's spending. Between two queries of the ledger, the usage
-settled in this process is added.
+The ledger is the source of a caller's spending. Between two queries of the ledger, this process
+adds the cost of the requests that it settles.
 """
 
 from __future__ import annotations
@@ -20,41 +20,45 @@ from llmops.gateway.ratelimit.buckets import Limit
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two queries of the ledger for one budget.
+#: Seconds between two queries of the ledger for one budget, which bounds the load on the store.
 LEDGER_INTERVAL = 30.0
-#: Budgets whose last query is remembered. Beyond this all are forgotten and queried again.
+#: Maximum number of budgets whose last query is remembered. When there are more, all are forgotten
+#: and queried again.
 _MAX_BUDGETS = 10_000
 
 
-#: The cost in micro-dollars of prompt tokens, of the cached ones among them, and of output tokens.
-#: It must not fall as the numbers grow.
+#: Function that returns a cost in micro-dollars from the prompt tokens, the cached tokens among
+#: them, and the output tokens. The cost must not fall as these numbers grow.
 Tariff = Callable[[int, int, int], int]
 
 
 class CostSource(Protocol):
-    """The source of prices and of spending, in micro-dollars."""
+    """An interface to the prices of models and the spending of callers, in micro-dollars."""
 
     def tariff(self, model: str) -> Tariff:
-        """Return the function that computes the cost of a model's usage now.
+        """Return the function that computes the cost of a model's usage by the current price.
 
         Raises:
-            ApiError: The price is not known, so a budget would not bound the model.
+            ApiError: The price is unknown, so a budget would not bound the model's cost.
         """
         ...
 
     async def spent(self, of: str, since: datetime) -> int:
-        """Return the micro-dollars that the owner `of` has spent since `since`.
+        """Return the micro-dollars that an owner has spent since a time, from the ledger.
 
-        The ledger reports them, and `of` is a `Quota.of`. Any exception may be raised when the
-        ledger is unavailable.
+        Any exception may be raised when the ledger is unavailable.
+
+        Args:
+            of: The owner of the budget, as in `Quota.of`.
+            since: The start of the period.
         """
         ...
 
 
 class Budgets:
-    """The current period of each budget, and its spending as the ledger knows it.
+    """The budgets of all callers, with their current periods and the ledger's spending.
 
-    The ledger is asked for a budget before the first request that the budget bounds.
+    The ledger is queried for a budget before the first request that the budget limits.
     """
 
     def __init__(
@@ -62,16 +66,18 @@ class Budgets:
     ) -> None:
         self._limiter, self._costs, self._now, self._clock = limiter, costs, now, clock
         self.tariff = costs.tariff
-        # by the name of a bound: its period, and the time of the last query for it
+        # The last query of each budget, by the name of its limit: the period, and the time of the
+        # query.
         self._looked: dict[str, tuple[int, float]] = {}
         self._generation = limiter.generation
-        # running queries, and the costs settled meanwhile, which the queries may not include
+        # Running queries, and the costs settled while each query runs, which its result may not
+        # include.
         self._looking = 0
         self._settled: Counter[str] = Counter()
         self._looks = TaskSet()
 
     async def known(self, budgets: Sequence[tuple[Quota, Limit]]) -> float:
-        """Set the bounds of `budgets` to the current period, and ask the ledger about new periods.
+        """Set the limits of `budgets` to the current period, and query the ledger for new periods.
 
         Returns:
             The time of the clock until which the result is valid.
@@ -96,7 +102,7 @@ class Budgets:
         return until
 
     def settled(self, budgets: Sequence[tuple[Quota, Limit]], micros: int) -> None:
-        """Add the cost of a settled request, in case a running query does not include it."""
+        """Add the cost of a settled request to running queries, which may not include the request."""
         if self._looking:
             self._settled.update({bound.name: micros for _, bound in budgets})
 
@@ -108,16 +114,21 @@ class Budgets:
         self._looks.start(self._look(quota, bound, since), "budget")
 
     async def _look(self, quota: Quota, bound: Limit, since: datetime) -> None:
-        """Ask the ledger for the spending of one budget.
+        """Query the ledger for the spending of one budget.
 
-        If the ledger is unavailable, requests go on, and the last known spending is used.
+        If the ledger is unavailable, requests continue and the last known spending is used.
         """
         asked, before = self._clock(), self._settled[bound.name]
         self._looking += 1
         try:
             spent = await self._costs.spent(quota.of, since)
         except Exception as error:  # noqa: BLE001  the source is a plugin
-            log.warning("What %s has spent cannot be read (%s); it is counted here until it can.", quota.of, error)
+            log.warning(
+                "The spending of %s cannot be read (%s); this gateway counts its own requests until the ledger "
+                "answers.",
+                quota.of,
+                error,
+            )
         else:
             if bound.period == since.toordinal():
                 self._limiter.spent(bound, spent + self._settled[bound.name] - before)

@@ -1,4 +1,4 @@
-"""A bound on the buffered bodies of open requests, shared fairly among clients."""
+"""A limit on the buffered bodies of open requests, shared fairly among clients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from llmops.gateway.ratelimit.fairness import FairShares
 
 
 class BufferedBytes(Check):
-    """A check that bounds the bytes of request bodies in one gateway worker.
+    """A check that limits the bytes of buffered request bodies in one gateway worker.
 
-    Half of the bytes can be taken by any client. No client can take all of the other half.
+    Any client can take the first half of the bytes. No client can take all of the second half.
     """
 
     def __init__(self, most: int) -> None:
@@ -21,22 +21,20 @@ class BufferedBytes(Check):
 
     @property
     def held(self) -> int:
-        """Return the bytes of all open requests."""
+        """Return the buffered bytes of all open requests."""
         return self._bytes.taken
 
     def take(self, size: int, context: RequestContext) -> None:
-        """Count `size` more bytes of the request.
-
-        A request that is alone is never too large.
+        """Add `size` bytes to the buffered bytes of the request. A lone request is never too large.
 
         Raises:
-            UnavailableError: The gateway holds as many bytes as it may, in total or of this client.
+            UnavailableError: The limit of the gateway or the fair share of this client is reached.
         """
         held = self._bytes
         held.free = self._free if held.taken > context.buffered_bytes else context.buffered_bytes + size
         if not held.take(context.caller.share, size):
             raise UnavailableError(
-                "The gateway is holding as many requests as it can, or as many of one client as it may; try again.",
+                "The gateway holds as many request bodies as it can, in total or from this client; try again.",
                 code="overloaded",
                 retry_after=1.0,
             )

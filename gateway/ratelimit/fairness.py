@@ -8,13 +8,13 @@ from functools import lru_cache
 
 
 class FairShares:
-    """A pool of slots in which a client may hold no more slots than it leaves free.
+    """A pool of slots in which a client may hold at most as many slots as it leaves free.
 
     A single address gets half of the slots, two addresses get a third each, and a new address
-    always finds some free. Within an address, the same rule applies to its keys.
+    always finds free slots. Within an address, the same rule applies to its keys.
 
-    The pool has another `free` slots that any client can take first. Free slots that
-    a client holds count against it once slots beyond the free ones are in use.
+    The pool has another `free` slots that any client can take first. A client's slots among them
+    count against the client once more than `free` slots are in use.
     """
 
     def __init__(self, places: int, free: int = 0) -> None:
@@ -23,10 +23,12 @@ class FairShares:
         self._taken: defaultdict[str, int] = defaultdict(int)
 
     def take(self, share: str, count: int = 1) -> bool:
-        """Take `count` slots for `share`, and return True if they were free.
+        """Take `count` slots for a client.
+
+        Return False, and take none, if the client may not have them.
 
         Args:
-            share: A client, in the form of `Caller.share`: an address, or `address/key`.
+            share: The client, in the form of `Caller.share`: an address, or `address/key`.
             count: The number of slots.
         """
         levels = _levels(share)

@@ -10,12 +10,15 @@ from math import inf
 from llmops.gateway.ratelimit.buckets import MINUTE, UNLIMITED, Limit, Remaining
 
 Headers = list[tuple[bytes, bytes]]
-#: The limited quantity ("requests" or "tokens"), its limit, and the amount left.
+#: A limit and its state: the quantity ("requests" or "tokens"), the limit, and the amount left.
 Level = tuple[str, float, float]
 
 
 def tightest_levels(bounds: Sequence[Limit], left: Sequence[Remaining]) -> list[Level]:
-    """Return the tightest limit on requests and on tokens: the one with the least left."""
+    """Return the tightest limit on requests and the tightest limit on tokens.
+
+    The tightest limit has the smallest amount left.
+    """
     requests = tokens = UNLIMITED
     few = little = inf
     for at, bound in enumerate(bounds):
@@ -62,7 +65,7 @@ def _openai_header_names(of: str, limit: float) -> tuple[tuple[bytes, bytes], by
 
 
 def _seconds_until_full(limit: float, left: float) -> float:
-    """Return the seconds until a bucket is full again."""
+    """Return the seconds until a bucket is full."""
     return (limit - left) * MINUTE / limit if left < limit else 0.0
 
 

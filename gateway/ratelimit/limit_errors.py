@@ -15,23 +15,24 @@ def budget_exhausted(quota: Quota, now: datetime) -> RateLimitError:
     ends = quota.budget.ends(now)
     budget = f"{_quota_owner(quota)}, {format_usd(quota.budget.micros)} a {quota.budget.period},"
     return InsufficientQuotaError(
-        f"The budget of {budget} has too little left for this request; it starts again on {ends:%Y-%m-%d} (UTC)."
+        f"The budget of {budget} has too little left for this request; the next period starts on {ends:%Y-%m-%d} (UTC)."
     )
 
 
 def too_many_open_requests(quota: Quota, limit: float, wait: float) -> RateLimitError:
     many = f"{limit:.0f} {'request' if limit == 1 else 'requests'}"
     return RateLimitError(
-        f"At most {many} of {_quota_owner(quota)} may be open at once; wait for one to end.", retry_after=wait
+        f"At most {many} of {_quota_owner(quota)} may be open at once; try again when one of them has ended.",
+        retry_after=wait,
     )
 
 
 def rate_exceeded(quota: Quota, of: str, limit: float, left: float, amount: int, wait: float) -> RateLimitError:
-    """Return the error for a rate limit that is exceeded.
+    """Return the error for an exceeded rate limit.
 
     Args:
-        quota: The quota.
-        of: The limited quantity: requests or tokens.
+        quota: The quota with the limit.
+        of: The limited quantity, `requests` or `tokens`.
         limit: The limit per minute.
         left: The amount left.
         amount: The amount that the request needs.
@@ -47,7 +48,7 @@ def rate_exceeded(quota: Quota, of: str, limit: float, left: float, amount: int,
 
 
 def request_exceeds_limit(quota: Quota, prompt: int, most: int) -> TokenRateLimitError:
-    """Return the error for a request that is larger than its limit: no wait would help."""
+    """Return the error for a request larger than its limit, for which waiting does not help."""
     asked = f"{prompt:,} in the prompt" + (f" and up to {most:,} in the answer" if most else "")
     shorter = "ask for a shorter answer" if most and quota.tpm is not None and prompt < quota.tpm else "shorten it"
     return TokenRateLimitError(

@@ -1,4 +1,4 @@
-"""Quota reservations: made when a request starts, settled with its real usage when it ends."""
+"""Reservations of quota, made when a request starts and settled with its real usage when it ends."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from llmops.gateway.ratelimit.output_length import OutputLengthEstimate
 from llmops.gateway.ratelimit.quotas import ENTRY_REQUEST, CallerLimits, ModelLimits
 from llmops.gateway.ratelimit.rejection_cache import RejectionCache
 
-#: Seconds between two updates of growing reservations, and between two renewals of the lease.
+#: Seconds between two updates of reservations whose answers grow, and between two renewals of the
+#: lease: far below `LEASE_TIMEOUT`.
 GROWTH_INTERVAL = 0.5
-#: Seconds for which a caller with too many open requests is rejected without asking the limiter.
-#: Short, because a request may end at any time.
+#: Seconds during which a caller with too many open requests is rejected without a call of the
+#: limiter. Short, because a request may end at any time.
 SLOT_REJECTION_TIME = 0.1
-#: The finish reasons of answers that were not cut short.
+#: Finish reasons of complete answers. Only their lengths are used for the estimate.
 _NATURAL_FINISH_REASONS = frozenset({"stop", "tool_calls"})
 _ENTRY_DIMENSIONS = frozenset({"requests", "places"})
 _EMPTY_SCOPE: Scope = {"path": "", "headers": ()}
@@ -49,11 +50,18 @@ class RateLimits:
         clock: Callable[[], float] = monotonic,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """Create the limits. Without `costs`, budgets are not enforced."""
+        """Create the limits.
+
+        Args:
+            limiter: The store of limits.
+            costs: The prices and the spending of callers; without it, budgets are not enforced.
+            clock: Returns the time in seconds, for waits.
+            now: Returns the date and time, for budget periods.
+        """
         self.limiter, self.clock, self.now = limiter, clock, now
         self.budgets = Budgets(limiter, costs, now, clock) if costs is not None else None
         self.expected, self.refused = OutputLengthEstimate(), RejectionCache()
-        # open requests of all callers whose entry is not reserved yet
+        # Number of open requests whose request and slot are not reserved yet.
         self.waiting = 0
         self.open: set[Reservation] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -63,7 +71,7 @@ class RateLimits:
         return Reservation(self, plan, scope)
 
     def watch(self, reservation: Reservation) -> None:
-        """Extend the reservation while its answer grows, and renew its lease."""
+        """Update the reservation while its answer grows, and keep renewing the lease."""
         self.open.add(reservation)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(GROWTH_INTERVAL, self._tick)
@@ -83,9 +91,15 @@ class RateLimits:
 
 
 class ReservedAmounts:
-    """The amounts that a request has reserved in each of `bounds` at one limiter.
+    """The amounts that a request has reserved at one limiter in each of `bounds`.
 
-    `tokens` is None if no tokens were requested.
+    Attributes:
+        by: The limiter, where the amounts must be settled.
+        bounds: The limits.
+        tokens: Tokens in each limit; None if the reservation was made before the prompt was
+            counted.
+        places: Slots in each limit.
+        money: Micro-dollars in each limit.
     """
 
     def __init__(self, reserved: ReserveResult, bounds: Sequence[Limit], ask: LimitRequest, tokens: int | None) -> None:
@@ -103,12 +117,13 @@ class Reservation(QuotaReservation):
     def __init__(self, limits: RateLimits, plan: CallerLimits, scope: Scope) -> None:
         self._limits, self._plan, self._scope = limits, plan, scope
         self._reserved: list[ReservedAmounts] = []
-        # the last result of the limiter
+        # Last result of the limiter, for the response headers.
         self._latest: ReserveResult | None = None
-        # True until the entry is reserved; a request that ends before is charged for it
+        # True while the request and its slot are not reserved. A request that ends in this state is
+        # still charged as one request.
         self._owes_entry = False
         self._usage: Callable[[], Usage] | None = None
-        # the tariff by which money was reserved and is settled
+        # Tariff that the money was reserved by; the settlement uses the same tariff.
         self._tariff: Tariff | None = None
         self._model, self._answers, self._bounded, self._prompt = "", 1, True, 0
         self._closed = self._handed_over = False
@@ -120,7 +135,8 @@ class Reservation(QuotaReservation):
     async def enter(self) -> None:
         """Reserve one request and one slot.
 
-        If much of both is left, this is postponed and done together with the tokens, in one step.
+        If much of both is left, this reservation is postponed and made together with the tokens in
+        one step.
 
         Raises:
             RateLimitError: A limit is reached.
@@ -156,7 +172,7 @@ class Reservation(QuotaReservation):
         money = least = 0
         if self._plan.budgets and self._limits.budgets is not None:
             self._tariff = tariff = self._limits.budgets.tariff(model)
-            # the costs of the longest answer and of the shortest
+            # Costs of the longest and of the shortest possible answer.
             money, least = tariff(prompt, 0, most), tariff(prompt, 0, min(most, answers))
             plan, generation = self._plan, self._limits.limiter.generation
             if money and (plan.fresh <= self._limits.clock() or plan.generation != generation):
@@ -186,7 +202,7 @@ class Reservation(QuotaReservation):
         return anthropic_headers(levels, self._limits.now()) if is_anthropic(self._scope) else openai_headers(levels)
 
     def extend(self) -> None:
-        """Settle the tokens beyond the reservation now, not only at the end of the answer."""
+        """Settle the tokens beyond the reservation now instead of at the end of the answer."""
         if self._usage is None or self._bounded:
             return
         total = _total_tokens(self._usage())
@@ -207,7 +223,7 @@ class Reservation(QuotaReservation):
         if usage is not None and not self._bounded and outcome.finish in _NATURAL_FINISH_REASONS:
             limits.expected.note(self._model, usage.completion_tokens // self._answers, self._plan.owner)
         total = _total_tokens(usage) if usage is not None else 0
-        # used without a reservation
+        # Tokens used by a request that never reserved tokens.
         unasked = total if total and not self._model else 0
         if self._owes_entry:
             limits.waiting -= 1
@@ -229,7 +245,8 @@ class Reservation(QuotaReservation):
         self._latest = reserved = await limits.limiter.reserve(bounds.all, asks)
         decision = reserved.decision
         plan.note(decision.left)
-        # a request rejected for its size still owes its entry; one rejected for its entry does not
+        # A request rejected for its size is still charged as one request; one rejected for the
+        # number of requests or slots is not.
         if self._owes_entry and (decision.lacking is None or decision.of in _ENTRY_DIMENSIONS):
             limits.waiting -= 1
             self._owes_entry = False
@@ -240,7 +257,7 @@ class Reservation(QuotaReservation):
         return reserved
 
     def _rejection(self, quota: Quota, ask: LimitRequest, reserved: ReserveResult) -> RateLimitError:
-        """Return the error of a rejection, and remember the rejection if it holds for others too."""
+        """Return the error of a rejection; cache the rejection if it applies to other requests."""
         limits, (left, _, lacking, of, wait) = self._limits, reserved.decision
         assert lacking is not None
         bound, remembered = reserved.bounds[lacking], wait
@@ -254,16 +271,16 @@ class Reservation(QuotaReservation):
             error = rate_exceeded(quota, of, bound.tokens, left[lacking][1], ask.tokens, wait)
         size = 0 if of in _ENTRY_DIMENSIONS else _body_bytes(self._scope)
         if of == "tokens" and (self._prompt <= left[lacking][1] or not size):
-            return error  # a request of the same size for a shorter answer may pass
+            return error  # A request of the same size may pass if it asks for a shorter answer.
         if quota.model is None:
             limits.refused.note(self._plan.owner, size, limits.clock() + remembered, error)
         return error
 
     def _amount(self, bounds: ModelLimits, prompt: int, most: int) -> int:
-        """Return the tokens to reserve for prompt and answer.
+        """Return the number of tokens to reserve for prompt and answers.
 
-        A length that the client set is reserved in full. Otherwise the usual length of this model's
-        answers to the caller is reserved, and never more than a full bucket gives.
+        A maximum length that the client set is reserved in full. Otherwise the estimated length of
+        this model's answers to the caller is reserved, but no more than a full bucket holds.
         """
         limit, bounded = bounds.tokens, self._bounded
         if prompt + (most if bounded else 0) > limit:
@@ -275,7 +292,10 @@ class Reservation(QuotaReservation):
         return int(min(prompt + min(most, expected), limit))
 
     def _affordable(self, given: int, prompt: int, most: int) -> int:
-        """Return the longest answer that `given` micro-dollars pay for, at most `most` tokens."""
+        """Return the tokens of the longest answer that costs at most `given` micro-dollars.
+
+        The result is at most `most`.
+        """
         assert self._tariff is not None
         return bisect_right(_CostByLength(self._tariff, prompt, most), given) - 1
 
@@ -291,7 +311,7 @@ class Reservation(QuotaReservation):
 
 
 class _CostByLength(Sequence[int]):
-    """The cost of each answer length, as a sequence for a binary search."""
+    """The costs of all answer lengths, as a sequence for a binary search."""
 
     def __init__(self, tariff: Tariff, prompt: int, most: int) -> None:
         self._tariff, self._prompt, self._most = tariff, prompt, most
@@ -308,6 +328,6 @@ def _total_tokens(usage: Usage) -> int:
 
 
 def _body_bytes(scope: Scope) -> int:
-    """Return the length of the body in bytes, or 0 if it is not known."""
+    """Return the length of the request's body in bytes, or 0 if it is unknown."""
     size = dict(scope["headers"]).get(b"content-length", b"")
     return int(size) if size.isdigit() else 0

@@ -1,7 +1,7 @@
 """Limits of one process, kept in memory.
 
-They start full with the process. The ledger knows what was spent of a budget (budgets.py), so a
-restart gives away no money.
+All buckets are full when the process starts. A restart does not refill a budget, because the ledger
+knows the spending (budgets.py).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from llmops.gateway.ratelimit.buckets import (
     decide,
 )
 
-#: Records kept at most. Beyond this the records of full buckets are dropped: they say the same as
-#: no record.
+#: Maximum number of records. Beyond it, records of full buckets are dropped, which loses nothing: a
+#: missing record means a full bucket.
 MAX_RECORDS = 10_000
 
 
 class InMemoryLimiter(Limiter):
-    """A limiter that reserves without waiting. It must be used from one event loop only."""
+    """A limiter that reserves in memory without waiting. Use it from one event loop only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._records: dict[str, BucketState] = {}
-        # slots and money that open requests hold, by the name of the bound
+        # Slots and money that open requests hold, by the name of their limit.
         self._held: dict[str, tuple[int, int]] = {}
 
     async def reserve(self, bounds: Sequence[Limit], asks: Sequence[LimitRequest]) -> ReserveResult:
         return self.reserve_now(bounds, asks)
 
     def reserve_now(self, bounds: Sequence[Limit], asks: Sequence[LimitRequest]) -> ReserveResult:
-        """Reserve what `asks` ask of `bounds`, or nothing."""
+        """Reserve the amounts `asks`, one for each limit of `bounds`, or nothing."""
         now = self._clock()
         records = [self._record(bound, now) for bound in bounds]
         decision = decide(bounds, asks, [self._left(*each) for each in zip(bounds, records, strict=True)])
@@ -68,14 +68,14 @@ class InMemoryLimiter(Limiter):
             self._records[bound.name] = stamp, requests, tokens, max(spent, at_least), period
 
     def begin(self, bound: Limit, requests: float, tokens: float) -> None:
-        """Start a bound that has no record yet with these levels, at most full."""
+        """Set the levels of a limit that has no record yet, at most to a full bucket."""
         if bound.name not in self._records:
             now = self._clock()
             levels = min(requests, bound.requests), min(tokens, bound.tokens)
             self._records[bound.name] = now, *levels, 0.0, bound.period
 
     def reset_rates(self) -> None:
-        """Drop all records; what open requests hold stays until they settle."""
+        """Drop all records. Slots and money of open requests stay held until they are settled."""
         self._records.clear()
 
     def _record(self, bound: Limit, now: float) -> BucketState:
@@ -97,7 +97,10 @@ class InMemoryLimiter(Limiter):
                 self._held.pop(bound.name, None)
 
     def _forget(self, now: float) -> None:
-        """Drop the records that are full again and have no budget. Those in debt take longer than a minute."""
+        """Drop the records of full buckets without a budget.
+
+        A bucket in debt takes longer than a minute to fill.
+        """
         self._records = {
             name: record
             for name, record in self._records.items()

@@ -1,4 +1,4 @@
-"""An estimate of the length of answers whose client sets no maximum, for each caller."""
+"""An estimate of the length of answers, per caller, for requests without a maximum."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ from collections import OrderedDict
 
 from llmops.quantile_window import QuantileWindow
 
-#: The estimate in tokens for a caller without any answers of a model yet.
+#: Estimate in tokens for a caller that has no answers of a model yet.
 INITIAL_TOKENS = 256
-#: Answers of a model to a caller on which an estimate is based.
+#: Number of a model's last answers to a caller that an estimate is based on.
 WINDOW = 200
-#: The quantile of the lengths that is reserved: most answers stay below it.
+#: Quantile of the lengths that is reserved, so that most answers stay below their reservation.
 QUANTILE = 0.9
-#: Estimates that are kept; the one noted longest ago is forgotten first.
+#: Maximum number of estimates. Beyond it, the estimate that was updated longest ago is dropped.
 MAX_ESTIMATES = 2000
 
 
 class OutputLengthEstimate:
     """The 90th percentile of the lengths of a model's last answers to each caller, in tokens.
 
-    Only answers that the model itself ended are counted. Callers do not share an estimate: long
-    answers of one would have others reserve as much, who then get less than their quotas allow.
+    Only answers that the model itself ended are counted. Each caller has an estimate of its own: if
+    callers shared an estimate, the long answers of one caller would make others reserve too much
+    and get less than their quotas allow.
     """
 
     def __init__(self) -> None:
         self._answers: OrderedDict[tuple[str, str], QuantileWindow] = OrderedDict()
 
     def of(self, model: str, caller: str = "") -> int:
-        """Return the estimate of an answer of `model` to `caller`, in tokens."""
+        """Return the estimated length of an answer of `model` to `caller`, in tokens."""
         known = self._answers.get((caller, model))
         length = known.quantile(QUANTILE) if known is not None else None
         return INITIAL_TOKENS if length is None else int(length)
 
     def note(self, model: str, tokens: int, caller: str = "") -> None:
-        """Record the length of an answer, in tokens."""
+        """Record the length of a complete answer, in tokens."""
         lengths = self._answers.setdefault((caller, model), QuantileWindow(WINDOW))
         self._answers.move_to_end((caller, model))
         if len(self._answers) > MAX_ESTIMATES:

@@ -1,4 +1,4 @@
-"""The limits that apply to each request of a caller, computed once per set of quotas."""
+"""The limits that apply to each request of a caller, computed once for each set of quotas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import inf
 from llmops.gateway.interfaces import Quota
 from llmops.gateway.ratelimit.buckets import UNLIMITED, Limit, LimitRequest, Remaining, make_limit_request
 
-#: The amounts reserved before the request's body is read.
+#: Amounts reserved before the request's body is read: one request and one slot.
 ENTRY_REQUEST = LimitRequest(requests=1, places=1)
 
 
@@ -16,13 +16,13 @@ class ModelLimits:
     """The limits on requests for one model.
 
     Attributes:
-        plain: The limits for requests of any model.
-        own: The limits for this model only.
-        all: `plain`, then `own`.
+        plain: The limits on requests for any model.
+        own: The limits on requests for this model only.
+        all: The limits of `plain`, then the limits of `own`.
         quotas: The quota of each limit in `all`.
         smallest: The quota with the fewest tokens per minute.
-        tokens: The size of the smallest token bucket.
-        more: True if something has to be reserved once the model is known.
+        tokens: The size of the smallest token bucket, in tokens.
+        more: True if tokens, money or limits of the model must be reserved once the model is known.
     """
 
     def __init__(self, plain: Sequence[tuple[Quota, Limit]], own: Sequence[tuple[Quota, Limit]]) -> None:
@@ -34,9 +34,13 @@ class ModelLimits:
         self.more = bool(own) or any(quota.tpm is not None or quota.budget is not None for quota in self.quotas)
 
     def asks(self, tokens: int, money: int, least: int, entered: bool) -> Sequence[LimitRequest]:
-        """Return what a request asks of each limit in `all`.
+        """Return the amounts that a request asks of each limit in `all`.
 
-        `entered` is True if the request and its slot are reserved in the plain limits already.
+        Args:
+            tokens: Tokens to reserve.
+            money: Micro-dollars that the request can use at most.
+            least: Micro-dollars that are enough to start the request.
+            entered: True if the request and its slot are already reserved in the limits of `plain`.
         """
         whole = make_limit_request((1, tokens, 1, money, least))
         if not entered:
@@ -45,18 +49,19 @@ class ModelLimits:
 
 
 class CallerLimits:
-    """The limits of the callers with one set of quotas, which must not be empty.
+    """The limits of all callers with one set of quotas, which must not be empty.
 
     Attributes:
-        owner: The name under which rejections are remembered, by default that of the first quota's
-            owner. Callers that share a quota do not share it: a rejection depends on the request.
+        owner: The name under which rejections are cached; by default the owner of the first quota.
+            Callers that share a quota have separate names, because a rejection depends on the
+            request.
         before: The limits before the model is known.
         budgets: The quotas with a budget, and their limits.
-        holds: True if requests hold something that is given back.
-        room: Requests and slots beyond half of the limits, as this process last saw them. If there
-            are some, a request reserves its entry together with its tokens, in one step instead of
-            two; that step has the exact numbers.
-        fresh: The time of the clock until which the periods of `budgets` are known.
+        holds: True if open requests hold slots or money, which they give back.
+        room: The smallest amount of requests or slots beyond half of a limit, as this process last
+            saw it. If it is positive, a request reserves its entry together with its tokens, in one
+            exact step instead of two.
+        fresh: The time of the clock until which the periods of `budgets` are valid.
         generation: The limiter's generation when the periods were read.
     """
 
@@ -72,7 +77,7 @@ class CallerLimits:
             model: ModelLimits(plain, [pair for pair in known if pair[0].model == model]) for model in models
         }
         self._halves = [(bound.requests / 2, bound.places / 2) for bound in self.before.plain]
-        # the levels of limited quantities are not known yet
+        # The levels are not known yet, so limited quantities start without room.
         self.room = 0.0 if any(min(each.requests, each.places) < UNLIMITED for each in self.before.plain) else UNLIMITED
         self.fresh, self.generation = -inf, 0
 
@@ -81,9 +86,9 @@ class CallerLimits:
         return self._models.get(model, self.before)
 
     def note(self, left: Sequence[Remaining]) -> None:
-        """Update `room` from the amounts left in the plain limits.
+        """Update `room` from the amounts left in the limits of `plain`.
 
-        `left` may hold the amounts of other limits behind them.
+        The amounts of other limits may follow in `left`.
         """
         room = UNLIMITED
         for at, (half, half_places) in enumerate(self._halves):
@@ -98,8 +103,8 @@ class CallerLimits:
 def _limit_of_quota(quota: Quota) -> Limit:
     """Return the limit of a quota.
 
-    Each kind of budget period has a record of its own: otherwise it would be unclear which of two
-    days is the later one.
+    Each kind of budget period has its own record, because the first days of a daily and of a
+    monthly period cannot be compared.
     """
     budget = quota.budget
     name = f"{quota.of}:{quota.model or ''}:{budget.period if budget else ''}"

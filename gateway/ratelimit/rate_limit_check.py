@@ -17,25 +17,25 @@ from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.ratelimit.quotas import CallerLimits
 from llmops.gateway.settings import GatewaySettings, Quotas, QuotaSettings
 
-#: Limits of callers that are remembered. Beyond this all are forgotten and computed again.
+#: Maximum number of callers whose limits are cached. Beyond it, all are dropped and computed again.
 _MAX_CALLERS = 10_000
 
 
 class RateLimitCheck(Check):
     """A check that reserves a request and a slot before the body is read.
 
-    It settles all reservations when the request has ended.
+    All reservations are settled when the request has ended.
     """
 
     def __init__(self, rate_limits: RateLimits, quotas: Quotas) -> None:
         self.rate_limits, self._quotas = rate_limits, quotas
         self._for_all = tuple(_quotas("all callers", quotas.all))
-        # by the name of an anonymous caller, or by the id of another caller's quotas; the quotas
-        # are kept here, so that no other object gets their id
+        # Cached limits, by the name of an anonymous caller or by the `id` of another caller's
+        # quotas. The quotas are kept here, so that no other object gets the same `id`.
         self._caller_limits: dict[str | int, tuple[Sequence[Quota], CallerLimits | None]] = {}
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
-        # requests that read cost nothing that is scarce, and a cancellation gives some of it back
+        # Requests that only read use nothing that is scarce, and a cancellation frees something.
         if scope["method"] != "POST" or context.route.endswith("/cancel"):
             return
         limits = self._limits_of(context.caller)
@@ -44,7 +44,8 @@ class RateLimitCheck(Check):
             await reservation.enter()
 
     def adopt(self, context: RequestContext) -> None:
-        # the request was counted where it began; what it spends is settled where it ends
+        # The request was counted by the gateway where it began; this gateway settles what it
+        # spends.
         limits = self._limits_of(context.caller)
         if limits is not None:
             context.reservation = self.rate_limits.new_reservation(limits)
@@ -54,9 +55,9 @@ class RateLimitCheck(Check):
             context.reservation.close(outcome)
 
     def of(self, caller: Caller) -> Sequence[Quota]:
-        """Return the quotas of a caller, with those of all callers together always last.
+        """Return the quotas of a caller, ending with the quotas of all callers together.
 
-        A caller without quotas gets the ones that the settings give each caller.
+        A caller without quotas gets the quotas that the settings give to each caller.
         """
         return (*(caller.quotas or self._each(caller)), *self._for_all)
 
@@ -78,7 +79,7 @@ class RateLimitCheck(Check):
 
 
 def create_limit_check(settings: GatewaySettings, costs: CostSource | None = None) -> RateLimitCheck | None:
-    """Return the check, or None if neither the settings nor the store can have limits.
+    """Return the check, or None if neither the settings nor the store can define limits.
 
     Raises:
         MissingDependencyError: Redis is configured and its client is not installed.

@@ -1,15 +1,15 @@
 """Limits that several gateways share, in Redis or Valkey.
 
-While Redis is away, each gateway enforces its share of the limits.
+While Redis is unavailable, each gateway enforces its share of the limits.
 
-Reservations are decided by a script (reserve.lua). One call is under way at a time: reservations
-and settlements that arrive meanwhile are sent with the next call. When a call fails or takes longer
-than `TIMEOUT`, this gateway decides alone, with its part of each limit, until Redis answers again.
+Reservations are decided by a script (reserve.lua). Only one call runs at a time: reservations and
+settlements that arrive meanwhile are sent with the next call. When a call fails or takes longer
+than `TIMEOUT`, this gateway decides alone, with its share of each limit, until Redis answers again.
 
-Redis may come back empty: restarted, flushed, or replaced. So each call carries the spending that
-this gateway knows of the budgets in the call, and the script never goes below it. `generation`
-makes budgets.py ask the ledger again. A record that cannot be read, or that lacks what the calling
-gateway holds, counts as lost, too.
+Redis may come back empty, because it was restarted, flushed or replaced. Each call therefore
+carries the known spending of the budgets in the call, and the script never goes below this
+spending. A new `generation` makes budgets.py query the ledger again. A record counts as lost, too,
+if it cannot be read or lacks slots or money that the calling gateway holds.
 """
 
 from __future__ import annotations
@@ -48,35 +48,38 @@ from llmops.gateway.redis_client import FAILURES, connect
 
 log = logging.getLogger(__name__)
 
-#: The prefix of all keys, with the version of the stored data: gateways of two versions have
+#: Prefix of all keys, with the version of the stored data: gateways of different versions have
 #: separate limits.
 PREFIX = "{llmops:limits:3}"
-# Seconds after which Redis counts as away. Its script takes less than a millisecond; a busy machine
-# takes longer.
+# Seconds after which a call of Redis counts as failed. The script takes less than a millisecond; a
+# busy machine takes longer.
 TIMEOUT = 0.25
-# Seconds that connecting may take.
+# Maximum number of seconds for connecting to Redis, which delays the gateway's start.
 CONNECT_TIMEOUT = 0.5
-# Seconds between two attempts to reach a Redis that is away.
+# Seconds between two attempts to reach an unavailable Redis.
 RETRY_INTERVAL = 0.5
-# Seconds for which settled usage waits for a reservation to travel with.
+# Maximum number of seconds that settled usage waits for a reservation, to be sent in the same call.
 SETTLE_INTERVAL = 0.5
-# Seconds for which freed slots and money wait: other requests may be refused for want of them.
+# Maximum number of seconds that freed slots and money wait: short, because other requests may be
+# rejected for want of them.
 RELEASE_INTERVAL = 0.05
-# Seconds between two calls of a gateway without requests: all must count it while Redis is there, to
-# divide the limits among as many when Redis is away.
+# Seconds between two calls of an idle gateway. Each gateway must be counted while Redis answers, so
+# that all divide the limits by the same number when Redis is unavailable.
 SIGN_OF_LIFE_INTERVAL = LEASE_TIMEOUT / 3
-# Reservations in one call, which holds up Redis for less than a millisecond.
+# Maximum number of reservations in one call, which then blocks Redis for less than a millisecond.
 MAX_BATCH = 64
-# Seconds between two log lines about failures, and about lost data: a Redis may fail at each call.
+# Minimum seconds between two log lines about failures, and about lost data: a broken Redis may fail
+# at every call.
 LOG_INTERVAL = 60.0
-# Levels and budgets that are remembered for the time when Redis is away.
+# Maximum number of levels and budgets remembered for an outage of Redis.
 MAX_REMEMBERED = 10_000
 
 _SCRIPT = Path(__file__).with_name("reserve.lua")
 
 _Call = tuple[Sequence[Limit], Sequence[LimitRequest], "asyncio.Future[ReserveResult | None]"]
 
-#: A decision as the script writes it: lacking (0: granted), of, wait, money, and what each limit has left.
+#: A decision as the script writes it: lacking (0 if granted), of, wait, money, and the amounts left
+#: in each limit.
 _Answer = tuple[
     Annotated[int, Field(ge=0)],
     str,
@@ -84,7 +87,7 @@ _Answer = tuple[
     FiniteFloat,
     list[tuple[FiniteFloat, FiniteFloat, FiniteFloat, FiniteFloat]] | dict[str, Any],
 ]
-#: The script's reply: gateways, epoch, what was spent of each budget, and the decisions. Lua writes
+#: The script's reply: gateways, epoch, the spending of each budget, and the decisions. Lua writes
 #: an empty list as an empty object.
 _REPLY: TypeAdapter[Any] = TypeAdapter(
     tuple[
@@ -103,25 +106,28 @@ class RedisLimiter(Limiter):
         self, url: str, prefix: str = PREFIX, timeout: float = TIMEOUT, clock: Callable[[], float] | None = None
     ) -> None:
         self._url, self._prefix = url, prefix
-        # nothing is sent twice: a reservation would count twice
+        # The client never retries a call, because a reservation would count twice.
         self._client = connect(url, timeout, CONNECT_TIMEOUT, single_connection_client=True)
         self._script = self._client.register_script(_SCRIPT.read_bytes())
         self._alone = _FallbackLimiter(self._carry, clock)
         self.up = asyncio.Event()
-        # gateways that use this Redis, this one included
+        # Number of gateways that use this Redis, including this gateway.
         self.gateways = 1
         self._process, self._gone, self._epoch = "", "", ""
         self._settled: PendingSettlements = {}
-        # slots and money that open requests of this process hold
+        # Slots and money that open requests of this process hold.
         self._held: PendingSettlements = {}
-        # by the name of the bound: its period, and the spending in it by Redis or the ledger
+        # By the name of a limit: the period, and the spending in this period according to Redis or
+        # the ledger.
         self._known: dict[str, tuple[int, int]] = {}
-        # by budget: the spending up to which this gateway may go while Redis is away
+        # By budget and period: the spending up to which this gateway may go while Redis is
+        # unavailable.
         self._parts: dict[tuple[str, int], float] = {}
-        # requests and tokens that were left at the last call
+        # Requests and tokens left in each limit at the last call.
         self._levels: dict[str, tuple[float, float]] = {}
         self._waiting: list[_Call] = []
-        # a call says what the process holds, so that it begins when the reply before it is known
+        # Calls run one after another: each call reports what the process holds, which the previous
+        # reply changes.
         self._calling = asyncio.Lock()
         self._sending: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -133,7 +139,7 @@ class RedisLimiter(Limiter):
         self._up_since = self._loss_logged_at = self._failure_logged_at = float("-inf")
 
     async def start(self) -> None:
-        """Connect, for at most `CONNECT_TIMEOUT` seconds; afterwards the limiter goes on trying."""
+        """Connect for at most `CONNECT_TIMEOUT` seconds; then keep trying in the background."""
         self._connect()
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.up.wait(), CONNECT_TIMEOUT)
@@ -180,7 +186,7 @@ class RedisLimiter(Limiter):
     # -- Redis
 
     async def _send(self) -> None:
-        """Send waiting reservations to Redis in batches, until none is left."""
+        """Send waiting reservations to Redis in batches, until none are left."""
         while self._waiting:
             batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
             replies = await self._call(batch)
@@ -191,7 +197,7 @@ class RedisLimiter(Limiter):
         self._sending = None
 
     def _decide(self, call: _Call, reply: Any) -> None:
-        """Hand a decision to the request that waits for it.
+        """Pass a decision to the request that waits for it.
 
         If the client of the request has left, the reservation is given back.
         """
@@ -217,7 +223,7 @@ class RedisLimiter(Limiter):
     async def _call(self, calls: Sequence[_Call], restore: bool = False) -> list[Any] | None:
         """Run the script and return its decisions in the order of `calls`.
 
-        Return None if Redis is away.
+        Return None if Redis is unavailable.
         """
         async with self._calling:
             return await self._call_next(calls, restore)
@@ -225,16 +231,16 @@ class RedisLimiter(Limiter):
     async def _call_next(self, calls: Sequence[_Call], restore: bool) -> list[Any] | None:
         settled, self._settled = self._settled, {}
         if restore:
-            # the process moves what it holds to a new name, because calls without a reply may have
-            # changed what is held under the old one
+            # Move what the process holds to a new name, because calls without a reply may have
+            # changed what is held under the old name.
             self._gone, self._process = self._process, secrets.token_hex(8)
             settled = {name: (bound, one._replace(places=0, money=0)) for name, (bound, one) in settled.items()}
         try:
             reply = await self._script(keys=[self._prefix], args=[self._asked(calls, settled, restore)])
             self.gateways, epoch, spent, replies = _read_reply(reply, calls)
         except FAILURES as error:
-            # the script may have applied the settlements: they count as known, and are not sent
-            # again
+            # The script may have applied the settlements, so they are added to the known spending
+            # and not sent again.
             for name, (bound, change) in settled.items():
                 if change.spent:
                     self._note_spent(name, bound.period, self._known_of(bound) + change.spent)
@@ -285,13 +291,15 @@ class RedisLimiter(Limiter):
     async def _reconnect(self) -> None:
         """Call Redis until it answers.
 
-        Each attempt begins with a PING: a failed call may have been applied, so that its
-        settlements are not sent again. All that is spent in an outage would be lost so.
+        Each attempt begins with a PING. A failed call may have been applied, so its settlements are
+        not sent again: without the PING, every attempt in an outage would lose settlements.
         """
         while not await self._answers() or await self._call([], restore=True) is None:
             await asyncio.sleep(RETRY_INTERVAL)
         if self._trouble:
-            log.warning("The limits' Redis at %s answers again.", self._place)
+            log.warning(
+                "Redis at %s, which keeps the limits, answers again; gateways share the limits again.", self._place
+            )
             self._trouble = ""
         self.generation += 1
         self._up_since = self._now()
@@ -308,46 +316,49 @@ class RedisLimiter(Limiter):
     def _lose(self, trouble: str) -> None:
         """Decide alone from now on.
 
-        The log has one line per outage, however many requests notice it.
+        The log gets one line per outage, however many requests notice the outage.
         """
         now = self._now()
         if self.up.is_set():
             self.up.clear()
             self.generation += 1
             self._connect()
-            # a Redis that fails again and again must not refill each limit at each failure
+            # A Redis that fails again and again must not refill each limit at every failure.
             if now - self._up_since >= MINUTE:
                 self._alone.reset_rates()
                 self._parts.clear()
         if not self._trouble and now - self._failure_logged_at >= LOG_INTERVAL:
             self._failure_logged_at = now
-            share = "this gateway's share of each limit holds until it answers"
-            log.error("The limits' Redis at %s is not usable (%s); %s.", self._place, trouble, share)
+            share = "this gateway enforces its share of each limit until Redis answers"
+            log.error("Redis at %s, which keeps the limits, is not usable (%s); %s.", self._place, trouble, share)
             self._trouble = trouble
 
     def _report_loss(self) -> None:
-        """Log that Redis lost its data, at most once per `LOG_INTERVAL`: it may evict each record."""
+        """Log that Redis lost its data, at most once per `LOG_INTERVAL`."""
         now = self._now()
         if now - self._loss_logged_at >= LOG_INTERVAL:
             self._loss_logged_at = now
-            log.warning("The limits' Redis at %s has lost its data; budgets are read from the ledger.", self._place)
+            log.warning(
+                "Redis at %s has lost the limits' data; rates start full, and budgets are read from the ledger.",
+                self._place,
+            )
 
     @property
     def _place(self) -> str:
-        """Return the address without its password."""
+        """Return the address of Redis without its password."""
         return self._url.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
 
     # -- settling
 
     def _flush_in(self, seconds: float) -> None:
-        """Send settlements after `seconds`, unless a reservation carries them before."""
+        """Send settlements after `seconds`, unless a reservation carries them earlier."""
         loop = asyncio.get_running_loop()
         due = loop.time() + seconds
         if self._timer is not None:
             if self._flush_at <= due:
                 return
             self._timer.cancel()
-        # uvloop's handle does not say when, if it is at once
+        # Keep the due time here: uvloop's handle does not return it for a call that is due at once.
         self._flush_at, self._timer = due, loop.call_at(due, self._flush)
 
     def _flush(self) -> None:
@@ -364,7 +375,7 @@ class RedisLimiter(Limiter):
     # -- without Redis
 
     def _reserve_alone(self, bounds: Sequence[Limit], asks: Sequence[LimitRequest]) -> ReserveResult:
-        """Decide with this gateway's share of what Redis last reported to be left."""
+        """Decide with this gateway's share of the amounts that Redis last reported as left."""
         shares = [self._share(bound) for bound in bounds]
         return self._alone.reserve_now(shares, asks)
 
@@ -377,13 +388,14 @@ class RedisLimiter(Limiter):
         if bound.money < UNLIMITED:
             known = self._spent(bound)
             self._alone.spent(share, known)
-            # once per absence: what is spent meanwhile comes out of this gateway's part of the rest
+            # Computed once per outage: later spending comes out of this gateway's share of the
+            # rest.
             part = known + max(bound.money - known, 0) / parts
             share.money = self._parts.setdefault((bound.name, bound.period), part)
         return share
 
     def _carry(self, bounds: Iterable[Limit], spent: int) -> None:
-        """Keep what was spent without Redis, to send it later."""
+        """Keep money spent without Redis, to send it to Redis later."""
         for bound in bounds:
             add_settlement(self._settled, bound, Settlement(spent=spent))
 
@@ -397,20 +409,20 @@ class RedisLimiter(Limiter):
             self._known[name] = period, max(micros, before) if period == known else micros
 
     def _known_of(self, bound: Limit) -> int:
-        """Return what Redis or the ledger said was spent in the bound's period, in micro-dollars."""
+        """Return the micro-dollars spent in the limit's period according to Redis or the ledger."""
         period, micros = self._known.get(bound.name, (0, 0))
         return micros if period == bound.period else 0
 
     def _spent(self, bound: Limit) -> int:
-        """Return what this gateway knows was spent in the bound's period, in micro-dollars."""
+        """Return the spending in the limit's period, with unsent settlements, in micro-dollars."""
         settled = self._settled.get(bound.name)
         return self._known_of(bound) + (settled[1].spent if settled else 0)
 
 
 class _FallbackLimiter(InMemoryLimiter):
-    """The limits of this gateway while Redis is away.
+    """The limits of this gateway while Redis is unavailable.
 
-    `carry` is called with the money that is spent meanwhile.
+    `carry` is called with the money that is spent in the meantime.
     """
 
     def __init__(self, carry: Callable[[Iterable[Limit], int], None], clock: Callable[[], float] | None) -> None:
@@ -424,10 +436,10 @@ class _FallbackLimiter(InMemoryLimiter):
 
 
 def _read_reply(reply: Any, calls: Sequence[_Call]) -> tuple[int, str, list[Any], list[Any]]:
-    """Return gateways, epoch, spending and decisions of the script's reply, in the order of `calls`.
+    """Return gateways, epoch, spending and decisions (in the order of `calls`) of a reply.
 
     Raises:
-        ValueError: The reply is not the script's: another program answers, or a proxy between.
+        ValueError: The reply is not from the script, but from another program or a proxy.
     """
     try:
         gateways, epoch, spent, answers = _REPLY.validate_json(reply)

@@ -1,4 +1,4 @@
-"""A cache of rejections, so that retries during a wait cost no reservation and no tokenization."""
+"""A cache of rejections, so that early retries need no reservation and no tokenization."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 from llmops.gateway.errors import RateLimitError
 
-#: Callers that are remembered; the one rejected longest ago is forgotten first.
+#: Maximum number of cached callers. Beyond it, the caller that was rejected longest ago is dropped.
 MAX_CALLERS = 10_000
-#: Rejections, each of another body size, that are remembered for a caller.
+#: Maximum number of cached rejections of one caller, each for another body size.
 MAX_REJECTIONS_PER_CALLER = 16
 
 
 class RejectionCache:
-    """The rejections of each caller and the time until which they hold.
+    """The latest rejections of each caller, with the time until which they apply.
 
-    A request of at least the same size is rejected with the same error; a smaller one may pass.
+    A request of at least the same size is rejected with the same error; a smaller request may pass.
     """
 
     def __init__(self) -> None:
@@ -26,12 +26,12 @@ class RejectionCache:
         return caller in self._callers
 
     def note(self, caller: str, size: int, until: float, error: RateLimitError) -> None:
-        """Store a rejection until the time `until`.
+        """Cache a rejection.
 
         Args:
             caller: The caller's name.
-            size: Bytes of the body; 0 if the rejection depends only on the number of requests.
-            until: The end of the wait, by the clock.
+            size: Bytes of the request's body; 0 if the rejection applies to requests of any size.
+            until: The time at which the wait ends, in seconds of the clock.
             error: The error that the client got.
         """
         refusals = self._callers.setdefault(caller, OrderedDict())
@@ -43,12 +43,12 @@ class RejectionCache:
             self._callers.popitem(last=False)
 
     def find(self, caller: str, size: int, clock: Callable[[], float]) -> tuple[float, RateLimitError] | None:
-        """Return the seconds left and the error of the longest rejection, or None.
+        """Return the seconds left and the error of the rejection with the longest wait, or None.
 
         Args:
             caller: The caller's name.
-            size: Bytes of the body.
-            clock: Returns the time.
+            size: Bytes of the request's body.
+            clock: Returns the time in seconds.
         """
         refusals = self._callers.get(caller)
         if refusals is None:

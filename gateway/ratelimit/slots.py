@@ -1,4 +1,4 @@
-"""A semaphore whose waiters take turns by client."""
+"""A semaphore whose waiting clients take turns."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ class _Waiter(NamedTuple):
 
 
 class FairSlots:
-    """A semaphore with fair queues. It must be used on the event loop's thread only.
+    """A semaphore that serves its waiting clients in turn. Use it on the event loop's thread only.
 
-    It does not bound the number of waiters; `FairShares` does.
+    `FairShares`, not this class, bounds the number of waiting requests.
     """
 
     def __init__(self, places: int) -> None:
         self._all = self._free = places
         self._waiting: RoundRobinQueue[_Waiter] = RoundRobinQueue()
-        # the waiter that is next, as soon as enough slots are free
+        # The first waiter, taken from the queue until enough slots for it are free.
         self._next: _Waiter | None = None
 
     async def enter(self, share: str, count: int = 1) -> None:
         """Wait for `count` slots, which must not be more than exist.
 
-        `share` names the client, as in `Caller.share`: those of `a/` take the turns of `a`.
+        Args:
+            share: The client, in the form of `Caller.share`: an address, or `address/key`. The keys
+                of an address share the address's turns.
+            count: The number of slots.
         """
         if self._next is None and not self._waiting.size and count <= self._free:
             self._free -= count
@@ -46,7 +49,7 @@ class FairSlots:
 
     @asynccontextmanager
     async def slot(self, share: str, count: int = 1) -> AsyncIterator[None]:
-        """Hold slots, for which the client waits as in `enter`."""
+        """Hold `count` slots inside the context, after waiting for them as in `enter`."""
         await self.enter(share, count)
         try:
             yield
@@ -56,18 +59,18 @@ class FairSlots:
     def resize(self, places: int) -> None:
         """Change the number of slots to `places`.
 
-        If it falls, surplus slots disappear as they are given back.
+        If the number falls, surplus slots disappear as they are given back.
         """
         more, self._all = places - self._all, places
         self.leave(more)
 
     def leave(self, count: int = 1) -> None:
-        """Give slots back. They go to the next waiters at once."""
+        """Give `count` slots back, and pass free slots to the next waiters at once."""
         self._free += count
         while self._next is not None or self._waiting.size:
             turn = self._next or self._waiting.take()
             self._next = None
-            if turn.come.done():  # it left while it waited
+            if turn.come.done():  # The request left while it waited.
                 continue
             if turn.places > self._free:
                 self._next = turn

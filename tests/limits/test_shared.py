@@ -228,7 +228,7 @@ async def test_what_is_no_redis_is_told_once_without_its_password(prefix, caplog
         await asyncio.sleep(0.5)
         await limiter.close()
     assert len(errors()) == 1
-    assert f"127.0.0.1:{port} is not usable" in errors()[0]
+    assert f"127.0.0.1:{port}, which keeps the limits, is not usable" in errors()[0]
     assert "secret" not in caplog.text
 
 

@@ -243,7 +243,7 @@ async def test_whatever_an_event_says_the_tables_take_it(store, url):
 
 
 def test_kafka_without_a_store_is_told():
-    with pytest.raises(InputError, match="`kafka` needs `store`"):
+    with pytest.raises(InputError, match="`kafka` needs the setting `store`"):
         create_usage_check(GatewaySettings(kafka=KafkaSettings(servers="127.0.0.1:9092")))
     with pytest.raises(InputError, match=r"kafka.servers.*such as 127.0.0.1:9092"):
         load_settings(None, kafka={"servers": "http://broker"})
