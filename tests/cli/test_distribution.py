@@ -110,6 +110,18 @@ def test_no_text_tells_a_user_to_install_the_distribution_llmops():
     assert not wrong
 
 
+@pytest.mark.parametrize("name", ["Dockerfile.build", "Dockerfile.gateway", "Dockerfile.trtllm"])
+def test_each_image_has_all_that_setup_installs(name):
+    """setuptools only warns of a module that is not there, as of the one that the command `llmops` imports."""
+    setup = (ROOT / "setup.py").read_text()
+    (folders,) = re.findall(r"FOLDERS = \((.*)\)", setup)
+    (modules,) = re.findall(r"py_modules=\[(.*)\]", setup)
+    wanted = {"llmops", "setup.py", "setup.cfg", "pyproject.toml", *re.findall(r'"(\w+)"', folders)}
+    wanted |= {f"{module}.py" for module in re.findall(r'"(\w+)"', modules)}
+    copied = re.findall(r"^COPY (?!--)(.*) /src", (ROOT / name).read_text(), re.M)
+    assert wanted <= {word for line in copied for word in line.split()}
+
+
 def test_pip_replaces_libraries_with_which_tritons_client_cannot_be_imported():
     """The image of 26.07 has a gRPC and a protobuf already, and pip keeps what no requirement rules out."""
     from packaging.requirements import Requirement
