@@ -1,6 +1,6 @@
-"""Filters that examine prompts and answers, and the consequences of a finding.
+"""Filters that examine prompts and answers, and the consequences of their findings.
 
-A filter names a category for a text (`filters`, `rules`, `services`); a policy says which filters a
-tenant's requests meet (`policy`); a stream guard applies them to the text of a running answer
-(`stream_guard`). All of it is off by default.
+A filter assigns a category to a harmful text (`filters`, `rules`, `services`). A policy determines
+which filters apply to a tenant's requests (`policy`). A stream guard applies filters to the text of
+a running answer (`stream_guard`). All of this is off by default.
 """

@@ -1,4 +1,4 @@
-"""The interface of all filters, and the findings that they return."""
+"""The interface of all filters, and the findings that filters return."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-#: The treatment of an answer's text by a policy. `hold` releases text after it was judged, so no
-#: byte of a match leaves; `cut` releases at once and ends the answer, so at most one window leaves;
-#: `observe` only counts.
+#: Way in which a policy treats an answer's text. `hold` releases text after it was judged, so no
+#: byte of a match leaves; `cut` releases text at once and ends the answer at a finding, so at most
+#: one window leaves; `observe` only counts findings.
 StreamMode = Literal["hold", "cut", "observe"]
 
-#: The category of an answer that ended because a filter could not judge it.
+#: Category of an answer that was ended because a filter could not judge it.
 UNAVAILABLE = "filter_unavailable"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A filter's finding in a text.
+    """A finding of a filter in a text.
 
     Attributes:
         filter: The filter's name in the settings.
-        category: What was found, such as `secrets` or `hate`.
-        score: From 0 to 1; 1 for filters that only say yes or no.
+        category: The kind of harm found, such as `secrets` or `hate`.
+        score: The filter's confidence from 0 to 1; 1 for filters without scores.
     """
 
     filter: str
@@ -31,18 +31,18 @@ class Finding:
 
 
 class FilterUnavailableError(Exception):
-    """A filter could not judge: its model or service did not answer.
+    """An error of a filter that could not judge: its model or service did not answer.
 
-    The policy's `fail` decides what follows.
+    The policy's setting `fail` determines the consequence.
     """
 
 
 class TextFilter(ABC):
-    """A filter that is asked about a whole text, possibly over the network.
+    """An interface to filters that judge a whole text, possibly over the network.
 
     Attributes:
         name: The filter's name in the settings.
-        categories: All categories that it may find.
+        categories: All categories that the filter may find.
     """
 
     name: str
@@ -50,7 +50,11 @@ class TextFilter(ABC):
 
     @abstractmethod
     async def judge(self, text: str) -> Finding | None:
-        """Return what is wrong with `text`, or None. Raises FilterUnavailableError."""
+        """Return a finding in `text`, or None if the filter has no objection.
+
+        Raises:
+            FilterUnavailableError: The filter could not judge the text.
+        """
 
     async def close(self) -> None:
         return

@@ -1,6 +1,6 @@
-"""Policies: the filters that apply to a tenant's requests.
+"""Policies, which determine the filters that apply to a tenant's requests.
 
-A policy also decides what follows from a finding, and how findings are recorded.
+A policy also determines the consequence of a finding, and how findings are recorded.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from llmops.input_files import read_lines
 
 log = logging.getLogger(__name__)
 
-#: Texts of `/v1/moderations` that are judged at once, and prompts and windows of answers that a
-#: filter judges at once. A filter's service has 100 connections.
+#: Maximum number of texts of `/v1/moderations`, and of prompts and windows of answers per filter,
+#: that are judged at once. The HTTP client of a filter's service has 100 connections.
 MAX_MODERATIONS, MAX_JUDGED = 16, 64
-#: Seconds between two lines about findings of one filter for one tenant, and about its failures. A
-#: caller can cause them with every request.
+#: Seconds between two log lines about findings of one filter for one tenant, and about a filter's
+#: failures. Bounds the log, because a caller can cause a line with every request.
 LOG_INTERVAL = 1.0
 
 
 class FindingAudit(Protocol):
-    """The audit log of findings, which gets everything but the text."""
+    """An interface to the audit log of findings, which receives everything but the text."""
 
     def note_finding(self, caller: Caller, filter_name: str, **details: str) -> None: ...
 
 
 class _FairFilter(TextFilter):
-    """A model or service that judges texts, before which callers take turns."""
+    """A model or service that judges texts, whose waiting callers take turns."""
 
     def __init__(self, judge: TextFilter, slots: FairSlots, caller: Caller) -> None:
         self.name, self.categories = judge.name, judge.categories
@@ -85,8 +85,9 @@ class Safety:
     async def check_prompt(self, texts: Sequence[str], caller: Caller, rendered: str = "", end_user: str = "") -> None:
         """Judge the texts of a request.
 
-        Rules also read the `rendered` prompt, which has what a template makes of other fields.
-        Models and services do not: the words of the template would change their scores.
+        Rules also read the `rendered` prompt, which includes the text that a template makes of
+        other fields. Models and services do not, because the words of the template would change
+        their scores.
 
         Raises:
             ContentPolicyError: A filter found something.
@@ -104,7 +105,7 @@ class Safety:
     def guard(self, caller: Caller, before: str = "", end_user: str = "") -> StreamGuard | None:
         """Return the guard of one choice of an answer that continues the text `before`.
 
-        Return None for callers whose answers are not filtered.
+        Return None for callers whose policy does not filter answers.
         """
         policy = self._policy(caller)
         if not policy.answer:
@@ -113,9 +114,10 @@ class Safety:
         return StreamGuard(stages, lambda found, mode: self._record(found, "answer", mode, caller, end_user))
 
     async def moderate(self, text: str, caller: Caller) -> list[Finding]:
-        """Return what each filter finds in a text, for `/v1/moderations`. Callers take turns.
+        """Return the findings of each filter in a text, for `/v1/moderations`. Callers take turns.
 
-        Raises SafetyUnavailableError.
+        Raises:
+            SafetyUnavailableError: A filter could not judge the text.
         """
         async with self._moderating.slot(caller.share):
             verdicts = await asyncio.gather(
@@ -195,14 +197,14 @@ def create_safety(
     generate: Generate,
     audit: FindingAudit | None = None,
 ) -> Safety | None:
-    """Return the filters that the settings describe, or None if they describe none.
+    """Return the filters that the settings describe, or None if the settings have no filters.
 
     Args:
         settings: The filters and policies.
-        metrics: Counts findings.
-        embed: Turns texts into vectors for classifiers.
+        metrics: The gateway's metrics, which count findings.
+        embed: Turns texts into vectors, for classifiers.
         generate: Returns the answer of a guard model.
-        audit: Records findings in the audit log, if there is one.
+        audit: The audit log of findings, if there is one.
 
     Raises:
         InputError: A filter cannot be created.
@@ -218,7 +220,11 @@ async def _ask_nothing(*_: object) -> NoReturn:
 
 
 def check_filters(settings: SafetySettings) -> None:
-    """Raise InputError if a filter cannot be created, before the gateway listens."""
+    """Create and discard all filters, so that a faulty filter is found before the gateway listens.
+
+    Raises:
+        InputError: A filter cannot be created.
+    """
 
     async def create_and_close() -> None:
         for name, one in settings.filters.items():
@@ -229,7 +235,11 @@ def check_filters(settings: SafetySettings) -> None:
 
 
 def create_filter(name: str, settings: FilterSettings, embed: Embed, generate: Generate) -> TextFilter:
-    """Return one filter. Raises InputError for a pattern, file or key that cannot be used."""
+    """Return one filter.
+
+    Raises:
+        InputError: A pattern, a file or a key cannot be used.
+    """
     category = settings.category or name
     match settings.kind:
         case "rules":

@@ -1,11 +1,11 @@
 """Filters of regular expressions, word lists and writing systems, matched in linear time by RE2.
 
-A match has a maximum width, which makes a stream safe to filter: a character may leave when the
-text goes on for longer than the widest match could, because a match that began there would have
-been seen whole.
+A match has a maximum width, which makes a stream safe to filter: a character may be released once
+the text after it is longer than the widest match, because a match that begins at the character
+would have been found.
 
-Tool calls and structured answers are JSON, in which `\\u0073k-1` is `sk-1` for whoever reads them.
-Rules therefore also read a text with its escapes replaced, at the same places.
+Tool calls and structured answers are JSON, in which `\u0073k-1` means `sk-1`. Rules therefore also
+search a text with its escapes replaced, and map matches back to their places in the original text.
 """
 
 from __future__ import annotations
@@ -23,55 +23,62 @@ from llmops.distribution import missing_extra
 from llmops.errors import InputError
 from llmops.gateway.safety.filters import Finding, TextFilter
 
-#: Widest match of a rule, in characters. The text of an answer is held back by the widest rule of
-#: its policy.
+#: Maximum width of a rule's match, in characters. An answer's text is delayed by the width of the
+#: widest rule of its policy.
 MAX_WIDTH = 256
 
-#: Writing systems by RE2's names; what belongs to all of them, such as digits and spaces, is always
-#: allowed.
+#: Supported writing systems, by RE2's names. Characters of no particular system, such as digits and
+#: spaces, are always allowed.
 SCRIPTS = frozenset(
     ["Arabic", "Armenian", "Bengali", "Bopomofo", "Cyrillic", "Devanagari", "Ethiopic", "Georgian", "Greek",
      "Gujarati", "Gurmukhi", "Han", "Hangul", "Hebrew", "Hiragana", "Kannada", "Katakana", "Khmer", "Lao", "Latin",
      "Malayalam", "Mongolian", "Myanmar", "Oriya", "Sinhala", "Tamil", "Telugu", "Thai", "Tibetan"]
 )  # fmt: skip
 
-#: Letters of another writing system in a row that make a finding. Up to three characters that are
-#: not letters may stand between two of them.
+#: Number of consecutive letters of other writing systems that make a finding: a name or a quoted
+#: word is shorter. Up to three characters that are not letters may stand between two letters.
 FOREIGN_LETTERS = 8
 
-#: An escape of JSON or Python. A text that is JSON within JSON has several backslashes.
+#: Pattern of an escape in JSON or Python. A text that is JSON within JSON has several backslashes.
 _ESCAPE = re.compile(
     r"\\{1,8}(?:u([dD][89abAB][0-9a-fA-F]{2})\\{1,8}u([dD][c-fC-F][0-9a-fA-F]{2})|u([0-9a-fA-F]{4})"
     r"|U([0-9a-fA-F]{8})|x([0-9a-fA-F]{2})|([0-7]{1,3})|([nrtbfv\"'/]))"
 )
-#: The beginning of an escape at the end of a text that goes on.
+#: Pattern of an incomplete escape at the end of a text that continues.
 _ESCAPE_BEGUN = re.compile(
     r"\\{1,8}(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\{1,8}(?:u[0-9a-fA-F]{0,3})?)?"
     r"|U[0-9a-fA-F]{0,7}|x[0-9a-fA-F]?|[0-7]{0,2})\Z"
 )
-#: Escapes of a text that are replaced on the event loop: a few milliseconds.
+#: Maximum number of escapes that are replaced on the event loop, which takes a few milliseconds.
+#: Longer texts are searched in a thread.
 MAX_ESCAPES_ON_LOOP = 4096
-#: Characters of the longest escape.
+#: Length of the longest escape, in characters.
 MAX_ESCAPE = 26
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v"}
 
-#: A character that no word contains.
+#: Pattern of a character that is not part of a word.
 _NO_WORD = r"[^\p{L}\p{M}\p{N}_]"
 
 
 class Span(NamedTuple):
-    """A match in a text: characters `start` to `end`."""
+    """A match in a text.
+
+    Attributes:
+        start: The index of the first character.
+        end: The index after the last character.
+    """
 
     start: int
     end: int
 
 
 class _PlainText(NamedTuple):
-    """A text without escapes.
+    """A text with its escapes replaced.
 
     Attributes:
-        text: The text. An escape that has only begun at its end is left out.
-        starts: The place of each character in the text with escapes, and the end.
+        text: The text, without an incomplete escape at its end.
+        starts: The index of each character in the original text, then the length of the original
+            text.
     """
 
     text: str
@@ -102,7 +109,7 @@ def _character(escape: re.Match[str]) -> str:
 
 
 class RuleFilter(TextFilter):
-    """A filter that finds a regular expression, or one of many whole words."""
+    """A filter that finds matches of a regular expression, or whole words of a list."""
 
     def __init__(
         self,
@@ -122,13 +129,13 @@ class RuleFilter(TextFilter):
         self.name, self.categories, self.width = name, (category,), width
         self.finding = Finding(name, category)
         self._pattern = _compile(name, pattern, ignore_case) if pattern else None
-        # RE2's \b knows ASCII only: "stra" is no word of "straße"
+        # RE2's \b knows ASCII only: it would find the word "stra" in "straße".
         listed = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
         self._words = _compile(name, rf"(?:^|{_NO_WORD})({listed})(?:$|{_NO_WORD})", ignore_case) if listed else None
         self._later_words = _compile(name, rf"{_NO_WORD}({listed})(?:$|{_NO_WORD})", ignore_case) if listed else None
 
     async def judge(self, text: str) -> Finding | None:
-        # half a second for 4 MiB of escapes
+        # Replacing the escapes takes half a second for 4 MiB of escapes.
         in_thread = text.count("\\") > MAX_ESCAPES_ON_LOOP
         return (
             self.finding if (await asyncio.to_thread(self._is_in, text) if in_thread else self._is_in(text)) else None
@@ -140,9 +147,9 @@ class RuleFilter(TextFilter):
         return "\\" in text and self._search(_ESCAPE.sub(_character, text), 0) is not None
 
     def search(self, text: str, start: int = 0) -> Span | None:
-        """Return the first match in `text` from character `start` on, also of a text in escapes.
+        """Return the first match in `text` from character `start` on, including matches in escapes.
 
-        The character before `start` counts as context.
+        The character before `start` is part of the context of the match.
         """
         found = self._search(text, start)
         if "\\" not in text:
@@ -151,13 +158,13 @@ class RuleFilter(TextFilter):
         hidden = self._search(plain.text, bisect_left(plain.starts, start))
         if hidden is None:
             return found
-        # what follows an escape that has only begun is not known
+        # The character after an incomplete escape is unknown, so the match ends with the text.
         end = len(text) if hidden.end == len(plain.text) else plain.starts[hidden.end]
         span = Span(plain.starts[hidden.start], end)
         return span if found is None else min(found, span)
 
     def settled(self, text: str) -> int:
-        """Return the number of characters in which no match can begin that `text` does not show whole."""
+        """Return the number of leading characters of `text` at which no incomplete match can begin."""
         if "\\" not in text:
             return len(text) - self.width - 1
         plain = _without_escapes(text)
@@ -167,7 +174,8 @@ class RuleFilter(TextFilter):
         spans = []
         if self._pattern is not None and (found := self._pattern.search(text, start)):
             spans.append(Span(*found.span()))
-        # a word's match includes the character before it, which only the beginning of a text does not have
+        # A word's match includes the character before the word, which only a word at the start of a
+        # text lacks.
         words = self._later_words if start else self._words
         if words is not None and (found := words.search(text, max(0, start - 1))):
             spans.append(Span(*found.span(1)))
@@ -191,7 +199,8 @@ def rule_filter(
         )
     if width > MAX_WIDTH:
         raise InputError(
-            f"The safety filter {name} has a match of {width} characters; at most {MAX_WIDTH} are possible."
+            f"The safety filter {name} may match {width} characters; shorten its patterns or words to at most "
+            f"{MAX_WIDTH}."
         )
     joined = "|".join(f"(?:{pattern})" for pattern in patterns)
     return RuleFilter(name, category, width, pattern=joined, words=listed, ignore_case=ignore_case)
@@ -200,23 +209,29 @@ def rule_filter(
 def script_filter(name: str, category: str, scripts: Sequence[str]) -> RuleFilter:
     """Return the filter that finds a run of letters of other writing systems than `scripts`.
 
-    Raises InputError.
+    Raises:
+        InputError: A writing system is unknown, or `scripts` is empty.
     """
     unknown = [script for script in scripts if script.capitalize() not in SCRIPTS]
     if unknown or not scripts:
         known = ", ".join(sorted(SCRIPTS))
         raise InputError(
-            f"The safety filter {name} needs scripts among {known}; it has {', '.join(unknown) or 'none'}."
+            f"The safety filter {name} needs `scripts` from this list: {known}. Now it has "
+            f"{', '.join(unknown) or 'none'}."
         )
     allowed = "".join(rf"\p{{{script.capitalize()}}}" for script in scripts)
     foreign = rf"[^\P{{L}}{allowed}\p{{Common}}\p{{Inherited}}]"
-    # between two letters: marks, spaces and punctuation
+    # Characters allowed between two letters: marks, spaces and punctuation.
     pattern = rf"(?:{foreign}\P{{L}}{{0,3}}){{{FOREIGN_LETTERS - 1}}}{foreign}"
     return RuleFilter(name, category, 4 * FOREIGN_LETTERS, pattern=pattern)
 
 
 def _width(name: str, pattern: str) -> int:
-    """Return the most characters that a pattern matches. Raises InputError where that has no bound."""
+    """Return the maximum width of a pattern's match, in characters.
+
+    Raises:
+        InputError: The pattern does not compile, matches an empty text, or has no bounded width.
+    """
     try:
         narrowest, widest = sre_parser.parse(pattern).getwidth()
     except (re.error, OverflowError, RecursionError) as error:
@@ -236,8 +251,8 @@ def _width(name: str, pattern: str) -> int:
     return int(widest)
 
 
-# a gateway creates its filters once to check them and once in each worker; compiling is the slow part,
-# and workers are forked after the check
+# Cached, because compiling is slow and a gateway creates its filters once to check them and once in
+# each worker. Workers are forked after the check, so they inherit the cache.
 @lru_cache(maxsize=256)
 def _compile(name: str, pattern: str, ignore_case: bool):  # type: ignore[no-untyped-def]  # noqa: ANN202 re2 has no types
     try:
@@ -250,4 +265,4 @@ def _compile(name: str, pattern: str, ignore_case: bool):  # type: ignore[no-unt
     try:
         return re2.compile(pattern, options=options)
     except re2.error as error:
-        raise InputError(f"The safety filter {name} has a pattern that RE2 does not take: {error}.") from None
+        raise InputError(f"The safety filter {name} has a pattern that RE2 does not support: {error}.") from None

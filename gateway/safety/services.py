@@ -1,7 +1,7 @@
 """Filters that ask a model or another server.
 
-One asks an embedding model and applies a trained head, one asks a guard model for its verdict, and
-one asks `/v1/moderations`.
+One filter asks an embedding model and applies a trained head, one asks a guard model for its
+verdict, and one asks a server for `/v1/moderations`.
 """
 
 from __future__ import annotations
@@ -29,42 +29,46 @@ from llmops.gateway.settings import GuardSettings
 from llmops.input_files import MALFORMED, parse_json, read_json
 from llmops.urls import failure_reason, without_secrets
 
-#: Bytes of a moderation service's answer: one result has a few kilobytes.
+#: Maximum size of a moderation service's answer, in bytes: one result has a few kilobytes.
 MAX_ANSWER_BYTES = 1 << 20
 
-#: Bytes of a head: a thousand categories of a model with 1,024 dimensions take 20 MB.
+#: Maximum size of a file with a head, in bytes: a thousand categories of a model with 1,024
+#: dimensions take 20 MB.
 MAX_HEAD_BYTES = 32 * 2**20
 
-#: Characters of a passage, and those that it shares with the next: embedding models read about 256
-#: tokens.
+#: Length of a passage and its overlap with the next passage, in characters: embedding models read
+#: about 256 tokens.
 PASSAGE, PASSAGE_OVERLAP = 800, 100
 
-#: Characters of a passage that a guard model reads, and passages that it reads at once.
+#: Length of a passage for a guard model, in characters, and the maximum number of passages that the
+#: model reads at once for one filter.
 GUARD_PASSAGE, MAX_GUARD_REQUESTS = 4000, 8
-#: Tokens of a guard model's verdict.
+#: Maximum length of a guard model's verdict, in tokens.
 MAX_VERDICT_TOKENS = 32
 
-#: A category as guard models write it, such as S1.
+#: Pattern of a category as guard models write it, such as S1.
 _CODE = re.compile(r"[A-Z]\d{1,2}")
 
-#: Turns texts into vectors FP32 [len(texts), dimensions]; given the model's name.
+#: Function that turns texts into vectors FP32 [len(texts), dimensions], given the model's name and
+#: the texts.
 Embed = Callable[[str, Sequence[str]], Awaitable[Any]]
-#: The tenant whose text is judged now, empty without one: what a model has read for one tenant must
-#: not be found in its cache by another.
+#: Tenant whose text is being judged, empty without a tenant. It separates the prefix caches: the
+#: text of one tenant must not be found in the cache by another.
 JUDGED_TENANT: ContextVar[str] = ContextVar("judged_tenant", default="")
-#: Returns a model's answer to a message; given the model's name, the message and the most tokens.
+#: Function that returns a model's answer, given the model's name, the message and the maximum
+#: number of tokens.
 Generate = Callable[[str, str, int], Awaitable[str]]
 
 
 class ClassifierHead(NamedTuple):
     """A logistic regression for each category on a text's vector.
 
-    `llmops safety train` and `llmops router train` write it.
+    The commands `llmops safety train` and `llmops router train` write such heads.
 
     Attributes:
         model: The embedding model whose vectors the head was trained on.
-        weights: By category: the weights [dimensions], then the bias.
-        thresholds: By category: the score from which on a text is found.
+        weights: The weights [dimensions] by category, followed by the bias.
+        thresholds: The score by category at and above which a text is a finding.
     """
 
     model: str
@@ -73,7 +77,7 @@ class ClassifierHead(NamedTuple):
 
     @property
     def matrix(self) -> NDArray[np.float64]:
-        """Return the weights and biases FP64 [categories, dimensions + 1]."""
+        """Return the weights and biases as FP64 [categories, dimensions + 1]."""
         return np.array([*self.weights.values()], np.float64)
 
 
@@ -81,7 +85,7 @@ def head_scores(matrix: NDArray[np.float64], vectors: Any) -> list[list[float]]:
     """Return the probability of each category for each of the vectors FP32 [vectors, dimensions].
 
     Raises:
-        ValueError: The vectors have other dimensions than the head.
+        ValueError: The vectors and the head differ in their dimensions.
     """
     sums = np.asarray(vectors, np.float64) @ matrix[:, :-1].T + matrix[:, -1]
     scores: list[list[float]] = (1 / (1 + np.exp(-np.clip(sums, -50, 50)))).tolist()
@@ -92,7 +96,11 @@ _HEAD = TypeAdapter(ClassifierHead)
 
 
 def read_head(path: Path, kind: str = "safety head", command: str = "llmops safety train") -> ClassifierHead:
-    """Read a head of this kind that `command` wrote. Raises InputError."""
+    """Return a head of this kind from a file that `command` wrote.
+
+    Raises:
+        InputError: The file cannot be read, or is not such a head.
+    """
     try:
         found = read_json(path, MAX_HEAD_BYTES)
         head = _HEAD.validate_python({name: found[name] for name in ClassifierHead._fields})
@@ -104,12 +112,14 @@ def read_head(path: Path, kind: str = "safety head", command: str = "llmops safe
         reason = first_validation_error(error, "the file") if isinstance(error, ValidationError) else error
         raise InputError(f"{path} is not a {kind} ({reason}); make one with `{command}`.") from None
     if len({len(weights) for weights in head.weights.values()}) != 1 or not any(head.weights.values()):
-        raise InputError(f"{path} is not a {kind}: its weights do not fit together. Make it again.")
+        raise InputError(
+            f"{path} is not a {kind}: its categories lack weights or differ in their number. Make it again."
+        )
     return head
 
 
 class ClassifierFilter(TextFilter):
-    """A filter that judges a text by its embedding."""
+    """A filter that judges a text by its embedding and a trained head."""
 
     def __init__(self, name: str, head: ClassifierHead, embed: Embed) -> None:
         self.name, self.categories = name, tuple(head.weights)
@@ -127,13 +137,21 @@ class ClassifierFilter(TextFilter):
 
 
 class GuardFilter(TextFilter):
-    """A filter that asks a model whether a text is safe."""
+    """A filter that asks a guard model whether a text is safe."""
 
     def __init__(self, name: str, category: str, settings: GuardSettings, generate: Generate) -> None:
-        """Ask the model of `settings`. A finding that it gives no category has `category`."""
+        """Create the filter for the model in `settings`.
+
+        Args:
+            name: The filter's name in the settings.
+            category: The category of findings for which the model names no category.
+            settings: The guard model, its prompt and its categories.
+            generate: Returns the answer of the model.
+        """
         self.name, self._category, self._settings, self._generate = name, category, settings, generate
         self.categories = (*settings.categories.values(), category)
-        # the passages of a long text hold up no other: texts take turns
+        # Passages take turns by text, so that the many passages of a long text do not delay other
+        # texts.
         self._slots, self._texts = FairSlots(MAX_GUARD_REQUESTS), count()
 
     async def judge(self, text: str) -> Finding | None:
@@ -160,7 +178,8 @@ class GuardFilter(TextFilter):
         if verdict.lower().startswith(guard.unsafe.lower()):
             rest = verdict[len(guard.unsafe) :].replace(",", " ").split()
             code = rest[0] if rest else ""
-            # a text may have the model write any word, and categories are counted one by one
+            # Only known codes count as categories: a text may make the model write any word, and
+            # each category has its own count.
             unnamed = code if _CODE.fullmatch(code) else self._category
             return Finding(self.name, guard.categories.get(code, unnamed))
         if verdict.lower().startswith(guard.safe.lower()):
@@ -169,19 +188,29 @@ class GuardFilter(TextFilter):
 
 
 class ModerationFilter(TextFilter):
-    """A filter that asks a server for `POST /v1/moderations`, OpenAI's or any that speaks it."""
+    """A filter that asks a server for `POST /v1/moderations`: OpenAI's, or a compatible server."""
 
     categories = ("flagged",)
 
     def __init__(self, name: str, url: str, *, model: str | None, key_env: str | None, timeout: float) -> None:
-        """Ask `url`; the key is read from the environment variable `key_env`.
+        """Create the filter for the server at `url`.
 
-        Raises InputError if that is not set.
+        Args:
+            name: The filter's name in the settings.
+            url: The address of the endpoint.
+            model: The model to name in requests; None for the server's default.
+            key_env: The environment variable that holds the server's API key; None without a key.
+            timeout: Seconds that one request may take.
+
+        Raises:
+            InputError: The environment variable is not set.
         """
         self.name, self._url, self._model, self._timeout = name, url, model, timeout
         key = os.environ.get(key_env) if key_env else None
         if key_env and not key:
-            raise InputError(f"The safety filter {name} needs a key in the environment variable {key_env}; set it.")
+            raise InputError(
+                f"The safety filter {name} needs a key in the environment variable {key_env}; set this variable."
+            )
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._client = fair_client(timeout=timeout, headers={**headers, "accept-encoding": "identity"})
 
@@ -213,5 +242,5 @@ class ModerationFilter(TextFilter):
 
 
 def _passages(text: str, size: int = PASSAGE) -> list[str]:
-    """Return overlapping passages that a model reads whole."""
+    """Return the overlapping passages of a text, each short enough for a model to read whole."""
     return [text[at : at + size] for at in range(0, max(1, len(text) - PASSAGE_OVERLAP), size - PASSAGE_OVERLAP)]

@@ -1,9 +1,8 @@
 """Filters on the text of a running answer.
 
-One guard per choice stands between the stop strings and the parsers.
+Each choice has a guard, which runs after the stop strings and before the parsers.
 
-Rules are matched as the text arrives. Filters that have to ask a model or a service judge windows
-of text:
+Rules are matched as the text arrives. Filters that ask a model or a service judge windows of text:
 
     hold      [ window 1 ] judged, then released   [ window 2 ] judged, then released   …
     cut       released at once; the verdict on a window is waited for at most two tokens
@@ -19,37 +18,40 @@ from collections.abc import Callable, Coroutine, Sequence
 from llmops.gateway.safety.filters import UNAVAILABLE, FilterUnavailableError, Finding, StreamMode, TextFilter
 from llmops.gateway.safety.rules import RuleFilter
 
-#: Tokens that leave in mode `cut` while the window before them is judged.
+#: Number of tokens that are released in mode `cut` while the window before them is still judged.
 TOKENS_IN_FLIGHT = 2
 
-#: New characters after which the text is searched again: a search costs microseconds however short
-#: the text is.
+#: Number of new characters after which the text is searched again: a search costs microseconds even
+#: for a short text.
 SEARCH_STEP = 64
 
 
 class RuleStage:
-    """A rule on a stream of text."""
+    """The application of a rule to a stream of text."""
 
     def __init__(self, rule: RuleFilter, mode: StreamMode, before: str = "") -> None:
-        """Match `rule` on an answer that continues the text `before`."""
+        """Apply `rule` to an answer that continues the text `before`."""
         self._rule, self.mode = rule, mode
-        # `_text` is the end of `before`, then text of the answer that may be part of a match. The
-        # answer begins at `_answer`, a match can begin at `_start` (one character is kept before
-        # it, for \b), and the text up to `_context` has left.
+        # `_text` is the end of `before`, followed by text of the answer that may be part of a
+        # match. The other attributes are indices in `_text`: the answer begins at `_answer`, a
+        # match can begin at `_start` (one character is kept before it, for \b), and the text up to
+        # `_context` was released.
         self._text = before[-(rule.width + 1) :]
         self._start = int(len(before) > rule.width)
         self._answer = self._context = self._searched = len(self._text)
 
     def feed(self, text: str, final: bool) -> tuple[str, Finding | None]:
-        """Return the text that may leave, and what was found behind it."""
+        """Return the text to release, and the finding after this text, if there is one."""
         self._text += text
         holds = self.mode == "hold"
         if not final and len(self._text) - self._searched < SEARCH_STEP:
             return "" if holds else text, None
         found = self._rule.search(self._text, self._start)
-        while found is not None and found.end <= self._answer:  # a match of the client's own text
+        # Skip matches that lie entirely in the client's own text.
+        while found is not None and found.end <= self._answer:
             found = self._rule.search(self._text, found.start + 1)
-        # a match at the very end may go on, and what follows decides whether a word ends there
+        # A match at the very end may continue, and the next character determines whether a word
+        # ends there.
         if found is not None and (final or found.end < len(self._text)):
             released = self._text[self._context : found.start] if holds else text if self.mode == "observe" else ""
             return released, self._rule.finding
@@ -64,12 +66,15 @@ class RuleStage:
 
 
 class WindowStage:
-    """A filter that has to be awaited, on a stream of text. Windows overlap by a quarter."""
+    """The application of an awaited filter to a stream of text.
+
+    The filter judges windows of the text, which overlap by a quarter.
+    """
 
     def __init__(self, judge: TextFilter, mode: StreamMode, window: int, *, fail_open: bool, before: str = "") -> None:
         """Judge `window` characters at a time of an answer that continues the text `before`.
 
-        A filter that cannot judge ends the answer unless it may `fail_open`.
+        A filter that cannot judge a window ends the answer, unless `fail_open` is True.
         """
         self._filter, self.mode, self._window, self._fail_open = judge, mode, window, fail_open
         self._pending, self._overlap = "", before[-(window // 4) :]
@@ -77,7 +82,7 @@ class WindowStage:
         self._tokens = 0
 
     async def feed(self, text: str, final: bool) -> tuple[str, Finding | None]:
-        """Return the text that may leave, and what was found behind it."""
+        """Return the text to release, and the finding after this text, if there is one."""
         self._pending += text
         full = bool(self._pending) and (final or len(self._pending) >= self._window)
         if self.mode == "hold":
@@ -113,12 +118,12 @@ class WindowStage:
 
 
 class StreamGuard:
-    """All filters of a policy on the text of one choice.
+    """All filters of a policy, applied to the text of one choice.
 
     Attributes:
-        finding: The finding that ended the answer, None until there is one.
-        holds: True if no byte of a match may leave, so that tool calls are sent whole.
-        waits: True if a filter has to be awaited, so that tokens cannot be pushed to the client.
+        finding: The finding that ended the answer; None until then.
+        holds: True if no byte of a match may be released. Tool calls are then sent whole.
+        waits: True if a filter has to be awaited. Tokens then cannot be pushed to the client.
     """
 
     def __init__(
@@ -126,7 +131,9 @@ class StreamGuard:
     ) -> None:
         """Apply `stages` in their order.
 
-        `notify` is called with each finding and with what is done about it.
+        Args:
+            stages: The filters of the policy.
+            notify: Called with each finding and with the mode that it is treated by.
         """
         self._stages, self._notify = list(stages), notify
         self.finding: Finding | None = None
@@ -134,10 +141,7 @@ class StreamGuard:
         self.waits = any(isinstance(stage, WindowStage) for stage in stages)
 
     def feed(self, text: str, final: bool) -> str:
-        """Return the text that may leave now.
-
-        Only for guards without filters that have to be awaited.
-        """
+        """Return the text to release now. Only for guards without awaited filters."""
         for stage in tuple(self._stages):
             assert isinstance(stage, RuleStage)
             text, found = stage.feed(text, final or self.finding is not None)
@@ -146,7 +150,7 @@ class StreamGuard:
         return text
 
     async def judge(self, text: str, final: bool) -> str:
-        """Return the text that may leave now."""
+        """Return the text to release now."""
         for stage in tuple(self._stages):
             ending = final or self.finding is not None
             text, found = stage.feed(text, ending) if isinstance(stage, RuleStage) else await stage.feed(text, ending)
@@ -155,7 +159,7 @@ class StreamGuard:
         return text
 
     def close(self) -> None:
-        """Drop verdicts that are still awaited."""
+        """Cancel the verdicts that are still awaited."""
         for stage in self._stages:
             if isinstance(stage, WindowStage):
                 stage.close()

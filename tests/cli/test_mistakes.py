@@ -162,7 +162,7 @@ SETTINGS = {
         "The safety head nothere cannot be read (No such file or directory); make one with `llmops safety train`."
     ),
     "safety: {filters: {s: {kind: http, url: 'https://a/v1/moderations', key_env: NOT_SET}}}": (
-        "The safety filter s needs a key in the environment variable NOT_SET; set it."
+        "The safety filter s needs a key in the environment variable NOT_SET; set this variable."
     ),
     "safety: {filters: {s: {kind: rulez}}}": (
         "The setting `safety.filters.s` (flags, environment or gateway.yaml) is not usable: its 'kind' must be one of "

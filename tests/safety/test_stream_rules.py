@@ -96,7 +96,7 @@ def test_the_text_before_a_match_still_passes_the_other_filters():
         (["(a"], [], "does not compile"),
         (["a*"], [], "matches an empty text"),
         (["ab+"], [], r"write \{1,N\} instead of \+ and \*"),
-        ([r"(?<=x)a"], [], "RE2 does not take"),
+        ([r"(?<=x)a"], [], "RE2 does not support"),
         ([], ["x" * 300], "300 characters"),
         ([], [" "], "neither patterns nor words"),
     ],
