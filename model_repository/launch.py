@@ -54,6 +54,7 @@ from llmops.model_repository.server.triton_log import (
     last_error,
     parse_engine_death,
     parse_line,
+    parse_rank_failure,
 )
 from llmops.process import Process, descendants, kill_survivors, with_parent_death_signal
 
@@ -181,7 +182,7 @@ class TritonServer:
                 watch = LoadWatch()
             if time.monotonic() - looked > WATCH_INTERVAL:
                 looked = time.monotonic()
-                if lost := watch.find_lost(self.process.pid, looked):
+                if lost := watch.find_lost(self.process.pid, looked, self._failed_rank):
                     self._is_broken = True
                     raise ServerError(self._failure(lost))
             if time.monotonic() > deadline:
@@ -296,6 +297,7 @@ class TritonServer:
             self._memory.remove()
             raise
         self.log: deque[LogLine] = deque(maxlen=400)
+        self._failed_rank = ""
         self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
         self._reader.start()
 
@@ -358,6 +360,9 @@ class TritonServer:
         if lost:
             ending = f"a process of {lost} ended while it loaded; the kernel kills it when memory runs out (see dmesg)"
         cause = explain_failure(self.log) or ending
+        if self._failed_rank:
+            # the model's own exception says no more than that a worker failed
+            cause = f"TensorRT-LLM failed on {self._failed_rank}"
         return f"Triton did not start: {cause}."
 
     def _ended_within(self, seconds: float) -> bool:
@@ -385,6 +390,7 @@ class TritonServer:
             if _REQUESTS_DONE in line.message:
                 self._unloading.set()
             self._dead_engine = self._dead_engine or parse_engine_death(line)
+            self._failed_rank = self._failed_rank or parse_rank_failure(line)
             self._on_log(line)
 
 

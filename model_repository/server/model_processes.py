@@ -34,28 +34,31 @@ def rank_zero(pid: int, program: str) -> int | None:
 
 
 class LoadWatch:
-    """Finds a model that has lost a process while it loads.
+    """Finds a model that has lost a process while it loads, or on a GPU of which it failed.
 
-    Open MPI 4.1 ends the other workers of a model when one is killed, and TensorRT-LLM 1.2 waits
-    for them forever (NVIDIA/TensorRT-LLM #16338, #17578).
+    TensorRT-LLM 1.2 waits forever in both cases: for all workers, which Open MPI 4.1 ends when one
+    is killed, and for the others where one has failed (NVIDIA/TensorRT-LLM #17578, #16342).
     """
 
     def __init__(self) -> None:
         self._most: Counter[str] = Counter()
         self._lost_since: float | None = None
 
-    def find_lost(self, pid: int, now: float) -> str | None:
-        """Return the owner of processes below `pid` that are gone for longer than LOSS_GRACE, or None."""
+    def find_lost(self, pid: int, now: float, failure: str) -> str:
+        """Return what the server below `pid` has not ended for within LOSS_GRACE, or an empty text.
+
+        This is the owner of processes that are gone, or else the `failure` of a GPU.
+        """
         present = Counter({owner: len(group) for owner, group in model_processes(pid).items()})
         self._most |= present
-        lost = self._most - present
+        lost = next(iter(self._most - present), failure)
         if not lost:
             self._lost_since = None
         elif self._lost_since is None:
             self._lost_since = now
         elif now - self._lost_since > LOSS_GRACE:
-            return next(iter(lost))
-        return None
+            return lost
+        return ""
 
 
 def model_processes(pid: int) -> dict[str, list[Process]]:

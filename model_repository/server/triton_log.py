@@ -83,6 +83,16 @@ def parse_engine_death(line: LogLine) -> tuple[str, str] | None:
     return (match["model"], match["reason"]) if match else None
 
 
+# logged by a worker of TensorRT-LLM's LLM API (1.2.1 executor/worker.py, worker_main)
+_RANK_FAILED = re.compile(r"Failed to initialize executor on (?P<failure>rank \d+: .*)")
+
+
+def parse_rank_failure(line: LogLine) -> str:
+    """Return the GPU on which a model did not load, and why, or an empty text for any other line."""
+    match = _RANK_FAILED.search(line.message)
+    return match["failure"].strip().rstrip(".") if match else ""
+
+
 _LOAD_FAILED = re.compile(r"failed to load '(?P<model>[^']+)'(?: version \d+)?: (?P<reason>.*)", re.DOTALL)
 
 
