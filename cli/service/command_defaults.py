@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmops.build.plan.speed.workload import TARGET_LATENCIES
 from llmops.build.target_facts import TARGETS, TargetName
-from llmops.errors import InputError
+from llmops.errors import InputError, LlmopsError
 
 if TYPE_CHECKING:
     from llmops.build.spec import BuildSpec
@@ -22,10 +22,25 @@ _SETTING = re.compile(r"(?:setting )?--set (\w+)")
 
 
 def default_quant(checkpoint: str, target: TargetName) -> str:
-    """Return the format of weights that is built where the user names none. Encoders stay in float32."""
-    from llmops.build.encoder import is_encoder
+    """Return the format of weights that is built where the user names none.
 
-    return "none" if is_encoder(checkpoint) else TARGETS[target].quant
+    Encoders stay in float32. Checkpoints for GPUs that come quantised, or are never quantised by
+    llmops, stay as they are.
+    """
+    from llmops.build.encoder import is_encoder
+    from llmops.build.model.families import FAMILIES
+    from llmops.build.plan.model_lookup import look_up_model
+
+    facts = TARGETS[target]
+    if is_encoder(checkpoint):
+        return "none"
+    # the build says what is wrong with a checkpoint that cannot be read
+    with contextlib.suppress(LlmopsError):
+        found = look_up_model(checkpoint).checkpoint if facts.gpus else None
+        quantised = found is not None and found.quantisation is not None and found.quantisation.method != "gguf"
+        if found is not None and (quantised or FAMILIES[found.architecture.family].as_published):
+            return "none"
+    return facts.quant
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from llmops.build.spec import BuildSpec
 from llmops.cli.main import cli
 from llmops.cli.service.changes import engine_changes
+from llmops.cli.service.command_defaults import default_quant
 from llmops.cli.service.service_file import read, schema
 from llmops.cli.service.template import cpu_template, default_model_name
 from llmops.errors import InputError
@@ -138,6 +139,20 @@ def test_a_command_has_from_the_file_what_is_not_typed(file):
     assert made["engines"] == tuple(f"{name}={file.parent / 'engines' / name}" for name in ("llama-70b", "small"))
     up = parameters("up", "-f", str(file), "--profile", "busy", "--host", "0.0.0.0")
     assert (up["host"], up["port"]) == ("0.0.0.0", 9100)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "pytorch", "tensorrt"),
+    [
+        ("Qwen/Qwen3-235B-A22B-FP8", "none", "none"), ("deepseek-ai/DeepSeek-V3.1", "none", "none"),
+        ("openai/gpt-oss-120b", "none", "none"), ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "none", "none"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "fp8", "fp8"), ("smollm2", "fp8", "fp8"), ("no/such", "fp8", "fp8"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_comes_quantised_stays_as_it_is_where_no_format_is_named(checkpoint, pytorch, tensorrt):
+    assert default_quant(checkpoint, "pytorch") == pytorch
+    assert default_quant(checkpoint, "tensorrt") == tensorrt
+    assert default_quant(checkpoint, "openvino") == "int8"
 
 
 def test_a_command_runs_for_each_model_or_for_those_that_are_named(file):
