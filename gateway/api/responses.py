@@ -1,6 +1,7 @@
 """OpenAI's Responses API.
 
-The routes are POST /v1/responses, and GET, DELETE, cancel and input_items of a response.
+The routes are POST /v1/responses and its input_tokens, and GET, DELETE, cancel and input_items of a
+response.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from llmops.gateway.http.request_context import RequestContext, context_of
 from llmops.gateway.http.sse import DisconnectWatcher, EventSource, EventStreamResponse, openai_error_event
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
-from llmops.gateway.schemas.response_schemas import DeletedResponse, InputItems, ResponseObject
+from llmops.gateway.schemas.response_schemas import DeletedResponse, InputItems, InputTokenCount, ResponseObject
 from llmops.gateway.schemas.responses_request import ResponsesRequest
 
 if TYPE_CHECKING:
@@ -110,6 +111,10 @@ class ResponsesEndpoints:
             "POST", "/v1/responses", self.create, "Create a response", ResponseObject, body=ResponsesRequest
         )
         app.add_endpoint(
+            "POST", "/v1/responses/input_tokens", self.count_tokens, "Count a response's input tokens",
+            InputTokenCount, body=ResponsesRequest,
+        )  # fmt: skip
+        app.add_endpoint(
             "GET",
             one,
             self.get,
@@ -134,14 +139,9 @@ class ResponsesEndpoints:
         owner = context.caller.owner
         body = await self._service.intake.load(ResponsesRequest, request)
         model = await self._service.find_model(body.model, context, body, overflow=True)
-        own = [ensure_item_id(item, "input") for item in parse_input_items(body.input)]
-        intake = self._service.intake
-        stored = StoredContext(self._store, owner, intake.limits, lambda size: intake.hold(size, context))
-        tools = offered_tools(body.tools or [])
+        own, tools = _own_items(body), offered_tools(body.tools or [])
         turn = await self._turn(body, context)
-        before = turn.items if turn is not None else []
-        items = [*before, *await stored.items(own, body.previous_response_id)]
-        chat = self._as_chat(body, items, tools, model, context)
+        chat = await self._as_chat(body, own, turn, tools, model, context)
         # earlier messages are not part of this body, but of its work
         context.work_bytes = max(context.work_bytes, max_rendered_characters(chat.messages))
         builder = ResponseBuilder(new_response(body, model, context.service_tier), tools.origins)
@@ -179,6 +179,17 @@ class ResponsesEndpoints:
             collect=lambda answer: run(answer).collect(),
             error_event=error_event,
         )
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Return the number of tokens of the prompt that a response would have."""
+        context = context_of(request)
+        body = await self._service.intake.load(ResponsesRequest, request)
+        model = await self._service.find_model(body.model, context, body)
+        turn = await self._turn(body, context)
+        chat = await self._as_chat(body, _own_items(body), turn, offered_tools(body.tools or []), model, context)
+        with translated_errors(translate_error_fields):
+            plan = await ChatGeneration(self._service, chat, model, "", context).prepare()
+        return json_response({"object": "response.input_tokens", "input_tokens": len(plan.input_ids)})
 
     async def get(self, request: Request) -> Response:
         """Return a response, or its events after `starting_after` if `stream` is true."""
@@ -357,15 +368,23 @@ class ResponsesEndpoints:
         response["store"] = False
         return False
 
-    def _as_chat(
+    async def _as_chat(
         self,
         body: ResponsesRequest,
-        items: list[Item],
+        own: list[Item],
+        turn: ResponseTurn | None,
         tools: OfferedTools,
         model: GenerativeModel,
         context: RequestContext,
     ) -> ChatRequest:
-        """Return the chat request that means the same. Raises ApiError in the words of this API."""
+        """Return the chat request that means the same, with what was said before.
+
+        Raises ApiError in the words of this API.
+        """
+        intake, owner = self._service.intake, context.caller.owner
+        stored = StoredContext(self._store, owner, intake.limits, lambda size: intake.hold(size, context))
+        before = turn.items if turn is not None else []
+        items = [*before, *await stored.items(own, body.previous_response_id)]
         with translated_errors(translate_error_fields):
             chat = validate_body(ChatRequest, to_chat_request(body, items, tools))
             validate_chat(chat, model, self._service.limits)
@@ -390,6 +409,10 @@ class ResponsesEndpoints:
             return events
 
         return EventStreamResponse(open_source, watcher, self._service.timeouts, error_event=error_event)
+
+
+def _own_items(body: ResponsesRequest) -> list[Item]:
+    return [ensure_item_id(item, "input") for item in parse_input_items(body.input)]
 
 
 def _conversation_of(body: ResponsesRequest) -> str | None:

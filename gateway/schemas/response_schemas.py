@@ -143,6 +143,13 @@ class DeletedResponse(ResponseModel):
     deleted: Literal[True]
 
 
+class InputTokenCount(ResponseModel):
+    """The number of tokens of a response's prompt."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class InputItems(ResponseModel):
     """The items of a response's input, the latest first."""
 

@@ -316,6 +316,7 @@ async def test_a_model_that_a_key_may_not_use_is_as_one_that_there_is_not(stack_
         CHAT: {"messages": [{"role": "user", "content": "Hi"}]},
         "/v1/completions": {"prompt": "Hi"},
         RESPONSES: {"input": "Hi"},
+        f"{RESPONSES}/input_tokens": {"input": "Hi"},
         MESSAGES: {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]},
         "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
         "/v1/embeddings": {"input": "Hi"},

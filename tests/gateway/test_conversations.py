@@ -290,7 +290,11 @@ async def test_openais_client_uses_conversations_unmodified(chats):
         response = await client.responses.create(model="tiny", input="Who am I?", conversation=made.id)
         assert chats.prompt == "<user>My name is Ann.\n<user>Who am I?\n<assistant>"
         assert response.conversation.id == made.id
-        await client.responses.create(model="tiny", input="Sure?", conversation={"id": made.id})
+        asked = {"model": "tiny", "input": "Sure?", "conversation": {"id": made.id}}
+        counted = await client.responses.input_tokens.count(**asked)
+        assert counted.object == "response.input_tokens"
+        sure = await client.responses.create(**asked)
+        assert counted.input_tokens == sure.usage.input_tokens
         assert chats.prompt.endswith("<user>Who am I?\n<assistant>You are Ann.\n<user>Sure?\n<assistant>")
         listed = [item async for item in client.conversations.items.list(made.id, order="asc", limit=2)]
         assert [(one.role, one.content[0].text) for one in listed] == [

@@ -71,6 +71,7 @@ SEEDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 4, "guided_regex": "[ab]+", "logprobs": 0}),
     ("/v1/responses", {"input": _ITEMS, "max_output_tokens": 4, "tools": [_RESPONSES_TOOL], "store": True}),
     ("/v1/responses", {"input": "hi", "max_output_tokens": 4, "stream": True, "text": {"format": {"type": "text"}}}),
+    ("/v1/responses/input_tokens", {"input": _ITEMS, "tools": [_RESPONSES_TOOL]}),
     ("/v1/messages", {**_MESSAGES_REQUEST, **_MESSAGES_SAMPLING, "tools": [_MESSAGES_TOOL]}),
     ("/v1/messages", {**_MESSAGES_REQUEST, "stream": True, "messages": _BEGUN}),
     ("/v1/messages", {**_MESSAGES_REQUEST, "tools": [_MESSAGES_TOOL], "tool_choice": {"type": "tool", "name": "f"}}),
