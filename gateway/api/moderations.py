@@ -21,9 +21,15 @@ from llmops.gateway.interfaces import Caller
 from llmops.gateway.routing.model_registry import ModelLookup
 from llmops.gateway.routing.served_models import EmbeddingModel
 from llmops.gateway.safety.policy import Safety
-from llmops.gateway.safety.services import Embed
+from llmops.gateway.safety.services import Embed, ModerationFilter
 from llmops.gateway.schemas.request_fields import RequestModel
 from llmops.gateway.schemas.response_schemas import ModerationResponse
+
+#: The categories that OpenAI's answers always have, and its SDKs require.
+OPENAI_CATEGORIES = (
+    *("harassment", "harassment/threatening", "hate", "hate/threatening", "illicit", "illicit/violent", "self-harm"),
+    *("self-harm/intent", "self-harm/instructions", "sexual", "sexual/minors", "violence", "violence/graphic"),
+)
 
 
 class ModerationRequest(RequestModel):
@@ -55,13 +61,22 @@ class ModerationsEndpoint:
         return json_response({"id": f"modr-{secrets.token_hex(12)}", "model": "llmops-safety", "results": results})
 
     async def _result(self, text: str, caller: Caller) -> dict[str, Any]:
-        scores = {category: 0.0 for one in self._safety.filters.values() for category in one.categories}
+        filters = self._safety.filters.values()
+        judged = {category for one in filters for category in one.categories}
+        if any(isinstance(one, ModerationFilter) for one in filters):
+            judged.update(OPENAI_CATEGORIES)
+        scores = dict.fromkeys([*OPENAI_CATEGORIES, *sorted(judged)], 0.0)
         findings = await self._safety.moderate(text, caller)
         flagged = {found.category for found in findings}
         for found in findings:
             scores[found.category] = max(scores.get(found.category, 0.0), found.score)
-        categories = {category: category in flagged for category in scores}
-        return {"flagged": bool(findings), "categories": categories, "category_scores": scores}
+        return {
+            "flagged": bool(findings),
+            "categories": {category: category in flagged for category in scores},
+            "category_scores": scores,
+            # a category without a filter has none
+            "category_applied_input_types": {one: ["text"] if one in judged | flagged else [] for one in scores},
+        }
 
 
 def text_embedder(models: ModelLookup[EmbeddingModel]) -> Embed:

@@ -18,6 +18,7 @@ class ModerationResult(ResponseModel):
     flagged: bool
     categories: dict[str, bool]
     category_scores: dict[str, float]
+    category_applied_input_types: dict[str, list[str]]
 
 
 class ModerationResponse(ResponseModel):

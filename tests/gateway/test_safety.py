@@ -6,10 +6,12 @@ import json
 
 import pytest
 import uvicorn
+from openai.types import Moderation
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from llmops.gateway.api.moderations import OPENAI_CATEGORIES
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.server import bind
 from llmops.gateway.interfaces import Caller
@@ -240,8 +242,12 @@ async def test_moderations_speak_openais_api(card, tokenizer):
         assert answer.status_code == 200, answer.text
         results = answer.json()["results"]
         assert [one["flagged"] for one in results] == [True, False, True]
-        assert results[0]["categories"] == {"secrets": True, "script": False}
-        assert results[2]["category_scores"] == {"secrets": 0.0, "script": 1.0}
+        nothing = dict.fromkeys(OPENAI_CATEGORIES, False)
+        assert results[0]["categories"] == {**nothing, "secrets": True, "script": False}
+        assert results[2]["category_scores"] == {**nothing, "secrets": 0.0, "script": 1.0}
+        unjudged = {key: [] for key in OPENAI_CATEGORIES}
+        assert results[1]["category_applied_input_types"] == {**unjudged, "secrets": ["text"], "script": ["text"]}
+        Moderation.model_validate(results[1])
         import openai
 
         client = openai.AsyncOpenAI(base_url=f"{stack.client.base_url}/v1", api_key="none")
@@ -358,7 +364,7 @@ async def test_a_guard_model_judges_prompts_and_answers_and_not_itself(card, tok
         assert refused.status_code == 400
         assert "violence" in refused.json()["error"]["message"]
         result = (await stack.client.post("/v1/moderations", json={"input": "a knife"})).json()["results"][0]
-        assert result["categories"] == {"violence": True, "guard": False}
+        assert result["categories"] == {**dict.fromkeys(OPENAI_CATEGORIES, False), "violence": True, "guard": False}
 
 
 class TenantOfHeader(Check):
