@@ -129,7 +129,7 @@ class TraceCheck(ExportingCheck):
         if scope["method"] != "POST":
             return
         parent = parse_traceparent(scope["headers"])
-        trace = context.trace = TraceContext(parent)
+        trace = context.trace = TraceContext(parent, scope["scheme"], scope["path"])
         if (trace.sampled if parent else random() < self._ratio) and self._sampled.take():
             trace.choose()
             context.traceparent = trace.onward

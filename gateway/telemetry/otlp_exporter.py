@@ -26,6 +26,7 @@ from llmops import __version__
 from llmops.errors import ResourceError
 from llmops.gateway.interfaces import FINISH_REASONS
 from llmops.gateway.telemetry.request_timeline import FinishedRequest, RequestTimeline, TimelineStage, build_timeline
+from llmops.gateway.telemetry.trace_context import TraceContext
 from llmops.response_limits import UNCOMPRESSED, bound_response
 from llmops.urls import failure_reason, without_secrets
 
@@ -108,7 +109,8 @@ class _SpanBuilder:
     def add(self) -> None:
         one, line = self._one, build_timeline(self._one)
         whole = TimelineStage(f"POST {one.route}", one.started, max(one.ended, one.started))
-        own = self._span(whole, bytes.fromhex(self._trace.parent_id), _request_attributes(one), Span.SPAN_KIND_SERVER)
+        attributes = _request_attributes(one, self._trace)
+        own = self._span(whole, bytes.fromhex(self._trace.parent_id), attributes, Span.SPAN_KIND_SERVER)
         for stage in line.stages:
             self._span(stage, own)
         if line.call is not None:
@@ -149,8 +151,9 @@ class _SpanBuilder:
         return own
 
 
-def _request_attributes(one: FinishedRequest) -> SpanAttributes:
+def _request_attributes(one: FinishedRequest, trace: TraceContext) -> SpanAttributes:
     found: dict[str, Any] = {"http.request.method": "POST", "http.route": one.route}
+    found |= {"url.scheme": trace.scheme, "url.path": trace.path}
     found["llmops.request_id"] = one.request_id
     if one.outcome.status:
         found["http.response.status_code"] = one.outcome.status

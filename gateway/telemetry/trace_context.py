@@ -15,6 +15,8 @@ _TRACEPARENT_FORMAT = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:(?<!^00.{53})-.*)?", re.DOTALL
 )
 _MAX_HEADER_LENGTH = 512
+#: Characters of a span's path. The ids in it are the client's text, and spans wait to be sent.
+MAX_PATH_LENGTH = 256
 _TRACE_ID, _SPAN_ID, _SAMPLED = slice(3, 35), slice(36, 52), slice(54, 55)
 # hexadecimal digits with the lowest bit set, which is the flag `sampled`
 _SAMPLED_DIGITS = b"13579bdf"
@@ -47,9 +49,9 @@ class TraceContext:
     call_id = _id = ""
     marks: tuple[tuple[str, float], ...] = ()
 
-    def __init__(self, parent: bytes) -> None:
-        """Create the trace of a request. `parent` is a result of `parse_traceparent`."""
-        self.parent = parent
+    def __init__(self, parent: bytes, scheme: str = "http", path: str = "") -> None:
+        """Create the trace of a request to `path`. `parent` is a result of `parse_traceparent`."""
+        self.parent, self.scheme, self.path = parent, scheme, path[:MAX_PATH_LENGTH]
 
     @property
     def trace_id(self) -> str:

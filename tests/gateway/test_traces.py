@@ -98,6 +98,8 @@ async def test_a_sampled_answer_is_told_whole(card, tokenizer, receiver):
     assert root.attributes == {
         "http.request.method": "POST",
         "http.route": "/v1/chat/completions",
+        "url.scheme": "http",
+        "url.path": "/v1/chat/completions",
         "http.response.status_code": 200,
         "llmops.request_id": "mine",
         "llmops.outcome": "good",
