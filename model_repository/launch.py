@@ -47,6 +47,7 @@ from llmops.model_repository.server.installation import Installation, find_insta
 from llmops.model_repository.server.model_processes import LoadWatch, model_processes, rank_zero
 from llmops.model_repository.server.shared_memory import SharedMemory, remove_stale_segments
 from llmops.model_repository.server.triton_log import (
+    LOCK_EXCEPTION,
     LogLine,
     explain_failure,
     failed_on_lock,
@@ -70,7 +71,7 @@ _MPI_GRACE = 10.0
 #: Seconds that the reader of the log has to read the last lines.
 _LOG_TIMEOUT = 5.0
 _LOCK_FAULT = (
-    "Triton's Python backend ended at once with boost::interprocess::lock_exception, a rare fault of its shared "
+    f"Triton's Python backend ended at once with {LOCK_EXCEPTION}, a rare fault of its shared "
     "memory; starting it once more."
 )
 
@@ -379,6 +380,8 @@ class TritonServer:
         error = last_error(self.log)
         if error is None:
             return f"code {code}{name}."
+        if LOCK_EXCEPTION in error.message:
+            name += "; its Python backend aborts so when a process of a model is killed (see dmesg)"
         when = f" ({error.time})" if error.time else ""
         return f"code {code}{name}; the last error in its log{when} was: {error.message.strip()}"
 

@@ -32,6 +32,8 @@ _NOISE = (
     "live models and",
     "Found 0 model versions",
 )
+#: The Python backend's failure at a lock in shared memory.
+LOCK_EXCEPTION = "boost::interprocess::lock_exception"
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def failed_on_lock(lines: Iterable[LogLine]) -> bool:
     That is an upstream fault of occasional starts, whatever the repository
     (triton-inference-server/server issues 5949 and 8882).
     """
-    return (explain_failure(lines) or "").endswith("'boost::interprocess::lock_exception'")
+    return (explain_failure(lines) or "").endswith(f"'{LOCK_EXCEPTION}'")
 
 
 def failed_on_port(lines: Iterable[LogLine]) -> bool:

@@ -122,7 +122,9 @@ def test_a_models_process_that_ends_is_started_again_and_ctrl_c_ends_all(start, 
     commands = {pid: Path("/proc", str(pid), "cmdline").read_text() for pid in up.children()}
     engine = next(pid for pid, text in commands.items() if "tiny-tensorrt_llm/1/model.py" in text)
     os.kill(engine, signal.SIGKILL)
-    up.found(r"A process of model tiny-tensorrt_llm ended unexpectedly.* (Starting it again)")
+    # Triton itself aborts now and then, at a lock that the process held
+    killed = "A process of model tiny-tensorrt_llm ended unexpectedly|when a process of a model is killed"
+    up.found(f"(?:{killed}).* (Starting it again)")
 
     def answers() -> bool:
         with contextlib.suppress(OSError):

@@ -286,6 +286,18 @@ def test_an_end_names_the_last_error_since(tmp_path: Path) -> None:
             server.wait(threading.Event())
 
 
+def test_an_abort_at_a_lock_names_its_usual_cause(tmp_path: Path) -> None:
+    """Triton 2.51 aborts so in two of sixteen cases when a stub gets SIGKILL."""
+    said = "import os, signal; os.write(2, b'  what():  boost::interprocess::lock_exception' + bytes([10])); "
+    with start_triton(echo_repository(tmp_path, execute=f"{said}os.kill(os.getppid(), signal.SIGABRT)"), ports=ANY,
+                      http=True) as server:  # fmt: skip
+        server.wait_ready(120)
+        with contextlib.suppress(OSError):
+            infer(server)
+        with pytest.raises(ServerError, match=r"when a process of a model is killed \(see dmesg\); the last error"):
+            server.wait(threading.Event())
+
+
 LOCK_FAULT = """#!/bin/sh
 # the real server, but for its first start, which ends as upstream's do now and then
 echo "$*" >> {starts}
