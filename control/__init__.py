@@ -1,4 +1,4 @@
-"""Administration, usage reports and the billing ledger.
+"""Administration, usage reports, the billing ledger and roll-outs.
 
-Nothing in this package runs during a request for an answer.
+No code of this package runs while a gateway answers a request to a model.
 """

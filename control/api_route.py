@@ -1,4 +1,4 @@
-"""The route class of the control API: FastAPI's routes with bounded bodies and one-sentence errors."""
+"""The route class of the control API, with bounded bodies and one-sentence errors."""
 
 import asyncio
 import json
@@ -26,14 +26,15 @@ from llmops.gateway.http.request_context import context_of
 from llmops.gateway.interfaces import Caller
 from llmops.validation_errors import explain_error
 
-#: Bytes of a request body. Admin bodies have a few fields, so a larger one is a mistake or an
-#: attack.
+#: Maximum size of a request body in bytes. Admin bodies have a few fields, so a larger body is a
+#: mistake or an attack.
 MAX_BODY_BYTES = 64 * 2**10
 
-#: Seconds in which the whole body must arrive.
+#: Maximum seconds until the whole body has arrived, so that slow clients cannot hold connections.
 BODY_TIMEOUT = 30.0
 
-#: Items of a list that are read at a time. Making 500 keys holds the event loop for some 50 ms.
+#: Number of items of a list that are read at a time. Encoding 500 keys blocks the event loop for
+#: some 50 ms.
 PAGE_SIZE = 500
 
 ItemT = TypeVar("ItemT")
@@ -44,7 +45,8 @@ _JSON = (b"content-type", b"application/json")
 class ControlRoute(APIRoute):
     """A FastAPI route that is more tolerant of clients and stricter about sizes.
 
-    - A body is JSON whatever its content type says, has at most MAX_BODY_BYTES, and may be empty.
+    - A body is parsed as JSON whatever its content type says, has at most MAX_BODY_BYTES, and may
+      be empty.
     - A list in the query may be written with brackets, as some clients do: `group_by[]=model`.
     - An invalid request gets the gateway's error format, with one sentence about its first mistake.
     """
@@ -56,7 +58,7 @@ class ControlRoute(APIRoute):
         """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of the route."""
+        """Return the request handler, which FastAPI calls."""
         handle = super().get_route_handler()
 
         async def run(request: Request) -> Response:
@@ -79,12 +81,12 @@ async def _caller(request: Request) -> Caller:
     return context_of(request).caller
 
 
-# The caller of a request, as a parameter of its endpoint.
+# The caller of a request, as a parameter of endpoints.
 CurrentCaller = Annotated[Caller, Depends(_caller)]
 
 
 def make_router(**options: Any) -> APIRouter:
-    """Return a router whose routes are ControlRoutes and named by their functions."""
+    """Return a router of ControlRoutes, which are named after their functions."""
     options.setdefault("route_class", ControlRoute)
     return APIRouter(
         generate_unique_id_function=lambda route: route.name,
@@ -96,14 +98,14 @@ def make_router(**options: Any) -> APIRouter:
 def add_routes(app: FastAPI, router: APIRouter) -> None:
     """Add the routes of a router to an application.
 
-    `include_router` would wrap them in one nameless route, and metrics and error messages need each
-    route's path.
+    `include_router` would wrap the routes in a single route without a name, but metrics and error
+    messages need the path of each route.
     """
     app.router.routes.extend(router.routes)
 
 
 async def json_response(make: Callable[[], BaseModel], exclude_unset: bool = False) -> Response:
-    """Return a response that is made and encoded in a thread: a report can have megabytes."""
+    """Return a JSON response. A thread encodes it, because a report can have megabytes."""
 
     def encode() -> bytes:
         return make().model_dump_json(by_alias=True, exclude_unset=exclude_unset).encode()
@@ -117,15 +119,16 @@ async def list_response(
     show: Callable[[ItemT], BaseModel | None],
     limit: int = sys.maxsize,
 ) -> Response:
-    """Return a JSON array whose items are read from the store as the client reads them.
+    """Return a JSON array whose items are read from the store while the client reads it.
 
-    The event loop, and the memory of a client that reads slowly, have one page at a time. The first
-    one is read before the response begins, so that its errors have their status.
+    At any time, memory holds one page of items, even for a client that reads slowly. The first page
+    is read before the response begins, so that its errors have an HTTP status.
 
     Args:
-        read: Returns the items after one of them (None: the first), at most as many as the number.
-        show: Returns an item as the client sees it, or None for an item to leave out.
-        limit: Number of items to read at most.
+        read: Returns the items after a given item (None for the first page), at most the given
+            number of items.
+        show: Returns an item in the form of the API, or None to leave the item out.
+        limit: Maximum number of items in the array.
     """
     pages = _encoded_pages(read, show, limit)
     first = await anext(pages)
@@ -155,7 +158,7 @@ async def _encoded_pages(
         last = page[-1] if page else None
         shown = filter(None, map(show, page))
         part = b",".join([one.model_dump_json(by_alias=True).encode() for one in shown])
-        # while the client reads, memory holds the text alone
+        # the page's items are freed while the client reads its text
         del page, shown
         yield part
 
@@ -164,13 +167,14 @@ async def _read_json_object(request: Request) -> bytes:
     """Return the body of a request, which is a JSON object.
 
     Raises:
-        ApiError: The body is not a JSON object, is too large, or is incomplete after BODY_TIMEOUT.
+        ApiError: The body is not a JSON object, is too large, or did not arrive within
+            BODY_TIMEOUT.
     """
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
             body = await _read(request)
     except TimeoutError:
-        raise RequestTimeoutError("The body came too slowly.") from None
+        raise RequestTimeoutError("The body came too slowly; send it again at once.") from None
     try:
         data = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -187,12 +191,12 @@ async def _read(request: Request) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise BodyTooLargeError(f"The body is larger than is read here ({MAX_BODY_BYTES} bytes).")
+            raise BodyTooLargeError(f"The body is larger than allowed ({MAX_BODY_BYTES} bytes).")
     return bytes(body or b"{}")
 
 
 def _replay(body: bytes) -> Callable[[], Coroutine[Any, Any, Message]]:
-    """Return an ASGI receive function that yields a body which was already read."""
+    """Return an ASGI receive function that returns a body which was already read."""
 
     async def receive() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -201,7 +205,7 @@ def _replay(body: bytes) -> Callable[[], Coroutine[Any, Any, Message]]:
 
 
 def _without_brackets(query: bytes) -> bytes:
-    """Return a query string whose parameter names do not end in `[]`."""
+    """Return a query string without `[]` at the ends of its parameter names."""
     if b"[]=" not in query and b"%5B%5D=" not in query.upper():
         return query
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
@@ -209,7 +213,7 @@ def _without_brackets(query: bytes) -> bytes:
 
 
 def _invalid_request(error: RequestValidationError) -> InvalidRequestError:
-    """Return the error about the first mistake of a request."""
+    """Return the error for the first mistake in a request."""
     first = error.errors()[0]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:])
     param = place.lstrip(".")

@@ -1,4 +1,7 @@
-"""The control application: administration, usage and the leader's jobs, alone or inside a gateway."""
+"""The control application: administration, usage and the leader's jobs.
+
+It runs alone or inside a gateway.
+"""
 
 import asyncio
 import ctypes
@@ -36,19 +39,20 @@ from llmops.gateway.web.browser_security import OriginCheck, TrustedHostCheck
 from llmops.gateway.web.pages import add_pages
 from llmops.store.store_url import StoreUrl
 
-#: Seconds for an answer of the gateway about its models.
+#: Maximum seconds for the gateway's list of models, because a page of the browser waits for it.
 GATEWAY_TIMEOUT = 10.0
 
 
 class Control:
-    """The control API of an application, and the work that runs as long as the application does.
+    """The control API of an application, and the leader's jobs while the application runs.
 
     Args:
         store: The store.
         make_jobs: Returns the jobs to run when this process becomes the leader.
-        gateway: A client of the gateway that knows which models there are, or None.
+        gateway: A client of the gateway whose models are listed, or None.
         settings: The settings.
-        on_leading: Called with True on gaining and with False on losing leadership.
+        on_leading: Called with True when this process becomes the leader, and with False when it
+            loses the leadership.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class Control:
         self._make_jobs, self._on_leading = make_jobs, on_leading
 
     def add_to(self, app: FastAPI) -> None:
-        """Add the routes to an application."""
+        """Add the routes of the control API to an application."""
         app.state.store, app.state.gateway, app.state.settings = self._store, self._gateway, self._settings
         add_admin_routes(app, self._store)
         for module in (usage_api, models_api, openai_usage, operations_api, rollout_routes, gates):
@@ -71,7 +75,7 @@ class Control:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Take part in the election of a leader, and close all connections at the end."""
+        """Take part in the leader election, and close all connections at the end."""
         election = asyncio.create_task(self._lead(), name="leader election")
         try:
             yield
@@ -82,7 +86,7 @@ class Control:
             await self._store.close()
 
     async def ready(self, _request: Request) -> Response:
-        """Return a response that says if the store can be reached."""
+        """Return a response that tells whether the store can be reached."""
         async with self._store.read():
             return JSONResponse({"status": "ready"})
 
@@ -91,12 +95,12 @@ class Control:
 
 
 def create_app(settings: GatewaySettings, make_jobs: MakeJobs, gateway: str | None = None) -> GatewayApp:
-    """Return an application of control alone.
+    """Return an application that has only the control API.
 
     Args:
-        settings: The settings; `store` is set.
+        settings: The settings, in which `store` is set.
         make_jobs: Returns the leader's jobs.
-        gateway: The URL of the gateway that knows which models there are, or None.
+        gateway: URL of the gateway whose models are listed, or None.
     """
     assert settings.store is not None
     store, authentication = SharedStore(settings.store), create_authentication(settings)
@@ -129,8 +133,8 @@ def create_app(settings: GatewaySettings, make_jobs: MakeJobs, gateway: str | No
     control.add_to(app)
     add_pages(app, chat=False)
     for path, endpoint, summary in (
-        ("/health/live", _live, "Say that control runs"),
-        ("/health/ready", control.ready, "Say whether the store answers"),
+        ("/health/live", _live, "Report that control runs"),
+        ("/health/ready", control.ready, "Report whether the store answers"),
         ("/metrics", metrics.show, "Show metrics for Prometheus"),
     ):
         app.add_api_route(path, endpoint, methods=["GET"], tags=["health"], summary=summary)
@@ -140,13 +144,14 @@ def create_app(settings: GatewaySettings, make_jobs: MakeJobs, gateway: str | No
 def control_plugin(
     settings: GatewaySettings, make_jobs: MakeJobs
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """Return a plugin that adds control to a gateway with these settings.
+    """Return a plugin that adds the control API to a gateway with these settings.
 
-    Control's routes are behind the gateway's authentication.
+    The routes of the control API are behind the gateway's authentication.
     """
 
     def enter(app: FastAPI) -> AbstractAsyncContextManager[None]:
-        # as a client of its own gateway: what a key may see is decided in one place
+        # Control is a client of its own gateway, so that one place decides which models a key may
+        # see.
         gateway = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
         assert settings.store is not None
         control = Control(SharedStore(settings.store), make_jobs, gateway, settings)
@@ -160,7 +165,7 @@ def make_leader_jobs(settings: GatewaySettings, replicas: VersionReplicas) -> Se
     """Return the leader's jobs.
 
     Args:
-        settings: The settings; `store` is set.
+        settings: The settings, in which `store` is set.
         replicas: Starts and stops the replicas of roll-outs.
 
     Raises:
@@ -189,11 +194,11 @@ def run(
     on_listening: Callable[[str, bool], None],
     replicas: VersionReplicas,
 ) -> bool:
-    """Serve control until SIGTERM or Ctrl-C.
+    """Serve the control API until SIGTERM or Ctrl-C.
 
     Args:
-        settings: The settings; `store` is set.
-        gateway: The URL of the gateway that knows which models there are, or None.
+        settings: The settings, in which `store` is set.
+        gateway: URL of the gateway whose models are listed, or None.
         on_listening: Called with the base URL, and with True if callers need keys.
         replicas: Starts and stops the replicas of roll-outs.
 
@@ -201,7 +206,7 @@ def run(
         True if a second signal ended the process early.
 
     Raises:
-        InputError: The host opens control to others without keys.
+        InputError: The host lets other machines connect, but callers need no keys.
     """
     listener = bind(settings.host, settings.port)
     try:
@@ -219,10 +224,11 @@ def run(
 
 
 def _share_malloc_arenas() -> None:
-    """Let all threads share two arenas of glibc's malloc, where that is the allocator.
+    """Make all threads share two arenas of malloc, if the C library is glibc.
 
-    An arena per thread reserves 64 MiB of addresses each. Under a limit on them, such as `ulimit
-    -v`, a new thread then has no room to start, and CPython's `Thread.start` waits for it forever.
+    By default, every thread has an arena, which reserves 64 MiB of addresses. Under a limit on
+    addresses, such as `ulimit -v`, a new thread then has no room to start, and CPython's
+    `Thread.start` waits for the thread forever.
     """
     m_arena_max = -8  # M_ARENA_MAX of malloc.h
     with suppress(AttributeError, OSError):

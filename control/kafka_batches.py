@@ -1,12 +1,11 @@
-"""Safe unpacking of Kafka batches.
+"""Safe unpacking of Kafka batches: suspicious batches are rejected before they are unpacked.
 
-Compressed and damaged batches are rejected before the client library unpacks them.
+A compressed batch of a few hundred kilobytes can unpack to gigabytes, and the client library
+unpacks it whole, on the event loop, before the records can be checked. Gateways do not compress, so
+compressed batches are skipped.
 
-A batch of a few hundred kilobytes can unpack to gigabytes, and the library unpacks it whole, on the
-event loop, before its records can be checked. Gateways do not compress, so a compressed batch is
-skipped. A batch with a wrong checksum or records that cannot be read, and one in a format before
-Kafka 0.11, is skipped too, because the library would fetch it again forever. Gateways resend what
-was not confirmed.
+Batches with a wrong checksum, with unreadable records, or in a format before Kafka 0.11 are skipped
+too, because the library would fetch them again forever. Gateways send unconfirmed events again.
 """
 
 import logging
@@ -25,24 +24,25 @@ from llmops.errors import ResourceError
 
 log = logging.getLogger(__name__)
 
-#: Reasons for rejecting a batch, as dead letters have them.
+#: Reasons for rejecting a batch, which become the reasons of dead letters.
 COMPRESSED = "compressed batch"
 DAMAGED = "damaged batch"
 OLD_FORMAT = "batch in an old format"
 
-#: The first fields of a batch in each format: its offset, and the number of bytes that follow.
+#: Layout of a batch's first fields, in every format: the offset, and the number of bytes that
+#: follow.
 _HEADER = Struct(">qi")
 
-#: Bytes of the smallest batch: offset, length, checksum, and the byte with the format.
+#: Minimum size of a batch in bytes: offset, length, checksum, and the byte with the format.
 _MIN_BATCH_BYTES = 17
 
-#: Offsets that one batch may cover, which is read in a fifth of a second. A gateway's batch has some
-#: hundreds.
+#: Maximum number of offsets that one batch may cover, which take a fifth of a second to read. A
+#: batch of a gateway covers some hundreds.
 MAX_RECORDS = 2**16
 
 
 class RejectedBatch:
-    """An empty batch in place of a rejected one."""
+    """An empty batch that replaces a rejected batch."""
 
     producer_id = -1
     is_control_batch = is_transactional = False
@@ -51,7 +51,7 @@ class RejectedBatch:
         self.base_offset, self.next_offset = base_offset, next_offset
 
     def validate_crc(self) -> bool:
-        """Return True: the checksum was checked already."""
+        """Return True, because the checksum was already checked."""
         return True
 
     def __iter__(self) -> Iterator[Any]:
@@ -59,7 +59,7 @@ class RejectedBatch:
 
 
 class ReadBatch(RejectedBatch):
-    """A batch whose records were all read without an error."""
+    """A batch whose records have all been read without an error."""
 
     def __init__(self, batch: DefaultRecordBatch, records: list[Any]) -> None:
         super().__init__(batch.base_offset, batch.next_offset)
@@ -73,14 +73,14 @@ class ReadBatch(RejectedBatch):
 class SafeRecords:
     """The batches of one partition in the response to a fetch.
 
-    This class takes the place of the library's `MemoryRecords`.
+    This class replaces the library's `MemoryRecords`.
     """
 
     def __init__(self, data: bytes) -> None:
         self._data, self._position = data, 0
 
     def has_next(self) -> bool:
-        """Return True if there is another whole batch."""
+        """Return True if another complete batch follows."""
         return self._batch_bytes() > 0
 
     def next_batch(self) -> Any:
@@ -90,32 +90,35 @@ class SafeRecords:
         (base, _), self._position = _HEADER.unpack_from(data), end_of_batch
         end = base + 1
         try:
-            # the library's reader of several batches fails where formats are mixed
+            # parse each batch alone: the library's reader of several batches fails if they mix
+            # formats
             batch = MemoryRecords(data).next_batch()
             if not isinstance(batch, DefaultRecordBatch):
                 return _reject(OLD_FORMAT, base, end)
             if not 0 < batch.next_offset - base <= MAX_RECORDS:
-                # the consumer would go on reading at `next_offset`, wherever that is
+                # check `next_offset`, because the consumer continues there without any check
                 return _reject(DAMAGED, base, end)
             end = batch.next_offset
             if batch.compression_type:
                 return _reject(COMPRESSED, base, end)
             if batch.validate_crc():
                 records = list(batch)
-                # brokers do not check the offsets of records, the last of which the ledger commits
+                # check the offsets of the records: brokers do not, and the ledger commits the last
+                # of them
                 offsets = (base - 1, *(record.offset for record in records), end)
                 if all(one < following for one, following in pairwise(offsets)):
                     return ReadBatch(batch, records)
-        except Exception:  # of the library's C code too, such as SystemError for a negative size
-            log.debug("The batch at offset %d cannot be read.", base, exc_info=True)
+        # the library's C code raises other errors too, such as SystemError for a negative size
+        except Exception:
+            log.debug("The batch at offset %d cannot be read and is skipped.", base, exc_info=True)
         return _reject(DAMAGED, base, end)
 
     def size_in_bytes(self) -> int:
-        """Return the bytes of the partition in the response, including an incomplete last batch."""
+        """Return the size of the partition in the response, including an incomplete last batch."""
         return len(self._data)
 
     def _batch_bytes(self) -> int:
-        """Return the bytes of the next batch, or 0 if it is not whole."""
+        """Return the size of the next batch in bytes, or 0 if the batch is incomplete."""
         left = len(self._data) - self._position
         if left <= _MIN_BATCH_BYTES:
             return 0
@@ -129,15 +132,15 @@ def _reject(reason: str, offset: int, next_offset: int) -> RejectedBatch:
     return RejectedBatch(offset, next_offset)
 
 
-#: Reason and offset of the batches that were rejected since the ledger last emptied this list.
+#: Reasons and offsets of the batches rejected since the ledger last emptied this list.
 REJECTED: list[tuple[str, int]] = []
 
 
 def install_safe_records() -> None:
-    """Make every consumer of this process unpack with SafeRecords.
+    """Make every Kafka consumer of this process unpack with SafeRecords.
 
     Raises:
-        ResourceError: The installed library unpacks in a way that this module does not know.
+        ResourceError: The installed library unpacks in a way that this module does not support.
     """
     if getattr(fetcher, "MemoryRecords", None) not in (MemoryRecords, SafeRecords):
         raise ResourceError(

@@ -22,17 +22,19 @@ from llmops.store.store_url import StoreUrl
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two attempts to take the lock, and between two checks that it is still held.
+#: Seconds between two attempts to take the lock, and between two checks that the lock is still
+#: held.
 RETRY_INTERVAL = 2.0
 
-#: Seconds without an answer of the store after which leadership is given up: the store may have
-#: released the lock.
+#: Seconds without an answer of the store after which this process gives up the leadership, because
+#: the store may have released the lock.
 WATCH_TIMEOUT = 10.0
 
-#: PostgreSQL's number of the lock. Any number that the migrations do not use.
+#: Number of the advisory lock in PostgreSQL. The value is arbitrary, but differs from the lock of
+#: the migrations.
 ADVISORY_LOCK_ID = 0x6C6C6D6F7074
 
-#: A coroutine function that raises when a lock is lost.
+#: A coroutine function that raises an exception if the lock was lost.
 LockWatch = Callable[[], Awaitable[object]]
 
 
@@ -43,8 +45,9 @@ async def run_while_leading(
 
     Args:
         store: The store whose control processes elect a leader.
-        work: The leader's work. It is cancelled when leadership is lost.
-        changed: Called with True on gaining and with False on losing leadership.
+        work: The leader's work. Cancelled when this process loses the leadership.
+        changed: Called with True when this process becomes the leader, and with False when it loses
+            the leadership.
     """
     problems = LogOnce()
     while True:
@@ -57,7 +60,7 @@ async def run_while_leading(
         except (LlmopsError, SQLAlchemyError) as error:
             reason = error.message if isinstance(error, LlmopsError) else f"The store failed ({type(error).__name__})."
             if problems.is_new("leading", reason):
-                log.error("This process cannot lead. %s", reason)
+                log.error("This process cannot become the leader and tries again. %s", reason)
         finally:
             changed(False)
         await asyncio.sleep(RETRY_INTERVAL)
@@ -67,8 +70,8 @@ def _try_lock(store: StoreUrl) -> AbstractAsyncContextManager[LockWatch | None]:
     """Try to take the lock.
 
     Yields:
-        A coroutine function that raises when the lock is lost, or None if another process holds the
-            lock.
+        A coroutine function that raises an exception if the lock was lost, or None if another
+            process holds the lock.
     """
     return _postgres_lock(store) if store.file is None else _file_lock(store.file)
 
@@ -95,10 +98,10 @@ async def _file_lock(store: Path) -> AsyncIterator[LockWatch | None]:
 
 @asynccontextmanager
 async def _postgres_lock(store: StoreUrl) -> AsyncIterator[LockWatch | None]:
-    """Take an advisory lock in one long transaction, which PgBouncer keeps on one connection too.
+    """Take an advisory lock in one long transaction, which PgBouncer keeps on one connection.
 
-    The transaction has no snapshot between statements, so it does not hold up vacuum. Waiting for
-    the lock inside PostgreSQL would be one long statement with a snapshot.
+    Between its statements, the transaction has no snapshot, so it does not hold up vacuum. Waiting
+    for the lock inside PostgreSQL would be one long statement with a snapshot.
     """
     async with connect(store, pool_size=1) as database, database.write() as connection:
         if not await connection.scalar(text("SELECT pg_try_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK_ID}):
@@ -111,13 +114,15 @@ async def _postgres_lock(store: StoreUrl) -> AsyncIterator[LockWatch | None]:
                 try:
                     await wait_with_timeout(WATCH_TIMEOUT, connection.execute(text("SELECT 1")))
                 except TimeoutError as error:
-                    raise ResourceError("The store does not answer; this process stops leading.") from error
+                    raise ResourceError(
+                        "The store does not answer; this process gives up the leadership until it does."
+                    ) from error
 
         yield watch
 
 
 async def _run_until_first_ends(work: Callable[[], Awaitable[None]], watch: LockWatch) -> None:
-    """Run both until one of them ends, then cancel the other."""
+    """Run both coroutines until one of them ends, then cancel the other."""
     tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(function()) for function in (work, watch)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,9 +1,9 @@
-"""The ledger: write usage events from Kafka to the store, each of them once.
+"""The ledger, which writes usage events from Kafka to the store, each event once.
 
-Other programs than gateways may write to a topic, so each record passes four checks before it is
-billed: its size, its signature, its fields, and the constraints of the tables. A record that fails
-becomes a dead letter with the reason, and the ledger continues. A record that crashed the process
-twice is skipped at the third start.
+Other programs than gateways may write to a topic. Each record therefore passes four checks before
+it is billed: its size, its signature, its fields, and the constraints of the tables. A record that
+fails becomes a dead letter with the reason, and the ledger continues. A record at which the process
+crashed twice is skipped at the third start.
 """
 
 import asyncio
@@ -41,59 +41,62 @@ from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
 
-#: One line a second for each reason, because the topic's writers decide how many records are parked.
+#: Limits the log to a line per second for each reason, because anyone who can write to the topic
+#: decides how many records become dead letters.
 _PARKED = RepeatedLines(1.0)
 
 ResultT = TypeVar("ResultT")
 
-#: Kafka's name of all ledgers of a topic together.
+#: Name of the Kafka consumer group to which all ledgers of a topic belong.
 CONSUMER_GROUP = "llmops-ledger"
 
-#: Records of one batch, which is one transaction.
+#: Maximum number of records in a batch, which one transaction writes.
 BATCH_SIZE = 1000
 
-#: Records of a batch that follows one without any event. A writer of the topic can send small ones
-#: faster than a transaction for each thousand would park them, and events wait behind them.
+#: Maximum number of records in a batch after a batch without any event. A program can send small
+#: records faster than transactions of a thousand could store them as dead letters, and events would
+#: wait.
 FLOOD_BATCH_SIZE = 5000
 
 #: Milliseconds without a heartbeat after which Kafka removes this consumer from its group.
 SESSION_TIMEOUT_MS = 10_000
 
-#: Milliseconds between two batches after which Kafka would remove it: a day, so that it stays while
-#: the store is away.
+#: Milliseconds between two polls after which Kafka removes this consumer from its group. A day, so
+#: that the consumer stays in its group while the store cannot be reached.
 MAX_POLL_INTERVAL_MS = 24 * 3600 * 1000
 
-#: Milliseconds that a fetch waits for records.
+#: Milliseconds that a fetch waits for records, after which the ledger does its other work.
 POLL_TIMEOUT_MS = 1000
 
-#: Bytes of one event. A gateway writes about 700, and 5,000 with the longest names.
+#: Maximum size of an event in bytes. Events of a gateway have about 700 bytes, and 5,000 with the
+#: longest names.
 MAX_EVENT_BYTES = 64 * 1024
 
-#: Bytes of one partition in the response to a fetch. The broker sends one whole batch in any case:
-#: its size is bounded by the topic's `max.message.bytes`.
+#: Maximum bytes of one partition in the response to a fetch. A larger single batch is sent whole;
+#: the topic's `max.message.bytes` bounds it.
 PARTITION_BYTES = 2**20
 
-#: Bytes of all partitions in the response to a fetch.
+#: Maximum bytes of all partitions in the response to a fetch.
 FETCH_BYTES = 8 * 2**20
 
-#: Processes that may crash at an offset before the ledger skips it.
+#: Number of processes that may crash at an offset before the ledger skips the offset.
 MAX_CRASHES = 2
 
-#: Records that are read one by one after a process crashed while it read.
+#: Number of records that are read one by one after a crash, to find the record that caused it.
 SINGLE_RECORD_READS = 2 * BATCH_SIZE
 
 
 class Ledger(LeaderJob):
-    """A job that consumes usage events in batches.
+    """The job that consumes usage events in batches.
 
-    Each batch is written in one transaction before its offsets are committed, so a crash causes
-    repeated reads and no double billing.
+    Each batch is written in one transaction before its offsets are committed. A crash therefore
+    causes repeated reads, but no double billing.
     """
 
     name = "The ledger"
 
     def __init__(self, kafka: KafkaSettings, store: str) -> None:
-        """Read the signing keys, without connecting to a broker.
+        """Create the job and read its signing keys. No broker is contacted yet.
 
         Raises:
             InputError: The settings have no signing key.
@@ -137,7 +140,7 @@ class Ledger(LeaderJob):
                 await self._clear_read_attempts(store)
                 raise
             finally:
-                # an interrupted stop would leave the consumer in the group, with partitions that
+                # an interrupted stop would leave the consumer in its group, with partitions that
                 # are not read
                 await asyncio.shield(consumer.stop())
 
@@ -150,7 +153,7 @@ class Ledger(LeaderJob):
             await _add_dead_letters(store, _take_rejected_batches(self._kafka.topic))
         if not batch:
             if (reader := consumer._fetcher.error_future).done():
-                # the library stops fetching, in silence, after an answer that it did not expect
+                # after an unexpected response, the library stops fetching without an error
                 reader.result()
             await _rewind_truncated_partitions(consumer)
             return
@@ -161,13 +164,13 @@ class Ledger(LeaderJob):
         await write_until_accepted(store, events)
         offsets = {partition: records[-1].offset + 1 for partition, records in batch.items() if records}
         if self._single_reads_left:
-            # the next offset may be the one that crashes the process
+            # record the next offset before it is read: its record may crash the process
             for partition, offset in offsets.items():
                 await _record_read_attempt(store, partition, offset)
         await consumer.commit(offsets)
 
     async def _begin_partition(self, consumer: AIOKafkaConsumer, store: Store, partition: TopicPartition) -> None:
-        """Record where reading begins, and skip an offset at which MAX_CRASHES processes crashed."""
+        """Record where reading begins. Skip an offset at which MAX_CRASHES processes crashed."""
         self._begun.add(partition)
         offset = await consumer.position(partition)
         if (await consumer.end_offsets([partition]))[partition] <= offset:
@@ -175,7 +178,7 @@ class Ledger(LeaderJob):
         crashes = await _record_read_attempt(store, partition, offset)
         if crashes >= MAX_CRASHES:
             source = f"{partition.topic}[{partition.partition}] at {offset}"
-            log.error("%s crashed the ledger's process %d times and is skipped.", source, crashes)
+            log.error("The record at %s crashed the ledger's process %d times and is skipped.", source, crashes)
             await _add_dead_letters(store, [DeadLetter("ended the process", source, source.encode())])
             consumer.seek(partition, offset + 1)
             await consumer.commit({partition: offset + 1})
@@ -184,17 +187,17 @@ class Ledger(LeaderJob):
             self._single_reads_left = SINGLE_RECORD_READS
 
     async def _clear_read_attempts(self, store: Store) -> None:
-        """Forget where reading began: what was read did not crash the process."""
+        """Delete the record of where reading began, because reading did not crash the process."""
         try:
             await store.transact(partial(clear_read_attempts, topic=self._kafka.topic))
         except (LlmopsError, SQLAlchemyError) as error:
             log.warning(
-                "The ledger's position cannot be stored (%s); it continues, and stores the next one.",
+                "The ledger's position cannot be stored (%s); the ledger continues and stores a later position.",
                 type(error).__name__,
             )
 
     def _validate_records(self, records: Iterable[ConsumerRecord]) -> tuple[list[UsageEvent], list[DeadLetter]]:
-        """Return the events among the records, and the records that are not events."""
+        """Split records into valid events and dead letters."""
         events, rejected = [], []
         for record in records:
             result = self._validate_record(record)
@@ -221,8 +224,8 @@ class Ledger(LeaderJob):
 async def write_until_accepted(store: Store, events: Sequence[UsageEvent]) -> None:
     """Write events as soon as the store answers.
 
-    If the tables reject a batch, it is halved until the event that causes the error is alone. That
-    event becomes a dead letter.
+    If the tables reject a batch, the batch is halved until the event that causes the error is
+    alone. This event becomes a dead letter.
     """
     if not events:
         return
@@ -240,7 +243,10 @@ async def write_until_accepted(store: Store, events: Sequence[UsageEvent]) -> No
 
 
 async def _record_read_attempt(store: Store, partition: TopicPartition, offset: int) -> int:
-    """Record where reading begins. Return the number of processes that crashed there."""
+    """Record where reading begins.
+
+    Return the number of processes that began at the same offset and crashed there.
+    """
     return await _transact_with_retry(
         store, partial(record_read_attempt, topic=partition.topic, partition=partition.partition, offset=offset)
     )
@@ -249,29 +255,31 @@ async def _record_read_attempt(store: Store, partition: TopicPartition, offset: 
 async def _rewind_truncated_partitions(consumer: AIOKafkaConsumer) -> None:
     """Seek to the beginning of partitions whose log is shorter than the committed offset.
 
-    The brokers of such a partition lost records.
-
-    Otherwise nothing would be read until the log is as long as before. Duplicates are ignored by
-    event id.
+    Brokers lost records of such a partition. Without the seek, nothing would be read until the log
+    is as long as before. The store ignores events that it already has.
     """
     ends = {partition: consumer.highwater(partition) for partition in consumer.assignment()}
     lost = [
         partition for partition, end in ends.items() if end is not None and end < await consumer.position(partition)
     ]
     if lost:
-        log.warning("%d logs of %s are shorter than before; they are read again.", len(lost), lost[0].topic)
+        log.warning(
+            "%d logs of %s are shorter than before, as brokers lost records; the logs are read from the start.",
+            len(lost),
+            lost[0].topic,
+        )
         await consumer.seek_to_beginning(*lost)
 
 
 async def _transact_with_retry(store: Store, work: Callable[[Connection], ResultT]) -> ResultT:
-    """Do `work` in one transaction as soon as the store answers, and return its result."""
+    """Run `work` in one transaction as soon as the store answers, and return its result."""
     problems, failures = LogOnce(), 0
     while True:
         try:
             result = await store.transact(work)
         except LlmopsError as error:
             if problems.is_new("store", error.message):
-                log.error("The ledger cannot write, and waits for the store. %s", error.message)
+                log.error("The ledger cannot write and waits for the store. %s", error.message)
             await asyncio.sleep(retry_delay(failures))
             failures += 1
         else:
@@ -281,24 +289,24 @@ async def _transact_with_retry(store: Store, work: Callable[[Connection], Result
 
 
 def _take_rejected_batches(topic: str) -> list[DeadLetter]:
-    """Return the batches that were rejected since the last call without being decompressed."""
+    """Return the dead letters for batches rejected since the last call."""
     rejected, kafka_batches.REJECTED[:] = list(kafka_batches.REJECTED), []
     return [DeadLetter(reason, f"{topic} at {offset}", f"{topic} {offset}".encode()) for reason, offset in rejected]
 
 
 async def _add_dead_letters(store: Store, letters: Sequence[DeadLetter]) -> None:
-    """Store dead letters, and log one line a second for each reason."""
+    """Store dead letters, and log a line per second for each reason."""
     for reason, count in Counter(letter.reason for letter in letters).items():
         source = next(letter.source for letter in letters if letter.reason == reason)
         if (more := _PARKED.suffix(reason)) is not None:
             first = escape_unsafe(source)
-            log.error("%d records of usage are parked (%s), the first is %s.%s", count, reason, first, more)
+            log.error("%d usage records are dead letters (%s), the first is %s.%s", count, reason, first, more)
     if letters:
         await _transact_with_retry(store, partial(add_dead_letters, parked=letters, at=utc_now()))
 
 
 def _event_id(value: bytes) -> str | None:
-    """Return the id of an event whose other fields are invalid, or None."""
+    """Return the event's id if the value is an event with other invalid fields, or None."""
     try:
         return canonical_uuid(from_json(value)["id"])
     except (ValueError, TypeError, LookupError, AttributeError):

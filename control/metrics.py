@@ -1,4 +1,4 @@
-"""Prometheus metrics of a control process.
+"""The Prometheus metrics of a control process.
 
 They cover its requests, its leadership, and the spending of tenants.
 """
@@ -31,11 +31,12 @@ from llmops.store.usage_queries import UsageFilter, UsageSum, sum_usage
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which sums of the ledger are reused: Prometheus may scrape more often than the store
-#: should be queried.
+#: Seconds for which sums of the ledger are reused, because Prometheus may scrape more often than
+#: the store should be queried.
 CACHE_SECONDS = 60.0
 
-#: Tenants (those that spend most) and models with a series of their own. The others share one.
+#: Maximum number of tenants and of models with a series of their own: those with the highest
+#: spending. All others share one series.
 MAX_SERIES = 20
 OTHERS_LABEL = "other"
 
@@ -44,11 +45,10 @@ UNKNOWN_LABEL = "unknown"
 
 
 class SpendingCollector(Collector):
-    """Spending of tenants and models since the first of the month (UTC).
+    """A collector of the spending of tenants and models since the first of the month (UTC).
 
-    Spending on budgets counts since their period began.
-
-    Values are those of the last successful read while the store does not answer.
+    The spending on a budget counts from the start of the budget's period. If the store does not
+    answer, the values of the last successful read are exported.
     """
 
     def __init__(self, store: SharedStore, now: Callable[[], datetime] = utc_now) -> None:
@@ -60,7 +60,7 @@ class SpendingCollector(Collector):
         self._dead_letters: Mapping[str, int] = {}
 
     async def refresh(self) -> None:
-        """Read the sums if they are older than CACHE_SECONDS.
+        """Read the sums again if they are older than CACHE_SECONDS.
 
         Errors of the store are logged and not raised.
         """
@@ -71,21 +71,25 @@ class SpendingCollector(Collector):
         month = UsageFilter(first=Budget(1, "month").begins(now).date())
         try:
             async with self._store.read() as connection:
-                # first, because an alert depends on it
+                # read first, because an alert depends on the dead letters
                 self._dead_letters = await count_dead_letters(connection)
                 self._tenants = await sum_usage(connection, month, ("tenant",))
                 self._models = await sum_usage(connection, month, ("model",))
                 self._budgets = await _read_budget_shares(connection, now)
         except (ApiError, *MALFORMED) as error:
-            why = error.message if isinstance(error, ApiError) else f"A row is damaged ({type(error).__name__})."
-            log.warning("The spending of tenants cannot be read for Prometheus: %s", why)
+            why = (
+                error.message
+                if isinstance(error, ApiError)
+                else f"A row in the store is damaged ({type(error).__name__})."
+            )
+            log.warning("The spending of tenants cannot be read, so metrics show the last values: %s", why)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the last refresh."""
         spent, tokens = _family(metric_definitions.SPENT), _family(metric_definitions.SPENT_TOKENS)
         for tenant, usage in _top_spenders(self._tenants, "tenant"):
             spent.add_metric([tenant], usage.cost_micros / 1e6)
-            # each token counts once
+            # the kinds exclude each other, so that their sum is the number of tokens
             tokens.add_metric([tenant, "input"], usage.input_tokens - usage.cached_tokens)
             tokens.add_metric([tenant, "cached"], usage.cached_tokens)
             tokens.add_metric([tenant, "output"], usage.output_tokens)
@@ -105,7 +109,7 @@ class SpendingCollector(Collector):
 class ControlMetrics(Check):
     """The metrics of a control process.
 
-    As a check they count requests, and as an endpoint they show the metrics.
+    The object is both a check, which counts requests, and the endpoint that shows the metrics.
     """
 
     def __init__(self, spending: SpendingCollector) -> None:
@@ -120,7 +124,7 @@ class ControlMetrics(Check):
         )
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
-        """Count a request. Only known routes become labels, so that strangers cannot add series."""
+        """Count a request. Only known routes become labels, so that clients cannot add series."""
         self._requests.labels(context.route or "unknown", str(outcome.status)).inc()
 
     def set_leading(self, leads: bool) -> None:
@@ -138,7 +142,7 @@ def _family(definition: metric_definitions.MetricDefinition) -> GaugeMetricFamil
 
 
 def _top_spenders(sums: Sequence[UsageSum], group: str) -> list[tuple[str, UsageSum]]:
-    """Return the MAX_SERIES sums that cost most with their names, and the others as one sum."""
+    """Return the MAX_SERIES sums with the highest cost by name, and all others as one sum."""
     ordered = sorted(sums, key=lambda usage: (-usage.cost_micros, -usage.input_tokens, str(usage.group[group])))
     named = [(usage.group[group] or UNKNOWN_LABEL, usage) for usage in ordered[:MAX_SERIES]]
     others = ordered[MAX_SERIES:]
@@ -149,11 +153,10 @@ def _top_spenders(sums: Sequence[UsageSum], group: str) -> list[tuple[str, Usage
 
 
 async def _read_budget_shares(connection: AsyncConnection, now: datetime) -> dict[str, float]:
-    """Return the spent share of the present budgets of tenants.
+    """Return the share of their current budget that tenants have spent.
 
-    These are the MAX_SERIES tenants with the largest shares.
-
-    This is one query for each kind of period, however many tenants there are.
+    Only the MAX_SERIES tenants with the largest shares are returned. One query per kind of period
+    is run, however many tenants there are.
     """
     tenants = await list_tenants(connection)
     budgets = {tenant.id: tenant.limits.budget for tenant in tenants if tenant.limits.budget is not None}

@@ -15,14 +15,14 @@ from llmops.gateway.errors import UnavailableError
 from llmops.store.prices import Price, prices_at
 from llmops.urls import fetch_bounded, without_secrets
 
-#: Headers in which a client sends its key, passed on to the gateway: it decides what the caller may
-#: see.
+#: Headers in which a client sends its key. They are passed on to the gateway, which decides which
+#: models the caller may see.
 _KEY_HEADERS = ("authorization", "x-api-key")
 
-#: Bytes of the gateway's list. A model takes about 500.
+#: Maximum size of the gateway's list of models in bytes. A model takes about 500 bytes.
 MAX_LISTING_BYTES = 4 * 2**20
 
-#: Seconds for the whole list.
+#: Maximum seconds for the whole list from the gateway.
 LISTING_TIMEOUT = 10.0
 
 router = make_router(tags=["usage"])
@@ -38,7 +38,10 @@ class ModelPrice(BaseModel):
 
 
 class _ListedModel(BaseModel):
-    """A model as the gateway lists it. The gateway is another process, perhaps of another version."""
+    """A model in the gateway's list.
+
+    Unknown fields are ignored, because the gateway may be of another version.
+    """
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -52,8 +55,8 @@ class _ListedModel(BaseModel):
 class ModelDescription(_ListedModel):
     """A model and its price.
 
-    `context_window`: prompt and answer, in tokens. `price` is null if none is set. Without a
-    gateway every other field except `id` is null.
+    `context_window` is the maximum of prompt and answer together, in tokens. `price` is null if no
+    price is set. If control knows no gateway, all fields except `id` and `price` are null.
     """
 
     price: ModelPrice | None
@@ -83,19 +86,19 @@ async def describe_models(request: Request, store: StoreOfApp, caller: CurrentCa
 
 
 def gateway_headers(request: Request) -> dict[str, str]:
-    """Return the headers with which control asks the gateway on behalf of a request's sender."""
+    """Return the headers with which control calls the gateway on behalf of a caller."""
     return {name: value for name in _KEY_HEADERS if (value := request.headers.get(name))}
 
 
 async def _list_models(gateway: httpx.AsyncClient, request: Request) -> list[_ListedModel]:
-    """Return the models that the gateway lists for the key of a request."""
+    """Return the models that the gateway lists for the key in a request."""
     try:
         async with asyncio.timeout(LISTING_TIMEOUT):
             body = await fetch_bounded(gateway, "/v1/models", MAX_LISTING_BYTES, gateway_headers(request))
         return _Listing.model_validate_json(body).data
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, TimeoutError) as error:
         detail = f"{without_secrets(str(gateway.base_url))} did not list its models ({type(error).__name__})."
-        raise UnavailableError("The gateway cannot be asked for its models now.", detail=detail) from error
+        raise UnavailableError("The gateway does not list its models now; try again later.", detail=detail) from error
 
 
 def _describe(model: _ListedModel, price: Price | None) -> ModelDescription:

@@ -1,9 +1,7 @@
 """OpenAI's GET /v1/organization/usage/completions and /v1/organization/costs.
 
-The organization is the tenant.
-
-Fields and limits follow https://platform.openai.com/docs/api-reference/usage. There are no projects
-and no batches.
+The organization is the caller's tenant. Fields and limits follow
+https://platform.openai.com/docs/api-reference/usage. Projects and batches do not exist here.
 """
 
 import re
@@ -26,7 +24,7 @@ from llmops.gateway.interfaces import Caller
 from llmops.store.usage_buckets import BucketSum, bucket_sums
 from llmops.store.usage_queries import UsageSum
 
-#: Seconds of a bucket, by the API's name for its width.
+#: Width of a bucket in seconds, by the API's name of the width.
 BUCKET_SECONDS = {"1m": 60, "1h": 3600, "1d": 86_400}
 
 #: Default and maximum number of buckets in a page of usage, by bucket width.
@@ -35,13 +33,14 @@ USAGE_LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 #: Default and maximum number of buckets in a page of costs.
 COST_LIMITS = (7, 180)
 
-#: Groups of the usage queries, by the API's names. Other names are accepted and group nothing.
+#: Groups of the usage queries, by the API's names. Other names are accepted without effect.
 GROUPS = {"user_id": "user", "api_key_id": "key", "model": "model", "line_item": "model"}
 
-#: A user id that no user has.
+#: A user id that no user has. Selects nothing.
 NO_USER = str(UUID(int=1))
 
-#: The last second that a datetime and a database can express, less the widest page.
+#: Maximum of a time in Unix seconds: the last second that a datetime and a database can express,
+#: less the longest page.
 MAX_TIMESTAMP = 253_402_300_799 - 200 * 86_400
 
 _PAGE = re.compile(r"page_([0-9]{1,12})")
@@ -50,10 +49,7 @@ router = make_router(prefix="/v1/organization", tags=["openai"])
 
 
 class _Query(FailFastModel):
-    """Fields that both endpoints have.
-
-    `api_source` and `service_tier` are accepted and group nothing.
-    """
+    """Fields of both queries. `api_source` and `service_tier` are accepted without effect."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -67,7 +63,7 @@ class _Query(FailFastModel):
 
 
 class OrganizationUsageQuery(_Query):
-    """Query of usage by time."""
+    """The query of usage by time."""
 
     bucket_width: Literal["1m", "1h", "1d"] = "1d"
     user_ids: tuple[str, ...] = ()
@@ -79,7 +75,7 @@ class OrganizationUsageQuery(_Query):
 
 
 class OrganizationCostsQuery(_Query):
-    """Query of costs by day."""
+    """The query of costs by day."""
 
     bucket_width: Literal["1d"] = "1d"
     line_items: tuple[str, ...] = ()
@@ -87,7 +83,7 @@ class OrganizationCostsQuery(_Query):
 
 
 class UsageResult(BaseModel):
-    """Usage of one group in one bucket. Only requested groups are set."""
+    """The usage of one group in one bucket. Only the requested groups are set."""
 
     object: Literal["organization.usage.completions.result"] = "organization.usage.completions.result"
     input_tokens: int
@@ -112,7 +108,7 @@ class CostAmount(BaseModel):
 
 
 class CostsResult(BaseModel):
-    """Costs of one group in one bucket. A `line_item` is a model."""
+    """The costs of one group in one bucket. A `line_item` is a model."""
 
     object: Literal["organization.costs.result"] = "organization.costs.result"
     amount: CostAmount
@@ -123,7 +119,7 @@ class CostsResult(BaseModel):
 
 
 class Bucket(BaseModel):
-    """Results between two times, in Unix seconds."""
+    """The results of a bucket, which lies between two times in Unix seconds."""
 
     object: Literal["bucket"] = "bucket"
     start_time: int
@@ -132,7 +128,7 @@ class Bucket(BaseModel):
 
 
 class BucketPage(BaseModel):
-    """Consecutive buckets, also those without usage."""
+    """Consecutive buckets, including buckets without usage."""
 
     object: Literal["page"] = "page"
     data: list[Bucket]
@@ -142,7 +138,10 @@ class BucketPage(BaseModel):
 
 @dataclass(frozen=True)
 class _TimeSpan:
-    """The whole buckets of a page, of `width` seconds each. `more`: later ones were requested."""
+    """The whole buckets of a page, each `width` seconds long.
+
+    `more` is True if later buckets were requested too.
+    """
 
     start: int
     end: int
@@ -157,7 +156,7 @@ async def organization_usage(
     tenant = _require_tenant(caller)
     span = _time_span(query, *USAGE_LIMITS[query.bucket_width])
     only = {"key": query.api_key_ids, "user": query.user_ids, "model": query.models}
-    # no usage belongs to a batch or a project
+    # no usage belongs to a batch or a project, so filtering by them selects nothing
     empty = query.batch is True or bool(query.project_ids)
     batch = False if "batch" in query.group_by else None
     async with store.in_turn(caller):
@@ -187,10 +186,14 @@ async def _bucket_sums(
 
 
 def _require_tenant(caller: Caller) -> str:
-    """Return the caller's tenant. Raises ForbiddenError for anonymous callers, who have none."""
+    """Return the caller's tenant.
+
+    Raises:
+        ForbiddenError: The caller is anonymous and has no tenant.
+    """
     if not caller.tenant_id:
         raise ForbiddenError(
-            "This request has no key of a tenant, whose usage this is; send one, or use GET /api/usage."
+            "This endpoint shows a tenant's usage and needs a tenant's key; send one, or use GET /api/usage."
         )
     return caller.tenant_id
 
@@ -200,7 +203,7 @@ def _time_span(query: _Query, default: int, maximum: int) -> _TimeSpan:
 
     Args:
         query: The query.
-        default: Buckets of a page if the query has no limit.
+        default: Number of buckets in a page if the query has no limit.
         maximum: Largest allowed limit.
 
     Raises:
@@ -213,7 +216,8 @@ def _time_span(query: _Query, default: int, maximum: int) -> _TimeSpan:
         raise InvalidRequestError(message, param="limit", code="invalid_value")
     end_time = int(time.time()) if query.end_time is None else query.end_time
     start = _page_start(query, width)
-    # whole buckets: the first contains the start, the last contains the second before the end
+    # Extend the range to whole buckets: the first contains the start, the last contains the last
+    # second before the end.
     last = -(-end_time // width) * width
     end = min(start + limit * width, last)
     return _TimeSpan(start=start, end=max(end, start), width=width, more=end < last)
@@ -230,9 +234,9 @@ def _page_start(query: _Query, width: int) -> int:
 
 
 def _user_ids(users: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids that are UUIDs: PostgreSQL rejects others.
+    """Return the ids that are UUIDs, because PostgreSQL rejects other texts.
 
-    If none is, return an id that no user has.
+    If no id is a UUID, return an id that no user has.
     """
     ids = []
     for user in users:

@@ -1,4 +1,4 @@
-"""GET /api/admin/replicas and /api/admin/alerts: the state of the fleet, for the administration page."""
+"""GET /api/admin/replicas and /api/admin/alerts, for the administration page."""
 
 import asyncio
 from typing import Annotated, Any
@@ -17,19 +17,20 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.input_files import MALFORMED, parse_json
 from llmops.urls import fetch_bounded, without_secrets
 
-#: Bytes of an answer of Prometheus or of a gateway. An alert has about a kilobyte.
+#: Maximum size of an answer of Prometheus or of a gateway in bytes. An alert takes about a
+#: kilobyte.
 MAX_ANSWER_BYTES = 4 << 20
-#: Seconds for a whole answer of Prometheus, and for those of a gateway together.
+#: Maximum seconds for a whole answer of Prometheus, and for all answers of the gateway together.
 PROMETHEUS_TIMEOUT, GATEWAY_TIMEOUT = 5.0, 10.0
 
 router = make_router(prefix="/api/admin", tags=["admin"], route_class=AdminRoute)
 
 
 class FleetState(BaseModel):
-    """The state of models and replicas as the gateway knows it.
+    """The state of models and replicas, as the gateway reports it.
 
-    `models` are those of GET /v1/models, `replicas` the rows of GET /replicas by gateway worker,
-    empty for a gateway with one server.
+    `models` are the models of GET /v1/models. `gateways` has the rows of GET /replicas for each
+    worker of the gateway, and is empty for a gateway with one server.
     """
 
     models: list[dict[str, Any]]
@@ -49,7 +50,7 @@ class Alert(BaseModel):
 
 
 class AlertList(BaseModel):
-    """The alerts of Prometheus. `configured` is False without the setting `web.prometheus`."""
+    """The alerts of Prometheus. `configured` is false if `web.prometheus` is not set."""
 
     configured: bool
     data: list[Alert] = []
@@ -74,7 +75,7 @@ async def read_replicas(request: Request) -> FleetState:
             except httpx.HTTPStatusError as error:
                 if error.response.status_code != 404:
                     raise
-                # a gateway with a single server has no such page
+                # a gateway with a single server does not serve GET /replicas
                 replicas = b'{"gateways": []}'
         return FleetState(models=parse_json(models)["data"], gateways=parse_json(replicas)["gateways"])
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, *MALFORMED) as error:
@@ -83,7 +84,9 @@ async def read_replicas(request: Request) -> FleetState:
                 "Models and replicas need a key with the scope 'inference' as well; use another key."
             ) from error
         detail = f"{without_secrets(str(gateway.base_url))} did not describe its replicas ({type(error).__name__})."
-        raise UnavailableError("The gateway cannot be asked for its replicas now.", detail=detail) from error
+        raise UnavailableError(
+            "The gateway does not report its replicas now; try again later.", detail=detail
+        ) from error
 
 
 @router.get("/alerts", summary="List the alerts of Prometheus")
@@ -97,7 +100,7 @@ async def read_alerts(settings: Annotated[GatewaySettings, Depends(_settings)]) 
         return AlertList(configured=True, data=sorted(map(_alert, found), key=_rank))
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, *MALFORMED) as error:
         detail = f"{without_secrets(url)} did not list its alerts ({error or type(error).__name__})."
-        message = "Prometheus cannot be asked for its alerts now; check the setting web.prometheus."
+        message = "Prometheus does not list its alerts now; check the setting web.prometheus."
         raise UnavailableError(message, detail=detail) from error
 
 
@@ -116,5 +119,5 @@ def _alert(alert: dict[str, Any]) -> Alert:
 
 
 def _rank(alert: Alert) -> tuple[bool, str, str]:
-    """Return the key that puts firing alerts first, the most urgent before others."""
+    """Return a sort key that puts firing alerts first, and urgent alerts before others."""
     return alert.state != "firing", alert.priority or "P9", alert.since

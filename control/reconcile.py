@@ -1,9 +1,8 @@
 """The hourly reconciliation of the ledger with gateways and engines.
 
-The token counts of engines are recorded here too.
-
-Missing events need not be requested: a gateway keeps an event until the ledger has it, and sends it
-again. A gap that remains belongs to a gateway that has not come back, or that lost its outbox.
+The job also records the token counts of engines. Missing events need not be requested: a gateway
+keeps each event until the ledger has it, and sends it again. A gap that remains belongs to a
+gateway that has not come back, or that lost its outbox.
 """
 
 import asyncio
@@ -32,19 +31,19 @@ log = logging.getLogger(__name__)
 #: Seconds between two reports.
 REPORT_INTERVAL = 3600.0
 
-#: Triton's histogram of the output lengths of all answers that an engine finished.
+#: Name of Triton's histogram of the output lengths of all finished answers of an engine.
 SERVED_TOKENS_METRIC = "nv_llm_output_token_len"
 _SUM = f"{SERVED_TOKENS_METRIC}_sum"
 
-#: Bytes of a metrics page. A longer page is rejected before it is parsed.
+#: Maximum size of a metrics page in bytes. A longer page is rejected before it is parsed.
 MAX_PAGE_BYTES = 8 * 2**20
 
-#: Seconds for one metrics page, from the connection to its last byte.
+#: Maximum seconds for one metrics page, from the connection to the last byte.
 PAGE_TIMEOUT = 10.0
 
 
 async def served_tokens(pages: Sequence[str]) -> dict[str, int]:
-    """Return the output tokens of all answers that engines finished, by model.
+    """Return the output tokens of all answers that engines have finished, by model.
 
     Args:
         pages: URLs of the metrics pages of Triton servers.
@@ -71,7 +70,7 @@ async def served_tokens(pages: Sequence[str]) -> dict[str, int]:
 
 
 class Reconciler(LeaderJob):
-    """A job that makes a report every hour, and logs a warning if events are missing."""
+    """The job that makes a report every hour, and logs a warning if events are missing."""
 
     name = "The reconciler"
 
@@ -79,11 +78,10 @@ class Reconciler(LeaderJob):
         self._store, self._engines, self._interval = store, engines, interval
 
     async def run(self) -> None:
-        """Make reports until cancelled.
+        """Make reports until cancelled. Raises ResourceError if the store does not answer.
 
-        An engine that does not answer hides no missing events: the report is made without engines.
-
-        Raises ResourceError if the store does not answer.
+        If an engine does not answer, the report is made without the counts of engines, so that it
+        still lists missing events.
         """
         await every(self._interval, self._report)
 
@@ -91,7 +89,7 @@ class Reconciler(LeaderJob):
         try:
             served = await served_tokens(self._engines)
         except ResourceError as error:
-            log.error("The ledger is not compared with the engines this time. %s", error.message)
+            log.error("This hour's report does not compare the ledger with the engines. %s", error.message)
             served = {}
         by = AuditContext("control", datetime.now(UTC))
         async with await open_store(self._store, pool_size=1) as store, store.write() as connection:

@@ -1,4 +1,4 @@
-"""Retention: delete audit entries and dead letters that are old enough."""
+"""The retention job, which deletes old audit entries and dead letters."""
 
 import logging
 from datetime import datetime, timedelta
@@ -18,7 +18,7 @@ PRUNE_INTERVAL = 6 * 3600.0
 
 
 class Retention(LeaderJob):
-    """A job that deletes entries older than `days`, at its start and every PRUNE_INTERVAL."""
+    """The job that deletes entries older than `days`, at its start and every PRUNE_INTERVAL."""
 
     name = "The retention"
 
@@ -38,7 +38,7 @@ class Retention(LeaderJob):
 
 
 async def prune_expired(store: Store, now: datetime, age: timedelta) -> tuple[int, int]:
-    """Delete what is older than `age`. Return the numbers of audit entries and of dead letters."""
+    """Delete entries older than `age`. Return the numbers of audit entries and dead letters."""
     entries = 0
     while True:
         async with store.write() as connection:

@@ -1,6 +1,6 @@
 """Access to the store from HTTP endpoints.
 
-Each process has one shared store, and store errors become HTTP errors.
+Each process has one shared store. Errors of the store become HTTP errors.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from llmops.store.factory import LazyStore
 
 
 class ConflictError(ApiError):
-    """A 409 response: the object that a request creates exists already."""
+    """A 409 response: the object that a request creates already exists."""
 
     status = 409
     type = "invalid_request_error"
@@ -31,7 +31,7 @@ class ConflictError(ApiError):
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Turn the errors of a client's input into HTTP errors with the same message.
+    """Turn errors of a client's input into HTTP errors with the same message.
 
     Other errors pass unchanged.
     """
@@ -48,36 +48,36 @@ def client_errors() -> Iterator[None]:
 class SharedStore(LazyStore):
     """The store that all endpoints of a process share.
 
-    It is opened by its first use, so a process starts without it.
-
-    Connections raise UnavailableError while the store does not answer. The reason names hosts and
-    files, so it is logged and not sent to clients.
+    The store is opened at its first use, so that a process can start without the store. While the
+    store does not answer, connecting raises UnavailableError. The reason names hosts and files, so
+    it is logged and not sent to clients.
     """
 
     def __init__(self, url: str) -> None:
-        # each connection of SQLite has a thread, for which a process may have no room
+        # SQLite's async driver starts a thread for each connection, for which a process may lack
+        # memory
         super().__init__(url, max_overflow=0 if url.startswith("sqlite") else MAX_OVERFLOW)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
     async def in_turn(self, caller: Caller) -> AsyncIterator[None]:
-        """Wait for the other requests of the caller's tenant in such a block.
+        """Wait until the tenant's other requests in this block have ended.
 
-        A report can read a million rows: no tenant may take all connections and threads.
+        A report can read a million rows, and no tenant may take all connections and threads.
         """
         async with self._turns.setdefault(caller.tenant_id or caller.share, asyncio.Lock()):
             yield
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """Connect for queries."""
+        """Open a connection for queries. Raises UnavailableError if the store does not answer."""
         with _hide_store_errors():
             async with super().read() as connection:
                 yield connection
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """Open a transaction."""
+        """Open a transaction. Raises UnavailableError if the store does not answer."""
         with _hide_store_errors():
             async with super().write() as connection:
                 yield connection
@@ -91,7 +91,7 @@ def _hide_store_errors() -> Iterator[None]:
         raise
     except (LlmopsError, exc.TimeoutError) as error:
         detail = error.message if isinstance(error, LlmopsError) else "All of its connections are in use."
-        message = "The store cannot be asked now; try again."
+        message = "The store does not answer now; try again later."
         raise UnavailableError(message, code="store_unavailable", detail=detail) from error
 
 
@@ -100,5 +100,5 @@ async def _shared_store(request: Request) -> SharedStore:
     return store
 
 
-# The store of the application that serves a request, as a parameter of its endpoint.
+# The store of the application that serves a request, as a parameter of endpoints.
 StoreOfApp = Annotated[SharedStore, Depends(_shared_store)]

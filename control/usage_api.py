@@ -1,4 +1,4 @@
-"""GET /api/usage: the caller's own usage, its cost, and what is left of its budgets."""
+"""GET /api/usage: the caller's own usage, its cost, and the remaining budgets."""
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
@@ -20,24 +20,24 @@ from llmops.store.usage_queries import UsageFilter, spent_micros
 
 UsageOwner = Literal["key", "user", "tenant"]
 
-#: Groups by which the usage of each owner can be divided.
+#: Groups into which usage can be divided, by the kind of owner.
 GROUPS: dict[str, tuple[str, ...]] = {
     "key": ("day", "model"),
     "user": ("day", "model", "key"),
     "tenant": ("day", "model", "key", "user"),
 }
 
-#: The user id of requests without a key.
+#: User id in the totals for requests without a key.
 ANONYMOUS = str(UUID(int=0))
 
 router = make_router(tags=["usage"])
 
 
 class CallerUsageQuery(AdminSchema):
-    """Query of GET /api/usage.
+    """The query of GET /api/usage.
 
-    `of` selects the key, its user or (scope `usage`) its tenant. It defaults to the key, or to the
-    user for logins without a key.
+    `of` selects the usage of the key, its user or (with the scope `usage`) its tenant. The default
+    is the key, or the user for a login without a key.
     """
 
     of: UsageOwner | None = None
@@ -47,9 +47,9 @@ class CallerUsageQuery(AdminSchema):
 
 
 class BudgetStatus(AdminSchema):
-    """A budget of the key or its tenant, and what is left of it.
+    """A budget of the key or its tenant, and the remaining amount.
 
-    The figures are for the present period, which ends at `until`.
+    The figures are for the current period, which ends at `until`.
     """
 
     of: Literal["key", "tenant"]
@@ -61,7 +61,7 @@ class BudgetStatus(AdminSchema):
 
 
 class CallerUsage(UsageReport):
-    """Usage of the caller's key, user or tenant, and the budgets that limit the caller."""
+    """The usage of the caller's key, user or tenant, and the budgets that limit the caller."""
 
     of: UsageOwner
     budgets: tuple[BudgetStatus, ...]
@@ -87,11 +87,11 @@ async def read_own_usage(
 
 
 def _check_permission(owner: UsageOwner, groups: Sequence[str], caller: Caller) -> None:
-    """Check that a caller may read this usage.
+    """Check that a caller may read the requested usage.
 
     Raises:
-        ForbiddenError: The usage is the tenant's, and the key lacks the scope.
-        InvalidRequestError: The owner's usage has no such groups.
+        ForbiddenError: The usage of the tenant is requested, and the key lacks the scope.
+        InvalidRequestError: The usage cannot be divided into the requested groups.
     """
     if owner == "tenant" and "usage" not in caller.scopes:
         raise ForbiddenError("This key may not read its tenant's usage; use a key with the scope 'usage'.")
@@ -109,7 +109,8 @@ def _usage_filter(owner: UsageOwner, caller: Caller, period: DateRange) -> Usage
     elif owner == "key" and caller.key_id:
         ids = {"key_id": caller.key_id}
     else:
-        # usage without a key has no key id in the totals, so that of all logins would be summed
+        # Filter by user as well: usage without a key has an empty key id in the totals, for all
+        # users.
         ids = {"user_id": caller.user_id}
     return UsageFilter(**ids, first=period.first, last=period.last)
 

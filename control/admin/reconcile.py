@@ -1,6 +1,6 @@
 """Reconciliation of the ledger with gateways and engines.
 
-The ledger is compared with the events that gateways numbered and the tokens that engines counted.
+The ledger is compared with the event numbers of gateways and with the token counts of engines.
 """
 
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from llmops.store.audit import AuditContext, list_audit_entries, record_action
 from llmops.store.tables import gateways
 from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, sum_usage
 
-#: The action of reports in the audit log, which keeps them.
+#: Name of the action under which the audit log stores the reports.
 ACTION = "usage.reconcile"
 
 
 async def reconcile(connection: AsyncConnection, by: AuditContext, request: ReconciliationRequest) -> Reconciliation:
     """Compare the ledger with gateways and engines since the previous report.
 
-    The report is kept in the audit log.
+    Store the new report in the audit log.
     """
     entries = await list_audit_entries(connection, limit=1, action=ACTION)
     previous = Reconciliation.model_validate(entries[0].detail) if entries else None
@@ -51,7 +51,8 @@ async def _compare_engines(
 ) -> tuple[EngineTokens, ...]:
     earlier = {engine.model: engine for engine in previous.engines} if previous is not None else {}
     if not served:
-        # the next report with counts is compared with the last report that had counts
+        # reports without counts are skipped: the increase is computed since the last report with
+        # counts
         return tuple(earlier.values())
     sums = await sum_usage(connection, UsageFilter(), ("model",))
     billed = {str(one.group["model"]): one.output_tokens for one in sums}
@@ -59,7 +60,7 @@ async def _compare_engines(
     for model, tokens in sorted(served.items()):
         engine = EngineTokens(model=model, served=tokens, billed=billed.get(model, 0))
         last = earlier.get(model)
-        # a restarted engine counts from 0
+        # a restarted engine counts from 0 again
         if last is not None and tokens >= last.served:
             unbilled = (tokens - last.served) - (engine.billed - last.billed)
             engine = engine.model_copy(update={"unbilled": unbilled})

@@ -63,10 +63,11 @@ from llmops.store.tables import SUMMED
 from llmops.store.usage_queries import UsageFilter, UsageSum, spent_micros, sum_usage
 from llmops.untrusted_text import escape_unsafe
 
-#: Characters shown of a usage event that could not be billed. An event of a gateway is shorter.
+#: Maximum number of characters shown of a usage event that could not be billed. All events of
+#: gateways are shorter.
 MAX_EVENT_CHARACTERS = 4096
 
-#: Settings that a key always has, so that null does not remove them.
+#: Settings that every key has. In an update, null leaves them unchanged instead of removing them.
 _REQUIRED_SETTINGS = ("tier", "scopes")
 _KEY_SETTINGS = ("name", *_REQUIRED_SETTINGS, "models", "expires_at")
 
@@ -76,10 +77,10 @@ _Store = Store | LazyStore
 
 @dataclass(frozen=True)
 class AdminAccess:
-    """The store that an application administers.
+    """The store that an application administers, and the check of its callers.
 
     Attributes:
-        store: Where connections come from.
+        store: The store.
         actor: Returns the name of a request's sender for the audit log. Raises ForbiddenError if
             the sender may not administer the store.
     """
@@ -92,7 +93,7 @@ class AdminSession:
     """A request's access to the store.
 
     Attributes:
-        by: The sender of the request and its time, for the audit log.
+        by: The actor and time of the request, for the audit log.
     """
 
     def __init__(self, store: _Store, actor: str) -> None:
@@ -101,21 +102,21 @@ class AdminSession:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """Connect for queries. Errors of the request's input become HTTP errors."""
+        """Open a connection for queries. Errors of the client's input become HTTP errors."""
         async with self._store.read() as connection:
             with client_errors():
                 yield connection
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """Connect with a transaction. Errors of the request's input become HTTP errors."""
+        """Open a transaction. Errors of the client's input become HTTP errors."""
         async with self._store.write() as connection:
             with client_errors():
                 yield connection
 
 
 class AdminRoute(ControlRoute):
-    """A route for callers that may administer the store."""
+    """A route that only callers who may administer the store can use."""
 
     async def authorize(self, request: Request) -> None:
         request.app.state.admin.actor(request)
@@ -134,15 +135,18 @@ router = make_router(prefix="/api/admin", tags=["admin"], route_class=AdminRoute
 
 
 def add_admin_routes(app: FastAPI, store: _Store, actor: Callable[[Request], str] | None = None) -> None:
-    """Add the admin API to an application. By default callers need a key with the scope `admin`."""
+    """Add the admin API to an application.
+
+    `actor` identifies the callers. By default, callers need a key with the scope `admin`.
+    """
     app.state.admin = AdminAccess(store, actor or _admin_key)
     add_routes(app, router)
 
 
 def create_local_app(store: _Store, actor: str) -> FastAPI:
-    """Return an application with the admin API only, for the owner of a local store.
+    """Return an application that has only the admin API, for the owner of a local store.
 
-    Store errors are raised.
+    The application raises errors of the store instead of turning them into HTTP errors.
     """
     app = FastAPI()
     add_exception_handlers(app)
@@ -151,10 +155,10 @@ def create_local_app(store: _Store, actor: str) -> FastAPI:
 
 
 def _admin_key(request: Request) -> str:
-    """Return the caller as an actor of the audit log.
+    """Return the caller's name for the audit log.
 
-    A key is required even if the gateway runs without authentication: otherwise every page in a
-    browser on this machine could create keys.
+    A key is required even if the gateway runs without authentication: otherwise, every page open in
+    a browser on this machine could create keys.
 
     Raises:
         ForbiddenError: The caller has no key with the scope `admin`.
@@ -215,7 +219,7 @@ def _tenant_read(tenant: tenants.Tenant) -> TenantRead:
 
 
 def _merge_limits(limits: Limits, update: LimitFields) -> Limits:
-    """Return limits with the fields that an update sets. Raises InputError for an impossible limit."""
+    """Return the limits after an update. Raises InputError for an impossible limit."""
     changes = {name: getattr(update, name) for name in LimitFields.model_fields if name in update.model_fields_set}
     if changes.get("budget") is not None:
         changes["budget"] = Budget(changes["budget"].micros, changes["budget"].period)
@@ -290,14 +294,14 @@ async def revoke_key(session: Session, key: KeyId, body: KeyRevoke) -> KeyRead:
 
 
 def _merge_spec(spec: keys.KeySpec, update: KeyUpdate) -> keys.KeySpec:
-    """Return a key's settings with those that an update sets."""
+    """Return a key's settings after an update."""
     changes = {name: getattr(update, name) for name in _KEY_SETTINGS if name in update.model_fields_set}
     changes = {name: value for name, value in changes.items() if value is not None or name not in _REQUIRED_SETTINGS}
     return replace(spec, **changes, limits=_merge_limits(spec.limits, update))
 
 
 def _key_fields(key: keys.KeyRow, now: datetime) -> dict[str, Any]:
-    """Return the fields of a KeyRead."""
+    """Return the fields of a `KeyRead` for a key."""
     settings = {name: getattr(key.spec, name) for name in _KEY_SETTINGS}
     times = {name: getattr(key, name) for name in ("created_at", "revoked_at", "previous_until")}
     owner = {"id": key.id, "prefix": key.prefix, "tenant": key.tenant_id, "user": key.email, "state": key.state(now)}
@@ -349,7 +353,7 @@ async def read_usage(session: Session, query: Annotated[UsageReportQuery, Query(
     async with session.read() as connection:
         period = DateRange.resolve(query.first, query.last, session.by.at)
         if query.tenant and await tenants.find_tenant(connection, query.tenant) is None:
-            # raises, with a suggestion; a deleted tenant has usage
+            # check that the tenant exists, even a deleted one; the error suggests a similar name
             await tenants.require_tenant(connection, query.tenant)
         usage_filter = UsageFilter(
             tenant_id=query.tenant,
@@ -413,21 +417,21 @@ async def read_audit(session: Session, query: Annotated[AuditQuery, Query()]) ->
 
 
 def audit_entry_read(entry: AuditLogEntry) -> AuditEntryRead:
-    """Return an entry of the audit log as the API shows it."""
+    """Return an entry of the audit log in the form of the API."""
     return AuditEntryRead.model_validate(entry, from_attributes=True)
 
 
 async def read_sums(
     connection: AsyncConnection, usage_filter: UsageFilter, by: Sequence[str]
 ) -> tuple[UsageSum, Sequence[UsageSum]]:
-    """Return the total of usage, and the sums of each group of `by`."""
+    """Return the total usage, and the sums of each group of `by`."""
     groups = tuple(dict.fromkeys(by))
     (total,) = await sum_usage(connection, usage_filter)
     return total, await sum_usage(connection, usage_filter, groups) if groups else ()
 
 
 def report_fields(total: UsageSum, sums: Sequence[UsageSum]) -> dict[str, Any]:
-    """Return the fields of a UsageReport except its period."""
+    """Return the fields of a `UsageReport` except the period."""
     return {**_totals(total), "lines": tuple(map(_usage_line, sums))}
 
 
@@ -436,6 +440,6 @@ def _totals(usage: UsageSum) -> dict[str, Any]:
 
 
 def _usage_line(usage: UsageSum) -> UsageLine:
-    # usage of a user who is not in the store is on the bill all the same
+    # usage of a user who is not in the store is billed too
     groups: dict[str, Any] = {name: "unknown" if value is None else str(value) for name, value in usage.group.items()}
     return UsageLine(**_totals(usage), **groups)

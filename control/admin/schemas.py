@@ -1,7 +1,7 @@
-"""Request and response bodies of the admin API, which the CLI prints with `--json` too.
+"""The request and response bodies of the admin API. The CLI prints them with `--json`.
 
-In an update, a field that is absent is left unchanged, and null removes a limit. Nothing here
-imports a database library, so that the CLI can use a remote admin API without them.
+In an update, a field that is absent is left unchanged, and null removes a limit. This module
+imports no database library, so that the CLI can use a remote admin API without installing one.
 """
 
 import re
@@ -26,18 +26,18 @@ def to_micros(dollars: Decimal) -> int:
 
 
 def to_dollars(micros: int) -> Decimal:
-    """Return micro-dollars as US dollars."""
+    """Return whole micro-dollars as US dollars."""
     return Decimal(micros) / MICROS_PER_USD
 
 
 def _to_utc(time: datetime) -> datetime:
-    """Return a time in UTC, which is assumed if the time has no zone."""
+    """Return a time in UTC. A time without a zone is taken as UTC."""
     if time.tzinfo is None:
         return time.replace(tzinfo=UTC)
     try:
         return time.astimezone(UTC)
     except OverflowError:
-        raise ValueError("this time is beyond the calendar") from None
+        raise ValueError("this time is outside the years 1 to 9999") from None
 
 
 def _texts(value: Any) -> list[str]:
@@ -52,11 +52,13 @@ def _check_storable(value: Any) -> Any:
 
 def _check_visible(value: Any) -> Any:
     if not all(map(is_safe_text, _texts(value))):
-        raise ValueError("a text has no control characters, and none that are invisible or turn others around")
+        raise ValueError(
+            "a text has no control characters, invisible characters, or characters that reverse its direction"
+        )
     return value
 
 
-# Read exactly from JSON, written as a number.
+# Money is parsed exactly from JSON, and written as a number.
 Dollars = Annotated[
     Decimal,
     Field(ge=0, max_digits=30, decimal_places=6, description="US dollars, with at most six decimals."),
@@ -64,7 +66,7 @@ Dollars = Annotated[
 ]
 Timestamp = Annotated[datetime, AfterValidator(_to_utc)]
 UsageGroup = Literal["day", "tenant", "user", "model", "key"]
-# A text of a request outside of a model, such as an id in a path.
+# A text in a request that is outside of a body, such as an id in the path.
 SafeText = Annotated[str, AfterValidator(_check_storable), AfterValidator(_check_visible)]
 
 
@@ -86,17 +88,17 @@ class AdminSchema(FailFastModel):
 class AdminRequest(AdminSchema):
     """The base class of the request bodies of the admin API.
 
-    Texts of a request are stored and shown to others, so they must not contain characters that a
-    terminal interprets or a reader cannot see.
+    Texts are stored and shown to other people, so they must not contain characters that a terminal
+    interprets or a reader cannot see.
     """
 
     _visible = field_validator("*")(_check_visible)
 
 
 class BudgetFields(AdminSchema):
-    """A budget in US dollars per day, week (from Monday) or month of the UTC calendar.
+    """A budget in US dollars per day, week (from Monday) or month, in UTC.
 
-    Give `usd` or `micros`.
+    Give either `usd` or `micros`.
     """
 
     usd: Dollars | None = None
@@ -123,7 +125,10 @@ class BudgetFields(AdminSchema):
 
 
 class LimitFields(AdminSchema):
-    """Requests and tokens per minute, concurrent requests, and a budget. Null means unlimited."""
+    """The limits of a key or tenant. Null means unlimited.
+
+    The limits are requests and tokens per minute, concurrent requests, and a budget.
+    """
 
     rpm: int | None = None
     tpm: int | None = None
@@ -132,7 +137,7 @@ class LimitFields(AdminSchema):
 
 
 class TenantUpdate(LimitFields, AdminRequest):
-    """The limits of a tenant that change."""
+    """Changes to the limits of a tenant."""
 
 
 class TenantCreate(TenantUpdate):
@@ -142,7 +147,7 @@ class TenantCreate(TenantUpdate):
 
 
 class TenantListQuery(AdminRequest):
-    """Query of a list of tenants. `all` includes deleted ones."""
+    """The query of a list of tenants. `all` includes deleted tenants."""
 
     all: bool = False
 
@@ -160,7 +165,7 @@ class TenantRead(AdminSchema):
 
 
 class KeyUpdate(LimitFields, AdminRequest):
-    """The settings of a key that change. `models` null allows all models."""
+    """Changes to the settings of a key. `models` null allows all models."""
 
     name: str | None = None
     tier: str | None = None
@@ -170,29 +175,26 @@ class KeyUpdate(LimitFields, AdminRequest):
 
 
 class KeyCreate(KeyUpdate):
-    """A new key.
-
-    `user` is an e-mail address; the user is created if there is none with this address.
-    """
+    """A new key. `user` is an e-mail address; a user who does not exist is created."""
 
     tenant: str
     user: str
 
 
 class KeyRevoke(AdminRequest):
-    """Options of a revocation. `now` also ends the running answers of the key."""
+    """The options of a revocation. `now` also ends the key's running answers."""
 
     now: bool = False
 
 
 class KeyRotate(AdminRequest):
-    """Options of a rotation: the seconds that the present secret stays valid."""
+    """The options of a rotation: the seconds for which the previous secret stays valid."""
 
     overlap_seconds: float = Field(default=86_400.0, ge=0, le=3650 * 86_400)
 
 
 class KeyListQuery(AdminRequest):
-    """Query of a list of keys. `all` includes keys that are refused."""
+    """The query of a list of keys. `all` includes keys that are revoked or expired."""
 
     tenant: str | None = None
     user: str | None = None
@@ -202,7 +204,8 @@ class KeyListQuery(AdminRequest):
 class KeyRead(AdminSchema):
     """A key without its secret.
 
-    `prefix`: first characters of the secret. `state`: active, or why it is refused.
+    `prefix` has the first characters of the secret. `state` is `active`, or the reason why the key
+    is rejected.
     """
 
     id: str
@@ -233,7 +236,7 @@ class KeyWithSecret(KeyRead):
 class KeyDetails(KeyRead):
     """A key with the limits of its tenant.
 
-    `spent_micros`: spent of the budget in the present period.
+    `spent_micros` is the amount spent of the key's budget in the current period.
     """
 
     spent_micros: int | None
@@ -241,7 +244,10 @@ class KeyDetails(KeyRead):
 
 
 class PriceCreate(AdminRequest):
-    """A price in US dollars per million tokens. `cached` defaults to `input`, `from` to now."""
+    """A price in US dollars per million tokens.
+
+    `cached` defaults to the value of `input`, and `from` to the current time.
+    """
 
     model: str
     input: Dollars
@@ -251,7 +257,7 @@ class PriceCreate(AdminRequest):
 
 
 class PriceListQuery(AdminRequest):
-    """Query of a list of prices. `at` selects the prices in force at a time."""
+    """The query of a list of prices. `at` selects the prices in force at a time."""
 
     model: str | None = None
     at: Timestamp | None = None
@@ -277,7 +283,7 @@ class DateRange(AdminSchema):
 
     @classmethod
     def resolve(cls, first: date | None, last: date | None, now: datetime) -> Self:
-        """Return the requested range, which defaults to the first of the month until today.
+        """Return the first and last day, which default to the first of this month and today.
 
         Raises:
             InputError: The range ends before it begins.
@@ -291,7 +297,10 @@ class DateRange(AdminSchema):
 
 
 class UsageReportQuery(AdminRequest):
-    """Query of a usage report. `from` defaults to the first of the month, `to` to today (UTC)."""
+    """The query of a usage report.
+
+    `from` defaults to the first of this month, and `to` to today (UTC).
+    """
 
     tenant: str | None = None
     user: str | None = None
@@ -303,7 +312,7 @@ class UsageReportQuery(AdminRequest):
 
 
 class UsageTotals(AdminSchema):
-    """Sums of usage. `input_tokens` include the cached ones."""
+    """Sums of usage. `input_tokens` includes cached tokens."""
 
     requests: int
     input_tokens: int
@@ -314,12 +323,12 @@ class UsageTotals(AdminSchema):
     cost_usd: float
 
     def data(self) -> dict[str, Any]:
-        """Return the object as JSON data, with only the groups that were requested."""
+        """Return the object as JSON data, with only the requested groups."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 class UsageLine(UsageTotals):
-    """Sums of one group. Only the requested groups are set."""
+    """Sums of usage in one group. Only the requested groups are set."""
 
     day: str | None = None
     tenant: str | None = None
@@ -333,7 +342,7 @@ class _Period(AdminSchema):
 
 
 class UsageReport(UsageTotals, _Period):
-    """Usage in a period: the total, and a line for each group."""
+    """The usage in a period: the total, and a line for each group."""
 
     lines: tuple[UsageLine, ...]
 
@@ -345,9 +354,10 @@ class ReconciliationRequest(AdminSchema):
 
 
 class MissingEvents(AdminSchema):
-    """Events `first` to `last` of a gateway that the ledger lacks although it has later ones.
+    """A range of a gateway's events, `first` to `last`, that is missing in the ledger.
 
-    `since`: first seen.
+    Later events of the gateway have arrived. `since` is the time at which a report first listed the
+    range.
     """
 
     gateway: str
@@ -357,13 +367,12 @@ class MissingEvents(AdminSchema):
 
 
 class EngineTokens(AdminSchema):
-    """Output tokens of a model in its engines and in the ledger.
+    """The output tokens of a model in its engines and in the ledger.
 
-    Its engines counted `served`, the ledger has `billed`.
-
-    Both count from the start of their records. `unbilled`: served and not billed since the previous
-    report, None in the first one; it includes end-of-text tokens and tokens of clients that
-    disconnected.
+    The engines counted `served` tokens, and the ledger has `billed` tokens, both from the start of
+    their records. `unbilled` tokens were served and not billed since the previous report; they
+    include end-of-text tokens and the tokens of clients that disconnected. `unbilled` is null in
+    the first report.
     """
 
     model: str
@@ -375,7 +384,7 @@ class EngineTokens(AdminSchema):
 class Reconciliation(AdminSchema):
     """A comparison of the ledger with gateways and engines.
 
-    `missing`: number of missing events. `gaps` lists at most 1,000 ranges of them.
+    `missing` is the number of missing events. `gaps` lists at most 1,000 ranges of them.
     """
 
     at: Timestamp
@@ -386,7 +395,7 @@ class Reconciliation(AdminSchema):
 
 
 class DeadLetterListQuery(AdminRequest):
-    """Query of usage events that could not be billed: the newest `limit`."""
+    """The query of usage events that could not be billed: the newest `limit` events."""
 
     limit: int = Field(default=100, ge=1, le=10_000)
 
@@ -394,8 +403,8 @@ class DeadLetterListQuery(AdminRequest):
 class DeadLetterRead(AdminSchema):
     """A usage event that could not be billed.
 
-    `count`: how often it arrived, last at `last_at`. `signed`: a gateway wrote it. `value`: its
-    text, escaped and truncated.
+    `count` is the number of its arrivals, and `last_at` the time of the last. `signed` is true if a
+    gateway wrote the event. `value` is the text of the event, escaped and truncated.
     """
 
     reason: str
@@ -407,7 +416,7 @@ class DeadLetterRead(AdminSchema):
 
 
 class AuditQuery(AdminRequest):
-    """Query of the audit log: the newest `limit` entries.
+    """The query of the audit log: the newest `limit` entries.
 
     `action` is a prefix such as `key.` or `access.`.
     """

@@ -1,4 +1,4 @@
-"""Roll-outs: versions of a model, the steps from one to the next, and the judge of a canary.
+"""Roll-outs of model versions: the steps from one version to the next, and the canary's judge.
 
-The judge and the comparison of qualities are pure: they read no clock and no socket.
+The judge and the comparison of qualities are pure: they use neither clocks nor sockets.
 """

@@ -1,7 +1,8 @@
-"""Further conditions of a roll-out: PromQL expressions that must hold, such as `EXPRESSION < 0.01`.
+"""Further conditions of a roll-out: PromQL with a comparison, such as `EXPRESSION < 0.01`.
 
-The comparison is made here and not in PromQL, whose result is empty both if the comparison is false
-and if there are no series. A condition without data holds a roll-out and never ends it.
+The comparison is made in this module and not in PromQL, whose result is empty both if the
+comparison is false and if the series do not exist. A condition without data holds a roll-out and
+never ends it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from llmops.response_limits import BOUNDED_ASYNC, SHORT
 from llmops.untrusted_text import escape_unsafe
 from llmops.urls import without_secrets
 
-#: Seconds for an answer of Prometheus: other roll-outs wait meanwhile.
+#: Maximum seconds for an answer of Prometheus, because other roll-outs wait meanwhile.
 TIMEOUT = 2.0
 
-#: Seconds between two questions to Prometheus, which scrapes no more often.
+#: Seconds between two queries of a condition. Prometheus does not scrape more often.
 INTERVAL = 15.0
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -51,7 +52,7 @@ class Condition(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Return the condition. Raises InputError if `text` does not end in a comparison."""
+        """Parse a condition. Raises InputError if `text` does not end in a comparison."""
         found = _CONDITION.fullmatch(text.strip())
         if found is None:
             raise InputError(
@@ -65,18 +66,18 @@ class Condition(NamedTuple):
 
 
 class AnalysisResult(NamedTuple):
-    """The state of all conditions and, unless they passed, the reason."""
+    """The result for all conditions together and, unless they passed, the reason."""
 
     state: Literal["passed", "failed", "no data"]
     reason: str = ""
 
 
 class Analysis:
-    """The conditions of one roll-out, asked again every INTERVAL seconds.
+    """The conditions of one roll-out, checked again every INTERVAL seconds.
 
     Args:
-        prometheus: The URL of Prometheus.
-        conditions: The conditions, as `Condition.parse` reads them.
+        prometheus: URL of Prometheus.
+        conditions: The conditions, in the form that `Condition.parse` accepts.
         clock: Returns the time in seconds.
     """
 
@@ -87,7 +88,7 @@ class Analysis:
         self._result = AnalysisResult("passed")
 
     async def check(self) -> AnalysisResult:
-        """Return whether all conditions hold."""
+        """Return whether all conditions hold, from Prometheus or the last check."""
         now = self._clock()
         if self._conditions and not 0 <= now - self._asked_at < INTERVAL:
             self._asked_at = now
@@ -99,9 +100,11 @@ class Analysis:
 async def check_conditions(client: httpx.AsyncClient, conditions: Sequence[Condition]) -> AnalysisResult:
     """Return whether all conditions hold now.
 
+    A condition that fails outweighs other conditions without data.
+
     Args:
         client: A client whose base URL is Prometheus.
-        conditions: The conditions. One that fails outweighs others without data.
+        conditions: The conditions.
     """
     results = await asyncio.gather(*(_check(client, condition) for condition in conditions))
     found = (result for state in ("failed", "no data") for result in results if result.state == state)

@@ -1,7 +1,7 @@
-"""The verdict of a roll-out for other controllers: Argo Rollouts reads it, Flagger asks its hooks.
+"""The verdict on a roll-out, for other controllers: Argo Rollouts and Flagger's hooks.
 
-Both of them exchange pods by themselves and ask here whether they may go on. A roll-out that
-is not `--auto` is judged without its weights being moved by control.
+Both controllers exchange pods themselves, and ask here whether they may continue. Without `--auto`,
+a roll-out is judged, but control does not change its weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
 
-#: The types of Flagger's hooks that confirm a step, and so wait for a verdict.
+#: Types of Flagger's hooks that confirm a step and therefore wait for a verdict.
 CONFIRMATIONS = ("confirm-traffic-increase", "confirm-promotion")
 
 HookType = Literal[
@@ -41,9 +41,9 @@ router = make_router(prefix="/api/rollouts", tags=["admin"])
 
 
 class RolloutVerdict(BaseModel):
-    """The decision about a model's latest roll-out.
+    """The verdict on a model's latest roll-out.
 
-    `decision` is `continue` as long as the judge has no verdict.
+    `decision` is `continue` until the judge has a verdict.
     """
 
     model: str
@@ -87,7 +87,10 @@ async def read_verdict(store: StoreOfApp, model: ModelName) -> RolloutVerdict:
 
 @router.post("/flagger/{hook}", summary="Answer a webhook of Flagger")
 async def answer_flagger(store: StoreOfApp, hook: HookType, model: ModelName, body: FlaggerPayload) -> RolloutVerdict:
-    """Answer 200 if Flagger may go on, or for a rollback hook if it must roll back, else 409."""
+    """Answer 200 if Flagger may continue, else 409.
+
+    A rollback hook gets 200 if Flagger must roll back.
+    """
     log.info("Flagger: %s of %s (%s)", hook, escape_unsafe(body.name), escape_unsafe(body.phase))
     verdict = await read_verdict(store, model)
     if hook in CONFIRMATIONS:
@@ -95,7 +98,7 @@ async def answer_flagger(store: StoreOfApp, hook: HookType, model: ModelName, bo
     elif hook == "rollback":
         passes = verdict.decision == "rollback"
     else:
-        # notifications pass; the other hooks hold a roll-out only if it has failed
+        # hooks that only notify always pass; the other hooks hold a roll-out only if it has failed
         passes = hook in ("post-rollout", "event") or verdict.decision != "rollback"
     if not passes:
         raise ConflictError(f"The roll-out of {model}: {verdict.decision}. {verdict.reason}", code=verdict.decision)

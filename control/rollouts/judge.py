@@ -40,59 +40,63 @@ from llmops.quantile_window import QuantileWindow
 Decision = Literal["continue", "promote", "rollback"]
 RowState = Literal["ok", "unclear", "worse", "no data", "shown"]
 
-#: Outcomes of the stable version that are remembered. Enough for a 99th percentile, and few enough
-#: that the comparison is with the load of now and not with that of an hour ago.
+#: Number of the stable version's latest outcomes that are compared. Enough for a 99th percentile,
+#: and few enough to compare with the current load instead of the load an hour ago.
 WINDOW = 4000
 
-#: Outcomes of the stable version before anything is compared with them.
+#: Minimum number of the stable version's outcomes for a comparison.
 MIN_STABLE = 50
 
-#: Longest time between two readings of the clock that counts, in seconds: a clock that jumps, or a
-#: paused process, does not make a canary older.
+#: Maximum seconds that count between two readings of the clock: a clock that jumps, or a paused
+#: process, does not make a step older.
 MAX_GAP = 60.0
 
-#: Difference between the shares of failed requests that is too small to stop a roll-out, also when it
-#: is certain.
+#: Difference between the shares of failed requests up to which a roll-out continues, however
+#: certain the difference is.
 TOLERATED_SHARE = 0.005
 
-#: Share of bad events of the stable version beyond which a canary's are no evidence of any kind.
+#: Share of the stable version's bad events above which the canary's events are not evidence.
 MAX_SHARE = 0.9
 
 #: Weight of the newest request in the level of a latency, which follows the load.
 LEVEL_SMOOTHING = 1 / 8
 
-#: Requests of the stable version that must follow a request of the canary before it is compared. The
-#: level before and after it are then known, and a load that rises within seconds is no evidence.
+#: Number of the stable version's requests that must follow a canary's request before the latter is
+#: compared. The level before and after the request is then known, so that a load that rises within
+#: seconds is not evidence.
 LEVEL_DELAY = 16
 
-#: An incident: among the latest requests of the stable version (weight of the newest), bad events are
-#: this much more frequent than before. Failures during an incident are not compared.
-RECENT_SMOOTHING, INCIDENT_SHARE = 1 / 16, 0.05
+#: Weight of the newest request in the share of the stable version's recent bad events.
+RECENT_SMOOTHING = 1 / 16
 
-#: Output length that differs by this factor in the median is a change for the worse.
+#: Increase of the share of the stable version's recent bad events that makes an incident. Failures
+#: during an incident are not compared.
+INCIDENT_SHARE = 0.05
+
+#: Factor by which the median output length may change in either direction.
 LENGTH_TOLERANCE = 1.5
 
-#: Prompts from which a comparison of scores can stop a roll-out.
+#: Minimum number of prompts for which a comparison of scores can stop a roll-out.
 MIN_GOLDEN = 20
 
-#: Loss of the mean score of golden prompts, relative to the stable version's, from which a canary is
-#: not promoted, even if chance may explain it.
+#: Loss of the mean score on golden prompts, relative to the stable version's score, from which a
+#: canary is not promoted even if the loss may be chance.
 HOLDING_LOSS = 0.05
 
-#: A latency may be this many times the stable version's.
+#: Maximum ratio of the canary's latency to the stable version's.
 LATENCY_TOLERANCE = 1.25
 
-#: Probability that a healthy canary is rolled back.
+#: Maximum probability that a healthy canary is rolled back.
 FALSE_ROLLBACK = 0.01
 
-#: Parts of FALSE_ROLLBACK for errors and golden prompts; the other criteria share the rest.
+#: Parts of FALSE_ROLLBACK for errors and for golden prompts. The other criteria share the rest.
 ERRORS_PART, GOLDEN_PART = 0.4, 0.3
 
-#: Increase of the share of late requests that must be excluded for a promotion.
+#: Increase of the share of late requests that a promotion must exclude.
 QUANTILE_MARGIN = 0.1
 
-#: Quantiles of latencies, and whether a promotion waits until each is shown to be no worse. For a
-#: 99th percentile that would take thousands of requests.
+#: Quantiles of latencies that are compared. True if a promotion requires that the quantile is not
+#: worse; for the 99th percentile, that would take thousands of requests.
 _QUANTILES = ((0.5, True), (0.95, True), (0.99, False))
 
 
@@ -177,7 +181,7 @@ class JudgeRow:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judge's decision, why it was taken, and its table."""
+    """The judge's decision, its reason, and the table of all criteria."""
 
     decision: Decision
     reason: str
@@ -185,10 +189,10 @@ class Verdict:
 
 
 class CanaryJudge:
-    """Compares the outcomes of a canary with those of the stable version.
+    """A judge that compares the outcomes of a canary with the stable version's outcomes.
 
     Args:
-        settings: What is compared, and when it is good enough.
+        settings: The versions to compare, and the requirements of a promotion.
         clock: Returns the time in seconds.
     """
 
@@ -202,7 +206,7 @@ class CanaryJudge:
         tests = len(_RATES) - 1 + len(_QUANTILES) * 2 + 2
         rest = FALSE_ROLLBACK * (1 - ERRORS_PART - GOLDEN_PART) / tests
         self._rates = [
-            # without a twin, a cold cache alone would cost goodput
+            # judge the goodput only with a twin, because a cold cache alone reduces the goodput
             _RateCriterion(rate, errors if rate.name == "errors" else rest, rate.name != "goodput" or twin)
             for rate in _RATES
         ]
@@ -228,7 +232,7 @@ class CanaryJudge:
         self._golden = _GoldenCriterion(settings.quality_tolerance, FALSE_ROLLBACK * GOLDEN_PART)
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Count a request that has ended. Outcomes of unknown versions are ignored."""
+        """Count a finished request. Outcomes of unknown versions are ignored."""
         self._advance()
         settings = self.settings
         canary = outcome.version == settings.canary
@@ -257,7 +261,7 @@ class CanaryJudge:
                     criterion.observe(1000 * value, canary, value_class)
 
     def begin_step(self) -> None:
-        """Start the requirements of a promotion again, after the canary's weight has changed."""
+        """Begin to check the requirements again, after the canary's weight has changed."""
         self._advance()
         self._requests, self._elapsed = 0, 0.0
         for criterion in self._criteria():
@@ -299,12 +303,14 @@ class CanaryJudge:
 
 @dataclass(frozen=True)
 class _Rate:
-    """A share of requests that should be small.
+    """An event that should happen in a small share of the requests.
 
     Attributes:
-        bad: Returns True for a request that counts.
-        margin: Increase that must be excluded for a promotion.
-        of_answers: True if a request that failed says nothing.
+        name: Name of the criterion.
+        event: Description of the event for reasons, such as "were refusals".
+        bad: Returns True if the event happened in a request.
+        margin: Increase of the share that a promotion must exclude.
+        of_answers: True if requests that failed are not counted.
     """
 
     name: str
@@ -325,13 +331,13 @@ _RATES = (
 
 
 class _Criterion(ABC):
-    """A criterion of the judge: one or more tests, and their rows of the table."""
+    """A criterion of the judge, with one or more tests and the table's rows for them."""
 
     name: str
 
     @abstractmethod
     def breach(self) -> str | None:
-        """Return why the canary must be rolled back, or None."""
+        """Return the reason why the canary must be rolled back, or None."""
 
     @abstractmethod
     def rows(self) -> Sequence[JudgeRow]:
@@ -339,18 +345,18 @@ class _Criterion(ABC):
 
     @abstractmethod
     def requirements(self) -> Mapping[str, RowState]:
-        """Return the states of the tests that a promotion needs, by the label of their rows.
+        """Return the states of the tests that a promotion requires, by the label of their rows.
 
-        Without requests of the canary, none are needed.
+        Return no states if the canary has no requests.
         """
 
     @abstractmethod
     def restart_ok(self) -> None:
-        """Start the requirements of a promotion again."""
+        """Begin to check the requirements of a promotion again."""
 
 
 class _RateCriterion(_Criterion):
-    """Compares the shares of requests with a bad event."""
+    """The criterion that the canary has no larger share of requests with a bad event."""
 
     def __init__(self, rate: _Rate, alpha: float, judged: bool) -> None:
         self.rate, self.name, self._judged = rate, rate.name, judged
@@ -358,22 +364,23 @@ class _RateCriterion(_Criterion):
         self._stable: deque[bool] = deque(maxlen=WINDOW)
         self._canary: deque[bool] = deque(maxlen=WINDOW)
         self._stable_events = 0
-        # share of the latest requests of the stable version, which shows an incident at once
+        # share of bad events in the stable version's recent requests, which shows an incident at
+        # once
         self._recent = 0.0
         self.restart_ok()
 
     def restart_ok(self) -> None:
         self._no_worse = NoWorseTest(self.rate.margin)
-        # requests since the weights changed, of the stable version and of the canary
+        # requests since the weights changed: of the stable version, of the canary
         self._counts = [1, 1]
 
     def observe(self, outcome: RequestOutcome, canary: bool) -> None:
-        """Count a request, unless it failed and says nothing about this event."""
+        """Count a request, unless the request failed and the event concerns answers only."""
         if self.rate.of_answers and not outcome.ok:
             return
         event = self.rate.bad(outcome)
         if len(self._stable) >= MIN_STABLE:
-            # one more event than was seen: few requests do not show that a fault never happens
+            # add one to the events seen: few requests do not prove that a fault never happens
             share = (self._stable_events + 1) / (len(self._stable) + 2)
             if event and self._recent < share + INCIDENT_SHARE:
                 self._test.observe(canary, self._counts[True] / sum(self._counts))
@@ -406,13 +413,13 @@ class _RateCriterion(_Criterion):
         return {self.name: self._state()} if self._judged and self._canary else {}
 
     def _state(self) -> RowState:
-        # where nearly every request has the event, an increase by the margin is impossible
+        # if nearly every request has the event, an increase by the margin is impossible
         is_certain = self._stable_events > (1 - self.rate.margin) * len(self._stable)
         return _state(self.breach() is not None, self._no_worse, self._no_worse.is_ok or is_certain)
 
 
 class _ValueCriterion(_Criterion):
-    """Compares quantiles of a value that should be small."""
+    """The criterion that quantiles of a value are not larger for the canary."""
 
     def __init__(
         self,
@@ -431,9 +438,9 @@ class _ValueCriterion(_Criterion):
         self._stable: dict[int, QuantileWindow] = defaultdict(lambda: QuantileWindow(WINDOW))
         self._canary = QuantileWindow(WINDOW)
         self._classes: Counter[int] = Counter()
-        # logarithm of the level that values are divided by
+        # logarithm of the level by which values are divided
         self._level = 0.0
-        # requests that the level has followed, and requests of the canary that wait for more of them
+        # number of requests the level has followed, and the canary's requests that wait for more
         self._follows_load, self._followed = follows_load, 0
         self._waiting: deque[tuple[int, float, int, float]] = deque()
         self.restart_ok()
@@ -450,7 +457,10 @@ class _ValueCriterion(_Criterion):
             self._compare(waiting / math.exp(max(level, self._level)), size_class)
 
     def observe(self, value: float, canary: bool, size_class: int = 0) -> None:
-        """Count a value, which is compared with the stable version's of the same class."""
+        """Count a value.
+
+        A canary's value is compared with the stable version's in the same class.
+        """
         if not canary:
             self._stable[size_class].add(value / math.exp(self._level))
         elif self._follows_load:
@@ -497,7 +507,7 @@ class _ValueCriterion(_Criterion):
         return f"{self.name} p{share * 100:.0f}"
 
     def _values(self, share: float) -> tuple[float | None, float | None]:
-        """Return a quantile of the stable version and of the canary, at the present level."""
+        """Return a quantile of the stable version and of the canary, at the current level."""
         level = math.exp(self._level)
         stable, canary = self._expected(share), self._canary.quantile(share)
         return (
@@ -506,7 +516,7 @@ class _ValueCriterion(_Criterion):
         )
 
     def _expected(self, share: float) -> float | None:
-        """Return the stable version's quantile, with as many requests of each class as the canary."""
+        """Return the stable version's quantile, with its classes weighted as the canary's are."""
         weighted = sorted(
             (value, self._classes[size_class] / len(window))
             for size_class, window in self._stable.items()
@@ -522,24 +532,24 @@ class _ValueCriterion(_Criterion):
 
 
 class _GoldenCriterion(_Criterion):
-    """Compares scores of golden prompts, which both versions answered.
+    """The criterion that the canary's scores on golden prompts are not lower.
 
-    Answers are greedy, so that a second sweep tells little that the first did not. Each sweep may
-    raise a false alarm with half of the probability of the one before.
+    Answers are greedy, so a second sweep adds little evidence. The probability of a false alarm is
+    therefore halved with each sweep.
     """
 
     name = "golden prompts"
 
     def __init__(self, tolerance: float, alpha: float) -> None:
         self._tolerance, self._alpha = tolerance, alpha
-        # the latest sweep of the stable version and of the canary, until both are compared
+        # latest sweep of the stable version and of the canary, until the two are compared
         self._scores: list[Mapping[str, float]] = [{}, {}]
         self._means: tuple[float, float] | None = None
         self._breach: str | None = None
         self._prompts = 0
 
     def observe(self, scores: Mapping[str, float], canary: bool) -> None:
-        """Take the scores of a sweep, and compare two sweeps that have prompts in common."""
+        """Store the scores of a sweep. Compare two sweeps that have prompts in common."""
         self._scores[canary] = scores
         stable, own = self._scores
         pairs = [(score, own[name]) for name, score in stable.items() if name in own]
@@ -552,7 +562,8 @@ class _GoldenCriterion(_Criterion):
         losses = [one - other for one, other in pairs]
         self._prompts, self._means = len(pairs), (before, after)
         self._alpha /= 2
-        # not less than if one score had differed by 1: equal losses would be certain after two prompts
+        # at least the deviation of a single difference of 1: otherwise, two equal losses would be
+        # certain
         error = max(stdev(losses), len(losses) ** -0.5) / math.sqrt(len(losses))
         if (fmean(losses) - self._tolerance) / error > NormalDist().inv_cdf(1 - self._alpha):
             self._breach = self._breach or (
@@ -564,7 +575,7 @@ class _GoldenCriterion(_Criterion):
         return self._breach
 
     def restart_ok(self) -> None:
-        """Keep everything: a sweep is as good evidence as the one before."""
+        """Keep everything, because an earlier sweep remains as good as evidence."""
 
     def requirements(self) -> Mapping[str, RowState]:
         return {self.name: self._state()}
@@ -583,9 +594,9 @@ class _GoldenCriterion(_Criterion):
 
 
 def _size_class(outcome: RequestOutcome) -> int:
-    """Return a class of requests whose uncached tokens differ by a quarter at most."""
+    """Return the class of requests whose uncached tokens differ by at most a quarter."""
     uncached = outcome.prompt_tokens if outcome.uncached_tokens is None else outcome.uncached_tokens
-    # times of short prompts hardly depend on their tokens
+    # the latency of short prompts hardly depends on their length
     return round(3 * math.log2(max(uncached, 0) + 32))
 
 

@@ -34,7 +34,9 @@ async def start_rollout(session: Session, body: RolloutCreate) -> RolloutRead:
     settings = body.model_dump(mode="json", include=set(RolloutSettings.model_fields))
     async with session.write() as connection:
         if bool(body.engine) == bool(body.replicas):
-            raise InputError("A roll-out needs the candidate's engine folder, or the addresses of its replicas.")
+            raise InputError(
+                "A roll-out needs the candidate's engine folder, or the addresses of its replicas; give one of them."
+            )
         if body.replicas and (body.twin or body.allow_capacity_loss):
             raise InputError(
                 "The candidate's replicas run already, so that no twin is started and no replica makes room; leave out "

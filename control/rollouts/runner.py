@@ -1,7 +1,7 @@
-"""The leader's job that carries roll-outs out.
+"""The leader's job that carries out roll-outs.
 
-All that a roll-out is stands in the store. A runner that takes over after a crash starts the work
-of the state that it finds, so every piece of work can be done twice.
+The store holds the whole state of a roll-out. A runner that takes over after a crash starts the
+work of the current state again, so all work must be idempotent.
 """
 
 from __future__ import annotations
@@ -38,23 +38,22 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the roll-outs.
 TICK = 0.5
-#: Seconds that every gateway needs to read new weights from the store.
+#: Seconds after which every gateway has read new weights from the store.
 WEIGHTS_DELAY = 3.0
-#: Seconds by which a batch of outcomes may be written later than a newer one.
+#: Maximum seconds by which a batch of outcomes may be written later than a newer batch.
 LATE_BATCH = 5.0
-#: Outcomes before the current step that a new process reads, for the judge's picture of the stable
-#: version.
+#: Age of the outcomes that a new process reads, so that its judge knows the stable version.
 RESUMED_TIME = timedelta(minutes=10)
-#: Seconds for the receiver of a webhook to answer.
+#: Maximum seconds for a webhook's receiver to answer.
 WEBHOOK_TIMEOUT = 5.0
 ACTOR = "control"
-#: The events that a verdict causes; "continue" causes none.
+#: Events that a verdict causes. The verdict "continue" causes none.
 _EVENTS = {"rollback": RolloutEvent.FAILED, "promote": RolloutEvent.PASSED}
 _OUTCOME_FIELDS = frozenset(RequestOutcome.__dataclass_fields__)
 
 
 async def notify_webhook(rollout: Rollout, actor: str) -> None:
-    """Send a transition to the roll-out's webhook. A receiver that fails is logged."""
+    """Send a transition to the roll-out's webhook. If that fails, log a warning."""
     url = RolloutSettings.of(rollout).webhook
     if not url:
         return
@@ -64,18 +63,23 @@ async def notify_webhook(rollout: Rollout, actor: str) -> None:
         async with (
             asyncio.timeout(WEBHOOK_TIMEOUT),
             httpx.AsyncClient(timeout=WEBHOOK_TIMEOUT, event_hooks={"request": [refuse_metadata_address]}) as client,
-            client.stream("POST", url, json=body) as response,  # its body is not read
+            client.stream("POST", url, json=body) as response,  # the response's body is not read
         ):
             response.raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
         reason = failure_reason(error)
-        log.warning("The webhook of the roll-out of %s did not take '%s' (%s).", rollout.model, rollout.state, reason)
+        log.warning(
+            "The webhook of the roll-out of %s did not accept '%s' (%s); the roll-out continues.",
+            rollout.model,
+            rollout.state,
+            reason,
+        )
 
 
 async def apply_event(
     connection: AsyncConnection, rollout: Rollout, event: RolloutEvent, by: AuditContext, reason: str = ""
 ) -> Rollout:
-    """Write the state after an event, with its weights and its audit entry, and return it.
+    """Write the state after an event, with its weights and its audit entry. Return the new state.
 
     Raises:
         InputError: The event is impossible in this state.
@@ -88,12 +92,12 @@ async def apply_event(
 
 @dataclass
 class _Canary:
-    """The judge and the conditions of one roll-out, and the outcomes that were read."""
+    """The judge and the conditions of one roll-out, and the outcomes that have been read."""
 
     judge: CanaryJudge
     analysis: Analysis
     since: datetime
-    # revision at which the current step began
+    # revision of the roll-out at which the current step began
     revision: int
     seen: dict[str, datetime] = field(default_factory=dict)
 
@@ -105,14 +109,15 @@ class _Canary:
                     known = {name: value for name, value in values.items() if name in _OUTCOME_FIELDS}
                     self.judge.observe(RequestOutcome(**known))
         if self.seen:
-            # a gateway whose clock is ahead hides nothing that others write
+            # at most the current time, so that a gateway with a fast clock does not move `since`
+            # past the batches of other gateways
             newest = min(max(self.seen.values()), now)
             self.since = max(self.since, newest - timedelta(seconds=LATE_BATCH))
             self.seen = {name: at for name, at in self.seen.items() if at >= self.since}
 
 
 class RolloutRunner(LeaderJob):
-    """A job that starts replicas, has canaries judged and moves the weights."""
+    """The job that starts replicas, lets canaries be judged and changes the weights."""
 
     name = "Roll-outs"
 
@@ -132,13 +137,13 @@ class RolloutRunner(LeaderJob):
             weights_delay: Seconds between a change of weights and the stop of replicas.
         """
         self._url, self._replicas, self._tick, self._weights_delay = store, replicas, tick, weights_delay
-        # the work of the current state of each roll-out, by id and revision
+        # tasks of the current states of roll-outs, by the roll-out's id and revision
         self._work: dict[tuple[str, int], asyncio.Task[tuple[RolloutEvent, str]]] = {}
         self._canaries: dict[str, _Canary] = {}
         self._log_once = LogOnce()
 
     async def run(self) -> None:
-        """Carry out all roll-outs of the store until cancelled."""
+        """Carry out all roll-outs in the store until cancelled."""
         self._store = LazyStore(self._url, pool_size=2)
         try:
             await every(self._tick, self.look, immediately=True)
@@ -148,11 +153,11 @@ class RolloutRunner(LeaderJob):
             await self._store.close()
 
     async def look(self) -> None:
-        """Advance every open roll-out as far as it can be advanced now."""
+        """Advance every open roll-out as far as possible now."""
         async with self._store.read() as connection:
             found = await rollouts.open_rollouts(connection)
         current = {(rollout.id, rollout.revision) for rollout in found}
-        # a person has changed the roll-out's state, so the work on its earlier state is over
+        # a person has changed the state, so the task of the earlier state is obsolete
         stale = [key for key in self._work if key not in current]
         await cancel_tasks(*map(self._work.pop, stale))
         self._canaries = {rollout.id: self._canaries[rollout.id] for rollout in found if rollout.id in self._canaries}
@@ -160,12 +165,15 @@ class RolloutRunner(LeaderJob):
             try:
                 await self._advance(rollout)
             except (ResourceError, InputError) as error:
-                # another process was faster; the next look finds its state
+                # another process changed the state first; the next look reads the new state
                 log.info("%s", error.message)
             except Exception:
-                # the roll-outs of other models go on
+                # an error in one roll-out must not stop the roll-outs of other models
                 if self._log_once.is_new(rollout.id, f"in revision {rollout.revision}"):
-                    log.exception("The roll-out of %s cannot go on; roll it back.", escape_unsafe(rollout.model))
+                    log.exception(
+                        "The roll-out of %s cannot continue; roll it back with `llmops rollout rollback`.",
+                        escape_unsafe(rollout.model),
+                    )
 
     async def _advance(self, rollout: Rollout) -> None:
         match RolloutState(rollout.state):
@@ -184,7 +192,7 @@ class RolloutRunner(LeaderJob):
                 await self._do(rollout, lambda: self._stop(rollout, rollout.candidate))
 
     async def _do(self, rollout: Rollout, work: Callable[[], Coroutine[Any, Any, tuple[RolloutEvent, str]]]) -> None:
-        """Begin the work of a state, or apply its result."""
+        """Start the task of a state, or apply the event that the task returned."""
         key = (rollout.id, rollout.revision)
         task = self._work.get(key)
         if task is None:
@@ -200,7 +208,8 @@ class RolloutRunner(LeaderJob):
             started = await self._replicas.start(candidate, stable, settings, rollout.twin)
             async with self._store.write() as connection:
                 if started.twin is not None:
-                    # younger than the stable version, and older than the candidate
+                    # the twin is created between the stable version and the candidate, so that
+                    # lists show this order
                     await rollouts.put_version(connection, started.twin, rollout.started_at)
                 await rollouts.set_replicas(connection, rollout.model, rollout.candidate, started.addresses)
                 if started.stable:
@@ -220,7 +229,7 @@ class RolloutRunner(LeaderJob):
             reason += f"; it has {started.differences}, and answers its requests with them"
         if started.twin_problem:
             reason += f"; there is no twin: {started.twin_problem}"
-        # the replicas are known to every gateway before they get requests
+        # wait until every gateway knows the replicas before they get requests
         await asyncio.sleep(self._weights_delay)
         return RolloutEvent.READY, reason
 
@@ -239,7 +248,10 @@ class RolloutRunner(LeaderJob):
         return RolloutEvent.STOPPED, rollout.reason
 
     async def _restore(self, rollout: Rollout) -> None:
-        """Start the old replicas that had to make room. Both versions share what is left meanwhile."""
+        """Start the old replicas that were stopped to make room.
+
+        Until they run, both versions share the remaining replicas.
+        """
         stable, candidate = await self._versions(rollout, rollout.stable, rollout.candidate)
         addresses = await self._replicas.restore(stable, candidate)
         if addresses:
@@ -275,7 +287,10 @@ class RolloutRunner(LeaderJob):
             await self._apply(rollout, event, verdict.reason)
 
     async def _resume_judge(self, rollout: Rollout) -> _Canary:
-        """Return a judge that has seen the outcomes before the current step, as another may have."""
+        """Return a judge that has observed the outcomes before the current step.
+
+        A restarted process thereby continues the work of the process before.
+        """
         since = max(rollout.started_at, rollout.changed_at - RESUMED_TIME)
         settings = RolloutSettings.of(rollout)
         analysis = Analysis(settings.prometheus, settings.analysis, time.monotonic)
@@ -307,7 +322,7 @@ class RolloutRunner(LeaderJob):
 
 
 def _combine(verdict: Verdict, analysis: AnalysisResult) -> Verdict:
-    """Return the judge's verdict after the roll-out's own conditions in Prometheus."""
+    """Return the judge's verdict, combined with the roll-out's own conditions in Prometheus."""
     if verdict.decision == "rollback" or analysis.state == "passed":
         return verdict
     if analysis.state == "failed":

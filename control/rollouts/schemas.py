@@ -1,4 +1,7 @@
-"""Request and response bodies of the roll-out API. Nothing here imports a database library."""
+"""The request and response bodies of the roll-out API.
+
+This module imports no database library, so that the CLI can use it without one.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,17 @@ from llmops.urls import http_url_problem
 if TYPE_CHECKING:
     from llmops.store.rollouts import Rollout
 
-#: Seconds of a setting: more than a month is a mistake, and a number without end has no date.
+#: Maximum seconds of a setting. More than a month is a mistake, and a huge number of seconds
+#: exceeds what dates can express.
 MAX_SECONDS = 30 * 24 * 3600.0
 
-#: Replicas of a version: as many as gateways use of a DNS name.
+#: Maximum number of a version's replicas, the same as the gateways' maximum for a DNS name.
 MAX_REPLICAS = 256
 
-#: Conditions of a roll-out. Control asks Prometheus for all of them at once.
+#: Maximum number of conditions, because control queries Prometheus for all of them at once.
 MAX_CONDITIONS = 16
 
-#: A name of a model or a version, which is also part of a folder's.
+#: The name of a model or version. Folders contain the name in theirs.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
 
 
@@ -34,7 +38,7 @@ def _check_url(url: str) -> str:
     return url
 
 
-#: A URL that control asks or tells, or an empty text.
+#: A URL that control requests, or an empty text.
 Url = Annotated[str, Field(max_length=2000), AfterValidator(_check_url)]
 
 
@@ -43,14 +47,14 @@ def _check_replica(address: str) -> str:
     return address
 
 
-#: An address as in the setting `replicas`. Every gateway reads it, so that a wrong one must not get
-#: into the store.
+#: An address in the form of the setting `replicas`. Checked before it is stored, because every
+#: gateway reads it.
 Replica = Annotated[SafeText, Field(max_length=500), AfterValidator(_check_replica)]
 
-#: A condition in PromQL.
+#: A PromQL condition of a roll-out.
 ConditionText = Annotated[str, Field(max_length=4000)]
 
-#: What a person can do with a roll-out in progress.
+#: Actions that a person can take on a roll-out in progress.
 RolloutAction = Literal["promote", "promote fully", "pause", "resume", "rollback"]
 
 
@@ -58,21 +62,21 @@ class RolloutSettings(AdminRequest):
     """The options of a roll-out.
 
     Attributes:
-        percent: Percent of the requests that the candidate gets in the first step.
-        auto: The judge moves the weights; otherwise its verdict is only shown.
-        approve: Every step waits for a person after the judge has passed it.
+        percent: Percentage of requests that the candidate gets in the first step.
+        auto: Let the judge change the weights. Otherwise, its verdict is only shown.
+        approve: Wait for a person's approval after each step that the judge has passed.
         drain_timeout: Seconds that running answers have before replicas are stopped.
-        keep_old: Seconds for which the old replicas are kept after the last step: a rollback is a
-            change of weights until then.
-        allow_capacity_loss: Stop old replicas first where there is no room beside them.
-        webhook: A URL that gets every transition, or an empty string.
+        keep_old: Seconds for which the old replicas are kept after the last step. Until then, a
+            rollback only changes the weights.
+        allow_capacity_loss: Stop old replicas first if the new replicas have no room beside them.
+        webhook: URL to which every transition is sent, or an empty string.
         analysis: PromQL conditions, such as `EXPRESSION < 0.1`, that must hold besides the judge.
-        prometheus: The URL of the Prometheus that knows them.
-        min_requests: Requests of the candidate in a step before the judge can pass it.
-        min_seconds: Seconds of a step before the judge can pass it.
+        prometheus: URL of the Prometheus that has the data of `analysis`.
+        min_requests: Number of candidate's requests in a step before the judge can pass the step.
+        min_seconds: Duration of a step in seconds before the judge can pass the step.
         quality_tolerance: Mean score that the candidate may lose on golden prompts.
-        twin: Start a baseline twin where there is room: replicas of the stable version with as cold
-            a cache as the candidate's, with which the candidate is compared.
+        twin: Start a baseline twin if there is room: replicas of the stable version whose cache is
+            as cold as the candidate's. The candidate is compared with the twin.
     """
 
     percent: float = Field(default=5.0, gt=0, le=100)
@@ -94,7 +98,7 @@ class RolloutSettings(AdminRequest):
     )
     @classmethod
     def _default(cls, value: Any, info: ValidationInfo) -> Any:
-        """Return the default of a number that is null."""
+        """Return the field's default if the value is null."""
         return cls.model_fields[info.field_name or ""].default if value is None else value
 
     @model_validator(mode="after")
@@ -110,12 +114,15 @@ class RolloutSettings(AdminRequest):
 
     @classmethod
     def of(cls, rollout: Rollout) -> RolloutSettings:
-        """Return the settings of a stored roll-out. Settings of another llmops are left out."""
+        """Return the settings of a stored roll-out.
+
+        Settings that this version lacks are left out.
+        """
         return cls(**{name: value for name, value in rollout.settings.items() if name in cls.model_fields})
 
 
 class RolloutCreate(RolloutSettings):
-    """A roll-out to start: of an engine folder, or to replicas that already run."""
+    """A new roll-out, from an engine folder or to replicas that already run."""
 
     model: Name
     name: Name
@@ -124,7 +131,7 @@ class RolloutCreate(RolloutSettings):
 
 
 class RolloutChange(AdminRequest):
-    """An action on the roll-out of a model."""
+    """An action on the open roll-out of a model."""
 
     model: str
     action: RolloutAction
@@ -132,13 +139,13 @@ class RolloutChange(AdminRequest):
 
 
 class RolloutQuery(AdminRequest):
-    """Query of the roll-outs of one model or of all models, the newest first."""
+    """The query of the roll-outs of one or all models, the newest first."""
 
     model: str | None = None
 
 
 class PinCreate(AdminRequest):
-    """A key and the version that answers its requests. Null removes the pin."""
+    """A key, and the version that answers its requests. A null version removes the pin."""
 
     model: str
     key: str
@@ -146,7 +153,7 @@ class PinCreate(AdminRequest):
 
 
 class VersionRead(AdminSchema):
-    """A version of a model. `weight` is percent of the requests."""
+    """A version of a model. `weight` is its percentage of the requests."""
 
     name: str
     engine: str

@@ -1,33 +1,34 @@
-"""Sequential tests by betting, which stay valid when they are read after every request.
+"""Sequential tests by betting, which remain valid however often they are read.
 
-A test of the null hypothesis "this event happens with probability p0 at most" is a gambler who bets
-against it. Under the null hypothesis the expected wealth never grows, so it reaches 1/alpha with
-probability alpha at most, however often it is read (Ville's inequality; Ramdas et al.,
-"Game-theoretic statistics and safe anytime-valid inference", 2023). p0 may change from one event to
-the next, as long as it is chosen before the event.
+A test of the null hypothesis "this event happens with a probability of at most p0" is a gambler who
+bets against the hypothesis. Under the null hypothesis, the gambler's expected wealth never grows,
+so the wealth ever reaches 1/alpha with a probability of at most alpha (Ville's inequality; Ramdas
+et al., "Game-theoretic statistics and safe anytime-valid inference", 2023).
+
+p0 may change from one event to the next, as long as it is chosen before the event.
 """
 
 from __future__ import annotations
 
 import math
 
-#: Odds ratios that a test bets on, with the share of its wealth for each: a common event that becomes
-#: twice as frequent, and a rare one that becomes frequent.
+#: Odds ratios that a test bets on, with the share of its wealth for each: for a common event that
+#: becomes twice as frequent, and for a rare event that becomes frequent.
 ODDS_RATIOS = ((2.0, 0.1), (5.0, 0.2), (20.0, 0.7))
 
-#: Share of the wealth kept for a fault that begins later, and the part of it bet per event. Without
-#: it, a thousand healthy requests would hide a fault that follows them.
+#: Share of the wealth kept for a fault that begins later, and the part of this share that is bet
+#: per event. Without it, a thousand healthy requests would hide a later fault.
 RESERVE, HAZARD = 0.05, 1 / 500
 
-#: Certainty of the claim that an event is no more frequent, which a promotion needs.
+#: Certainty of the claim that an event is not more frequent. Promotions require the claim.
 CONFIDENCE = 0.95
 
 
 class BettingTest:
-    """Evidence that an event is more frequent than it should be.
+    """A test that an event is more frequent than it should be.
 
     Args:
-        alpha: Probability of a false alarm, at any time.
+        alpha: Probability of a false alarm, over the whole life of the test.
     """
 
     def __init__(self, alpha: float) -> None:
@@ -37,7 +38,7 @@ class BettingTest:
         self._reserve = math.log(RESERVE)
 
     def observe(self, event: bool, p0: float) -> None:
-        """Count an event, or its absence, whose probability is p0 at most if all is well."""
+        """Count an event or its absence. Its probability is at most `p0` if all is well."""
         wealth = self._reserve
         for index, (ratio, share) in enumerate(ODDS_RATIOS):
             p1 = p0 * ratio / (p0 * ratio + 1 - p0)
@@ -49,20 +50,20 @@ class BettingTest:
 
 
 class NoWorseTest:
-    """Evidence that an event is not more frequent by `margin` or more than it should be."""
+    """A test that an event is not more frequent by `margin` or more than it should be."""
 
     def __init__(self, margin: float) -> None:
         self.count = 0
         self._margin, self._evidence = margin, 0.0
 
     def observe(self, event: bool, p0: float) -> None:
-        """Count an event, or its absence, whose probability is p0 if all is well."""
+        """Count an event or its absence. Its probability is `p0` if all is well."""
         self.count += 1
         self._evidence += _log_ratio(event, p0, min(p0 + self._margin, (1 + p0) / 2))
 
     @property
     def is_ok(self) -> bool:
-        """Return True if an increase by the margin is excluded."""
+        """Return True if the test excludes an increase by `margin`."""
         return self._evidence >= -math.log(1 - CONFIDENCE)
 
 

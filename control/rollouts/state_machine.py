@@ -25,7 +25,7 @@ from llmops.control.rollouts.schemas import RolloutSettings
 from llmops.errors import InputError
 from llmops.store.rollouts import Rollout
 
-#: Percent of the requests that the candidate gets in each step, after a first one of its own.
+#: Percentages of requests that the candidate gets in the steps after the first step.
 DEFAULT_STEPS = (5.0, 25.0, 50.0, 100.0)
 
 
@@ -33,10 +33,10 @@ class RolloutState(StrEnum):
     """The states of a roll-out; the module docstring shows the transitions."""
 
     STARTING = "starting"  # the candidate's replicas start beside the others and are checked
-    SHIFTING = "shifting"  # the candidate has its part of the requests and is judged
-    WAITING = "waiting"  # the step has passed, and a person has to approve the next one
+    SHIFTING = "shifting"  # the candidate gets its percentage of the requests and is judged
+    WAITING = "waiting"  # the judge passed the step, and a person must approve the next step
     PAUSED = "paused"
-    KEEPING = "keeping"  # the candidate has all requests, the old replicas are still there
+    KEEPING = "keeping"  # the candidate gets all requests, and the old replicas still run
     RETIRING = "retiring"  # the old replicas finish their answers and stop
     PROMOTED = "promoted"
     ROLLING_BACK = "rolling back"  # the candidate gets no requests, finishes its answers and stops
@@ -46,19 +46,19 @@ class RolloutState(StrEnum):
 class RolloutEvent(StrEnum):
     """The events that change the state of a roll-out."""
 
-    READY = "ready"  # the candidate's replicas have answered and were checked
-    FAILED = "failed"  # they could not be started, or the judge decided against the candidate
-    PASSED = "passed"  # the judge decided for the candidate in this step
+    READY = "ready"  # the candidate's replicas have started and passed their checks
+    FAILED = "failed"  # the candidate could not be started, or the judge decided against it
+    PASSED = "passed"  # the judge passed the candidate in this step
     PROMOTE = "promote"
     PROMOTE_FULL = "promote fully"
     PAUSE = "pause"
     RESUME = "resume"
     ROLLBACK = "rollback"
-    KEPT = "kept"  # the old replicas were kept long enough
-    STOPPED = "stopped"  # the replicas that the state stops have stopped
+    KEPT = "kept"  # the old replicas were kept for `keep_old` seconds
+    STOPPED = "stopped"  # all replicas that the state stops have stopped
 
 
-#: States in which the candidate has requests beside the stable version.
+#: States in which the candidate gets requests beside the stable version.
 SPLIT_STATES = (RolloutState.SHIFTING, RolloutState.WAITING, RolloutState.PAUSED)
 FINAL_STATES = (RolloutState.PROMOTED, RolloutState.ROLLED_BACK)
 
@@ -82,7 +82,7 @@ def transition(rollout: Rollout, event: RolloutEvent, now: datetime, reason: str
 
 
 def _next(rollout: Rollout, event: RolloutEvent) -> tuple[RolloutState, float]:
-    """Return the next state and the percent of the candidate in it."""
+    """Return the next state, and the candidate's percentage of requests in that state."""
     state, settings, percent = RolloutState(rollout.state), RolloutSettings.of(rollout), rollout.percent
     match event:
         case RolloutEvent.READY if state is RolloutState.STARTING:
@@ -123,4 +123,4 @@ def _impossible(rollout: Rollout, event: RolloutEvent) -> str:
         RolloutState.STARTING: "wait until its replicas are ready",
         RolloutState.KEEPING: f"`llmops rollout rollback {rollout.model}` returns to {rollout.stable}",
     }.get(RolloutState(rollout.state), f"`llmops rollout status {rollout.model}` shows what it does")
-    return f"The roll-out of {rollout.model} is {rollout.state}, so the event '{event}' changes nothing; {advice}."
+    return f"The roll-out of {rollout.model} is {rollout.state}, so the event '{event}' is impossible; {advice}."

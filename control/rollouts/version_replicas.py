@@ -1,4 +1,4 @@
-"""The replicas of a version, as a roll-out starts and stops them."""
+"""The interface with which a roll-out starts and stops the replicas of a version."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class StartedReplicas:
     """Replicas that have answered a request and passed `llmops verify --quick`.
 
     Attributes:
-        addresses: Their addresses as in the setting `replicas`.
-        stable: The addresses of the stable version, if they are known.
-        differences: What is different for clients, such as "another tokenizer"; empty if nothing,
-            None if the stable version's replicas are not known.
-        twin: The baseline twin, or None without one.
-        twin_problem: Why a twin that was asked for was not started.
+        addresses: Addresses of the candidate's replicas, in the form of the setting `replicas`.
+        stable: Addresses of the stable version's replicas, empty if they are not known.
+        differences: Differences that clients notice, such as "another tokenizer". Empty if there
+            are none, None if the stable version's replicas are not known.
+        twin: The baseline twin, or None.
+        twin_problem: Reason why a requested twin was not started.
     """
 
     addresses: Sequence[str]
@@ -33,32 +33,33 @@ class StartedReplicas:
 class VersionReplicas(Protocol):
     """An interface to start and stop the replicas of versions.
 
-    All methods are called again after a crash of control, so they must be idempotent.
+    All methods must be idempotent, because they are called again after a crash of control.
     """
 
     async def start(
         self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings, twin: str
     ) -> StartedReplicas:
-        """Start the replicas of a candidate beside those of the stable version, and check them.
+        """Start a candidate's replicas beside the stable version's replicas, and check them.
 
-        With `settings.twin`, start a baseline twin of the name `twin` too, if there is room.
+        With `settings.twin`, also start a baseline twin named `twin` if there is room.
 
         Raises:
-            LlmopsError: They cannot be started, or do not pass the checks.
+            LlmopsError: The replicas cannot be started, or do not pass the checks.
         """
         ...
 
     async def restore(self, stable: ModelVersion, candidate: ModelVersion) -> Sequence[str]:
-        """Start the stable version's replicas that were stopped to make room for the candidate's.
+        """Start the stable version's replicas that were stopped to make room for the candidate.
 
         Returns:
-            The addresses of all replicas of the stable version, nothing if none was missing.
+            Addresses of all replicas of the stable version, or no addresses if no replica was
+                missing.
 
         Raises:
-            LlmopsError: They cannot be started.
+            LlmopsError: The replicas cannot be started.
         """
         ...
 
     async def stop(self, version: ModelVersion, drain_timeout: float) -> None:
-        """Stop the replicas when their answers have ended, after `drain_timeout` seconds at most."""
+        """Stop replicas when their answers have ended, after at most `drain_timeout` seconds."""
         ...

@@ -179,7 +179,7 @@ def test_a_webhook_that_fails_prints_nothing_that_a_terminal_obeys(tmp_path: Pat
     start = f"rollout start m --replica 127.0.0.1:1 --name v2 --store sqlite:///{tmp_path}/s.db --webhook".split()
     with server(lambda one: one.send_response(500, "\x1b]0;owned\x07") or one.end_headers()) as url:
         said = forked_cli.run(*start, url).stderr
-    assert "The webhook of the roll-out of m did not take" in said
+    assert "The webhook of the roll-out of m did not accept" in said
     assert UNSAFE_CHARACTERS.search(said.replace("\n", "")) is None
 
 

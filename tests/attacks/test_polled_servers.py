@@ -231,7 +231,7 @@ async def test_a_roll_out_that_cannot_go_on_stops_no_other(url: str, caplog) -> 
         settings = {**RolloutSettings().data(), "analysis": 5}
         await create_rollout(connection, version, RolloutState.SHIFTING, settings, by)
     await carry_out(url, lambda one: one.state == RolloutState.SHIFTING)
-    assert caplog.text.count("The roll-out of aaa cannot go on") == 1
+    assert caplog.text.count("The roll-out of aaa cannot continue") == 1
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "[::ffff:a9fe:a9fe]", "[fe80::1%lo]", "[64:ff9b::a9fe:a9fe]"])
@@ -583,5 +583,5 @@ async def test_an_engine_that_cannot_be_read_hides_no_missing_events(url: str, l
     with server(lambda one: reply(one, page.encode(), "text/plain")) as engine:
         await Reconciler(url, [f"{engine}/metrics"])._report()
     await sink.close()
-    assert "not compared with the engines" in caplog.text
+    assert "does not compare the ledger with the engines" in caplog.text
     assert "6 usage events have not arrived" in caplog.text

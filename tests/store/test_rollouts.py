@@ -49,7 +49,7 @@ async def start(connection, name: str, by: AuditContext, **settings) -> Rollout:
 
 
 def test_an_impossible_event_says_what_is_possible():
-    with pytest.raises(InputError, match="starting, so the event 'promote' changes nothing; wait until"):
+    with pytest.raises(InputError, match="starting, so the event 'promote' is impossible; wait until"):
         transition(rollout(), RolloutEvent.PROMOTE, NOW)
 
 
