@@ -1,8 +1,8 @@
-"""An answer that outlives its connection, and is read by any number of readers.
+"""An answer that outlives its connection and can have any number of readers.
 
-An answer keeps its text and the sizes of its deltas, from which a reader makes the events again. So
-a reader who comes back with the id of the last event that it saw gets the rest, and two readers get
-the same.
+An answer keeps its text and the sizes of its deltas, from which a reader renders the events again.
+A reader that reconnects with the id of the last event it saw therefore gets the rest, and all
+readers get the same events.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from llmops.gateway.generation.parsers.output_processor import OutputDelta, Tool
 from llmops.gateway.http.sse import EventSource, encode_event
 from llmops.gateway.interfaces import TokenBatch, Usage
 
-#: Bytes after which a reader sends what it has rendered.
+#: Maximum number of rendered bytes that a reader collects before it sends them.
 FLUSH_BYTES = 32 * 1024
-#: Batches of tokens that are turned into text again between two turns for other requests: a few
-#: milliseconds.
+#: Number of token batches that a replay turns into text before it yields to other requests: a few
+#: milliseconds of work.
 REPLAY_TURN = 256
-#: Seconds that a reader of an answer with others waits, for each reader that its owner has beside
-#: the first of each answer: these are woken at most 100 times a second, however many they are.
+#: Seconds that a reader of an answer with several readers pauses, times the number of its owner's
+#: additional readers (all but the first of each answer). An owner's additional readers are thus
+#: woken at most 100 times a second in total.
 READER_PAUSE = 0.01
-#: The same in units of the CPU that the reader's last events took: those of an owner take at most
-#: an eighth of a core.
+#: Minimum pause as a multiple of the CPU time that the reader's last events took, also times the
+#: number of additional readers: they take at most an eighth of a core in total.
 READER_SHARE = 8.0
-#: Bytes of the largest delta: an AnswerLog stores the size of a delta in two bytes.
+#: Maximum size of a delta in bytes: an AnswerLog stores the size of a delta in two bytes.
 _MAX_DELTA_BYTES = 0xFFFF
 _EVENT_ID = re.compile(r"([0-9a-f]{6})-(\d{1,9})")
 
@@ -50,7 +51,8 @@ class AnswerLog:
     def __init__(self) -> None:
         self._text = bytearray()
         self._sizes = array("H")
-        # the first delta of each stretch of one kind, and an empty piece of that kind
+        # Index of the first delta of each run of deltas of one kind, and an empty delta of this
+        # kind.
         self._starts: list[int] = []
         self._kinds: list[OutputDelta] = []
 
@@ -59,37 +61,42 @@ class AnswerLog:
 
     @property
     def nbytes(self) -> int:
-        """The memory that the deltas take."""
+        """The memory that the deltas take, in bytes."""
         return len(self._text) + 2 * len(self._sizes)
 
     def append(self, piece: OutputDelta) -> None:
-        """Add a delta; a very long one becomes several."""
+        """Add a delta. A very long delta is split into several."""
         if self._is_new_kind(piece):
             self._starts.append(len(self._sizes))
             self._kinds.append(with_text(piece, ""))
-        step = _MAX_DELTA_BYTES // 4  # of UTF-8's longest characters
+        step = _MAX_DELTA_BYTES // 4  # The longest characters in UTF-8 have four bytes.
         for start in range(0, max(len(piece.text), 1), step):
             data = piece.text[start : start + step].encode("utf-8", "replace")
             self._text += data
             self._sizes.append(len(data))
 
     def offset(self, delta: int) -> int:
-        """Return where the text of a delta begins."""
+        """Return the offset at which the text of a delta begins, in bytes."""
         return sum(self._sizes[:delta])
 
     def piece(self, delta: int, offset: int) -> tuple[OutputDelta, int]:
-        """Return a delta, whose text begins at `offset`, and where the next one begins."""
+        """Return a delta, and the offset at which the next delta begins.
+
+        Args:
+            delta: The index of the delta.
+            offset: The offset at which the text of the delta begins, in bytes.
+        """
         end = offset + self._sizes[delta]
         text = self._text[offset:end].decode()
         at = bisect_right(self._starts, delta) - 1
         kind = self._kinds[at]
         if isinstance(kind, ToolCallDelta) and self._starts[at] != delta:
-            # the name goes out with the first delta of a call
+            # Only the first delta of a call carries the function's name.
             kind = ToolCallDelta(kind.index)
         return with_text(kind, text), end
 
     def pieces(self) -> list[OutputDelta]:
-        """Return the stretches of one kind, whole."""
+        """Return the deltas, with consecutive deltas of one kind merged."""
         found: list[OutputDelta] = []
         for at, start in enumerate(self._starts):
             end = self._starts[at + 1] if at + 1 < len(self._starts) else len(self._sizes)
@@ -105,42 +112,44 @@ class AnswerLog:
 
 
 class AnswerFormat(Protocol):
-    """The form in which readers get an answer."""
+    """An interface to the form in which readers get an answer's events."""
 
     def read(self, run: AnswerRun, after: int) -> AnswerReader:
-        """Return a reader of the events after number `after`."""
+        """Return a reader of the events whose number is greater than `after`."""
         ...
 
 
 class ChunkRenderer(Protocol):
-    """A renderer of the events of one answer, of which each delta is one."""
+    """A renderer of one answer's events, which makes one event from each delta."""
 
     def role(self, index: int) -> bytes: ...
 
     def piece(self, index: int, piece: OutputDelta) -> bytes: ...
 
     def end(self, run: AnswerRun) -> bytes:
-        """Return the reason of the end, the usage, and the events that close the stream."""
+        """Return the events that close the stream, with the finish reason and the usage."""
         ...
 
 
 class AnswerRun(ABC):
-    """An answer that grows, and the readers of its events.
+    """An answer that grows, with the readers of its events.
 
     Attributes:
         id: The id of the answer.
-        owner: The owner, who alone may read it.
-        log: The deltas.
-        format: The form of its events.
-        visible: The number of deltas that readers may have; -1 before they may know of the answer.
-        finish: How the answer ended, None before.
-        ended_at: The Unix time of its end, 0 before.
-        error: The error that ended it as OpenAI's APIs send it, None without one.
-        readers: The number of readers now.
-        saved: True once the answer is stored, False if it is not to be or could not be.
+        owner: The owner, who alone may read the answer.
+        log: The deltas of the answer.
+        format: The form of the events.
+        visible: The number of deltas that readers may get; -1 as long as readers must not see the
+            answer at all.
+        finish: The finish reason; None while the answer runs.
+        ended_at: The Unix time of the end; 0 while the answer runs.
+        error: The error that ended the answer, as OpenAI's APIs send it; None without an error.
+        readers: The current number of readers.
+        saved: True once the answer is stored; False if it must not or could not be stored.
         over: True after the end.
-        discarded: True if it was deleted.
-        moved: True if this process does not have the rest, and another gateway may.
+        discarded: True if the answer was deleted.
+        moved: True if this process does not have the rest of the answer and another gateway may
+            have it.
     """
 
     def __init__(self, run_id: str, owner: str, form: AnswerFormat) -> None:
@@ -169,26 +178,26 @@ class AnswerRun(ABC):
 
     @abstractmethod
     async def stop(self) -> None:
-        """End the answer now, and wait until what there is of it is stored."""
+        """End the answer now, and wait until the text so far is stored."""
 
     @abstractmethod
     def enter(self) -> None:
-        """Count a reader."""
+        """Register a reader."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Stop counting a reader."""
+        """Unregister a reader."""
 
     def read(self, after: int = -1) -> AnswerReader:
-        """Return a reader of the events after number `after`."""
+        """Return a reader of the events whose number is greater than `after`."""
         return self.format.read(self, after)
 
     async def refresh(self) -> None:
-        """Learn of all that any reader may have seen before this call."""
+        """Update the answer with all events that any reader may have seen before this call."""
         return
 
     async def more(self) -> None:
-        """Wait until there is another delta, or the end."""
+        """Wait until another delta is visible or the answer has ended."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         await waiter
@@ -202,13 +211,19 @@ class AnswerRun(ABC):
 
 
 class AnswerReader(EventSource):
-    """The events of an answer from some number on. A reader who leaves stops nothing at once."""
+    """A reader of an answer's events from some number on.
 
-    # by owner: its readers beside the first of each answer
+    A reader that leaves does not stop the answer at once.
+    """
+
+    # Number of additional readers by owner: all but the first reader of each answer.
     _others: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, run: AnswerRun, chunks: ChunkRenderer | None, after: int) -> None:
-        """Read on. A subclass that renders events itself has no `chunks`."""
+        """Create a reader of the events whose number is greater than `after`.
+
+        `chunks` is None for a subclass that renders events itself.
+        """
         self._run, self._chunks, self._event = run, chunks, after + 1
         self._offset = run.log.offset(max(after, 0))
         self._over = self._left = False
@@ -233,7 +248,8 @@ class AnswerReader(EventSource):
             if data:
                 return data
             if run.moved:
-                self._over = True  # without a last event: the reader comes back, and asks any gateway
+                # End without a last event, so that the reader reconnects and reaches any gateway.
+                self._over = True
             elif run.over:
                 self._over = True
                 return self._last()
@@ -245,7 +261,7 @@ class AnswerReader(EventSource):
         self._over = True
         self._cancelled.set()
         self.close()
-        # `next` may wait for an answer that this process does not follow any longer
+        # Wake `next`, which may wait for an answer that this process does not follow any longer.
         self._run.wake()
 
     def close(self) -> None:
@@ -274,7 +290,7 @@ class AnswerReader(EventSource):
         return f"id: {self._run.tag}-{number}\n".encode()
 
     def _last(self) -> bytes | None:
-        """Return the end of the stream, None if the reader has seen it."""
+        """Return the end of the stream, or None if the reader has seen the end already."""
         run, chunks, number = self._run, self._chunks, len(self._run.log) + 1
         assert chunks is not None
         if self._event > number:
@@ -284,11 +300,15 @@ class AnswerReader(EventSource):
 
 
 async def last_event_number(text: str | None, run: AnswerRun) -> int:
-    """Return the number of the last event that a client says it saw, or -1 if it names none.
+    """Return the number of the last event that a client saw, or -1 if the client names no event.
+
+    Args:
+        text: The client's header `Last-Event-ID`; None without the header.
+        run: The answer that the client reads.
 
     Raises:
-        InvalidRequestError: The text is no id of an event, or the id of another stream or of an
-            event yet to come.
+        InvalidRequestError: The text is not an event id, or belongs to another stream or to an
+            event that was not sent yet.
     """
     if not text:
         return -1
@@ -312,7 +332,16 @@ async def last_event_number(text: str | None, run: AnswerRun) -> int:
 
 
 async def replay_batches(choice: Choice, batches: Sequence[Sequence[int]], log: AnswerLog) -> None:
-    """Turn tokens into the deltas that they were before. `choice` is that of the whole answer."""
+    """Turn the tokens of an answer into deltas, and append the deltas to `log`.
+
+    The deltas are the same as those of the gateway that generated the answer, because the batches
+    are the same.
+
+    Args:
+        choice: The choice of the whole answer, which turns tokens into text.
+        batches: The tokens, in the batches in which they arrived.
+        log: The log of the answer.
+    """
     for at, tokens in enumerate(batches):
         for piece in choice.sort(choice.feed(TokenBatch(0, tokens))):
             log.append(piece)

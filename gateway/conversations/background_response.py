@@ -1,6 +1,7 @@
-"""Responses in the background, which go on without a reader, and with Redis without their gateway.
+"""Responses in the background, which run on without a reader.
 
-Any gateway makes the response and its events from the log of the answer's deltas.
+With Redis, a response in the background also survives the loss of its gateway. Any gateway can make
+the response and its events from the log of the answer's deltas.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ log = logging.getLogger(__name__)
 
 
 class BackgroundFormat(BaseModel):
-    """The form of a response's events.
+    """The form of a background response's events.
 
     Attributes:
-        response: The response without any output.
+        response: The response without output.
         items: The input items.
-        origins: The `name` and `namespace` of functions that the model knows otherwise.
+        origins: The fields `name` and `namespace` of functions in namespaces, by the name that the
+            model uses.
     """
 
     response: dict[str, Any]
@@ -37,7 +39,7 @@ class BackgroundFormat(BaseModel):
     origins: dict[str, dict[str, str]] = {}
 
     def builder(self) -> ResponseBuilder:
-        """Return a builder of the response from its beginning."""
+        """Return a new builder of the response, without output."""
         return ResponseBuilder(copy.deepcopy(self.response), self.origins)
 
     def read(self, run: AnswerRun, after: int) -> BackgroundReader:
@@ -45,7 +47,7 @@ class BackgroundFormat(BaseModel):
         return BackgroundReader(run, self.builder(), after)
 
     def present(self, run: AnswerRun) -> dict[str, Any]:
-        """Return the present state of the response."""
+        """Return the current state of the response."""
         builder = self.builder()
         for piece in run.log.pieces():
             builder.add(piece)
@@ -54,7 +56,10 @@ class BackgroundFormat(BaseModel):
 
 
 class BackgroundReader(AnswerReader):
-    """The events of a response after some number. Its own builder makes them again."""
+    """A reader of a background response's events after some number.
+
+    Each reader has its own builder, which makes the events again.
+    """
 
     def __init__(self, run: AnswerRun, builder: ResponseBuilder, after: int) -> None:
         super().__init__(run, None, -1)
@@ -83,27 +88,32 @@ class BackgroundSaver:
     """A writer of the states of one response to the store, where every gateway finds them."""
 
     def __init__(self, owner: str, form: BackgroundFormat, saver: ResponseSaver, taken_over: bool = False) -> None:
-        """Store a response.
+        """Create the writer of one response.
 
         Args:
-            owner: Its owner.
-            form: The form of its events.
-            saver: Stores its end.
-            taken_over: Another gateway began it.
+            owner: The owner of the response.
+            form: The form of the response's events.
+            saver: The writer of the response's end.
+            taken_over: True if another gateway began the response.
         """
         assert saver.store is not None
         self._owner, self._form, self._saver, self._store = owner, form, saver, saver.store
-        # the memory of a gateway that is gone is gone with it
+        # A store in memory is lost with its gateway, so a response that was taken over must be
+        # inserted again.
         self._new = taken_over and not saver.store.shared
         self._builder = form.builder()
         self._delta = self._offset = 0
 
     async def announce(self) -> None:
-        """Store that the response is generated. Raises UnavailableError if that is not possible."""
+        """Store that the response is being generated.
+
+        Raises:
+            UnavailableError: The store is unavailable.
+        """
         await self._store.put(self._entry(running=True).to_row())
 
     async def save(self, run: ChatRun) -> bool:
-        """Store the present state, and stop a response that another gateway cancelled or deleted."""
+        """Store the current state, and stop a response that another gateway cancelled or deleted."""
         while self._delta < len(run.log):
             piece, self._offset = run.log.piece(self._delta, self._offset)
             self._builder.add(piece)
@@ -113,12 +123,13 @@ class BackgroundSaver:
             entry = self._entry(running=False)
             saved = await self._saver.try_save(entry, self._new)
             if self._form.response.get("conversation"):
-                # what readers see at last
+                # The last event that readers see names the conversation, or None if the response
+                # was not added.
                 self._form.response["conversation"] = entry.response["conversation"]
             return saved
         if self._store.shared and not await self._store.put(self._entry(running=True).to_row(), new=False):
             if await self._store.find(run.id, self._owner) is None:
-                log.info("The response %s ends: it was deleted, or its row was lost with a part of the store.", run.id)
+                log.info("The response %s ends: a client deleted it, or its row in the store is lost.", run.id)
                 run.discard()
             run.answer.cancel()
         return True
@@ -129,9 +140,12 @@ class BackgroundSaver:
 
 
 def _end(builder: ResponseBuilder, run: AnswerRun, stored: bool | None = None) -> list[Event]:
-    """End the response if the answer has ended, and return its last events.
+    """End the response if the answer has ended, and return the last events.
 
-    `stored` says whether the response is stored, before the run knows it.
+    Args:
+        builder: The builder of the response.
+        run: The answer.
+        stored: True if the response is stored; None to use `run.saved`, which is set later.
     """
     if run.finish is None:
         return []

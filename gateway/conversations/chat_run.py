@@ -23,29 +23,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds that an answer runs on without a reader: long enough to reload a page or to change the
-#: network.
+#: Seconds that an answer runs on without a reader: long enough to reload a page or to change
+#: networks.
 UNREAD_TIMEOUT = 30.0
-#: Seconds that an answer which has ended can be read again, and the most answers that are kept for
-#: that.
+#: Seconds for which an ended answer can still be read, and the maximum number of such answers in
+#: memory.
 RETENTION_SECONDS, MAX_RETAINED_RUNS = 60.0, 1000
-#: Seconds between two writes of an unfinished answer to the store: what a crash of the gateway
-#: loses.
+#: Seconds between two writes of an unfinished answer to the store. A crash of the gateway loses the
+#: text of this time.
 SAVE_INTERVAL = 2.0
-#: Seconds for which the end of a response in the background waits for a store that is away: no
-#: client may have seen the response.
+#: Seconds for which the end of a background response waits for an unavailable store. Long, because
+#: no client may have seen the response yet.
 MAX_STORE_OUTAGE = 300.0
 
 
 class AnswerState(NamedTuple):
-    """An answer as it is stored.
+    """The state of an answer as it is stored.
 
     Attributes:
         content: The text.
-        items: Reasoning and tool calls as items of the Responses API, empty for a plain text.
-        status: `in_progress`, `completed` or `incomplete`.
-        finish: The reason of the end: of OpenAI's API, or `cancelled` or `error`.
-        usage: The tokens.
+        items: Reasoning and tool calls as items of the Responses API; empty for a plain text.
+        status: The status: `in_progress`, `completed` or `incomplete`.
+        finish: The finish reason of OpenAI's API, or `cancelled` or `error`; None while the answer
+            runs.
+        usage: The tokens used so far.
     """
 
     content: str
@@ -56,7 +57,7 @@ class AnswerState(NamedTuple):
 
 
 class EndedAnswer(BaseModel):
-    """The end of an answer, for readers at other gateways."""
+    """The end of an answer, as other gateways read it from Redis."""
 
     finish: str
     usage: Usage
@@ -71,10 +72,11 @@ class EndedAnswer(BaseModel):
 class ChatRun(AnswerRun):
     """One answer that this process generates.
 
-    Without a reader it is stopped after `UNREAD_TIMEOUT`, unless it runs in the background. `task`
-    ends when it is over and stored.
+    Without a reader, the answer is stopped after `UNREAD_TIMEOUT` seconds, unless it runs in the
+    background. `task` ends when the answer is over and stored.
 
-    With a checkpoint, readers get what Redis has, and another gateway may take the answer over.
+    With a checkpoint, readers get only tokens that Redis has, and another gateway may take the
+    answer over.
     """
 
     def __init__(
@@ -88,17 +90,18 @@ class ChatRun(AnswerRun):
         log: AnswerLog | None = None,
         background: bool = False,
     ) -> None:
-        """Run an answer.
+        """Start to generate an answer.
 
         Args:
             run_id: The id of the answer.
-            answer: The answer. One that runs in the background is not started yet.
-            form: The form of its events.
-            context: The request that began it.
-            save: Stores the present state, and returns False if that was not possible.
-            checkpoint: What other gateways know of the answer.
-            log: The deltas that another gateway made before.
-            background: Run on without a reader.
+            answer: The answer; not started yet if `background` is True.
+            form: The form of the answer's events.
+            context: The context of the request that began the answer.
+            save: Stores the current state, and returns False on failure. None for an answer that is
+                not stored.
+            checkpoint: The checkpoint of the answer in Redis; None without Redis.
+            log: The deltas of a gateway that generated the beginning.
+            background: True if the answer runs on without a reader.
         """
         super().__init__(run_id, context.caller.owner, form)
         self.answer, self.log, self._background = answer, log or AnswerLog(), background
@@ -106,7 +109,7 @@ class ChatRun(AnswerRun):
         self._context, self._save, self._checkpoint = context, save, checkpoint
         self._is_read_elsewhere = False
         self._unread: asyncio.TimerHandle | None = None
-        # what was in the log when the checkpoint had a number of bytes
+        # Pairs of the checkpoint's size in bytes and the log's length at that time.
         self._marks: deque[tuple[int, int]] = deque()
         self._offered, self._is_taken_over = False, log is not None
         self._closing = self._is_store_away = False
@@ -131,14 +134,14 @@ class ChatRun(AnswerRun):
         await self.task
 
     def discard(self) -> None:
-        """End the answer now and store nothing more of it: it was deleted."""
+        """End the answer now and store nothing more, because the answer was deleted."""
         self.discarded, self._save = True, None
         self.answer.cancel()
 
     def offer(self) -> None:
-        """Leave the rest to another gateway, or to the next process here: this one ends.
+        """Stop generating, and leave the rest to another gateway or to the next process here.
 
-        An answer without a checkpoint in Redis is stopped.
+        An answer without a checkpoint in Redis is stopped for good.
         """
         self._closing = True
         self._offered = self._checkpoint is not None and self._checkpoint.holds
@@ -153,7 +156,7 @@ class ChatRun(AnswerRun):
         self._schedule_stop()
 
     def state(self) -> AnswerState:
-        """Return the present state."""
+        """Return the current state of the answer."""
         pieces = self.log.pieces()
         content = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
         items = [] if all(isinstance(piece, ContentDelta) for piece in pieces) else _items(self.id, pieces, self.status)
@@ -180,8 +183,8 @@ class ChatRun(AnswerRun):
             log_detail(error)
             finish, self.failure = "error", error
         except Exception:
-            log.exception("The answer %s failed.", self.id)
-            finish, self.failure = "error", InternalError("The gateway failed in the middle of the answer.")
+            log.exception("The answer %s failed because of an unexpected error.", self.id)
+            finish, self.failure = "error", InternalError("The gateway failed in the middle of the answer; try again.")
         finally:
             if saving is not None:
                 saving.cancel()
@@ -193,7 +196,7 @@ class ChatRun(AnswerRun):
             self.wake()
 
     async def _end(self, finish: str) -> None:
-        """Store the end, and let readers see it: it says whether the answer is stored."""
+        """Store the end, and then show the end to readers, which says whether the answer is stored."""
         recorder = self._context.usage_recorder
         if not self._offered and await self._is_owner():
             self.finish, self.ended_at = finish, int(time.time())
@@ -205,7 +208,10 @@ class ChatRun(AnswerRun):
                 await asyncio.sleep(SAVE_INTERVAL)
                 self.saved = await self._stored()
             if self._background and self._is_store_away:
-                log.warning("The answer %s was not stored, as the store stayed away.", self.id)
+                log.warning(
+                    "The answer %s was not stored, because the store stayed unavailable. Readers get it for a minute.",
+                    self.id,
+                )
             if self._checkpoint is None or await self._checkpoint.finish(self._encoded_end()):
                 self.over, self.visible = True, len(self.log)
                 if recorder is not None:
@@ -214,7 +220,7 @@ class ChatRun(AnswerRun):
         elif self._offered:
             await self._stored()
         self.moved = True
-        self._context.usage = None  # another gateway bills all of it
+        self._context.usage = None  # The gateway that takes the answer over bills all of it.
         if self._context.reservation is not None:
             self._context.reservation.hand_over()
         if recorder is not None:
@@ -230,14 +236,14 @@ class ChatRun(AnswerRun):
         return self._checkpoint is None or await self._checkpoint.is_owned()
 
     async def _save_now_and_then(self) -> None:
-        # an answer that was taken over counts as lost soon, if it is not written now
+        # Write an answer that was taken over at once, because its old row would soon count as lost.
         wait = 0.0 if self._is_taken_over else SAVE_INTERVAL
         while True:
             await asyncio.sleep(wait)
             wait = SAVE_INTERVAL
             if not await self._is_owner():
                 return
-            # a write that was cancelled would keep its transaction open
+            # Shielded, because a cancelled write would leave its transaction open.
             self._writing = asyncio.create_task(self._stored())
             await asyncio.shield(self._writing)
 
@@ -255,7 +261,7 @@ class ChatRun(AnswerRun):
             return False
 
     def _show(self) -> None:
-        """Let readers see what they may see now."""
+        """Show readers the deltas that they may see now."""
         checkpoint = self._checkpoint
         if checkpoint is None or not checkpoint.holds:
             self.visible = len(self.log)
@@ -276,7 +282,7 @@ class ChatRun(AnswerRun):
         self._show()
 
     def _schedule_stop(self) -> None:
-        """Stop the answer after a while if it has no reader now."""
+        """Stop the answer after `UNREAD_TIMEOUT` seconds if it has no reader then."""
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
@@ -285,10 +291,10 @@ class ChatRun(AnswerRun):
 
 
 class ChatRunRegistry:
-    """The runs of this process: those in progress, and those that ended a moment ago.
+    """The answers of this process: running answers, and answers that ended a short time ago.
 
-    They are kept by owner and id: the id of a continued answer is that of its message, which a
-    client may have chosen.
+    The key of an answer is its owner and its id, because a client may have chosen the id: the id of
+    a continued answer is derived from the id of its message.
     """
 
     def __init__(self) -> None:
@@ -302,7 +308,7 @@ class ChatRunRegistry:
         return self._runs.get((owner, run_id))
 
     async def close(self) -> None:
-        """Offer all runs to other gateways, or stop them, and wait until they are stored."""
+        """Offer all answers to other gateways, or stop them, and wait until they are stored."""
         running = [run for run in self._runs.values() if not run.task.done()]
         for run in running:
             run.offer()
@@ -318,7 +324,8 @@ class ChatRunRegistry:
             if not over:
                 break
             counts = Counter(one.owner for one in over)
-            # the oldest of the owner that has the most: no owner pushes out another's
+            # Drop the oldest answer of the owner with the most answers, so that no owner displaces
+            # the answers of others.
             self._forget(max(over, key=lambda one: counts[one.owner]))
 
     def _forget(self, run: ChatRun) -> None:
@@ -327,7 +334,7 @@ class ChatRunRegistry:
 
 
 def _items(run_id: str, pieces: list[OutputDelta], status: str) -> list[dict[str, Any]]:
-    """Return the pieces as items of the Responses API."""
+    """Return the deltas as items of the Responses API."""
     items: list[dict[str, Any]] = []
     suffix = run_id.removeprefix("chatcmpl-")
     for at, piece in enumerate(pieces):

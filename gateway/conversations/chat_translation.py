@@ -1,4 +1,4 @@
-"""The translation of a responses request to the equivalent chat completions request."""
+"""The translation of a request to the Responses API into a request to chat completions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmops.gateway.conversations.response_tools import OfferedTools, flat_name
 from llmops.gateway.errors import ApiError, InvalidRequestError, UnsupportedError
 from llmops.gateway.schemas.responses_request import ResponsesRequest, TextFormat
 
-# The fields of chat completions that have another name in the Responses API, for errors.
+# Names in the Responses API of the fields of chat completions, for errors.
 _RESPONSES_FIELDS = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -22,11 +22,15 @@ _RESPONSES_FIELDS = {
 def to_chat_request(request: ResponsesRequest, items: Sequence[Item], tools: OfferedTools) -> dict[str, Any]:
     """Return the body of the chat completions request that is equivalent to `request`.
 
-    `items` is all of the request's context.
+    Args:
+        request: The request to the Responses API.
+        items: The whole context of the request, including stored items.
+        tools: The functions that the model may call.
     """
     _refuse_unsupported(request)
     body: dict[str, Any] = {
-        **(request.model_extra or {}),  # the sampling extras of chat completions
+        # Sampling fields beyond OpenAI's, which chat completions has too.
+        **(request.model_extra or {}),
         "model": request.model,
         "messages": to_messages(items, request.instructions),
         "max_completion_tokens": request.max_output_tokens,
@@ -44,9 +48,9 @@ def to_chat_request(request: ResponsesRequest, items: Sequence[Item], tools: Off
 
 
 def translate_error_fields(error: ApiError) -> None:
-    """Translate the field names in an error to those of the Responses API.
+    """Translate field names of chat completions in an error into names of the Responses API.
 
-    Errors from the layers below name the fields of chat completions.
+    The layers below the Responses API name the fields of chat completions.
     """
     head = (error.param or "").split(".")[0].split("[")[0]
     error.param = _RESPONSES_FIELDS.get(head, error.param)
@@ -60,10 +64,12 @@ def _refuse_unsupported(request: ResponsesRequest) -> None:
     if request.truncation == "auto":
         raise UnsupportedError("Only truncation 'disabled' is supported; leave truncation out.", param="truncation")
     if request.top_logprobs:
-        raise UnsupportedError("top_logprobs is supported in chat completions only.", param="top_logprobs")
+        raise UnsupportedError(
+            "top_logprobs is supported in chat completions only; leave top_logprobs out.", param="top_logprobs"
+        )
     if request.background and request.store is False:
         raise InvalidRequestError(
-            "background needs store, as the answer is fetched later; set store to true.", param="background"
+            "background needs store, because the answer is fetched later; set store to true.", param="background"
         )
 
 

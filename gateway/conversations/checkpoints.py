@@ -1,9 +1,9 @@
 """Checkpoints of running answers in Redis or Valkey, which any gateway can replay or continue.
 
-For each answer Redis has a record of its request, its tokens at four bytes each, and at last its
-end. Text is rendered again from the tokens. Every gateway has a lease; the answers of a gateway
-whose lease has expired are taken over by the others. A gateway that finds its answer taken over
-leaves it alone: it sends and bills nothing more of it.
+For each answer, Redis has a record of the request, the tokens at four bytes each, and finally the
+end of the answer. The text is decoded again from the tokens. Every gateway has a lease; the answers
+of a gateway whose lease has expired are taken over by the others. A gateway whose answer was taken
+over sends and bills nothing more of the answer.
 
         RUNNING on A ──A ends──▶ OVER, kept for a minute
              │  ▲
@@ -11,9 +11,9 @@ leaves it alone: it sends and bills nothing more of it.
              ▼  │
            TAKEN by B
 
-A reader gets an event only once Redis has its tokens, so that whatever a client saw is known to
-the gateway that takes the answer over. The tokens of all answers travel together, in one call per
-`FLUSH_INTERVAL`. While Redis is away, nothing is held back and nothing can be taken over.
+A reader gets an event only once Redis has the event's tokens, so that the gateway that takes the
+answer over knows everything that a client saw. The tokens of all answers are sent in one call per
+`FLUSH_INTERVAL`. While Redis is unavailable, no event waits and no answer can be taken over.
 """
 
 from __future__ import annotations
@@ -39,36 +39,48 @@ from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
 
-#: The prefix of all keys, with the version of the stored data: gateways of two versions do not
+#: Prefix of all keys, with the version of the stored data: gateways of different versions do not
 #: continue each other's answers.
 PREFIX = "{llmops:answers:2}"
-#: Seconds between two writes of a gateway. Half of it is added to a token, on average.
+#: Seconds between two writes of a gateway. On average, a token is delayed by half of this time.
 FLUSH_INTERVAL = 0.02
-#: Seconds between two reads of the answers that other gateways generate.
+#: Seconds between two reads of answers that other gateways generate: as often as a reader notices.
 POLL_INTERVAL = 0.05
-#: Seconds after which Redis counts as away.
+#: Seconds after which a call of Redis counts as failed.
 TIMEOUT = 0.5
-#: Seconds between two attempts to reach a Redis that is away.
+#: Seconds between two attempts to reach an unavailable Redis.
 RETRY_INTERVAL = 0.5
-#: Seconds for which an answer counts as read after another gateway has read it.
+#: Seconds for which an answer counts as being read after another gateway has read it.
 READING_SECONDS = 3.0
-#: Answers in one call, which holds up Redis for a few milliseconds at most.
+#: Maximum number of answers in one call, which blocks Redis for a few milliseconds at most.
 MAX_BATCH = 256
-#: Answers that a gateway takes over at once. The others are left to other gateways for a while.
+#: Maximum number of answers that a gateway takes over in one call. The rest is left to other
+#: gateways until the next call.
 MAX_CLAIMED = 64
-#: Bytes of the largest record of a request. An answer to a larger one ends with its gateway.
+#: Maximum size of a record in bytes. An answer with a larger record cannot be taken over.
 MAX_RECORD_BYTES = 1_000_000
-#: Bytes of all records of a gateway in Redis. An owner may have at most as much as is left free.
+#: Maximum size of all records of a gateway in bytes. One owner may use at most as much as remains
+#: free.
 MAX_RECORDS_BYTES = 256 * 2**20
-#: Seconds for which Redis keeps an answer that has ended.
+#: Seconds for which Redis keeps an ended answer, for readers at other gateways.
 KEPT_SECONDS = 60.0
-#: The bit of the last token of a batch. Batches are kept, as they decide where events begin.
+#: Bit that marks the last token of a batch, and mask of the token's id. Batches are stored because
+#: they determine where events begin.
 _LAST, _TOKEN_MASK = 1 << 31, (1 << 31) - 1
 _ONE_TOKEN = struct.Struct("<I")
 
 
 def _checked(replies: Any, count: int | None, is_valid: Callable[[Any], bool] = lambda _: True) -> list[Any]:
-    """Return replies, of which there must be `count`. Raises ResponseError: they are of another program."""
+    """Return the replies of a script after checking their number and form.
+
+    Args:
+        replies: The replies.
+        count: The expected number of replies; None for any number.
+        is_valid: Returns True for a valid reply.
+
+    Raises:
+        ResponseError: The replies are from another program.
+    """
     if not isinstance(replies, list) or (count is not None and len(replies) != count):
         raise ResponseError("its reply has another form")
     if not all(map(is_valid, replies)):
@@ -77,7 +89,7 @@ def _checked(replies: Any, count: int | None, is_valid: Callable[[Any], bool] = 
 
 
 def _is_damage(reply: Any) -> bool:
-    """Tell whether a key has another type than ours. Others can be used."""
+    """Return True if the error means that one key has a wrong type. Other keys are then usable."""
     return isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE")
 
 
@@ -90,12 +102,12 @@ def _is_pair(reply: Any) -> bool:
 
 
 def _is_read(reply: Any) -> bool:
-    """Tell whether these are an answer's tokens and end, or nothing."""
+    """Return True if the reply is an answer's tokens and end, or is empty."""
     return reply == [] or (_are_texts(reply, 2) and len(reply[0]) % _ONE_TOKEN.size == 0)
 
 
 def _is_claim(reply: Any) -> bool:
-    """Tell whether this is an answer that another gateway left."""
+    """Return True if the reply is an answer that another gateway left."""
     if not isinstance(reply, list) or len(reply) != 5 or not _are_texts(reply[:4], 4):
         return False
     _, _, cached, tokens, times = reply
@@ -113,7 +125,12 @@ def _are_texts(reply: Any, count: int) -> bool:
 class ClaimedAnswer(NamedTuple):
     """An answer that this gateway has taken over.
 
-    `times` is how often it was taken over.
+    Attributes:
+        id: The id of the answer.
+        record: The record of the request.
+        cached: Tokens of the prompt that were in the engine's cache; None if unknown.
+        tokens: The encoded tokens.
+        times: The number of times that the answer was taken over.
     """
 
     id: str
@@ -124,14 +141,14 @@ class ClaimedAnswer(NamedTuple):
 
 
 def encode_batch(tokens: Sequence[int]) -> bytes:
-    """Return the stored form of tokens that arrived together."""
+    """Return the encoded form of tokens that arrived together."""
     if len(tokens) == 1:
         return _ONE_TOKEN.pack(tokens[0] | _LAST)
     return struct.pack(f"<{len(tokens)}I", *tokens[:-1], tokens[-1] | _LAST)
 
 
 def decode_batches(data: bytes) -> Iterator[list[int]]:
-    """Yield the batches that `encode_batch` encoded, one after the other."""
+    """Yield the batches that `encode_batch` encoded, in their order."""
     batch: list[int] = []
     for (token,) in _ONE_TOKEN.iter_unpack(data):
         batch.append(token & _TOKEN_MASK)
@@ -144,9 +161,10 @@ class AnswerCheckpoint:
     """The checkpoint of one answer that this gateway generates.
 
     Attributes:
-        size: Bytes of all tokens so far.
-        known: Bytes that Redis has.
-        on_change: Called when `known`, `holds`, `lost` or a flag has changed.
+        id: The id of the answer.
+        size: Size of all encoded tokens so far, in bytes.
+        known: Size of the encoded tokens that Redis has, in bytes.
+        on_change: Called when `known`, `holds` or a flag below has changed.
         lost: True if another gateway has taken the answer over.
         stop: True if a client at another gateway stopped the answer.
         is_read_elsewhere: True if a client reads the answer at another gateway.
@@ -167,7 +185,7 @@ class AnswerCheckpoint:
 
     @property
     def holds(self) -> bool:
-        """Return True if readers wait until Redis has the tokens."""
+        """Return True if readers must wait until Redis has the tokens."""
         return self._registered and self._store.up
 
     def add(self, tokens: Sequence[int], cached: int | None) -> None:
@@ -180,7 +198,10 @@ class AnswerCheckpoint:
             self._store.changed(self)
 
     def register(self, record: bytes) -> None:
-        """Let other gateways find the answer. An empty record is that of an answer taken over."""
+        """Write the record of the answer, so that other gateways can find the answer.
+
+        An empty record stands for an answer that was taken over, whose record Redis has already.
+        """
         fits = len(record) <= MAX_RECORD_BYTES and self._store.up
         if fits and self._store.hold_record(self.id, len(record)):
             self._record_bytes = len(record)
@@ -188,7 +209,7 @@ class AnswerCheckpoint:
             self._store.add(self)
 
     async def is_owned(self) -> bool:
-        """Ask Redis whether this gateway still has the answer. True if Redis does not say."""
+        """Return True if this gateway still owns the answer, or Redis does not tell."""
         if self._registered and self._store.up:
             self._reply = asyncio.get_running_loop().create_future()
             self._store.changed(self)
@@ -198,7 +219,7 @@ class AnswerCheckpoint:
     async def finish(self, end: bytes) -> bool:
         """Write the end. Return False if another gateway has taken the answer over.
 
-        If Redis takes longer than `TIMEOUT`, this returns True, and the end is written later.
+        If Redis takes longer than `TIMEOUT` seconds, return True; the end is written later.
         """
         if not self._registered:
             return not self.lost
@@ -208,15 +229,16 @@ class AnswerCheckpoint:
     # -- for the store
 
     def pending(self) -> list[Any]:
-        """Return the arguments of the script that writes."""
+        """Return the values of this answer for the script that writes."""
         cached = "" if self._cached is None else self._cached
         taken = "1" if self._is_taken_over else ""
         return [self.id, self._record, cached, self.known, bytes(self._unsent), self._end or b"", taken]
 
     def acknowledge(self, sent: list[Any], reply: int) -> None:
-        """Note the reply to what `pending` returned."""
+        """Process the script's reply to the values that `pending` returned."""
         if reply < 0:
-            # unknown: Redis came back without its data, or the answer took longer than it is kept
+            # Redis does not know the answer: Redis lost its data, or the answer ran longer than
+            # Redis keeps it.
             self.lost, self._registered = reply == -1, False
         else:
             self._record = b""
@@ -234,15 +256,18 @@ class AnswerCheckpoint:
 
 
 def _owner(answer_id: str) -> str:
-    """Return the owner in the id of a shared answer."""
+    """Return the owner part of a shared answer's id."""
     return answer_id.rpartition(":")[0]
 
 
 class FollowedTokens:
-    """The tokens of an answer that another gateway generates, as Redis gets them.
+    """The tokens of an answer that another gateway generates, as Redis receives them.
 
-    `deliver` is called with new tokens and the end, and with None if the answer is not known any
-    longer or Redis is away.
+    Attributes:
+        id: The id of the answer.
+        deliver: Called with new encoded tokens and the encoded end; with None if Redis is
+            unavailable or does not know the answer.
+        offset: Size of the encoded tokens delivered so far, in bytes.
     """
 
     def __init__(self, answer_id: str, deliver: Callable[[tuple[bytes, bytes] | None], None]) -> None:
@@ -253,7 +278,7 @@ class CheckpointStore:
     """The checkpoints of all gateways that use the Redis at `url`."""
 
     def __init__(self, url: str, lease: float) -> None:
-        """Create the store. Nothing is connected before `start`.
+        """Create the store. No connection is made before `start`.
 
         Args:
             url: The URL of the Redis.
@@ -277,14 +302,14 @@ class CheckpointStore:
         self._up_since = 0.0
 
     async def start(self, adopt: Callable[[ClaimedAnswer], None]) -> None:
-        """Connect, and hand the answers of lost gateways to `adopt` from now on."""
+        """Connect, and from now on pass the answers of lost gateways to `adopt`."""
         await self._try(self._write, [])
         self._tasks.start(self._write_forever(), "checkpoints")
         self._tasks.start(self._poll_forever(), "followed-answers")
         self._tasks.start(every(self.lease / 4, partial(self._claim, adopt)), "claim-answers")
 
     async def close(self) -> None:
-        """Write what is left, and offer the answers that still run to other gateways."""
+        """Write the last tokens, and offer the running answers to other gateways."""
         await self._tasks.cancel()
         with suppress(*FAILURES):
             await self._write(list(self._answers.values()), lease=-1.0)
@@ -292,7 +317,7 @@ class CheckpointStore:
             await self._client.aclose()
 
     def checkpoint(self, answer_id: str, size: int = 0) -> AnswerCheckpoint:
-        """Return the checkpoint of an answer of which Redis has `size` bytes of tokens."""
+        """Return a checkpoint for an answer of which Redis has `size` bytes of encoded tokens."""
         return AnswerCheckpoint(self, answer_id, size)
 
     def add(self, one: AnswerCheckpoint) -> None:
@@ -303,32 +328,43 @@ class CheckpointStore:
         self._answers.pop(one.id, None)
 
     def hold_record(self, answer_id: str, size: int) -> bool:
-        """Count a record of `size` bytes. Return False if its owner, or all, have too many."""
+        """Reserve `size` bytes for a record.
+
+        Return False if the owner's share or the total is used up.
+        """
         return self._records.take(_owner(answer_id), size)
 
     def release_record(self, answer_id: str, size: int) -> None:
-        """Stop counting a record, once Redis has dropped it."""
+        """Release the bytes of a record once Redis has dropped the record."""
         if size:
             asyncio.get_running_loop().call_later(KEPT_SECONDS, self._records.give_back, _owner(answer_id), size)
 
     def changed(self, one: AnswerCheckpoint) -> None:
-        """Write an answer at the next call."""
+        """Include an answer in the next call."""
         self._changed[one.id] = one
         self._wake.set()
 
     # -- answers of other gateways
 
     async def record(self, answer_id: str) -> bytes | None:
-        """Return the record of an answer, None if there is none. Raises UnavailableError."""
+        """Return the record of an answer, or None if Redis does not know the answer.
+
+        Raises:
+            UnavailableError: Redis is unavailable.
+        """
         found = await self._asked(self._client.hget(f"{PREFIX}:answer:{answer_id}", "record"))
         return found if isinstance(found, bytes) else None
 
     async def request_stop(self, answer_id: str) -> None:
-        """Ask the gateway that generates an answer to end it. Raises UnavailableError."""
+        """Ask the gateway that generates an answer to end the answer.
+
+        Raises:
+            UnavailableError: Redis is unavailable.
+        """
         await self._asked(self._client.hset(f"{PREFIX}:answer:{answer_id}", "stop", "1"))
 
     def follow(self, tokens: FollowedTokens) -> None:
-        """Deliver the tokens of an answer from now on."""
+        """Start to deliver the tokens of an answer."""
         self._followed.add(tokens)
         self._follow.set()
 
@@ -336,7 +372,7 @@ class CheckpointStore:
         self._followed.discard(tokens)
 
     async def usage_owners(self, answer_ids: Sequence[str]) -> Mapping[str, UsageOwner] | None:
-        """Return which gateway bills answers of a gateway that died, None if Redis is away."""
+        """Return the gateway that bills each answer of a dead gateway; None without Redis."""
         keys = [f"{PREFIX}:{kind}:{one}" for one in answer_ids for kind in ("answer", "billed")]
         try:
             pipe = self._client.pipeline(transaction=False)
@@ -344,7 +380,7 @@ class CheckpointStore:
                 pipe.hmget(answer, "record", "end")
                 pipe.exists(billed)
             replies = await pipe.execute(raise_on_error=False)
-            # no gateway continues an answer whose record is damaged
+            # No gateway continues an answer whose record is damaged.
             found = [[None, None] if _is_damage(one) else one for one in replies[::2]]
             found = _checked(found, len(answer_ids), _is_pair)
             bills = _checked(replies[1::2], len(answer_ids), _is_number)
@@ -361,7 +397,7 @@ class CheckpointStore:
             return await asked
         except FAILURES as error:
             raise UnavailableError(
-                "Answers of other gateways cannot be read now, because their Redis is away; try again.",
+                "Answers of other gateways cannot be read now, because their Redis is unavailable; try again.",
                 code="streams_unavailable",
                 detail=str(error),
             ) from error
@@ -398,7 +434,8 @@ class CheckpointStore:
                 one.acknowledge(values, reply)
 
     async def _claim(self, adopt: Callable[[ClaimedAnswer], None]) -> None:
-        # after an outage of Redis every lease has expired: the others come back first
+        # After an outage of Redis every lease has expired. Wait for one lease, so that gateways can
+        # renew theirs.
         if not self.up or asyncio.get_running_loop().time() - self._up_since < self.lease:
             return
         with suppress(*FAILURES):
@@ -410,10 +447,10 @@ class CheckpointStore:
                     adopt(ClaimedAnswer(one.decode(), record, int(cached) if cached else None, tokens, times))
                     continue
                 log.error(
-                    "The answer %s of a gateway that is gone is damaged in Redis, and ends.",
+                    "The answer %s of a lost gateway is damaged in Redis. It is not continued, and is deleted.",
                     escape_unsafe(one.decode()),
                 )
-                # its gateway's outbox bills what there is
+                # The outbox of the lost gateway bills the tokens generated so far.
                 await self._client.delete(*(f"{PREFIX}:{kind}:{one.decode()}" for kind in ("answer", "tokens")))
 
     async def _poll_forever(self) -> None:
@@ -441,15 +478,15 @@ class CheckpointStore:
             one.deliver((reply[0], reply[1]) if is_known else None)
 
     async def _try(self, work: Callable[..., Awaitable[None]], *args: Any) -> bool:
-        """Call Redis. The log has one line per outage."""
+        """Call Redis, and return True on success. The log gets one line per outage."""
         try:
             await work(*args)
         except FAILURES as error:
             if not self._trouble:
                 place = self._url.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
                 log.error(
-                    "The Redis of running answers at %s is not usable (%s); until it answers, an answer ends with its "
-                    "gateway.",
+                    "Redis at %s, which keeps running answers, is not usable (%s). Until it answers, running answers "
+                    "are lost with their gateway.",
                     place,
                     str(error) or type(error).__name__,
                 )
@@ -460,6 +497,6 @@ class CheckpointStore:
         if not self.up:
             self.up, self._up_since = True, asyncio.get_running_loop().time()
             if self._trouble:
-                log.warning("The Redis of running answers answers again.")
+                log.warning("Redis answers again; running answers survive the loss of their gateway again.")
             self._trouble = False
         return True

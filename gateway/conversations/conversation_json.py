@@ -1,4 +1,4 @@
-"""Conversations as JSON: for the chat page, exports and archives."""
+"""Conversations as JSON, for the chat page, exports and archives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmops.store.conversations import Conversation, StoredMessage
 
 
 def export_line(branch: Branch) -> bytes:
-    """Return a conversation with the messages of all its branches, as a line of JSON."""
+    """Return a conversation with the messages of all its branches as one line of JSON."""
     parents = {one.id: one.item_id for one in branch.every}
     messages = [{**message_object(one), "parent_id": parents.get(one.parent_id or "")} for one in branch.every]
     head = branch.messages[-1].item_id if branch.messages else None
@@ -35,7 +35,7 @@ def conversation_summary(conversation: Conversation) -> dict[str, Any]:
 
 
 def conversation_object(branch: Branch) -> dict[str, Any]:
-    """Return a conversation with the messages of the branch that is shown."""
+    """Return a conversation with the messages of its current branch as a JSON object."""
     siblings: dict[str | None, list[str]] = {}
     for message in branch.every:
         siblings.setdefault(message.parent_id, []).append(message.item_id)

@@ -1,7 +1,7 @@
-"""Conversations of callers, in the store of the deployment or in the cache folder of this machine.
+"""The store of conversations: the deployment's store, or a store in this machine's cache folder.
 
-Public ids are `conv_` and the hexadecimal digits of a UUID. For a caller, a conversation of another
-owner does not exist.
+A public id is `conv_` followed by the hexadecimal digits of a UUID. The API treats conversations of
+other owners as if they did not exist.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from llmops.store.conversations import Conversation, NewMessage, StoredMessage
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: Seconds without a report after which the gateway that generates a message counts as gone.
+#: Seconds without a write after which the gateway that generates a message counts as lost.
 LOST_AFTER = 10.0
-#: Seconds between two lines of the log about the same damaged conversation.
+#: Minimum seconds between two log lines about the same damaged conversation.
 LOG_INTERVAL = 60.0
-#: Copies of a conversation that a request holds: as rows, as messages, and as text to be sent.
+#: Number of copies of a conversation that a request holds in memory: as rows, as messages, and as
+#: text to send.
 COPIES = 3
-#: Bytes of memory that a message takes beside its text, as a row and as part of a request.
+#: Bytes of memory that a message takes besides its text, as a row and as part of a request.
 MESSAGE_BYTES = 3072
-#: Characters of a title that is made from the first message: one line of a list.
+#: Maximum length of a title made from the first message, in characters: one line of a list.
 TITLE_LENGTH = 60
 _ID = re.compile(r"conv_[0-9a-f]{32}")
 
 
 class Branch(NamedTuple):
-    """A conversation, the messages of the branch that is shown, and those of all branches."""
+    """A conversation with the messages of one branch, and the messages of all branches."""
 
     conversation: Conversation
     messages: Sequence[StoredMessage]
@@ -53,7 +54,10 @@ class Branch(NamedTuple):
 
 
 class ConversationStore:
-    """The stored conversations. Every method raises UnavailableError while the store is away."""
+    """The stored conversations.
+
+    Every method raises UnavailableError while the store is unavailable.
+    """
 
     def __init__(self, url: str, settings: ConversationSettings, now: Callable[[], datetime] = utc_now) -> None:
         self.settings, self._now = settings, now
@@ -78,12 +82,12 @@ class ConversationStore:
         """Create a conversation that begins with `messages`.
 
         Raises:
-            ForbiddenError: Nothing of this tenant is stored.
-            RateLimitError: The owner has as many conversations as it may have.
+            ForbiddenError: Conversations of this tenant are not stored.
+            RateLimitError: The owner has the maximum number or size of conversations.
         """
         if not self.settings.entries or not self.settings.stores(caller.tenant_id):
             raise ForbiddenError(
-                "Conversations are not stored here: the gateway's settings say so. Send the whole history as "
+                "The gateway's settings do not allow this tenant to store conversations. Send the whole history as "
                 "`messages`.",
                 code="conversations_not_stored",
             )
@@ -105,7 +109,7 @@ class ConversationStore:
             count, size = await table.count_conversations(connection, made.user_id)
             if count >= self.settings.entries or size >= self.settings.bytes:
                 raise RateLimitError(
-                    f"You have {count:,} conversations with {size:,} characters, and this gateway keeps "
+                    f"You have {count:,} conversations with {size:,} characters, and this gateway keeps at most "
                     f"{self.settings.entries:,} with {self.settings.bytes:,}; delete some first.",
                     code="conversations_full",
                     should_retry=False,
@@ -121,7 +125,11 @@ class ConversationStore:
         return await self._database.write(work, made.user_id)
 
     async def find(self, caller: Caller, conversation_id: str) -> Conversation:
-        """Return a conversation. Raises NotFoundError."""
+        """Return a conversation.
+
+        Raises:
+            NotFoundError: The caller has no such conversation.
+        """
         key, user = row_id(conversation_id), owner_id(caller)
         found = await self._database.read(lambda connection: table.find_conversation(connection, user, key))
         return _require_found(found, conversation_id)
@@ -129,9 +137,10 @@ class ConversationStore:
     async def list(
         self, caller: Caller, *, limit: int, after: str | None = None, text: str | None = None
     ) -> tuple[Sequence[Conversation], bool]:
-        """Return a page of conversations, the last changed first, and True if more follow.
+        """Return a page of conversations, most recently changed first, and True if more follow.
 
-        Raises NotFoundError if there is no conversation `after`.
+        Raises:
+            NotFoundError: The caller has no conversation `after`.
         """
         before = await self.find(caller, after) if after else None
         user = owner_id(caller)
@@ -151,7 +160,7 @@ class ConversationStore:
         after: str | None = None,
         text: str | None = None,
     ) -> tuple[Sequence[Conversation], bool]:
-        """Return what `list` returns, read one by one, without conversations that cannot be read.
+        """Return a page like `list`, read one by one and without damaged conversations.
 
         `check` raises an error of MALFORMED for a conversation that cannot be used.
         """
@@ -163,14 +172,16 @@ class ConversationStore:
         found: MutableSequence[Conversation] = []
         for key in ids:
             try:
-                # without its system prompt: those of a page may be large together
+                # Drop the system prompts, which may be large together.
                 one = replace(await self.find(caller, _public_id(key)), system_prompt=None)
                 check(one)
             except NotFoundError:
                 continue
             except MALFORMED:
                 if (suffix := self._lines.suffix(key)) is not None:
-                    log.error("%s was left out of a list: its row is damaged%s.", _public_id(key), suffix)
+                    log.error(
+                        "%s was left out of a list because its row in the store is damaged%s.", _public_id(key), suffix
+                    )
                 continue
             found.append(one)
             if len(found) > limit:
@@ -184,17 +195,16 @@ class ConversationStore:
         after: str | None = None,
         hold: Callable[[int], None] = lambda size: None,
     ) -> Branch:
-        """Return a conversation and one branch of it.
+        """Return a conversation and one of its branches.
 
-        The branch is the one that ends with the message `after`, or the one shown.
+        The branch ends with the message `after`, or is the current branch.
 
         Args:
             caller: The owner.
             conversation_id: The id of the conversation.
-            after: The public id of a message; empty for the beginning, None for the branch that is
-                shown.
-            hold: Counts the bytes that the conversation takes in memory, before it is read. Its
-                errors pass.
+            after: The public id of a message; empty for the beginning, None for the current branch.
+            hold: Called with the bytes of memory that the conversation takes, before it is read.
+                Errors of `hold` are raised.
 
         Raises:
             NotFoundError: The caller has no such conversation, or the conversation has no such
@@ -210,7 +220,11 @@ class ConversationStore:
         return await self._read_long(caller, work)
 
     async def change(self, caller: Caller, conversation_id: str, **values: Any) -> Conversation:
-        """Set columns of a conversation. Raises NotFoundError."""
+        """Set columns of a conversation.
+
+        Raises:
+            NotFoundError: The caller has no such conversation.
+        """
         key, user = row_id(conversation_id), owner_id(caller)
 
         async def work(connection: AsyncConnection) -> Conversation:
@@ -226,9 +240,11 @@ class ConversationStore:
         return await self._database.write(work, user)
 
     async def show_branch(self, caller: Caller, conversation_id: str, item_id: str) -> None:
-        """Show the branch of the message `item_id`, as far as it was continued last.
+        """Make the branch of the message `item_id` current, up to its most recent end.
 
-        Raises NotFoundError.
+        Raises:
+            NotFoundError: The caller has no such conversation, or the conversation has no such
+                message.
         """
         branch = await self.read(caller, conversation_id)
         head = _message(branch.every, item_id)
@@ -238,7 +254,11 @@ class ConversationStore:
         await self.change(caller, conversation_id, head_id=head.id)
 
     async def delete(self, caller: Caller, conversation_id: str) -> None:
-        """Delete a conversation; its rows are purged later. Raises NotFoundError."""
+        """Mark a conversation as deleted; its rows are purged later.
+
+        Raises:
+            NotFoundError: The caller has no such conversation.
+        """
         key, user, now = row_id(conversation_id), owner_id(caller), self._now()
         deleted = await self._database.write(
             lambda connection: table.delete_conversation(connection, user, key, now), user
@@ -251,14 +271,14 @@ class ConversationStore:
     async def append(
         self, caller: Caller, conversation_id: str, messages: Sequence[NewMessage], after: str | None = None
     ) -> Sequence[StoredMessage]:
-        """Store messages behind the message `after`.
+        """Store messages after the message `after`.
 
-        If `after` is None, they go to the end of the branch that is shown.
+        If `after` is None, the messages go to the end of the current branch.
 
         Raises:
             NotFoundError: The caller has no such conversation, or the conversation has no such
                 message.
-            InvalidRequestError: The conversation would be larger than a conversation may be.
+            InvalidRequestError: The conversation would exceed the maximum size.
         """
         key, user = row_id(conversation_id), owner_id(caller)
 
@@ -274,9 +294,9 @@ class ConversationStore:
         return await self._database.write(work, user)
 
     async def save(self, caller: Caller, conversation_id: str, message: StoredMessage) -> bool:
-        """Store the present state of a message of the caller's.
+        """Store the current state of a message.
 
-        Return False if the message or its conversation was deleted meanwhile.
+        Return False if the message or its conversation was deleted in the meantime.
         """
         key, now = row_id(conversation_id), self._now()
         return await self._database.write(
@@ -284,7 +304,12 @@ class ConversationStore:
         )
 
     async def remove(self, caller: Caller, conversation_id: str, item_id: str) -> Conversation:
-        """Delete one item of a conversation. Raises NotFoundError."""
+        """Delete one item of a conversation.
+
+        Raises:
+            NotFoundError: The caller has no such conversation, or the conversation has no such
+                item.
+        """
         key, user, now = row_id(conversation_id), owner_id(caller), self._now()
 
         async def work(connection: AsyncConnection) -> Conversation:
@@ -308,7 +333,7 @@ class ConversationStore:
         if count > self.settings.conversation_messages:
             raise InvalidRequestError(
                 f"The conversation would have {count:,} messages with all its branches, and at most "
-                f"{self.settings.conversation_messages:,} are stored; begin another one.",
+                f"{self.settings.conversation_messages:,} are stored; start a new conversation.",
                 code="conversation_full",
             )
         return await table.append_messages(connection, conversation, head, new, self._now())
@@ -317,16 +342,16 @@ class ConversationStore:
         if size > self.settings.conversation_bytes:
             raise InvalidRequestError(
                 f"The conversation would have {size:,} characters, and at most "
-                f"{self.settings.conversation_bytes:,} are stored; begin another one.",
+                f"{self.settings.conversation_bytes:,} are stored; start a new conversation.",
                 code="conversation_full",
             )
 
     def _settled(self, message: StoredMessage) -> StoredMessage:
-        """Return the message as incomplete if the gateway that generated it is gone."""
+        """Return the message, as incomplete if the gateway that generated it is lost."""
         lost = message.status == "in_progress" and message.written_at < self._now() - timedelta(seconds=LOST_AFTER)
         return replace(message, status="incomplete", finish_reason="gateway_lost") if lost else message
 
-    # -- everything of an owner
+    # -- all conversations of an owner
 
     async def everything(
         self,
@@ -335,10 +360,14 @@ class ConversationStore:
         user: str | None = None,
         damaged: MutableSequence[str] | None = None,
     ) -> AsyncIterator[Branch]:
-        """Yield all conversations of the caller, of a tenant or of a user.
+        """Yield all conversations of the caller, a tenant or a user, with their current branch.
 
-        Each comes with the branch that is shown. `damaged` gets the public ids of those that cannot
-        be read; without it, their errors pass.
+        Args:
+            caller: The caller, whose conversations are yielded by default.
+            tenant: The tenant whose conversations are yielded.
+            user: The user whose conversations are yielded.
+            damaged: Receives the public ids of unreadable conversations; without it, their errors
+                are raised.
         """
         turn = owner_id(caller)
         owned = partial(table.conversation_ids, user_id=user or turn)
@@ -360,24 +389,24 @@ class ConversationStore:
                 yield branch
 
     async def purge(self, caller: Caller, tenant: str | None = None, user: str | None = None) -> int:
-        """Delete all conversations of the caller, a user or a tenant for good.
+        """Permanently delete all conversations of the caller, a user or a tenant.
 
-        Returns how many.
+        Return the number of conversations.
         """
         work = partial(table.purge_user, user_id=user or owner_id(caller))
         if tenant is not None:
             work = partial(table.purge_tenant, tenant_id=tenant)
         purged = 0
-        # in pieces: the store must answer within its time limit, however much there is
+        # Delete in batches, because the store must answer each query within its time limit.
         while found := await self._database.write(work, owner_id(caller)):
             purged += found
         return purged
 
     async def prune(self, archive: Callable[[Branch], None] | None = None) -> int:
-        """Purge what was deleted long ago, or unchanged for longer than it is kept.
+        """Purge conversations that were deleted long ago or have expired, and return their number.
 
-        Return the number of conversations. `archive` gets those that no user deleted, before they
-        are purged; what it raises ends the purge.
+        `archive` is called with each expired conversation before the purge. An error of `archive`
+        ends the purge.
         """
         now, settings, purged = self._now(), self.settings, 0
         deleted = now - timedelta(days=settings.purge_days)
@@ -399,7 +428,7 @@ class ConversationStore:
         return purged
 
     async def _archive(self, conversation_id: str, archive: Callable[[Branch], None]) -> bool:
-        """Archive a conversation that no user deleted. Return False if a row of it cannot be read."""
+        """Archive a conversation that no user deleted. Return False if one of its rows is damaged."""
 
         async def read(connection: AsyncConnection) -> Branch | None:
             found = await table.read_conversation(connection, conversation_id)
@@ -412,7 +441,7 @@ class ConversationStore:
         except MALFORMED as error:
             reason = type(error).__name__
             log.error(
-                "Conversation %s cannot be archived, and is kept: a row is damaged (%s).", conversation_id, reason
+                "Conversation %s cannot be archived because a row is damaged (%s); it is kept.", conversation_id, reason
             )
             return False
         return True
@@ -430,7 +459,7 @@ class ConversationStore:
 def owner_id(caller: Caller) -> str:
     """Return the UUID of the caller's owner.
 
-    A user has a UUID. For a key that was not verified, the UUID is made of the key's digest.
+    A user has a UUID. For a key that was not verified, the UUID is derived from the key's digest.
     """
     owner = caller.owner
     try:
@@ -451,17 +480,17 @@ def row_id(conversation_id: str) -> str:
 
 
 def public_id(conversation: Conversation) -> str:
-    """Return the id under which clients know the conversation."""
+    """Return the public id of a conversation."""
     return _public_id(conversation.id)
 
 
 def _public_id(key: str) -> str:
-    # not parsed: the id of a damaged row is no UUID
+    # Not parsed as a UUID, because the id of a damaged row may be none.
     return f"conv_{key.replace('-', '')}"
 
 
 def message_items(message: StoredMessage) -> list[dict[str, Any]]:
-    """Return the items of the Responses API that a message stands for."""
+    """Return the items of the Responses API that represent a message."""
     if message.items is not None:
         found: list[dict[str, Any]] = json.loads(message.items)
         return found
@@ -474,7 +503,7 @@ def message_items(message: StoredMessage) -> list[dict[str, Any]]:
 
 
 def message_from_item(item: dict[str, Any]) -> NewMessage:
-    """Return an item of the Responses API, which has an id, as a message."""
+    """Return a message for an item of the Responses API, which must have an id."""
     content = item.get("content")
     plain = item.get("type", "message") == "message" and isinstance(content, str)
     text = content if isinstance(content, str) else searchable_text([item])
@@ -485,7 +514,7 @@ def message_from_item(item: dict[str, Any]) -> NewMessage:
 
 
 def searchable_text(items: Sequence[dict[str, Any]]) -> str:
-    """Return the text of the messages among `items`, which a search looks at."""
+    """Return the text of the messages among `items`, for searches."""
     texts = []
     for item in items:
         content = item.get("content") if item.get("type", "message") == "message" else item.get("output")
@@ -499,7 +528,7 @@ def searchable_text(items: Sequence[dict[str, Any]]) -> str:
 def make_title(messages: Sequence[NewMessage]) -> str | None:
     """Return the beginning of the first user message as a title, cut between two words.
 
-    Return None if the user has not written anything.
+    Return None without a user message.
     """
     said = next((one.content for one in messages if one.role == "user" and one.content.strip()), "")
     words = " ".join(said[: 20 * TITLE_LENGTH].split())
@@ -509,7 +538,7 @@ def make_title(messages: Sequence[NewMessage]) -> str | None:
 
 
 def branch_path(every: Sequence[StoredMessage], head_id: str | None) -> list[StoredMessage]:
-    """Return the messages from the beginning to `head_id`."""
+    """Return the messages from the beginning of the conversation to the message `head_id`."""
     known = {message.id: message for message in every}
     path: list[StoredMessage] = []
     while head_id is not None and head_id in known:
@@ -539,6 +568,7 @@ def _require_found(conversation: Conversation | None, conversation_id: str) -> C
 
 def _no_conversation(conversation_id: str) -> NotFoundError:
     return NotFoundError(
-        f"Conversation with id '{conversation_id}' not found: it was deleted, or belongs to another key.",
+        f"Conversation with id '{conversation_id}' not found: it does not exist, was deleted, or belongs to another "
+        "key.",
         code="conversation_not_found",
     )

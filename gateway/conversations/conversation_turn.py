@@ -34,8 +34,9 @@ _ANSWER_ITEM_ID = re.compile(r"msg_([0-9a-f]{24})")
 class ConversationTurn:
     """New messages of a conversation and the answer to them.
 
-    `history` are chat messages: the system prompt, the branch that the turn follows, and the new
-    messages.
+    Attributes:
+        history: The chat messages for the model: the system prompt, the branch that the turn
+            follows, and the new messages.
     """
 
     def __init__(
@@ -50,16 +51,17 @@ class ConversationTurn:
         """Prepare a turn.
 
         Args:
-            store: Where the turn is stored.
+            store: The store of conversations.
             caller: The owner of the conversation.
             branch: The branch that the turn follows.
-            new: The new chat messages. A system message at their beginning takes the place of the
-                system prompt.
-            price: Returns the price in micro-dollars of what a model used, None if it has no price.
-            continues: Continue the last answer of the branch. There are no new messages then.
+            new: The new chat messages. A system message at their beginning replaces the system
+                prompt.
+            price: Returns the price of a model's usage in micro-dollars; None for a model without a
+                price.
+            continues: True to continue the last answer of the branch, without new messages.
 
         Raises:
-            InvalidRequestError: There is nothing to answer, or to continue.
+            InvalidRequestError: The branch has no message to answer or no answer to continue.
         """
         self.store, self._caller, self._branch, self._price = store, caller, branch, price
         settled = _finished_messages(branch.messages)
@@ -89,27 +91,27 @@ class ConversationTurn:
 
     @property
     def first_question(self) -> str:
-        """Return the text of the first message of a conversation without a title, else nothing."""
+        """Return the first message's text for a conversation without a title, else an empty text."""
         if self._branch.every or self._branch.conversation.title is not None:
             return ""
         return next((_text(message) for message in self._new if message["role"] == "user"), "")
 
     @property
     def run_id(self) -> str:
-        """Return the id of the answer: of the message that is continued, else a new one."""
+        """Return the id of the answer: derived from the continued message, or new."""
         found = _ANSWER_ITEM_ID.fullmatch(self._continued.item_id) if self._continued is not None else None
         return f"chatcmpl-{found[1] if found else secrets.token_hex(12)}"
 
     async def begin(self, run_id: str, model: str, after: str | None) -> dict[str, Any]:
         """Store the new messages and the unfinished answer.
 
-        Return the description of both that the first event carries.
+        Return the description of the messages for the first event.
 
         Args:
             run_id: The id of the answer.
             model: The model's name.
-            after: The message that the turn follows; None for the newest one, which another tab may
-                have written since the history was read.
+            after: The message that the turn follows; None for the newest message, which another
+                browser tab may have written since the history was read.
         """
         store, key = self.store, self.conversation_id
         if self._continued is not None:
@@ -132,20 +134,20 @@ class ConversationTurn:
         return {"id": key, "message_id": self._row.item_id, "messages": [row.item_id for row in stored[:-1]]}
 
     def stored_answer(self) -> StoredAnswer:
-        """Return the answer as it is stored, after `begin`."""
+        """Return the answer in its stored form. Call `begin` first."""
         assert self._row is not None
         return StoredAnswer(self.store, self._caller, self.conversation_id, self._row, self._price, self._continued)
 
 
 class AnswerReference(BaseModel):
-    """The place of an answer in a conversation, for the gateway that continues it.
+    """The place of an answer in a conversation, for the gateway that continues the answer.
 
     Attributes:
         conversation_id: The public id of the conversation.
         item_id: The id of the message.
-        content: The text of the message before this answer continued it.
-        token_count: The tokens of that text.
-        cost_micros: Their price.
+        content: The text of the message before this answer continued the message.
+        token_count: The tokens of this text; None if unknown.
+        cost_micros: The price of this text in micro-dollars; None without a price.
     """
 
     conversation_id: str
@@ -167,15 +169,16 @@ class StoredAnswer:
         price: Price,
         before: StoredMessage | None = None,
     ) -> None:
-        """Fill a message.
+        """Create the message of an answer.
 
         Args:
-            store: Where the message is stored.
+            store: The store of conversations.
             caller: The owner of the conversation.
-            conversation_id: The public id of its conversation.
+            conversation_id: The public id of the conversation.
             row: The message.
-            price: Returns the price in micro-dollars of what a model used, None if it has no price.
-            before: The message as it was before this answer continued it.
+            price: Returns the price of a model's usage in micro-dollars; None for a model without a
+                price.
+            before: The message before this answer continued it; None for a new message.
         """
         self._store, self._caller, self._row, self._price = store, caller, row, price
         self._begun = perf_counter()
@@ -188,7 +191,7 @@ class StoredAnswer:
     async def find(
         cls, store: ConversationStore, caller: Caller, reference: AnswerReference, price: Price
     ) -> StoredAnswer | None:
-        """Return the message that another gateway began to fill, None if it was deleted meanwhile."""
+        """Return the message that another gateway began to fill, or None if it was deleted."""
         try:
             branch = await store.read(caller, reference.conversation_id)
         except NotFoundError:
@@ -201,7 +204,10 @@ class StoredAnswer:
         return found
 
     async def save(self, run: ChatRun) -> bool:
-        """Store the answer's present state. Return False if the conversation was deleted meanwhile."""
+        """Store the current state of the answer.
+
+        Return False if the conversation was deleted in the meantime.
+        """
         row, before, state = self._row, self.reference, run.state()
         cost = self._price(row.model or "", state.usage)
         self._row = replace(
@@ -221,7 +227,8 @@ class StoredAnswer:
 class ResponseTurn:
     """A response of the Responses API that belongs to a conversation.
 
-    `items` are those of the branch that is shown.
+    Attributes:
+        items: The items of the conversation's current branch.
     """
 
     def __init__(self, store: ConversationStore, caller: Caller, branch: Branch) -> None:
@@ -229,7 +236,7 @@ class ResponseTurn:
         self.items = [item for message in _finished_messages(branch.messages) for item in message_items(message)]
 
     async def add(self, entry: StoredResponse) -> None:
-        """Add the input and the output of a response that has ended to the conversation."""
+        """Add the input and the output of an ended response to the conversation."""
         response = entry.response
         rows = [message_from_item(item) for item in entry.items if item.get("type") != "item_reference"]
         if response["output"]:
@@ -249,19 +256,19 @@ class ResponseTurn:
 
 
 def answer_run_id(message: StoredMessage) -> str | None:
-    """Return the id of the answer that fills a message, None if it was not made by a chat."""
+    """Return the id of the answer that fills a message, or None if no chat answer fills it."""
     found = _ANSWER_ITEM_ID.fullmatch(message.item_id)
     return f"chatcmpl-{found[1]}" if found else None
 
 
 def _finished_messages(messages: Sequence[StoredMessage]) -> list[StoredMessage]:
-    """Return the messages without the turns that other tabs wait for."""
+    """Return the messages without unfinished turns, which other browser tabs still wait for."""
     running = {message.parent_id for message in messages if message.status == "in_progress"}
     return [one for one in messages if one.status != "in_progress" and one.id not in running]
 
 
 def _to_rows(message: dict[str, Any]) -> list[NewMessage]:
-    """Return a chat message as rows."""
+    """Return the stored messages that represent a chat message."""
     item_id, role = f"msg_{secrets.token_hex(12)}", message["role"]
     if role == "tool":
         output = {"call_id": message.get("tool_call_id"), "output": _text(message)}

@@ -1,4 +1,4 @@
-"""Access to the store within a time limit, with failures as errors of the API."""
+"""Access to the store within a time limit, with failures turned into errors of the API."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from llmops.store.factory import LazyStore, within
 
 T = TypeVar("T")
 
-# Seconds that a request waits for the store before it counts as away.
+# Seconds that a request waits for the store before the store counts as unavailable.
 STORE_TIMEOUT = 5.0
-#: Searches and reads of whole conversations that a gateway process runs at a time.
+#: Maximum number of searches and reads of whole conversations that a gateway process runs at once.
 MAX_LONG_READS = 2
-#: Seconds between two lines of the log: a caller that sends many requests at once waits for itself.
+#: Minimum seconds between two log lines about failures: a caller that sends many requests at once
+#: can make its own requests time out.
 LOG_INTERVAL = 1.0
 
 
@@ -34,7 +35,7 @@ class Database:
 
         Args:
             url: The URL of the store.
-            subject: The name of the data, for errors: the data that cannot be used.
+            subject: The name of the data that cannot be used, for errors.
             advice: What a client can do instead, for errors.
         """
         self._store = LazyStore(url, pool_size=2)
@@ -46,18 +47,18 @@ class Database:
     async def read(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str | None = None) -> T:
         """Run `work` on a connection.
 
-        Work of the same `owner` runs one after the other, so that no owner takes all connections.
+        Calls of the same `owner` run one after another, so that no owner takes all connections.
 
         Raises:
-            UnavailableError: The store is away, or was busy for too long.
+            UnavailableError: The store is unavailable, or was busy for too long.
         """
         return await self._answered(self._in_turn(owner, self._store.read, work))
 
     async def read_long(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str, share: str) -> T:
-        """Run `work` that takes up to a second, or reads thousands of rows; otherwise as `read`.
+        """Run `work` like `read`, for work that takes up to a second or reads thousands of rows.
 
-        MAX_LONG_READS run at a time, so that other work finds a connection and a core. Callers take
-        turns by `share`, tenants first.
+        At most `MAX_LONG_READS` such calls run at once, so that other work finds a connection and a
+        core. Callers take turns by `share`: tenants first, then the callers of a tenant.
         """
 
         @asynccontextmanager
@@ -68,7 +69,7 @@ class Database:
         return await self._answered(self._in_turn(owner, connect, work))
 
     async def write(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str | None = None) -> T:
-        """Run `work` in a transaction; otherwise as `read`."""
+        """Run `work` like `read`, but in a transaction."""
         return await self._answered(self._in_turn(owner, self._store.write, work))
 
     async def close(self) -> None:
@@ -87,8 +88,8 @@ class Database:
     async def _answered(self, work: Awaitable[T]) -> T:
         """Await `work`, and turn every failure of the store into an UnavailableError.
 
-        A store that is silent for `STORE_TIMEOUT` has failed, too. A damaged text of SQLite is a
-        ValueError, as other damage to a row.
+        A store that does not answer within `STORE_TIMEOUT` seconds has failed, too. SQLite reports
+        damaged text as a ValueError, like other damage to a row.
         """
         try:
             return await within(STORE_TIMEOUT, work)
@@ -97,7 +98,7 @@ class Database:
         except LlmopsError as error:
             if "Could not decode" in str(getattr(error.__cause__, "orig", "")):
                 raise ValueError("a text of a damaged row is not UTF-8") from error
-            # only an error with a detail is logged
+            # Set a detail only if a log line is due: only errors with a detail are logged.
             suffix = self._lines.suffix(self._subject)
             raise UnavailableError(
                 f"{self._subject} cannot be read or written now; try again, or {self._advice}.",

@@ -1,7 +1,7 @@
 """Streams of typed events that are sent again from the store.
 
-Events that exist already are rendered as the client reads them, a few kilobytes at a time: a
-response can be megabytes, and any number of clients may ask for it at once.
+Events are rendered as fast as the client reads them, a few kilobytes at a time: a response can have
+megabytes, and any number of clients may ask for the same response at once.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from llmops.gateway.conversations.response_store import ResponseStore, StoredRes
 from llmops.gateway.errors import ApiError, log_detail
 from llmops.gateway.http.sse import EventSource
 
-# Bytes after which a piece of a replay is sent.
+# Number of bytes after which a piece of a replay is sent.
 FLUSH_BYTES = 32 * 1024
-# Seconds between two polls of a response that another gateway generates.
+# Seconds between two polls of a response that another gateway generates: longer than with Redis,
+# because each poll reads the store.
 POLL_INTERVAL = 0.5
 
 
 def encode_events(events: Iterable[Event]) -> bytes:
-    """Render server-sent events with their type as the event's name, as OpenAI sends them."""
+    """Render events as server-sent events whose name is the event's type, as OpenAI sends them."""
     return b"".join(map(_encode_event, events))
 
 
 def events_after(number: int, response: dict[str, Any], cuts: list[list[int]]) -> Iterator[Event]:
-    """Yield the events of a response up to now whose sequence number is greater than `number`."""
+    """Yield the events of a response whose sequence number is greater than `number`."""
     return (event for event in replay_events(response, cuts) if event["sequence_number"] > number)
 
 
 class ReplayEventStream(EventSource):
-    """A stream of events that exist already."""
+    """A stream of events that are already known."""
 
     def __init__(self, past: Iterable[Event]) -> None:
         self._past = iter(past)
@@ -49,7 +50,7 @@ class ReplayEventStream(EventSource):
         self._over = True
 
     def _piece(self) -> bytes | None:
-        """Render the next events, at least one; None at their end."""
+        """Render the next events, at least one; return None after the last event."""
         parts: list[bytes] = []
         size = 0
         for event in self._past:
@@ -61,9 +62,9 @@ class ReplayEventStream(EventSource):
 
 
 class PolledEventStream(ReplayEventStream):
-    """Events of a response that another gateway generates, without Redis.
+    """A stream of events of another gateway's response, for deployments without Redis.
 
-    They are read from the store as the response grows.
+    The events are read from the store as the response grows.
     """
 
     def __init__(self, store: ResponseStore, entry: StoredResponse, after: int) -> None:

@@ -1,6 +1,6 @@
-"""An answer that another gateway generates, for readers at this one.
+"""An answer that another gateway generates, for readers at this gateway.
 
-Its tokens come from Redis (`checkpoints.py`), and become the same events here.
+The tokens come from Redis (`checkpoints.py`) and are rendered into the same events.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from llmops.gateway.errors import UnavailableError
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.interfaces import FINISH_REASONS, Usage, shared_answer_id
 
-#: Seconds without news from Redis after which a reader is sent away, to come back.
+#: Seconds without a reply of Redis after which readers are disconnected, so that they reconnect to
+#: any gateway.
 SILENCE_TIMEOUT = 10.0
 
 
 class FollowedRun(AnswerRun):
-    """An answer that another gateway generates. It is followed while it has readers."""
+    """An answer that another gateway generates. The answer is followed while it has readers."""
 
     def __init__(
         self,
@@ -35,9 +36,9 @@ class FollowedRun(AnswerRun):
 
         Args:
             run_id: The id of the answer.
-            owner: Its owner.
-            form: The form of its events.
-            choice: An empty choice that turns its tokens into text.
+            owner: The owner of the answer.
+            form: The form of the answer's events.
+            choice: A new choice, which turns the tokens into text.
             store: The store of checkpoints.
             on_idle: Called when the last reader has left.
         """
@@ -46,11 +47,11 @@ class FollowedRun(AnswerRun):
         self._usage = Usage(0)
         self._tokens = FollowedTokens(shared_answer_id(owner, run_id), self._deliver)
         self._news: asyncio.Queue[tuple[int, bytes, bytes]] = asyncio.Queue()
-        # replies of Redis, and those who wait for the reply of a number
+        # Number of replies of Redis, and the waiters for the reply of a given number.
         self._replies = 0
         self._refreshing: list[tuple[int, asyncio.Future[None]]] = []
         self._heard = asyncio.get_running_loop().time()
-        #: Set once everything that Redis had at first is in the log.
+        #: Set once all tokens that Redis had at first are in the log.
         self.caught_up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -81,12 +82,13 @@ class FollowedRun(AnswerRun):
         finally:
             self.leave()
         if self.moved:
-            raise UnavailableError("It is not known whether the answer has stopped; try again.")
+            raise UnavailableError("The gateway could not confirm that the answer has stopped; try again.")
 
     async def refresh(self) -> None:
         if self.over or self.moved:
             return
-        # the next reply may have been written before this call
+        # Wait for the reply after the next, because the next reply may have been read before this
+        # call.
         waiter = asyncio.get_running_loop().create_future()
         self._refreshing.append((self._replies + 2, waiter))
         await waiter
@@ -121,7 +123,7 @@ class FollowedRun(AnswerRun):
             self.wake()
 
     def _end_refreshing(self, number: int) -> None:
-        """Wake those who wait for the reply `number` or an earlier one."""
+        """Wake the waiters for the reply `number` or an earlier reply."""
         for wanted, waiter in self._refreshing:
             if wanted <= number and not waiter.done():
                 waiter.set_result(None)

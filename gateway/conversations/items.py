@@ -1,4 +1,4 @@
-"""Items, the currency of the responses API, to and from the messages of chat completions."""
+"""The conversion between items of the Responses API and messages of chat completions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmops.gateway.errors import InvalidRequestError
 Item = dict[str, Any]
 MessageDict = dict[str, Any]
 
-# The fields of items, and of parts of their content, that this gateway reads or shows. Others are not
+# Fields of items and of their content parts that this gateway reads or shows. Other fields are not
 # stored: they could be megabytes that no client reads, or millions of values.
 _FIELDS = {
     "message": ("role", "content"),
@@ -24,7 +24,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_t
 
 
 def parse_input_items(value: str | Sequence[Mapping[str, Any]]) -> list[Item]:
-    """Return `input` as items. A text is one user message."""
+    """Return the field `input` as items. A text becomes one user message."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": value}]}]
     return [_known_fields(item) for item in value]
@@ -54,11 +54,11 @@ def _kind(item: Mapping[str, Any]) -> str:
 def to_messages(items: Iterable[Mapping[str, Any]], instructions: str | None = None) -> list[MessageDict]:
     """Return chat messages for `items`.
 
-    Calls and reasoning join the assistant message that they belong to.
+    Calls and reasoning are merged into the assistant message that they belong to.
 
     Raises:
-        InvalidRequestError: An item has something that this gateway does not support. `param` names
-            it, as in `input[2].content`.
+        InvalidRequestError: An item has a value that this gateway does not support. `param` names
+            the field, as in `input[2].content`.
     """
     messages: list[MessageDict] = [{"role": "system", "content": instructions}] if instructions else []
     for at, item in enumerate(items):
@@ -85,11 +85,13 @@ def _add(messages: list[MessageDict], item: Mapping[str, Any], param: str) -> No
 def _add_message(messages: list[MessageDict], item: Mapping[str, Any], param: str) -> None:
     role = item.get("role")
     if role not in ("user", "assistant", "system", "developer"):
-        raise InvalidRequestError(f"'{role}' is not a valid message role.", param=f"{param}.role")
+        raise InvalidRequestError(
+            f"'{role}' is not a valid message role; use user, assistant, system or developer.", param=f"{param}.role"
+        )
     text = _text(item.get("content"), f"{param}.content")
     last = messages[-1] if messages else None
     if role == "assistant" and last and last["role"] == "assistant" and last.get("content") is None:
-        last["content"] = text  # its reasoning stands before it
+        last["content"] = text  # Reasoning precedes its message.
     else:
         messages.append({"role": role, "content": text})
 
@@ -125,7 +127,7 @@ def _text(content: object, param: str) -> str:
 def _part_text(part: object, param: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or kind not in (*_TEXT_PARTS, "refusal"):
-        raise InvalidRequestError(f"Content of type '{kind}' is not supported: only text is.", param=f"{param}.type")
+        raise InvalidRequestError(f"Content of type '{kind}' is not supported; send text only.", param=f"{param}.type")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise InvalidRequestError(f"'{param}.text' must be a text.", param=f"{param}.text")

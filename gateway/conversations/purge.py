@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two purges. Several gateways of one store may purge at once: the second finds
-#: nothing to do.
+#: Seconds between two purges. Several gateways of one store may purge at once: the second gateway
+#: finds nothing to do.
 PURGE_INTERVAL = 6 * 3600.0
-#: Seconds before the first purge: the start of a gateway has more urgent work.
+#: Seconds before the first purge, because a starting gateway has more urgent work.
 START_DELAY = 60.0
 
 
@@ -31,7 +31,11 @@ class PurgeTask:
     """A background task that purges conversations."""
 
     def __init__(self, store: Callable[[], Awaitable[ConversationStore]], archive: Path | None) -> None:
-        """Create the task. Conversations that are purged for their age go to the folder `archive`."""
+        """Create the task.
+
+        Expired conversations are archived to the folder `archive`, if it is given, before they are
+        purged.
+        """
         self._store, self._archive = store, archive
         self._task: asyncio.Task[None] | None = None
 
@@ -49,7 +53,7 @@ class PurgeTask:
                 if purged:
                     log.info("Purged %d conversations.", purged)
             except ApiError as error:
-                log.warning("Conversations were not purged: %s", error.full_message)
+                log.warning("Conversations were not purged now; the gateway retries later: %s", error.full_message)
             except OSError as error:
                 log.error(
                     "Conversations are not purged, because %s cannot be written (%s); correct conversations.archive.",
@@ -57,15 +61,17 @@ class PurgeTask:
                     error.strerror or error,
                 )
             except Exception:
-                log.exception("Conversations were not purged.")
+                log.exception(
+                    "Conversations were not purged because of an unexpected error; the gateway retries later."
+                )
             await asyncio.sleep(PURGE_INTERVAL)
 
     async def purge(self) -> int:
-        """Purge what is due, and return the number of conversations.
+        """Purge deleted and expired conversations, and return their number.
 
         Raises:
-            ApiError: The store is away.
-            OSError: The archive cannot be written; nothing that belongs into it is purged.
+            ApiError: The store is unavailable.
+            OSError: The archive cannot be written; conversations that must be archived are kept.
         """
         store = await self._store()
         if self._archive is None:
@@ -73,7 +79,7 @@ class PurgeTask:
         from llmops.gateway.conversations.conversation_json import export_line
 
         self._archive.mkdir(parents=True, exist_ok=True)
-        # a file of its own for each purge: several gateways may purge at once
+        # Each purge writes a new file, because several gateways may purge at once.
         path = self._archive / f"{utc_now():%Y-%m-%dT%H%M%SZ}-{secrets.token_hex(4)}.jsonl"
         with ExitStack() as stack:
             file: list[IO[bytes]] = []

@@ -1,4 +1,4 @@
-"""The conversion of an answer's pieces to output items and to numbered, typed events."""
+"""The conversion of an answer's deltas to output items and to numbered, typed events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.responses_request import ResponsesRequest
 
 Event = dict[str, Any]
-#: The types of errors with status 429.
+#: Types of errors with status 429, which responses report as `rate_limit_exceeded`.
 _LIMIT_ERROR_TYPES = frozenset({"requests", "tokens", "insufficient_quota"})
 
 
@@ -26,19 +26,23 @@ def new_id(prefix: str) -> str:
 
 
 class ResponseBuilder:
-    """A builder of one response. Its methods return the events that a stream sends.
+    """A builder of one response. The methods return the events to send in a stream.
 
-    `response` is the state after what has ended; `so_far` has the item in progress as well. `cuts`
-    are the sizes of the deltas of each item: with them `replay_events` makes the same events, with
-    the same numbers, again.
+    Attributes:
+        response: The response without the text of the item in progress; `so_far` includes the text.
+        cuts: The sizes of the deltas of each item, in characters, from which `replay_events` makes
+            the same events again.
     """
 
     def __init__(
         self, response: dict[str, Any], origins: Mapping[str, Mapping[str, str]] = MappingProxyType({})
     ) -> None:
-        """Build on `response`.
+        """Create a builder that fills `response`.
 
-        `origins` has the `name` and `namespace` of functions that the model knows otherwise.
+        Args:
+            response: The response without output.
+            origins: The fields `name` and `namespace` of functions in namespaces, by the name that
+                the model uses.
         """
         self.response = response
         self._origins = origins
@@ -53,14 +57,14 @@ class ResponseBuilder:
         return str(self.response["id"])
 
     def so_far(self) -> dict[str, Any]:
-        """Return the response with the text of the item in progress."""
+        """Return a copy of the response that includes the text of the item in progress."""
         now = _snapshot(self.response)
         if self._item is not None:
             _fill(now["output"][-1], "".join(self._parts))
         return now
 
     def restart(self) -> None:
-        """Discard the items so far. Must be called before any client has seen an item."""
+        """Discard all items. Must be called before a client has seen an item."""
         self.response["output"], self.cuts = [], []
         self._item, self._parts, self._call = None, [], -1
 
@@ -68,15 +72,21 @@ class ResponseBuilder:
         return [self._event("response.created"), self._event("response.in_progress")]
 
     def add(self, piece: OutputDelta) -> list[Event]:
-        """Add the next piece of the answer and return its events.
+        """Add the next delta of the answer, and return its events.
 
-        An item ends where the next one begins.
+        An item ends where the next item begins.
         """
         events = self._switch(piece)
         return [*events, self._delta(piece.text)] if piece.text else events
 
     def repeat(self, item: Item, cuts: Sequence[int], closed: bool) -> list[Event]:
-        """Return the events of an item that is known already."""
+        """Return the events of an item that is already complete or in the store.
+
+        Args:
+            item: The item.
+            cuts: The sizes of the item's deltas, in characters.
+            closed: True if the events include the end of the item.
+        """
         events = self._open({**item, **_EMPTY_ITEMS[item["type"]], "status": "in_progress"})
         text, at = _text_of(item), 0
         for size in cuts:
@@ -85,7 +95,7 @@ class ResponseBuilder:
         return [*events, *(self._close(item["status"]) if closed else [])]
 
     def last(self, response: dict[str, Any]) -> Event:
-        """Return the event that ends a stream with `response`."""
+        """Return the event that ends a stream, for the ended `response`."""
         self.response = response
         return self._event(f"response.{response['status']}")
 
@@ -93,7 +103,7 @@ class ResponseBuilder:
         """Finish the response and return its last events.
 
         The response is completed, or incomplete if the token limit or a filter cut it off.
-        `ended_at` is the Unix time of the end, by default now.
+        `ended_at` is the Unix time of the end; None for now.
         """
         cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(reason)
         events = self._close("incomplete" if cut else "completed")
@@ -106,7 +116,7 @@ class ResponseBuilder:
     def fail(self, error: Mapping[str, Any]) -> list[Event]:
         """Mark the response as failed midway, and return its last events.
 
-        `error` is as OpenAI's APIs send it (`ApiError.body`).
+        `error` has the form in which OpenAI's APIs send errors (`ApiError.body`).
         """
         code = "rate_limit_exceeded" if error["type"] in _LIMIT_ERROR_TYPES else "server_error"
         events = self._close("incomplete")
@@ -114,7 +124,7 @@ class ResponseBuilder:
         return [*events, self._end("failed")]
 
     def cancel(self) -> None:
-        """Mark the response as cancelled: the client disconnected, or a call cancelled it."""
+        """Mark the response as cancelled: the client disconnected, or a request cancelled it."""
         self._close("incomplete")
         self.response["status"] = "cancelled"
 
@@ -219,14 +229,14 @@ _EMPTY_ITEMS: dict[str, dict[str, Any]] = {
 
 
 def replay_events(response: dict[str, Any], cuts: Sequence[Sequence[int]]) -> list[Event]:
-    """Return all events of a response up to now, as they were when it was generated."""
+    """Return all events of a response so far, equal to the events during its generation."""
     fresh = {key: value for key, value in response.items() if key != "completed_at"}
     fresh.update(status="in_progress", output=[], usage=None, error=None, incomplete_details=None)
     builder = ResponseBuilder(fresh)
     events = builder.start()
     over = response["status"] in ("completed", "incomplete", "failed")
     for at, (item, sizes) in enumerate(zip(response["output"], cuts, strict=True), start=1):
-        # a response that was cancelled, or goes on, has not closed its last item on the wire
+        # A response that was cancelled or still runs has not sent the end of its last item.
         events += builder.repeat(item, sizes, closed=over or at < len(cuts))
     return [*events, builder.last(response)] if over else events
 
@@ -264,7 +274,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def new_response(request: ResponsesRequest, model: GenerativeModel, service_tier: str = "default") -> dict[str, Any]:
-    """Return a response without any output."""
+    """Return a new response without output."""
     own = model.card.sampling
     return {
         "id": new_id("resp"),

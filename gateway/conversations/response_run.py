@@ -1,4 +1,4 @@
-"""One response that is generated while its client waits for it.
+"""One response that is generated while its client waits.
 
 The text of the answer becomes items and events, and the result is stored.
 """
@@ -24,42 +24,42 @@ log = logging.getLogger(__name__)
 
 
 class ResponseSaver:
-    """A writer of the end of one response to the store, and to its conversation if it has one."""
+    """A writer of one response's end to the store, and to the response's conversation, if any."""
 
     def __init__(
         self, store: ResponseStore | None, add: Callable[[StoredResponse], Awaitable[None]] | None = None
     ) -> None:
-        """Store responses.
+        """Create the writer.
 
         Args:
-            store: The store; None for a response that is not to be stored.
-            add: Adds a response to its conversation; None without one.
+            store: The store; None for a response that is not stored.
+            add: Adds a response to its conversation; None for a response without a conversation.
         """
         self.store, self._add, self._began = store, add, utc_now()
 
     async def save(self, entry: StoredResponse) -> bool:
-        """Store a response that has ended. Returns False if that was not possible."""
+        """Store an ended response. Return False on failure."""
         try:
             return await self.try_save(entry)
         except ApiError as error:
             log.warning("Response %s was not stored: %s", entry.id, error.full_message)
-            if self._add is not None:  # it is not in its conversation either
+            # A response that is not stored is not added to its conversation either.
+            if self._add is not None:
                 entry.response["conversation"] = None
             return False
 
     async def try_save(self, entry: StoredResponse, new: bool = True) -> bool:
-        """Store a response that has ended.
+        """Store an ended response. Return False if it is too large or was deleted in the meantime.
 
-        Returns False if it is too large, or was deleted meanwhile.
-
-        A response that cannot be added to its conversation names none any longer.
+        If the response cannot be added to its conversation, its field `conversation` becomes None.
 
         Args:
             entry: The response.
-            new: Insert the response if it is not stored. Otherwise it is only replaced.
+            new: True to insert the response if it is not stored yet; False to only replace a stored
+                response.
 
         Raises:
-            UnavailableError: The store is away.
+            UnavailableError: The store is unavailable.
         """
         if self._add is not None:
             try:
@@ -74,17 +74,19 @@ class ResponseSaver:
             return True
         row, limit = entry.to_row(self._began if new else None), self.store.limits.item_bytes
         if row.size > limit:
-            log.warning("Response %s was not stored: it has %d bytes, and at most %d are", row.id, row.size, limit)
+            log.warning(
+                "Response %s was not stored: it has %d characters, and at most %d are stored.", row.id, row.size, limit
+            )
             return False
         return await self.store.put(row, new=new)
 
 
 class ResponseRun(AnswerEvents):
-    """One response, streamed to its client or collected.
+    """One response, which is streamed to its client or collected.
 
-    However the response ends, it is stored before the client sees its end. If it cannot be stored,
-    its last state says `"store": false`, and `"conversation": null` if it is not in its
-    conversation.
+    The response is stored before the client sees its end, however the response ends. If storing
+    fails, the last state has `"store": false`, and `"conversation": null` if the response could not
+    be added to its conversation.
     """
 
     def __init__(
@@ -100,11 +102,11 @@ class ResponseRun(AnswerEvents):
 
         Args:
             answer: The answer.
-            builder: Makes the response.
-            items: The input items.
+            builder: The builder of the response.
+            items: The input items of the response.
             owner: The owner of the response.
-            saver: Stores the response.
-            tasks: Tasks that the gateway waits for before it ends.
+            saver: The writer of the response's end.
+            tasks: The set of tasks that the gateway waits for at shutdown.
         """
         super().__init__(answer)
         self._builder, self._items, self._owner = builder, items, owner
@@ -143,14 +145,14 @@ class ResponseRun(AnswerEvents):
     def close(self) -> None:
         super().close()
         if self._shown:
-            self._stop()  # the client went away before the end
+            self._stop()  # The client disconnected before the end.
 
     # -- without a stream
 
     async def collect(self) -> dict[str, object]:
         """Return the whole response.
 
-        Errors of the engine are raised.
+        Errors of the engine are raised as they are.
         """
         (choice,) = self._answer.choices
         try:
@@ -206,7 +208,10 @@ class ResponseRun(AnswerEvents):
             self._tasks.start(self._save(), "response")
 
     async def _save(self) -> bool:
-        """Store the last state if there is one to store. Returns False if that changed the state."""
+        """Store the last state, if the response is to be stored.
+
+        Return False if storing failed, which changed the state.
+        """
         entry, self._unsaved = self._unsaved, None
         if entry is None:
             return True

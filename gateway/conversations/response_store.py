@@ -1,6 +1,6 @@
-"""Stores of the responses that later requests can refer to.
+"""Stores of responses, which later requests can refer to.
 
-Only the owner of a response finds it. `MemoryResponses` keeps responses as long as the process
+Only the owner of a response can find it. `MemoryResponses` keeps responses as long as the process
 lives; `SqlResponses` (sql_responses.py) keeps them in the store, where every gateway of a
 deployment finds them.
 """
@@ -22,19 +22,20 @@ from llmops.gateway.conversations.response_builder import new_id
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.settings import ResponseStoreSettings
 
-#: Characters of an item's id, which a client may choose and which is the key of an index.
+#: Maximum length of an item's id in characters. A client may choose the id, which is the key of an
+#: index.
 MAX_ITEM_ID_LENGTH = 128
 
 
 @dataclass(slots=True)
 class StoredResponse:
-    """A response with the items that were sent for it (not those of its predecessors).
+    """A response with its input items, without the items of its predecessors.
 
     Attributes:
         owner: The tenant or user that created the response.
         response: The response object as the API shows it.
-        items: The input items. A reference to another item is stored as the reference.
-        cuts: The sizes of the deltas of each output item, in characters, from which its events are
+        items: The input items. A reference to another item is stored as a reference.
+        cuts: The sizes of the deltas of each output item in characters, from which its events are
             made again.
         running: True while a gateway generates the response.
     """
@@ -50,7 +51,7 @@ class StoredResponse:
         return str(self.response["id"])
 
     def to_row(self, began: datetime | None = None) -> ResponseRecord:
-        """Return the response as it is stored."""
+        """Return the encoded form of the response for the store."""
         named = (*self.items, *self.response["output"])
         return ResponseRecord(
             id=self.id,
@@ -67,9 +68,19 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRecord:
-    """A stored response, encoded: `response`, `items` and `cuts` are JSON.
+    """A response in its encoded form, as the store keeps it.
 
-    `age` is in seconds since the last write; `began` is None for a response that is stored already.
+    Attributes:
+        id: The id of the response.
+        owner: The tenant or user that created the response.
+        previous_id: The id of the previous response of the chain, if any.
+        running: True while a gateway generates the response.
+        response: The response object as JSON.
+        items: The input items as JSON.
+        cuts: The sizes of the deltas as JSON.
+        item_ids: The ids of the items that later requests can refer to.
+        age: Seconds since the last write.
+        began: The time when the generation began; None for a response that is already stored.
     """
 
     id: str
@@ -85,11 +96,11 @@ class ResponseRecord:
 
     @property
     def size(self) -> int:
-        """The characters that the row counts for."""
+        """The size of the row for the limits, in characters."""
         return len(self.response) + len(self.items) + len(self.cuts)
 
     def decoded(self) -> StoredResponse:
-        """Parse the row. Costs about 10 ms per megabyte."""
+        """Decode the row, which takes about 10 ms per megabyte."""
         return StoredResponse(
             self.owner, json.loads(self.response), json.loads(self.items), json.loads(self.cuts), self.running
         )
@@ -97,14 +108,14 @@ class ResponseRecord:
 
 @dataclass(frozen=True, slots=True)
 class ResponseReference:
-    """The id and the size in characters of one response of a chain, before it is read."""
+    """A response of a chain by its id and its size in characters, before it is read."""
 
     id: str
     size: int
 
 
 class ResponseStore(ABC):
-    """Stored responses, found by id and owner."""
+    """An interface to a store of responses, which are found by id and owner."""
 
     #: True if other gateways see the same responses.
     shared = False
@@ -114,11 +125,12 @@ class ResponseStore(ABC):
 
     @abstractmethod
     async def put(self, row: ResponseRecord, new: bool = True) -> bool:
-        """Write a response, and evict what exceeds the limits.
+        """Write a response, and evict responses beyond the limits.
 
         Args:
-            row: The response in its present state.
-            new: Insert the response if it is not stored. Otherwise the response is only replaced.
+            row: The response in its current state.
+            new: True to insert the response if it is not stored yet; False to only replace a stored
+                response.
 
         Returns:
             False, without a write, if the response or all data of its owner was deleted meanwhile,
@@ -130,48 +142,48 @@ class ResponseStore(ABC):
 
     @abstractmethod
     async def find(self, response_id: str, owner: str) -> ResponseRecord | None:
-        """Return the response, or None if the owner has no response of this id."""
+        """Return the response, or None if the owner has no response with this id."""
 
     @abstractmethod
     async def find_items(self, item_ids: Iterable[str], owner: str) -> Sequence[ResponseReference]:
-        """Return the responses of this owner that hold any of these items, each once."""
+        """Return each response of this owner that has any of these items, once."""
 
     @abstractmethod
     async def chain(self, response_id: str, owner: str) -> tuple[Sequence[ResponseReference], str | None]:
-        """Return a response and its predecessors, newest first.
+        """Return a response and its predecessors, newest first, and a missing predecessor's id.
 
-        The second item is the id of a predecessor that is missing, or None.
+        The second value is None if no predecessor is missing.
         """
 
     @abstractmethod
     async def list(self, owner: str, tenant: str = "") -> Sequence[tuple[str, str]]:
-        """Return (id, owner) of all responses of this owner, or of the users of a tenant."""
+        """Return the id and the owner of each response of this owner, or of all users of a tenant."""
 
     @abstractmethod
     async def delete(self, response_id: str, owner: str) -> bool:
-        """Delete the response. Returns False if the owner has no response of this id."""
+        """Delete the response. Return False if the owner has no response with this id."""
 
     @abstractmethod
     async def delete_all(self, owner: str, tenant: str = "") -> None:
-        """Delete all responses of this owner, or of the users of a tenant, also those that run."""
+        """Delete all responses of this owner or tenant, including running responses."""
 
     async def request_cancellation(self, response_id: str, owner: str) -> None:
         """Ask the gateway that generates the response to stop.
 
-        Does nothing where no other gateway can.
+        The default does nothing, for stores that other gateways do not share.
         """
         return
 
     async def close(self) -> None:
-        """Release what the store holds."""
+        """Close the connections of the store."""
         return
 
 
 class MemoryResponses(ResponseStore):
-    """The responses of this process, bounded in number, size and age.
+    """The responses of this process, limited in number, size and age.
 
-    Over its bounds it evicts from the owner that holds most, least recently used first: one owner
-    cannot evict the responses of another that holds less.
+    Beyond the limits, the store evicts the least recently used responses of the owner with the
+    most: one owner cannot evict the responses of another owner with fewer.
     """
 
     def __init__(self, limits: ResponseStoreSettings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -181,11 +193,11 @@ class MemoryResponses(ResponseStore):
         self._sizes: dict[str, int] = {}
         self._size = 0
         self._holders: dict[tuple[str, str], str] = {}
-        # when each response was last written, oldest first; rewritten and deleted responses leave
-        # stale entries
+        # Write times of responses, oldest first. Responses that were rewritten or deleted leave
+        # stale entries.
         self._written: deque[tuple[float, str, str]] = deque()
         self._when: dict[str, float] = {}
-        # when owners deleted everything, oldest first
+        # Times at which owners deleted all of their responses, oldest first.
         self._purged: dict[str, datetime] = {}
 
     async def put(self, row: ResponseRecord, new: bool = True) -> bool:
@@ -230,7 +242,7 @@ class MemoryResponses(ResponseStore):
         return links, None
 
     async def list(self, owner: str, tenant: str = "") -> Sequence[tuple[str, str]]:
-        # tenants need a store
+        # Tenants exist only with a store, so `tenant` is ignored here.
         self._expire()
         return [] if tenant else [(one, owner) for one in self._owners.get(owner, ())]
 
@@ -238,7 +250,7 @@ class MemoryResponses(ResponseStore):
         return self._remove(owner, response_id)
 
     async def delete_all(self, owner: str, tenant: str = "") -> None:
-        if tenant:  # tenants need a store
+        if tenant:  # Tenants exist only with a store, so `tenant` is ignored here.
             return
         self._purged.pop(owner, None)
         self._purged[owner] = utc_now()
@@ -273,21 +285,22 @@ class MemoryResponses(ResponseStore):
 
 
 def encode_json(value: object) -> str:
-    """Encode `value` compactly, without a character that PostgreSQL's text cannot hold."""
+    """Encode `value` as compact JSON without characters that PostgreSQL's text cannot hold."""
     return json.dumps(value, separators=(",", ":"))
 
 
 def referenced_item_ids(items: Iterable[Item]) -> Iterator[str]:
-    """Yield the id of each reference among `items`, as often as it occurs."""
+    """Yield the id of each reference among `items`, as often as the reference occurs."""
     for item in items:
         if item.get("type") == "item_reference":
             yield str(item.get("id"))
 
 
 def ensure_item_id(item: Item, param: str) -> Item:
-    """Return the item with an id.
+    """Return the item, with a new id if it has none.
 
-    Raises InvalidRequestError for an id of the client's that cannot be stored.
+    Raises:
+        InvalidRequestError: The id that the client chose cannot be stored.
     """
     given = item.get("id")
     if given is None:

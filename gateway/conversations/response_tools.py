@@ -1,8 +1,9 @@
 """Tools of the Responses API as functions of chat completions.
 
 A client such as Codex groups functions in namespaces and offers tools that OpenAI's servers run.
-Chat templates know functions only: a namespace becomes functions whose names begin with its own,
-and a tool that a server would have to run is left out, with a warning to the client.
+Chat templates know only functions. The functions of a namespace therefore get names that begin with
+the namespace's name, and a tool that a server would have to run is left out, with a warning to the
+client.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _KEYS = ("name", "description", "parameters", "strict")
 
 @dataclass(frozen=True)
 class OfferedTools:
-    """The functions that a model is offered.
+    """The functions that are offered to a model.
 
     Attributes:
-        functions: Entries of chat completions' `tools`.
-        origins: For a function from a namespace, the fields `name` and `namespace` of its calls, by
-            its flat name.
-        left_out: The types of the tools that no function stands for, in order.
+        functions: Entries of the field `tools` of chat completions.
+        origins: The fields `name` and `namespace` of calls to functions in a namespace, by the
+            function's flat name.
+        left_out: The types of the tools that were left out, in order.
     """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
@@ -33,9 +34,11 @@ class OfferedTools:
 
 
 def flat_name(name: str, namespace: object) -> str:
-    """Return the name under which a model knows the function `name` of `namespace`.
+    """Return the name by which a model knows a function.
 
-    `namespace` may be absent.
+    Args:
+        name: The name of the function.
+        namespace: The namespace of the function; None for a function without a namespace.
     """
     if not isinstance(namespace, str) or not namespace:
         return name
@@ -43,7 +46,7 @@ def flat_name(name: str, namespace: object) -> str:
 
 
 def offered_tools(tools: Sequence[Mapping[str, Any]]) -> OfferedTools:
-    """Return the functions among `tools`, those of namespaces under their flat names.
+    """Return the functions among `tools`; functions in namespaces get flat names.
 
     Raises:
         InvalidRequestError: A namespace is malformed.

@@ -17,15 +17,16 @@ from llmops.gateway.conversations.response_store import ResponseRecord, Response
 from llmops.gateway.settings import ResponseStoreSettings
 from llmops.store import responses as table
 
-#: The columns that a ResponseRecord has as they are.
+#: Columns that are equal to attributes of ResponseRecord.
 _COLUMNS = ("id", "owner", "previous_id", "running", "response", "items", "cuts")
 
-#: Time after which a purge is forgotten: longer than any answer takes.
+#: Time after which a deletion of all responses is forgotten: longer than any answer runs, so that
+#: no running answer is stored after the deletion.
 PURGE_MEMORY = timedelta(days=1)
 
 
 class SqlResponses(ResponseStore):
-    """Responses in the store at `url`. `limits` hold for each owner."""
+    """The responses in the store at `url`. Each owner has its own `limits`."""
 
     shared = True
 

@@ -1,9 +1,9 @@
 """The stored predecessors and items that a request to the Responses API refers to.
 
-They are counted before they are read.
+Sizes are checked before anything is read.
 
-A request of a few bytes can name megabytes that were stored before, any number of times. What it
-names is therefore measured first, against the limits that hold for a body, and each stored response
+A request of a few bytes can refer to stored megabytes, any number of times. The size of everything
+it refers to is therefore compared first with the limits of a request body, and each stored response
 is read and parsed once.
 """
 
@@ -22,8 +22,8 @@ from llmops.gateway.settings import RequestLimits
 class StoredContext:
     """A reader of the stored context that one request of `owner` refers to, within `limits`.
 
-    `hold` is called with the bytes that they take in memory before they are read or parsed, and may
-    refuse them.
+    `hold` is called with the bytes of memory that the context takes before the context is read or
+    parsed. It may refuse them by an error.
     """
 
     def __init__(self, store: ResponseStore, owner: str, limits: RequestLimits, hold: Callable[[int], None]) -> None:
@@ -38,11 +38,11 @@ class StoredContext:
         The oldest predecessor comes first. References are replaced by their items.
 
         Raises:
-            NotFoundError: A predecessor or a referenced item does not exist, or belongs to another
+            NotFoundError: A predecessor or a referenced item does not exist or belongs to another
                 owner.
-            InvalidRequestError: The predecessor is still running, or the context is larger than a
-                body may be.
-            UnavailableError: The gateway holds as much as it can.
+            InvalidRequestError: The predecessor is still running, or the context exceeds the limits
+                of a request body.
+            UnavailableError: The gateway's memory for requests is used up.
         """
         before = await self._chain(previous) if previous is not None else []
         return await self._resolved([*before, *own])
@@ -60,7 +60,8 @@ class StoredContext:
         entries = [await self._entry(link.id) for link in reversed(links)]
         if entries[-1].running:
             raise InvalidRequestError(
-                f"Previous response with id '{previous}' is still in progress.", param="previous_response_id"
+                f"Previous response with id '{previous}' is still in progress; wait for its end.",
+                param="previous_response_id",
             )
         return [item for entry in entries for item in (*entry.items, *entry.response["output"])]
 
@@ -78,8 +79,8 @@ class StoredContext:
                     found[item["id"]] = item
         for item_id, times in wanted.items():
             if item_id not in found:
-                raise NotFoundError(f"Item with id '{item_id}' not found.", param="input")
-            # the first occurrence was counted with its response
+                raise NotFoundError(f"Item with id '{item_id}' not found; send the item itself.", param="input")
+            # The first occurrence was counted with its response.
             text = encode_json(found[item_id])
             self._count(len(text) * (times - 1))
             self._count_text(text, times - 1)
@@ -90,7 +91,11 @@ class StoredContext:
         if entry is None:
             row = await self._store.find(response_id, self._owner)
             if row is None:
-                raise NotFoundError(f"Response with id '{response_id}' was deleted just now.", param="input")
+                raise NotFoundError(
+                    f"Response with id '{response_id}' was deleted just now; send the items that are needed in "
+                    "'input'.",
+                    param="input",
+                )
             self._count_text(row.items)
             self._count_text(row.response)
             entry = self._read[response_id] = row.decoded()
@@ -102,12 +107,12 @@ class StoredContext:
         if self._size > most:
             raise ContextLengthError(
                 f"The stored responses that this request refers to have {self._size:,} characters together, and this "
-                f"gateway reads {most:,} of them; send the items that are needed in 'input'."
+                f"gateway reads at most {most:,}; send the items that are needed in 'input'."
             )
         self._hold(characters)
 
     def _count_text(self, text: str, times: int = 1) -> None:
-        """Count the JSON values of a stored text, and the memory that they take once parsed."""
+        """Count the JSON values of a stored text, and the memory that the values take once parsed."""
         cost = json_cost(text) * times
         self._values += cost
         if self._values > self._limits.json_values:
@@ -115,5 +120,5 @@ class StoredContext:
                 "The stored responses that this request refers to hold more JSON values than a request may have "
                 f"({self._limits.json_values}); send the items that are needed in 'input'."
             )
-        # as items, and as the messages that are made of them
+        # Counted twice: as items, and as the messages made from the items.
         self._hold(2 * PARSED_BYTES * cost)

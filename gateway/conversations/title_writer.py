@@ -17,7 +17,8 @@ from llmops.gateway.interfaces import Caller, Outcome
 
 log = logging.getLogger(__name__)
 
-#: Tokens of a title, and characters of the question and of the answer that the model reads for it.
+#: Maximum length of a title in tokens, and of the question and the answer that the model reads in
+#: characters.
 MAX_TITLE_TOKENS, MAX_READ_CHARACTERS = 24, 1000
 _INSTRUCTION = (
     "Write a title of at most six words for this conversation, in its language. Answer with the title alone.\n\n"
@@ -26,22 +27,22 @@ _INSTRUCTION = (
 
 
 class TitleWriter:
-    """A background writer of titles. They are billed to the owner of the conversation."""
+    """A background writer of titles. The titles are billed to the owner of the conversation."""
 
     def __init__(self, service: AppState, model: str, checks: Sequence[Check]) -> None:
-        """Create the writer. `checks` bill its requests, and do not refuse them."""
+        """Create the writer. The checks bill its requests, but do not reject them."""
         self._service, self._model, self._checks = service, model, checks
         self._tasks = TaskSet()
 
     def schedule(
         self, store: ConversationStore, caller: Caller, conversation_id: str, question: str, text: str
     ) -> None:
-        """Write a title soon. A conversation that has another one than its first words keeps it."""
+        """Write a title in the background. A title that changes in the meantime is kept."""
         work = self._retitle(store, caller, conversation_id, question, text)
         self._tasks.start(work, "title")
 
     async def close(self) -> None:
-        """Give up titles that are not written yet."""
+        """Cancel the titles that are not written yet."""
         await self._tasks.cancel()
 
     async def _retitle(
@@ -53,10 +54,18 @@ class TitleWriter:
             if title and (await store.find(caller, conversation_id)).title == automatic:
                 await store.change(caller, conversation_id, title=title)
         except ApiError as error:
-            log.info("The conversation %s keeps its first words as its title: %s", conversation_id, error.full_message)
+            log.info(
+                "No title could be written for the conversation %s, which keeps its first words as its title: %s",
+                conversation_id,
+                error.full_message,
+            )
 
     async def _title(self, caller: Caller, question: str, text: str) -> str:
-        """Return the model's title, without quotes and on one line. Raises ApiError."""
+        """Return the model's title on one line, without quotes.
+
+        Raises:
+            ApiError: The model did not answer.
+        """
         content = _INSTRUCTION.format(question=question[:MAX_READ_CHARACTERS], answer=text[:MAX_READ_CHARACTERS])
         context = RequestContext(f"req_{secrets.token_hex(16)}", caller=caller, work_bytes=len(content))
         for check in self._checks:

@@ -88,7 +88,7 @@ async def test_a_damaged_conversation_is_kept_and_keeps_no_other_from_being_purg
         return chats
 
     assert await PurgeTask(opened, tmp_path / "archive").purge() == 2
-    assert f"{ids[1]} cannot be archived, and is kept" in caplog.text
+    assert f"{ids[1]} cannot be archived because a row is damaged" in caplog.text
     assert await PurgeTask(opened, None).purge() == 1
     await chats.close()
 

@@ -180,7 +180,7 @@ async def test_the_log_names_a_response_whose_store_stays_away(card, tokenizer, 
     async with running(card, tokenizer, store=f"sqlite:///{tmp_path}/store.db", open=True) as stack:
         body = {"model": "tiny", "input": "What is it?", "background": True}
         made = (await stack.client.post("/v1/responses", json=body)).json()
-        await eventually(lambda: f"{made['id']} was not stored, as the store stayed away" in caplog.text)
+        await eventually(lambda: f"{made['id']} was not stored, because the store stayed unavailable" in caplog.text)
 
 
 async def _is_over(client: httpx.AsyncClient, response_id: str) -> bool:

@@ -80,7 +80,7 @@ async def test_a_response_that_another_gateway_deletes_ends_and_stays_deleted(pa
     await eventually(lambda: pair.triton.active == 0)
     for index in (0, 1):
         assert (await pair.ask(index, "GET", f"/{running['id']}")).status_code == 404
-    assert f"The response {running['id']} ends: it was deleted, or its row was lost" in caplog.text
+    assert f"The response {running['id']} ends: a client deleted it, or its row" in caplog.text
 
 
 async def test_a_response_that_streams_while_all_is_deleted_is_not_stored(pair):
