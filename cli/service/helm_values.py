@@ -223,6 +223,8 @@ def _build(
     if name in loaded.serving:
         found["repo"] += ["--serving", loaded.serving[name]]
     found["gpus"] = gpus if sizes is None else max(gpus, min(PER_NODE, _quantising_gpus(flags, sizes)))
+    if sizes is not None and not sizes.build_gpu:
+        found["gpus"] = 0  # a checkpoint that is passed on; engines that wait for it hold the GPUs
     if is_hub_id(flags["checkpoint"]):
         found["token"] = {"name": HUB, "key": "token"}
     if sizes is not None:

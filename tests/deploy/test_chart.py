@@ -581,6 +581,22 @@ def test_a_description_becomes_values_that_the_chart_takes(tmp_path, monkeypatch
     assert rule["spec"]["groups"][-1] == group
 
 
+def test_a_checkpoint_that_is_passed_on_needs_no_gpus_to_be_built(tmp_path):
+    """A Job that asks for them waits for ever beside the engine that holds them and waits for the Job."""
+    file = tmp_path / "llmops.yaml"
+    build = {"target": "pytorch", "gpu": "h100-sxm", "tp": 8, "ep": 8}
+    models = {"qwen": {"checkpoint": "Qwen/Qwen3-235B-A22B-FP8", "build": build}}
+    file.write_text(yaml.safe_dump({"models": models}))
+    result = CliRunner().invoke(cli, ["chart", "-f", str(file)], catch_exceptions=False)
+    values = {**yaml.safe_load(result.stdout), **BASE, "open": True, "control": {"enabled": False}}
+    assert values["engines"]["qwen"]["gpus"] == 8
+    done = helm("template", "release", str(CHART), values=values)
+    (job,) = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "Job"]
+    pod = job["spec"]["template"]["spec"]
+    limits = [one["resources"]["limits"] for one in [*pod["initContainers"], *pod["containers"]]]
+    assert ["nvidia.com/gpu" in one for one in limits] == [False, False]
+
+
 def test_an_upgrade_changes_no_job_and_makes_none_again():
     """`helm upgrade` fails at a Job whose template differs (kubernetes `pkg/apis/batch/validation/validation.go`,
     validatePodTemplateUpdate: immutable), and creates what is not there (helm 3.17 `pkg/kube/client.go`, Update)."""
