@@ -359,7 +359,9 @@ class TritonServer:
     def _failure(self, lost: str = "") -> str:
         ending = f"it ended with code {self.process.returncode} and said nothing"
         if lost:
-            ending = f"a process of {lost} ended while it loaded; the kernel kills it when memory runs out (see dmesg)"
+            ending = (
+                f"a process of model {lost} ended while it loaded; the kernel kills it when memory runs out (see dmesg)"
+            )
         cause = explain_failure(self.log) or ending
         if self._failed_rank:
             # the model's own exception says no more than that a worker failed
@@ -405,11 +407,11 @@ def _listens(host: str, port: int) -> bool:
     return True
 
 
-def _model_died(owner: str) -> str:
+def _model_died(model: str) -> str:
     # Triton 2.51 neither restarts the process nor ends its streams, and still reports the model as
     # ready; TensorRT-LLM 1.2 waits forever for a worker that was killed (NVIDIA/TensorRT-LLM #16338)
     return (
-        f"A process of {owner} ended unexpectedly (see the log above), and Triton would leave its requests "
+        f"A process of model {model} ended unexpectedly (see the log above), and Triton would leave its requests "
         "waiting forever, so the server stops now. Start it again; systemd or Kubernetes does so by itself."
     )
 

@@ -12,9 +12,9 @@ from llmops.process import Process, descendants
 #: Seconds in which a server ends by itself after a model that does not load has ended its processes.
 LOSS_GRACE = 10.0
 _STUB = "triton_python_backend_stub"
-#: The program of a worker of NVIDIA's backend (orchestrator mode), and the module that one of TensorRT-LLM's LLM API
-#: runs.
-_WORKER, _WORKER_MODULE = "trtllmExecutorWorker", "mpi4py.futures.server"
+#: The module that a worker of TensorRT-LLM's LLM API runs. Workers of NVIDIA's backend need no watch: they are below
+#: mpirun, which ends their server with them.
+_WORKER_MODULE = "mpi4py.futures.server"
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=0", b"PMIX_RANK=0")
 
 
@@ -45,11 +45,11 @@ class LoadWatch:
         self._lost_since: float | None = None
 
     def find_lost(self, pid: int, now: float, failure: str) -> str:
-        """Return what the server below `pid` has not ended for within LOSS_GRACE, or an empty text.
+        """Return what the server `pid` has not ended for within LOSS_GRACE, or an empty text.
 
-        This is the owner of processes that are gone, or else the `failure` of a GPU.
+        This is the model whose processes are gone, or else the `failure` of a GPU.
         """
-        present = Counter({owner: len(group) for owner, group in model_processes(pid).items()})
+        present = Counter({model: len(group) for model, group in model_processes(pid).items()})
         self._most |= present
         lost = next(iter(self._most - present), failure)
         if not lost:
@@ -62,23 +62,21 @@ class LoadWatch:
 
 
 def model_processes(pid: int) -> dict[str, list[Process]]:
-    """Return the processes that run models, by their owner in words.
+    """Return the processes that run Python models, by Triton model.
 
-    These are the stubs of Python models, and workers that TensorRT-LLM spawns through MPI: of its
-    LLM API below a stub, and of NVIDIA's backend below tritonserver. All are below the tritonserver
-    or mpirun `pid`.
+    These are the models' stubs, and the workers that TensorRT-LLM's LLM API spawns below a stub.
+    The processes belong to the tritonserver or mpirun `pid`.
     """
     found: dict[str, list[Process]] = {}
-    owners: dict[int, str] = {}
+    models: dict[int, str] = {}
     for process in descendants(pid):
         with contextlib.suppress(OSError, IndexError):
             arguments = Path("/proc", str(process.pid), "cmdline").read_bytes().decode(errors="replace").split("\0")
-            program = Path(arguments[0]).name
-            owner = owners.get(process.parent_pid, "NVIDIA's backend")
-            if program == _STUB:
+            model, is_stub = models.get(process.parent_pid, ""), Path(arguments[0]).name == _STUB
+            if is_stub:
                 # REPOSITORY/MODEL/VERSION/model.py
-                owner = f"model {Path(arguments[1]).parents[1].name}"
-            owners[process.pid] = owner
-            if program in (_STUB, _WORKER) or _WORKER_MODULE in arguments:
-                found.setdefault(owner, []).append(process)
+                model = Path(arguments[1]).parents[1].name
+            models[process.pid] = model
+            if is_stub or (model and _WORKER_MODULE in arguments):
+                found.setdefault(model, []).append(process)
     return found
