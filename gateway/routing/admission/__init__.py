@@ -1,4 +1,4 @@
-"""Admission control: the order of waiting requests, the room on replicas, and early rejection.
+"""Admission control: the order of waiting requests, their dispatch, and early rejection.
 
-The choice of a replica belongs to `placement/`; the two do not import each other.
+`placement/` chooses the replica. Neither package imports the other.
 """

@@ -1,9 +1,8 @@
-"""The decision when a request is dispatched to a replica and when it is rejected.
+"""The decisions when a request is dispatched to a replica and when it is rejected.
 
-The code is pure: callers pass the time.
-
-Requests wait here and not in the engines, so that the next request goes to the first replica with
-room, whichever that is. A replica has room while little work is queued there.
+The code is pure: callers pass the time. Requests wait in the gateway and not in the engines, so
+that the next request goes to the first replica that has room. A replica has room while little work
+is queued in its engine.
 """
 
 from __future__ import annotations
@@ -31,22 +30,25 @@ from llmops.gateway.routing.cost_model import (
     uncached_tokens,
 )
 
-#: Time constant, in seconds, of the mean of a replica's step time.
+#: Time constant of the mean of a replica's step time, in seconds.
 STEP_TIME_WINDOW = 4.0
-#: Seconds for which the first step time of a replica counts, and their share of the window.
+#: Seconds for which the first step time of a replica counts in the mean. Short, because the first
+#: step reads a prompt.
 FIRST_SAMPLE_SECONDS = 0.5
+#: Weight of FIRST_SAMPLE_SECONDS in the mean.
 FIRST_SAMPLE_SHARE = 1 - math.exp(-FIRST_SAMPLE_SECONDS / STEP_TIME_WINDOW)
-#: Seconds for which a step time counts at most when it is looked at again: before that the replica
-#: may have been idle.
+#: Maximum seconds for which a step time counts in the mean. If it is older, the replica may have
+#: been idle before.
 MAX_SAMPLE_AGE = 1.0
-#: Seconds of a step that count at most. Steps with much prefill are long and would admit even more
-#: prefill.
+#: Maximum seconds assumed for a step when prefill is admitted by steps. Steps with much prefill are
+#: long, and would admit even more prefill.
 MAX_COUNTED_STEP = 0.05
 #: Share of a replica's slots that is reserved for tenants below their equal share.
 RESERVED_SLOT_SHARE = 1 / 16
-#: Longest wait, in seconds, of tiers whose clients wait for the answer.
+#: Maximum wait, in seconds, of tiers whose clients wait for the answer. Tiers that may wait longer
+#: have a backlog by design.
 MAX_ATTENDED_WAIT = 60.0
-#: Shortest Retry-After before it is spread, in seconds. Where the limit is a part of a second, the
+#: Minimum Retry-After in seconds, before it is spread. If a wait is limited to less than a second,
 #: clients would otherwise return several times a second, and each rejection costs about 2 ms.
 MIN_RETRY_AFTER = 1.0
 #: Weight of the newest answer in the mean output length.
@@ -55,16 +57,16 @@ OUTPUT_LENGTH_SMOOTHING = 0.02
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Limits of one model's queue and of its replicas.
+    """The limits of one model's queue and of its replicas.
 
     Attributes:
-        entries: Requests that may wait.
-        bytes: Bytes that the waiting requests may hold.
-        steps: Steps of prefill that may be queued in an engine. An engine starts half of what it
-            reports as queued in the step that has begun meanwhile.
+        entries: Maximum number of waiting requests.
+        bytes: Maximum number of bytes that the waiting requests hold.
+        steps: Maximum prefill queued in an engine, in steps. An engine starts half of the prefill
+            that it reports as queued in the step that has begun meanwhile.
         watermark: Share of the KV cache up to which requests are dispatched.
         preempt: Share of the KV cache above which a request is preempted.
-        tpot: Seconds of the mean step above which a replica gets no more requests.
+        tpot: Mean step time in seconds above which a replica gets no further requests.
     """
 
     entries: int = 4096
@@ -76,14 +78,14 @@ class AdmissionLimits:
 
 
 class Assignment(NamedTuple):
-    """A request and the index of the replica that it is dispatched to."""
+    """A request, and the index of the replica to which it is dispatched."""
 
     request: QueuedRequest
     replica_index: int
 
 
 class AdmissionController:
-    """Admission control for one model.
+    """The admission control of one model.
 
     Dispatched requests are added to the view's in-flight counts and reported to the policy.
     """
@@ -99,25 +101,26 @@ class AdmissionController:
         self._rng = rng or random.Random()
         self._throughput, self._slow_start = QueueThroughput(), SlowStart()
         self._tenants = TenantShares(queue.rank)
-        # by the rank of their tier
+        # indexed by the rank of the clients' tier
         self._rejected = [RejectedClients() for _ in queue.waiting()]
-        # for replicas shared with other gateways: the last step drawn for, and whether this gateway
-        # may dispatch in it
+        # For each replica shared with other gateways: the last step for which a turn was drawn, and
+        # whether this gateway may dispatch in that step.
         self._turns: dict[str, tuple[int, bool]] = {}
         self._output_length = 0.0
-        # time and value of each replica's mean step time, and the share of its window that was seen
+        # for each replica: time and value of its mean step time, and the observed share of the
+        # window
         self._step_times: dict[str, tuple[float, float, float]] = {}
 
     def update_views(self, views: Sequence[ReplicaView], now: float) -> None:
-        """Take note of replicas that came, went or changed their state."""
+        """Update the state for replicas that came, went or changed their state."""
         self._slow_start.update_views(views, now)
         if len(self._step_times) > 2 * len(views) + 16:
             self._step_times.clear()
 
     def try_dispatch(self, request: QueuedRequest, views: Sequence[ReplicaView], now: float) -> int | None:
-        """Return the index of the replica if the request can be dispatched immediately.
+        """Return the index of a replica if the request can be dispatched immediately, or None.
 
-        Otherwise set `request.home` to its best replica, if there is one, and return None.
+        If it cannot, set `request.home` to the best replica for the request, if one exists.
         """
         place = self.policy.choose(request.routing, views)
         if place is None:
@@ -133,22 +136,20 @@ class AdmissionController:
         return place
 
     def excessive_wait(self, request: QueuedRequest, views: Sequence[ReplicaView], now: float) -> float | None:
-        """Return the predicted wait in seconds if it exceeds the limit of the request, or None."""
+        """Return the predicted wait in seconds if it exceeds the request's limit, or None."""
         free = sum(self._is_open_to(request, view, now) for view in views)
         if free and (len(self.queue) < free or not self.queue.ahead(request)):
-            # the waiting requests wait for their cached prefix, are of lower tiers or leave this slot
-            # to the request
+            # The request overtakes all waiting requests: they wait for the replica with their
+            # cached prefix, are of lower tiers, or leave this slot to the request.
             return None
         wait = self.predicted_wait(request, views)
         return wait if wait > self.max_wait(request, now) else None
 
     def max_wait(self, request: QueuedRequest, now: float) -> float:
-        """Return the seconds a request may still wait.
+        """Return the maximum remaining wait of a request in seconds.
 
-        A request that failed over is never rejected.
-
-        The limit holds for the first token before the request is queued, and for its dispatch after
-        that.
+        The limit applies to the first token before the request is queued, and to its dispatch
+        afterwards. A request that failed over is never rejected.
         """
         if request.moved:
             return float("inf")
@@ -167,17 +168,17 @@ class AdmissionController:
         return wait + time_to_first_token(home, uncached_tokens(self.policy, request.routing, home), 0)
 
     def queue_wait(self, request: QueuedRequest, views: Sequence[ReplicaView]) -> float:
-        """Return the seconds until the requests before this one have left the queue.
+        """Return the seconds until the requests before this request have left the queue.
 
-        Its prompt need not be known.
+        The prompt of the request need not be known.
         """
         ahead = self.queue.ahead(request)
         return ahead / self._throughput.rate(views) if ahead else 0.0
 
     def saturation(self, views: Sequence[ReplicaView]) -> float:
-        """Return the longest wait of a tier as a share of the wait at which requests are rejected.
+        """Return the highest ratio of a tier's wait to the wait at which requests are rejected.
 
-        Tiers that may wait for minutes do not count: they have a backlog by design.
+        Tiers whose limit exceeds MAX_ATTENDED_WAIT do not count: they have a backlog by design.
         """
         if not self.queue.size:
             return 0.0
@@ -186,11 +187,17 @@ class AdmissionController:
         return max((wait / longest for longest, wait in waits if longest <= MAX_ATTENDED_WAIT), default=0.0)
 
     def retry_after(self, request: QueuedRequest, wait: float, views: Sequence[ReplicaView], now: float) -> float:
-        """Return the Retry-After of a rejected request, in seconds, and count its client as away.
+        """Return the Retry-After of a rejected request in seconds, and count its client as away.
 
-        `wait` is the predicted wait in seconds. The queue has room as soon as the wait is within
-        the request's limit. While replicas start slowly, more requests will leave the queue than
-        the measured throughput says.
+        While replicas start slowly, more requests will leave the queue than the measured throughput
+        predicts.
+
+        Args:
+            request: The rejected request.
+            wait: The predicted wait in seconds. The queue has room once the wait is within the
+                request's limit.
+            views: The replicas.
+            now: The current time.
         """
         growth = self._slow_start.growth(now)
         departures = growth * self._throughput.rate(views) / max(self.queue.mean_cost, 1.0)
@@ -198,23 +205,25 @@ class AdmissionController:
         away = sum(clients.count(request.tenant, now) for clients in self._rejected[: rank + 1])
         limit = min(self.queue.tier(request).max_wait, request.deadline - request.arrived)
         wait /= growth
-        # half: requests also lose their place in a full queue, or wait longer than was predicted
+        # At least half: requests are also rejected because they lose their place in a full queue,
+        # or wait longer than was predicted.
         room = max(wait - limit, wait / 2, MIN_RETRY_AFTER)
         seconds = spread_retry_after(room, away, departures, self._rng)
         self._rejected[rank].add(request.tenant, now, seconds)
         return seconds
 
     def push(self, request: QueuedRequest, views: Sequence[ReplicaView], now: float) -> list[QueuedRequest]:
-        """Queue a request.
+        """Queue a request. Return the requests that lose their place to it.
 
-        Return the requests that lose their place to it, or the request itself if it finds none.
+        If the request itself finds no place, it is the last of the returned requests.
         """
         home = self._home(request, views)
         if home is not None:
             cached, rate = self.policy.cached(request.routing, home), home.prefill_rate or DEFAULT_PREFILL_RATE
-            # as long as another replica would compute the cached prefix (docs/decisions/0017)
+            # until then, another replica would still compute the cached prefix
+            # (docs/decisions/0017)
             request.home_until = now + cached / rate
-            # it must be dispatched early enough for its prefill; the prompts before it are read meanwhile
+            # subtract the prefill: the request must be dispatched early enough for it
             prefill = max(request.routing.tokens - cached, 1) / rate + (home.step_seconds or DEFAULT_STEP_SECONDS)
             request.deadline = min(request.deadline, request.arrived + self.queue.tier(request).max_wait) - prefill
         evicted: list[QueuedRequest] = []
@@ -235,16 +244,16 @@ class AdmissionController:
         return was_queued
 
     def dispatch_next(self, views: Sequence[ReplicaView], now: float) -> Assignment | None:
-        """Dispatch one queued request if a replica has room for it.
+        """Dispatch one queued request if a replica has room for it, and return the assignment.
 
-        Call again until it returns None.
+        Call again until the result is None.
         """
         if not self.queue.size:
             return None
         places = [place for place, view in enumerate(views) if self._is_open(view, now)]
         ready = [place for place in places if views[place].state == "ready"]
         if not ready and any(view.state == "ready" for view in views):
-            # suspects get requests only if there is no ready replica at all
+            # suspects get requests only if no replica is ready
             return None
         reserved = self._reserved_replica(views)
         for place in sorted(ready or places, key=lambda place: occupancy(views[place])):
@@ -258,9 +267,10 @@ class AdmissionController:
         return None
 
     def victim(self, view: ReplicaView, running: Iterable[QueuedRequest]) -> QueuedRequest | None:
-        """Return the request to preempt on a replica whose KV cache is full.
+        """Return the request to preempt on a replica whose KV cache is full, or None.
 
-        This is the youngest of the lowest tier, if a request of a higher tier runs there too.
+        This is the youngest request of the lowest tier, if a request of a higher tier runs there
+        too.
         """
         if kv_cache_load(view) <= self.limits.preempt:
             return None
@@ -270,7 +280,7 @@ class AdmissionController:
         return max(ranked)[3]
 
     def undo_dispatch(self, request: QueuedRequest, view: ReplicaView) -> None:
-        """Refund a request that was dispatched and never sent."""
+        """Refund the charge of a request that was dispatched and never sent."""
         self._tenants.release(request)
         view.in_flight = max(view.in_flight - 1, 0)
         view.in_flight_tokens = max(view.in_flight_tokens - request.uncached_tokens, 0)
@@ -284,12 +294,12 @@ class AdmissionController:
         self._output_length = mean + OUTPUT_LENGTH_SMOOTHING * (output_tokens - mean) if mean else output_tokens
 
     def kv_room(self, view: ReplicaView) -> float:
-        """Return the tokens that fit in a replica's cache.
+        """Return the number of tokens for which a replica's cache has room.
 
-        Each running sequence needs about half an answer more.
+        Each running sequence is assumed to need half of a mean answer more.
         """
         if not view.blocks or not view.sequences:
-            # a request that does not fit an empty replica fits no replica
+            # an empty replica admits any request: one that does not fit there fits no replica
             return float("inf")
         free_tokens = (view.free_blocks - (1 - self.limits.watermark) * view.blocks) * view.tokens_per_block
         growth = view.sequences * self._output_length / 2
@@ -324,10 +334,11 @@ class AdmissionController:
         return size > 0 and view.sequences >= size - round(RESERVED_SLOT_SHARE * size)
 
     def _mean_step_time(self, view: ReplicaView, now: float) -> float:
-        """Return the mean over the last seconds: it is what clients feel, not a single long prompt.
+        """Return the mean step time of the last seconds.
 
-        What was seen first counts for FIRST_SAMPLE_SECONDS. The first step of a replica reads a
-        prompt, and would otherwise keep requests away from it for seconds.
+        The mean is the time that clients notice; a single long prompt hardly changes it. The first
+        observation counts for FIRST_SAMPLE_SECONDS, because the first step of a replica reads a
+        prompt, and would otherwise keep requests away from the replica for seconds.
         """
         updated, mean, seen = self._step_times.get(view.replica_id, (now, view.step_seconds, FIRST_SAMPLE_SHARE))
         passed = 1 - math.exp(-min(max(now - updated, 0.0), MAX_SAMPLE_AGE) / STEP_TIME_WINDOW)
@@ -337,9 +348,10 @@ class AdmissionController:
         return mean
 
     def _is_my_turn(self, view: ReplicaView, weight: float, now: float) -> bool:
-        """Draw once per engine step whether this gateway may use the step.
+        """Return True if this gateway may dispatch in the engine's current step.
 
-        Gateways that share a replica get steps in proportion to the demand that they declare.
+        The result is drawn once per step. Gateways that share a replica get steps in proportion to
+        the demand that they declare.
         """
         own = self.queue.demand() or weight
         total = view.demand if self.queue else view.demand + weight
@@ -353,9 +365,9 @@ class AdmissionController:
         return is_mine
 
     def _reserved_replica(self, views: Sequence[ReplicaView]) -> int | None:
-        """Return the replica with most room if a request has waited for room too long, or None.
+        """Return the replica to keep free for a request that has waited too long for room, or None.
 
-        The replica is kept free for that request.
+        This is the replica with the most room.
         """
         held = self.queue.held
         if held is None:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class DegradedLevel(IntEnum):
-    """A level of degraded mode. Each includes the restrictions of the levels below it."""
+    """The levels of degraded mode. Each level includes the restrictions of the levels below it."""
 
     NORMAL = 0
     SHORT_ANSWERS = 1  # answers are cut at `max_tokens`
@@ -38,30 +38,32 @@ class DegradedLevel(IntEnum):
     SHED = 4  # all requests of lower tiers are rejected
 
 
-#: Saturation at which the next level is entered, by the current level. At 1 requests are rejected.
+#: Saturation at which the next level is entered, by the current level. Requests are rejected at 1.
 ENTER_SATURATION = (0.5, 0.65, 0.8, 0.9)
-#: A level is left below this share of the saturation at which it was entered.
+#: Share of the saturation at which a level was entered, below which the level is left.
 LEAVE_SHARE = 0.5
-#: Time constant of the smoothed saturation, in seconds. Bursts that the queue is for are shorter.
+#: Time constant of the smoothed saturation, in seconds. Longer than the bursts that the queue
+#: absorbs.
 SMOOTHING_SECONDS = 10.0
-#: Seconds that a level lasts at least before the next higher one: its effect takes a few answers.
+#: Minimum seconds between entering a level and the next higher level, because the effect of a level
+#: takes a few answers to show.
 RISE_SECONDS = 10.0
-#: Seconds that a level lasts at least before the next lower one.
+#: Minimum seconds between entering a level and the next lower level.
 FALL_SECONDS = 30.0
 
 
 class DegradationState:
-    """The level of one model."""
+    """The current level of one model, and its smoothed saturation."""
 
     def __init__(self, now: float) -> None:
         self.level = DegradedLevel.NORMAL
         self.saturation = 0.0
         self._updated = now
-        # a model may degrade at once, but must not rise and fall within seconds
+        # a model may enter the first level at once, but must not change levels within seconds
         self._changed = -math.inf
 
     def update(self, saturation: float, now: float) -> DegradedLevel:
-        """Return the level after the queue had this saturation since the last call."""
+        """Return the level, after the queue had this saturation since the last call."""
         elapsed, self._updated = max(now - self._updated, 0.0), now
         self.saturation += (saturation - self.saturation) * (1 - math.exp(-elapsed / SMOOTHING_SECONDS))
         level, lasted = self.level, now - self._changed
@@ -77,9 +79,9 @@ class DegradationRules:
     """The restrictions of each level.
 
     Attributes:
-        max_tokens: Tokens of an answer, from level 1 on.
-        prompt_tokens: Tokens of a prompt of a lower tier, at level 3.
-        first_tier: The tier that keeps its long prompts and is not shed.
+        max_tokens: Maximum tokens of an answer, from level 1 on.
+        prompt_tokens: Maximum tokens of a prompt of a lower tier, at level 3.
+        first_tier: Name of the tier that keeps its long prompts and is not shed.
     """
 
     max_tokens: int
@@ -87,14 +89,14 @@ class DegradationRules:
     first_tier: str
 
     def limits(self, level: DegradedLevel, tier: str) -> DegradedLimits:
-        """Return the restrictions of a request of a tier at a level above NORMAL."""
+        """Return the restrictions for a request of a tier, at a level above NORMAL."""
         if (tier or DEFAULT_TIER_NAME) == self.first_tier or level < DegradedLevel.SHORT_PROMPTS:
             return DegradedLimits(level, self.max_tokens)
         return DegradedLimits(level, self.max_tokens, self.prompt_tokens, level == DegradedLevel.SHED)
 
 
 class LevelFile:
-    """A file by which operators set the level of all models, or of some.
+    """A file in which operators set the level of all models, or of some models.
 
     The file has a level (`2`), a mapping of models to levels (`llama: 2`), or is missing.
     """
@@ -110,7 +112,10 @@ class LevelFile:
         return self._levels.get("") if found is None else found
 
     def reload(self) -> None:
-        """Read the file if it has changed. A file that cannot be read is logged and sets no level."""
+        """Read the file again if it has changed.
+
+        A file that cannot be read is logged and sets no level.
+        """
         try:
             stat = self._path.stat()
             stamp = (stat.st_mtime_ns, stat.st_ino)
@@ -120,7 +125,7 @@ class LevelFile:
             return
         self._stamp = stamp
         try:
-            # a pipe would hold the event loop until another process writes to it
+            # opening a pipe would block the event loop until another process writes to it
             self._levels = _parse_levels(read_yaml(self._path)) if self._path.is_file() else {}
         except (InputError, ValueError) as error:
             self._levels = {}
@@ -136,7 +141,7 @@ def _parse_levels(content: Any) -> dict[str, DegradedLevel]:
 
 
 class Degradation:
-    """The levels of all models of a gateway: automatic, or those of the file."""
+    """The levels of all models of a gateway, chosen automatically or set in the file."""
 
     def __init__(
         self,
@@ -145,7 +150,7 @@ class Degradation:
         clock: Callable[[], float] = perf_counter,
         on_level: Callable[[str, DegradedLevel], None] = lambda model, level: None,
     ) -> None:
-        """Create it. `on_level` is called with each model that is new, and when its level changes."""
+        """Create the levels. `on_level` is called for each new model, and when a level changes."""
         self.rules = rules
         self._file, self._clock, self._on_level = file, clock, on_level
         self._states: dict[str, DegradationState] = {}
@@ -153,11 +158,11 @@ class Degradation:
         self._levels: dict[str, DegradedLevel] = {}
 
     def limits(self, model: str, tier: str, has_waiting: Callable[[], bool]) -> DegradedLimits | None:
-        """Return the restrictions of a request of a tier, None without any.
+        """Return the restrictions for a request of a tier, or None if nothing is restricted.
 
-        A tenant of which no request waits is restricted as the first tier is: otherwise one tenant
+        A tenant without waiting requests is restricted like the first tier. Otherwise, one tenant
         that fills the queue would keep out all others, whom the fair queue would serve at once. A
-        level that was set by hand restricts all tenants.
+        level that was set in the file restricts all tenants.
         """
         level = self.level(model)
         if not level:
@@ -166,11 +171,14 @@ class Degradation:
         return self.rules.limits(level, self.rules.first_tier if is_exempt else tier)
 
     def level(self, model: str) -> DegradedLevel:
-        """Return the level of a model now."""
+        """Return the current level of a model."""
         return self._levels.get(model, DegradedLevel.NORMAL)
 
     def update(self, saturation: dict[str, float]) -> None:
-        """Update the levels from the saturation of each model's queue. Call several times a second."""
+        """Update the levels from the saturation of each model's queue.
+
+        Call several times a second.
+        """
         now = self._clock()
         if self._file is not None:
             self._file.reload()
@@ -192,7 +200,7 @@ class Degradation:
 
 
 def rules_from_settings(settings: GatewaySettings) -> DegradationRules | None:
-    """Return the restrictions of the settings, or None without degraded mode."""
+    """Return the restrictions in the settings, or None without degraded mode."""
     degraded = settings.degraded
     if degraded is None:
         return None
@@ -200,7 +208,7 @@ def rules_from_settings(settings: GatewaySettings) -> DegradationRules | None:
 
 
 def create_degradation(settings: GatewaySettings, metrics: GatewayMetrics) -> Degradation | None:
-    """Return the degraded mode of a gateway with its metric, or None without one."""
+    """Return a gateway's degraded mode with its metric, or None without degraded mode."""
     rules = rules_from_settings(settings)
     if rules is None or settings.degraded is None:
         return None

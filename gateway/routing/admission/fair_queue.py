@@ -1,11 +1,10 @@
-"""Weighted fair queueing of tenants by the tokens that they were served.
+"""Weighted fair queueing of tenants by the cost of the tokens that they were served.
 
-The algorithm is Virtual Token Counter (Sheng et al., OSDI '24).
-
-Each tenant has a counter of the cost it was served, divided by its weight; of the waiting tenants
-the one with the lowest counter is next. A tenant that returns is lifted to the lowest counter of
-those that wait, so that idle time earns no credit. The expected cost of an answer is charged on
-dispatch and corrected at its end (the paper's variant with predicted lengths).
+The algorithm is Virtual Token Counter (Sheng et al., OSDI '24). Each tenant has a counter of the
+cost it was served, divided by its weight. The waiting tenant with the lowest counter is served
+next. A tenant that returns is lifted to the lowest counter of the waiting tenants, so that idle
+time earns no credit. The expected cost of an answer is charged on dispatch and corrected at its end
+(the paper's variant with predicted lengths).
 """
 
 from __future__ import annotations
@@ -18,13 +17,14 @@ from itertools import islice
 
 from llmops.gateway.interfaces import QueuedRequest, ReplicaCapacity
 
-#: Cost of a prompt token.
+#: Cost of a prompt token. The unit of all costs.
 PROMPT_TOKEN_COST = 1.0
-#: Cost of an output token.
+#: Cost of an output token, in prompt tokens.
 OUTPUT_TOKEN_COST = 2.0
-#: Waiting requests that are examined for one that fits a replica.
+#: Maximum number of waiting requests that are examined to find one that fits a replica, which
+#: bounds the time of a dispatch.
 MAX_CANDIDATES = 64
-#: Tenants without waiting requests whose counters are kept.
+#: Maximum number of counters kept for tenants without waiting requests, which bounds the memory.
 MAX_IDLE_COUNTERS = 10_000
 
 
@@ -38,7 +38,7 @@ def expected_service_cost(request: QueuedRequest) -> float:
 
 
 class TenantBacklog:
-    """The waiting requests of one tenant, first come, first served."""
+    """The waiting requests of one tenant, in order of arrival."""
 
     def __init__(self) -> None:
         self.requests: OrderedDict[QueuedRequest, None] = OrderedDict()
@@ -49,7 +49,7 @@ class TenantBacklog:
 class FairQueue:
     """The queue of one tier.
 
-    `cost` is the sum over all queued requests, `weight` over their tenants.
+    `cost` is the sum over all queued requests, `weight` the sum over their tenants.
     """
 
     def __init__(self) -> None:
@@ -58,10 +58,11 @@ class FairQueue:
         self.weight = 0.0
         self._backlogs: dict[str, TenantBacklog] = {}
         self._counters: dict[str, float] = {}
-        # (counter, number of the entry, tenant); an entry is stale if the counter has changed since
+        # (counter, number of the entry, tenant); an entry is stale if the tenant's counter has
+        # changed since
         self._heap: list[tuple[float, int, str]] = []
         self._entries = 0
-        # counter of the tenant that was served last; tenants that return to an empty queue are
+        # counter of the tenant that was served last; a tenant that returns to an empty queue is
         # lifted to it
         self._floor = 0.0
 
@@ -115,9 +116,9 @@ class FairQueue:
             self._drop_idle_counters()
 
     def next(self, capacity: ReplicaCapacity, now: float) -> tuple[QueuedRequest | None, list[QueuedRequest]]:
-        """Return the next request that fits, and the requests before it that do not.
+        """Return the next request that fits, and the requests before it that do not fit.
 
-        None of them is removed.
+        No request is removed.
         """
         fallback: QueuedRequest | None = None
         too_large: list[QueuedRequest] = []
@@ -135,8 +136,8 @@ class FairQueue:
     def ahead(self, tenant: str, weight: float) -> float:
         """Return the cost that is served before a new request of a tenant.
 
-        This is the tenant's own backlog and, in proportion to the weights, what the other tenants
-        are served meanwhile, at most their backlogs.
+        This is the backlog of the tenant itself and the cost that other tenants are served
+        meanwhile. The latter is in proportion to the weights, and at most their backlogs.
         """
         backlog = self._backlogs.get(tenant)
         own = backlog.cost if backlog else 0.0
@@ -144,7 +145,7 @@ class FairQueue:
         return own + min(self.cost - own, own * other_weight / weight)
 
     def longest(self) -> TenantBacklog | None:
-        """Return the backlog with the highest cost for its weight."""
+        """Return the backlog with the highest cost relative to its weight."""
         return max(self._backlogs.values(), key=lambda backlog: backlog.cost / backlog.weight, default=None)
 
     def backlog(self, tenant: str) -> TenantBacklog | None:
@@ -172,7 +173,7 @@ class FairQueue:
         self._counters[tenant] = max(self._counters.get(tenant, 0.0), lowest)
 
     def _first_tenant(self) -> str | None:
-        """Return the tenant that is next, after stale entries before it are dropped or renewed."""
+        """Return the tenant to serve next. Drop or renew stale entries of the heap before it."""
         heap, counters = self._heap, self._counters
         while heap:
             entered, _, tenant = heap[0]
@@ -186,9 +187,9 @@ class FairQueue:
         return None
 
     def _in_order(self) -> Generator[TenantBacklog, None, None]:
-        """Yield the backlogs by their counters.
+        """Yield the backlogs by their counters, the lowest first.
 
-        Entries taken from the heap return when the generator is closed.
+        Entries are taken from the heap, and return to it when the generator is closed.
         """
         taken: list[tuple[float, int, str]] = []
         seen: set[str] = set()
@@ -205,7 +206,8 @@ class FairQueue:
     def _drop_idle_counters(self) -> None:
         """Drop the lower half of the idle tenants' counters.
 
-        A tenant whose counter is below the lowest one in the backlog would be lifted to it anyway.
+        A tenant whose counter is below the lowest counter of the waiting tenants would be lifted
+        anyway.
         """
         idle = sorted((counter, name) for name, counter in self._counters.items() if name not in self._backlogs)
         for _, name in idle[: len(idle) // 2]:
@@ -215,7 +217,7 @@ class FairQueue:
 def _candidates(
     backlogs: Iterable[TenantBacklog], must_yield: Callable[[QueuedRequest], bool] | None
 ) -> Iterator[QueuedRequest]:
-    """Yield the waiting requests, without tenants that must leave the slot to others."""
+    """Yield the waiting requests, except those of tenants that must leave the slot to others."""
     for backlog in backlogs:
         if must_yield is None or not must_yield(next(iter(backlog.requests))):
             yield from backlog.requests

@@ -1,8 +1,8 @@
-"""An estimate of the clients that were rejected and will return, over which their returns are spread.
+"""An estimate of the rejected clients that will return, over which their returns are spread.
 
-After an outage there can be far more of them than fit into the queue. If all returned as soon as
-the queue has room, a gateway would do nothing but reject; if they were spread too far, the queue
-would run empty meanwhile.
+After an outage, far more clients than fit into the queue can be waiting to return. If all returned
+as soon as the queue has room, a gateway would do nothing but reject requests. If the returns were
+spread too far, the queue would run empty meanwhile.
 """
 
 from __future__ import annotations
@@ -10,39 +10,39 @@ from __future__ import annotations
 import math
 import random
 
-#: Returns per second for which a gateway has time at least: a rejection takes it about 2 ms, so that
-#: these take a tenth of a core.
+#: Minimum rate of returns per second, also without throughput. A rejection takes about 2 ms, so
+#: this rate takes a tenth of a core.
 RETURNS_PER_SECOND = 50.0
-#: Returns as a multiple of the requests that leave the queue. Above 1, so that errors of the
-#: predictions lead to rejections and not to an empty queue.
+#: Rate of returns as a multiple of the rate at which requests leave the queue. Above 1, so that
+#: errors of the prediction lead to rejections instead of an empty queue.
 RETURN_FACTOR = 2.0
-#: Range of the factor by which a predicted wait is multiplied: clients must not return at the same
-#: moment.
+#: Range of the random factor of a predicted wait, so that clients do not all return at once.
 RETRY_AFTER_JITTER = (0.8, 1.2)
 #: Weight of the newest Retry-After in the mean.
 SMOOTHING = 0.01
-#: Clients of one tenant that count for the Retry-After of others.
+#: Maximum number of a tenant's clients that count for the Retry-After of other tenants.
 MAX_OF_TENANT = 2000
-#: Seconds for which the sum over all tenants is used.
+#: Seconds for which the sum over all tenants is reused.
 SUM_INTERVAL = 0.5
-#: Seconds at most over which the clients are spread.
+#: Maximum seconds over which the returns are spread.
 MAX_SPREAD = 3600.0
 
 
 class RejectedClients:
-    """The clients of a tier that are away, by tenant. Their number decays as fast as they return.
+    """The clients of a tier that are away, by tenant. Their number decays as they return.
 
-    A client that ignores Retry-After is counted again with each try. The estimate of its tenant
-    then grows without end, so that only MAX_OF_TENANT of a tenant's clients count for the others.
+    A client that ignores Retry-After is counted again with each request, so that the estimate of
+    its tenant grows without bound. Only MAX_OF_TENANT of a tenant's clients therefore count for
+    other tenants.
     """
 
     def __init__(self) -> None:
         self._tenants: dict[str, _TenantClients] = {}
-        # for all tenants together, at most MAX_OF_TENANT of each
+        # sum over all tenants, with at most MAX_OF_TENANT of each
         self._sum = self._summed_at = 0.0
 
     def count(self, tenant: str, now: float) -> float:
-        """Return the number of clients that are away now, as it concerns a client of `tenant`."""
+        """Return the number of clients that are away now, for a Retry-After of `tenant`."""
         if not 0 <= now - self._summed_at < SUM_INTERVAL:
             self._tenants = {name: one for name, one in self._tenants.items() if one.update(now) >= 0.01}
             self._sum = sum(min(one.count, MAX_OF_TENANT) for one in self._tenants.values())
@@ -51,7 +51,7 @@ class RejectedClients:
         return self._sum + (max(own.update(now) - MAX_OF_TENANT, 0.0) if own is not None else 0.0)
 
     def add(self, tenant: str, now: float, retry_after: float) -> None:
-        """Add a client that returns after `retry_after` seconds."""
+        """Count a client that returns after `retry_after` seconds."""
         own = self._tenants.setdefault(tenant, _TenantClients(now))
         if own.update(now) < MAX_OF_TENANT:
             self._sum += 1
@@ -59,7 +59,7 @@ class RejectedClients:
 
 
 class _TenantClients:
-    """The clients of one tenant that are away."""
+    """The estimate of one tenant's clients that are away."""
 
     def __init__(self, now: float) -> None:
         self.count = 0.0
@@ -81,8 +81,8 @@ def spread_retry_after(wait: float, away: float, departures: float, rng: random.
 
     Args:
         wait: Seconds until the queue has room.
-        away: Clients that will return before this one or with it.
-        departures: Requests that leave the queue per second.
+        away: Number of clients that will return before this client or with it.
+        departures: Rate at which requests leave the queue, per second.
         rng: The source of random numbers.
     """
     spread = min(away / max(RETURN_FACTOR * departures, RETURNS_PER_SECOND), MAX_SPREAD)

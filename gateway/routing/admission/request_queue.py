@@ -15,19 +15,19 @@ from llmops.gateway.routing.admission.admission_controller import AdmissionContr
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
 from llmops.gateway.settings import GatewaySettings, Objectives
 
-#: Seconds between two checks of a queue without any event: slow start and turns depend on the time
-#: alone.
+#: Seconds between two checks of a queue without other events. Slow start and the turns of gateways
+#: depend on the time alone.
 POLL_INTERVAL = 0.05
-#: Tier of callers that have none.
+#: Name of the tier of callers without a tier.
 DEFAULT_TIER_NAME = "standard"
-#: Seconds that a request may wait for its first token where the settings say nothing.
+#: Maximum seconds that a request may wait for its first token if the settings set no limit.
 DEFAULT_MAX_WAIT = 60.0
-#: Mean step time that is allowed, as a multiple of the objective for TPOT at a percentile. The mean
-#: over an answer varies little between answers.
+#: Allowed mean step time as a multiple of the TPOT objective, by the objective's percentile. The
+#: mean over an answer varies little between answers, so the factors are close to 1.
 TPOT_MEAN_FACTORS = {50: 1.0, 95: 1.0, 99: 0.95}
-#: Predicted wait that is allowed, as a multiple of the objective for TTFT at a percentile. Waits have
-#: an exponential tail, whose median is 0.23 times the 95th percentile. With twice the load that fits,
-#: the 99th percentile is 0.83 of its objective (`llmops simulate`).
+#: Allowed predicted wait as a multiple of the TTFT objective, by the objective's percentile. Waits
+#: have an exponential tail, whose median is 0.23 times the 95th percentile. With twice the load
+#: that fits, the 99th percentile is 0.83 of its objective (`llmops simulate`).
 TTFT_WAIT_FACTORS = {50: 2.6, 95: 0.6, 99: 0.5}
 
 
@@ -42,7 +42,10 @@ class RequestQueue:
     ) -> None:
         """Create a queue.
 
-        `views` returns the replicas as they are now; call `update` when they have changed.
+        Args:
+            controller: The admission control of the model.
+            views: Returns the current replicas. Call `update` when they have changed.
+            clock: Monotonic clock in seconds.
         """
         self.controller, self._views, self._clock = controller, views, clock
         self._futures: dict[QueuedRequest, asyncio.Future[ReplicaView]] = {}
@@ -55,7 +58,7 @@ class RequestQueue:
         """Reject a request before its prompt is known.
 
         Raises:
-            OverloadedError: The wait for earlier requests alone is longer than this one may wait.
+            OverloadedError: The wait for earlier requests alone exceeds the limit of this request.
         """
         if self.controller.queue:
             wait = self.controller.queue_wait(request, self._views())
@@ -63,7 +66,7 @@ class RequestQueue:
                 raise self._overloaded(request, wait)
 
     async def enter(self, request: QueuedRequest) -> ReplicaView:
-        """Wait until a replica has room and return it; the request counts as dispatched there.
+        """Wait until a replica has room and return it. The request then counts as dispatched there.
 
         Raises:
             OverloadedError: The predicted wait is too long.
@@ -74,14 +77,14 @@ class RequestQueue:
         if place is not None:
             return views[place]
         if not request.home:
-            raise UnavailableError("No replica of the model can take this request now.")
+            raise UnavailableError("No replica of the model can take this request now; send it again later.")
         wait = self.controller.excessive_wait(request, views, now)
         if wait is not None:
             raise self._overloaded(request, wait)
         return await self._wait(request, views, now)
 
     def update(self) -> None:
-        """Dispatch waiting requests after a replica changed, came or went, or a request ended."""
+        """Dispatch waiting requests, after a replica changed, came or went, or a request ended."""
         now, views = self._clock(), self._views()
         self.controller.update_views(views, now)
         while (assignment := self.controller.dispatch_next(views, now)) is not None:
@@ -127,7 +130,7 @@ class RequestQueue:
                 timer.cancel()
 
     def _abandon(self, request: QueuedRequest, future: asyncio.Future[ReplicaView]) -> None:
-        """Remove a request whose client left, in the queue or just after its dispatch."""
+        """Remove a request whose client left, from the queue or just after its dispatch."""
         if self._futures.pop(request, None) is not None:
             self.controller.remove(request, self._clock())
         elif future.done() and not future.cancelled() and future.exception() is None:
@@ -172,7 +175,7 @@ def create_queued_request(
 def create_admission_controller(
     settings: GatewaySettings, model: str, policy: RoutingPolicy
 ) -> AdmissionController | None:
-    """Return the admission controller of a model, or None if it has no objectives and no tiers.
+    """Return a model's admission controller, or None if it has neither objectives nor tiers.
 
     Without a controller, requests are sent to a replica at once.
     """
@@ -185,7 +188,7 @@ def create_admission_controller(
 def admission_limits_from_settings(settings: GatewaySettings, model: str) -> AdmissionLimits:
     """Return the limits of a model.
 
-    The mean step time is held to the strictest objective for time per output token, because all
+    The mean step time must meet the strictest objective for time per output token, because all
     tiers share a batch.
     """
     waiting, slo = settings.waiting, settings.slo_of(model)
@@ -195,9 +198,9 @@ def admission_limits_from_settings(settings: GatewaySettings, model: str) -> Adm
 
 
 def tiers_from_settings(settings: GatewaySettings, model: str) -> list[PriorityTier]:
-    """Return the tiers of the settings, or a default tier.
+    """Return the tiers in the settings, or a default tier.
 
-    The wait of the first tier, and of tiers with objectives of their own, follows from the
+    The maximum wait of the first tier, and of tiers with their own objectives, follows from the
     objective.
     """
     slo = settings.slo_of(model)
@@ -211,6 +214,6 @@ def tiers_from_settings(settings: GatewaySettings, model: str) -> list[PriorityT
 
 
 def _strictest(objectives: Objectives | None, metric: str, factors: Mapping[int, float]) -> float | None:
-    """Return the smallest limit of a latency, each limit multiplied by its percentile's factor."""
+    """Return the smallest limit of a latency, after multiplying each by its percentile's factor."""
     limits = objectives.limits(metric) if objectives is not None else {}
     return min((limit * factors[percentile] for percentile, limit in limits.items()), default=None)

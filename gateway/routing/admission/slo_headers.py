@@ -1,4 +1,4 @@
-"""Headers with a request's latency objective and fairness id, as llm-d's gateways read them."""
+"""Headers with a request's latency objective and fairness id, as in llm-d's gateways."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from llmops.gateway.settings import GatewaySettings
 
 TTFT_HEADER, FAIRNESS_HEADER = "x-llm-d-slo-ttft-ms", "x-llm-d-inference-fairness-id"
 _TTFT_HEADER_BYTES, _FAIRNESS_HEADER_BYTES = TTFT_HEADER.encode(), FAIRNESS_HEADER.encode()
-#: Scope of a key that acts on behalf of others; each of them is queued as a tenant of its own.
+#: Scope of keys that send requests for others. Each fairness id of such a key is queued like a
+#: tenant.
 FAIRNESS_SCOPE = "fairness"
-#: Characters of a fairness id; the rest is cut off.
+#: Maximum length of a fairness id in characters. Longer ids are cut off.
 MAX_FAIRNESS_ID_LENGTH = 128
 
 
 class SloHeaders(Check):
     """A check that reads the SLO headers of each request.
 
-    A fairness id without the scope is ignored: one tenant could pose as many.
+    A fairness id is ignored if the key lacks the scope, because a tenant could pretend to be many.
     """
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
@@ -35,7 +36,7 @@ class SloHeaders(Check):
 
 
 def slo_header_checks(settings: GatewaySettings) -> list[Check]:
-    """Return the check, or nothing if requests are not queued."""
+    """Return the check in a tuple, or an empty tuple if requests are not queued."""
     return [SloHeaders()] if settings.queues_requests else []
 
 
@@ -46,6 +47,6 @@ def _parse_milliseconds(text: str) -> float:
         milliseconds = math.nan
     if not 0 < milliseconds < math.inf:
         raise InvalidRequestError(
-            f"The header {TTFT_HEADER} is a number of milliseconds above 0, such as 500.", param=TTFT_HEADER
+            f"The header {TTFT_HEADER} must be a number of milliseconds above 0, such as 500.", param=TTFT_HEADER
         )
     return milliseconds / 1000

@@ -12,28 +12,29 @@ from llmops.gateway.interfaces import ReplicaView
 from llmops.gateway.routing.admission.wait_prediction import THROUGHPUT_TIME_CONSTANT
 from llmops.gateway.routing.cost_model import DEFAULT_PREFILL_RATE
 
-#: Share of its prefill rate that a replica gets first.
+#: Share of its prefill rate that a replica gets at first.
 INITIAL_SHARE = 0.1
 #: Factor by which the share grows each second.
 GROWTH_PER_SECOND = 1.5
-#: Seconds until a replica gets its full share.
+#: Seconds until a replica gets its full share, which follow from the two constants above.
 SLOW_START_SECONDS = math.log(1 / INITIAL_SHARE) / math.log(GROWTH_PER_SECOND)
 
 
 class SlowStart:
-    """The replicas that became ready recently, and the prompt tokens they were sent since."""
+    """The replicas that became ready recently, and the prompt tokens sent to each since."""
 
     def __init__(self) -> None:
         self._started: dict[str, float] = {}
-        # the latest start of each ready replica, also after its slow start
+        # latest start of each ready replica, kept after its slow start for `growth`
         self._started_last: dict[str, float] = {}
         self._sent_tokens: dict[str, float] = {}
         self._ready: set[str] | None = None
 
     def update_views(self, views: Sequence[ReplicaView], now: float) -> None:
-        """Start replicas that became ready.
+        """Begin the slow start of replicas that became ready.
 
-        Those that are ready in the first call were ready before this gateway.
+        Replicas that are ready in the first call are skipped: they were ready before this gateway
+        started.
         """
         ready = {view.replica_id for view in views if view.state == "ready"}
         if self._ready is not None:
@@ -44,10 +45,10 @@ class SlowStart:
         self._ready = ready
 
     def growth(self, now: float) -> float:
-        """Return the full share of the replicas divided by their mean share in the measured past.
+        """Return the full share of the replicas divided by their mean share in the past.
 
-        The past is that of QueueThroughput. The result is 1 unless all replicas became ready
-        lately.
+        The past is weighted as in QueueThroughput. The result is 1 unless all replicas became ready
+        recently.
         """
         ready = self._ready or ()
         elapsed = now - max((self._started_last.get(name, -math.inf) for name in ready), default=-math.inf)
@@ -56,7 +57,8 @@ class SlowStart:
         ):
             return 1.0
         constant, ramp = THROUGHPUT_TIME_CONSTANT, min(elapsed, SLOW_START_SECONDS)
-        # ∫ share(t) · e^((t - elapsed) / constant) dt, of the ramp and of the time after it
+        # ∫ share(t) · e^((t - elapsed) / constant) dt over the slow start, and over the time after
+        # it
         exponent = math.log(GROWTH_PER_SECOND) + 1 / constant
         served = INITIAL_SHARE * math.expm1(exponent * ramp) / exponent * math.exp(-elapsed / constant)
         served -= constant * math.expm1((ramp - elapsed) / constant)
@@ -64,7 +66,7 @@ class SlowStart:
         return max(possible / max(served, INITIAL_SHARE * possible), 1.0)
 
     def allows(self, view: ReplicaView, now: float) -> bool:
-        """Return True if the replica was sent fewer tokens than its growing share allows until now."""
+        """Return True if the replica was sent fewer tokens than its growing share allows so far."""
         started = self._started.get(view.replica_id)
         if started is None:
             return True

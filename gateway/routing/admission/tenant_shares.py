@@ -11,13 +11,13 @@ from llmops.gateway.interfaces import QueuedRequest
 class TenantShares:
     """The number of running requests of each tenant, by tier.
 
-    A fair queue alone does not protect a tenant with few requests from tenants with many. It is
-    always next, but the batches are full, and the first free slot is hardly ever where its prefix
-    is cached.
+    A fair queue alone does not protect a tenant with few requests from tenants with many. The
+    tenant is always served next, but the batches are full, and the first free slot is rarely on the
+    replica that has cached its prefix.
     """
 
     def __init__(self, rank: Callable[[QueuedRequest], int]) -> None:
-        """Count tiers by `rank`, which returns 0 for the highest."""
+        """Create empty counts. `rank` returns the rank of a request's tier, 0 for the highest."""
         self._rank = rank
         self._running: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self._totals: Counter[int] = Counter()
@@ -28,7 +28,7 @@ class TenantShares:
         self._totals[rank] += 1
 
     def release(self, request: QueuedRequest) -> None:
-        """Remove a request that ended or was not sent after all."""
+        """Remove a request that ended, or was not sent in the end."""
         rank = self._rank(request)
         running = self._running[rank]
         self._totals[rank] -= 1
@@ -37,10 +37,10 @@ class TenantShares:
             del running[request.tenant]
 
     def must_yield(self, request: QueuedRequest) -> bool:
-        """Return True if the last slots are reserved for others.
+        """Return True if the last slots are reserved for requests of others.
 
-        These are requests of a higher tier, and tenants of the same tier that run less than their
-        equal share.
+        The others are higher tiers, and tenants of the same tier that run less than their equal
+        share.
         """
         rank = self._rank(request)
         if any(count > 0 for higher, count in self._totals.items() if higher < rank):

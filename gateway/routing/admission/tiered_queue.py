@@ -1,7 +1,4 @@
-"""The queue of a model, with strict priority tiers and fair queueing inside each tier.
-
-Each tier has a minimum share.
-"""
+"""The queue of a model: priority tiers with minimum shares, and fair queueing inside a tier."""
 
 from __future__ import annotations
 
@@ -11,9 +8,10 @@ from dataclasses import dataclass
 from llmops.gateway.interfaces import QueuedRequest, ReplicaCapacity
 from llmops.gateway.routing.admission.fair_queue import FairQueue, expected_service_cost, service_cost
 
-#: Seconds after which room is reserved for a request that does not fit.
+#: Maximum seconds after which room is reserved for a request that does not fit.
 RESERVATION_DELAY = 2.0
-#: Share of the tier's longest wait after which room is reserved; the shorter delay counts.
+#: Share of the tier's maximum wait after which room is reserved for a request that does not fit.
+#: The shorter of both delays applies.
 RESERVATION_DELAY_SHARE = 0.1
 
 
@@ -23,10 +21,11 @@ class PriorityTier:
 
     Attributes:
         name: Name of the tier.
-        weight: Weight of each of its waiting tenants in the demand that gateways declare to a
-            shared engine.
-        share: Minimum share of all served tokens that it gets while it waits.
-        max_wait: Seconds to the first token; requests with a longer predicted wait are rejected.
+        weight: Weight of each waiting tenant in the demand that gateways declare to a shared
+            engine.
+        share: Minimum share of all served tokens that the tier gets while its requests wait.
+        max_wait: Maximum seconds to the first token. Requests with a longer predicted wait are
+            rejected.
     """
 
     name: str
@@ -38,26 +37,25 @@ class PriorityTier:
 class _TierQueue:
     def __init__(self, tier: PriorityTier) -> None:
         self.tier, self.queue = tier, FairQueue()
-        # cost that the tier's minimum share has earned beyond what it was served
+        # cost to which the tier's minimum share entitles it, beyond the cost that it was served
         self.credit = 0.0
 
 
 class TieredQueue:
-    """The waiting requests of all tiers.
+    """The waiting requests of all tiers. Requests of an unknown tier belong to the default tier.
 
-    A request of an unknown tier belongs to the default tier.
-
-    `held` is the first request that has waited for room longer than `patience`. Others pass it only
-    on replicas without room for it.
+    `held` is the first request that has waited for room longer than `patience`. Other requests pass
+    it only on replicas without room for it.
     """
 
     def __init__(self, tiers: Sequence[PriorityTier], patience: float = RESERVATION_DELAY, default: str = "") -> None:
-        """Create a queue per tier.
+        """Create a queue with an empty fair queue for each tier.
 
         Args:
-            tiers: The tiers, the highest first; at least one.
+            tiers: At least one tier, the highest first.
             patience: Seconds after which room is reserved for a request that does not fit.
-            default: Name of the default tier; the last one if there is no such tier.
+            default: Name of the default tier. If no tier has this name, the last tier is the
+                default.
         """
         self._tiers = [_TierQueue(tier) for tier in tiers]
         self._by_name = {tier.tier.name: tier for tier in self._tiers}
@@ -100,7 +98,7 @@ class TieredQueue:
         return True
 
     def pop(self, capacity: ReplicaCapacity, now: float) -> QueuedRequest | None:
-        """Remove and return the next request that fits, or None if no waiting request does."""
+        """Remove and return the next request that fits, or None if no waiting request fits."""
         for tier in self._in_turn():
             request, too_large = tier.queue.next(capacity, now)
             if self.held is None:
@@ -116,11 +114,11 @@ class TieredQueue:
         self._tier_queue(request).queue.begin(request)
 
     def served(self, request: QueuedRequest, prompt: int, output: int) -> None:
-        """Charge tokens beyond those that were charged before; negative numbers are a refund."""
+        """Charge the tokens beyond the charge on dispatch. A negative number is a refund."""
         self._tier_queue(request).queue.charge(request, service_cost(prompt, output))
 
     def ahead(self, request: QueuedRequest) -> float:
-        """Return the cost of all requests that would be served before `request` if it joined now."""
+        """Return the cost of all requests that would be served before `request` if queued now."""
         before = 0.0
         own = self._tier_queue(request)
         for tier in self._tiers:
@@ -131,11 +129,11 @@ class TieredQueue:
 
     @property
     def mean_cost(self) -> float:
-        """Return the mean cost of a waiting request, 0 if none waits."""
+        """Return the mean cost of a waiting request, or 0 if no request waits."""
         return sum(tier.queue.cost for tier in self._tiers) / self.size if self.size else 0.0
 
     def backlogs(self) -> Iterator[tuple[PriorityTier, float]]:
-        """Yield each tier with the cost that is served before a new request of the tier, if any waits."""
+        """Yield each waiting tier with the cost that is served before a new request of the tier."""
         before = 0.0
         for tier in self._tiers:
             before += tier.queue.cost
@@ -158,10 +156,11 @@ class TieredQueue:
         return {tier.tier.name: tier.queue.size for tier in self._tiers}
 
     def eviction_candidate(self, request: QueuedRequest) -> QueuedRequest | None:
-        """Return the queued request that loses its place to `request` when the queue is full.
+        """Return the queued request that loses its place to `request` in a full queue, or None.
 
-        It is the youngest of the longest backlog in the lowest tier that waits. None if that tier
-        is above the tier of `request`, or if the backlog of `request` would become the longest.
+        It is the youngest of the longest backlog in the lowest waiting tier. The result is None if
+        that tier is above the tier of `request`, or if the backlog of `request` would become the
+        longest.
         """
         tier = next(tier for tier in reversed(self._tiers) if tier.queue.size)
         own = self._tier_queue(request)
@@ -187,9 +186,9 @@ class TieredQueue:
         self.remove(request)
 
     def _in_turn(self) -> list[_TierQueue]:
-        """Return the waiting tiers in the order in which they are served.
+        """Return the waiting tiers in the order of service.
 
-        The tiers whose minimum share has earned a request come first, then all tiers from the
+        Tiers whose minimum share entitles them to a request come first, then all tiers from the
         highest down.
         """
         waiting = [tier for tier in self._tiers if tier.queue.size]

@@ -1,4 +1,4 @@
-"""The throughput of a queue, measured while requests wait in it, from which waits are predicted."""
+"""The throughput of a queue, from which waits are predicted. It is measured while requests wait."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from llmops.gateway.interfaces import ReplicaView
 from llmops.gateway.routing.cost_model import DEFAULT_PREFILL_RATE
 
-#: Seconds of queueing after which an observation weighs 1/e.
+#: Time constant of the throughput: seconds of queueing after which the weight of an observation
+#: falls to 1/e.
 THROUGHPUT_TIME_CONSTANT = 5.0
-#: Seconds of observation that the replicas' own prefill rates are worth before there is one.
+#: Weight of the replicas' reported prefill rates at the start, in seconds of observation.
 PRIOR_SECONDS = 0.5
-#: Seconds between two updates that are believed: a clock that jumps is not a queue that stood
-#: still.
+#: Maximum seconds between two updates that count: a clock that jumped does not mean that the queue
+#: stood still.
 MAX_INTERVAL = 60.0
 
 
 class QueueThroughput:
-    """The cost per second that leaves the queue. Time without a queue does not count."""
+    """The cost per second that leaves the queue. Time without waiting requests does not count."""
 
     def __init__(self) -> None:
         self._cost = self._seconds = 0.0
@@ -36,7 +37,7 @@ class QueueThroughput:
             self._cost += cost
 
     def rate(self, views: Sequence[ReplicaView]) -> float:
-        """Return the cost per second.
+        """Return the cost that leaves the queue per second.
 
         The less was observed, the more the prefill rates of the replicas count.
         """
