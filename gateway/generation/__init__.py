@@ -1,5 +1,5 @@
-"""Generation: prompt, sampling, guides, tool calls and choices, from a checked request to its text.
+"""Generation of text from a checked request: prompt, sampling, guide, tool calls and choices.
 
-The package works on `interfaces.Engine` and knows neither HTTP nor Triton. The bytes of an answer
-are written by `api/`.
+The package works on `interfaces.Engine` and depends on neither HTTP nor Triton. The package `api/`
+renders the bytes of an answer.
 """

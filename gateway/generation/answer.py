@@ -2,9 +2,9 @@
 
 The answer runs until all choices have ended.
 
-Endpoints call `next` until it returns None, for streamed and for plain answers. If failover
-replays an answer that is sent as a whole, a choice is replaced by an empty one, and the deltas
-of the first are no part of the answer.
+Endpoints call `next` until it returns None, for streamed and for plain answers. If failover replays
+an answer that is sent as a whole, an empty choice replaces the old choice, whose deltas are no
+longer part of the answer.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ from llmops.gateway.settings import Timeouts
 from llmops.gateway.telemetry.event_loop_lag import PROCESS_STALL_THRESHOLD
 from llmops.gateway.telemetry.metrics import AnswerMeter
 
-#: Called with tokens that were read, and with the tokens of the prompt that were in the cache.
+#: Function that is called with each batch of tokens, and with the number of prompt tokens that were
+#: in the engine's cache.
 TokenCallback = Callable[[Sequence[int], int | None], None]
 
 
 class ChoiceDelta(NamedTuple):
     """The text that an engine added to one choice, possibly empty.
 
-    `ended` is True for the choice's last delta.
+    Attributes:
+        choice: The choice.
+        text: The text.
+        ended: True for the last delta of the choice.
     """
 
     choice: Choice
@@ -47,7 +51,7 @@ class ChoiceDelta(NamedTuple):
 class Answer:
     """A generation in progress.
 
-    Releases the engine's slot when the last choice ends or on `cancel`.
+    The engine's slots are released when the last choice ends or on `cancel`.
     """
 
     def __init__(
@@ -63,19 +67,20 @@ class Answer:
         make_choice: Callable[[int], Choice] | None = None,
         on_tokens: TokenCallback | None = None,
     ) -> None:
-        """Start the timeouts of a stream.
+        """Create the answer of a stream, and start its timeouts.
 
         Args:
-            stream: The engine's tokens.
+            stream: The stream of the engine's tokens.
             choices: The choices by the number of their sequence.
-            meter: The request's metrics.
+            meter: The metrics of the request.
             timeouts: Limits on the engine's silence.
             prompt_tokens: Tokens of all prompts.
             release_slots: Releases the slots of the answer's sequences.
-            context: Receives usage and outcome at the end.
-            make_choice: Makes an empty choice for an answer that is sent as a whole, if failover
-                replays it.
-            on_tokens: Called with each batch of tokens. All of them then come from `next`.
+            context: The context of the request, which receives usage and outcome at the end.
+            make_choice: Makes an empty choice, for an answer that is sent as a whole and that
+                failover replays; None for other answers.
+            on_tokens: Called with each batch of tokens. All tokens then come from `next`; see
+                `attach`.
         """
         self._stream, self._make_choice, self._on_tokens = stream, make_choice, on_tokens
         self.choices = choices
@@ -84,16 +89,16 @@ class Answer:
         self.prompt_tokens = prompt_tokens
         self._release_slots = release_slots
         self._context, self._recorder = context, context.usage_recorder
-        # the kind of error that ended the answer early; keeping the error itself would keep its
-        # frames alive
+        # The kind of error that ended the answer early. Keeping the error itself would keep its
+        # frames alive.
         self.error_finish = ""
         self._open = len(choices)
-        # choices that the engine's stream left without an end
+        # Choices that the engine's stream left without an end.
         self._unfinished: list[Choice] = []
-        # no more tokens come; the client has left; usage and outcome are final
+        # In order: no more tokens come; the client has left; usage and outcome are final.
         self._over = self._cancelled = self._complete = False
         self._first: ChoiceDelta | None = None
-        # seconds that `next` and `start` waited for tokens and turned them into text
+        # Seconds that `next` and `start` waited for tokens, and seconds that they detokenized.
         self.engine_seconds = self.detokenize_seconds = 0.0
         self._watchdog = StreamWatchdog(stream, meter, timeouts)
         if context.reservation is not None:
@@ -114,8 +119,8 @@ class Answer:
     def failover_quality(self) -> str:
         """Return `exact`, `approximate` or an empty string: how failover affected the text.
 
-        `exact` means that failover did not affect the text, `approximate` that it may have. The
-        string is empty if there was no failover.
+        `exact` means that failover did not affect the text; `approximate` means that failover may
+        have affected the text. The string is empty without a failover.
         """
         splices = self._stream.splices
         return "approximate" if "approximate" in splices else "exact" if splices else ""
@@ -131,7 +136,11 @@ class Answer:
         return self.choices[0].finish_reason
 
     async def start(self) -> None:
-        """Wait for the first tokens. Raise the engine's error if it sends one instead."""
+        """Wait for the first tokens.
+
+        Raises:
+            ApiError: The engine sent an error instead of tokens.
+        """
         try:
             self._first = await self._next_delta()
         except UnsupportedError as error:
@@ -144,7 +153,7 @@ class Answer:
             self._recorder.cached(self._stream.cached_tokens)
 
     async def next(self) -> ChoiceDelta | None:
-        """Return the next delta, None when all choices have ended. Usage is final after that.
+        """Return the next delta, or None when all choices have ended and usage is final.
 
         Raises:
             ApiError: The engine failed.
@@ -159,9 +168,10 @@ class Answer:
         return delta
 
     def attach(self, sink: TokenSink) -> None:
-        """Offer tokens to `sink` first. Tokens that it takes, with `take`, do not come from `next`.
+        """Offer tokens to `sink` before they reach `next`.
 
-        An answer whose filters must be awaited, or whose tokens are recorded, offers none.
+        `next` does not return tokens that the sink takes, by calling `take`. An answer offers no
+        tokens if its filters must be awaited or its tokens are recorded.
         """
         if self._on_tokens is None and not any(
             choice.guard is not None and choice.guard.waits for choice in self.choices
@@ -176,9 +186,9 @@ class Answer:
             self._stream.cancel()
 
     def close(self) -> None:
-        """End the answer, whatever happened, and release all that it holds."""
+        """End the answer, however it ran, and release everything that it holds."""
         self._over = True
-        self._make_choice = None  # it holds the request
+        self._make_choice = None  # The callback holds a reference to the request.
         self._watchdog.timer.cancel()
         self._stream.cancel()
         self._release_slots()
@@ -198,7 +208,7 @@ class Answer:
     def _record_outcome(self, status: int) -> None:
         """Write usage and finish reason to the request's context.
 
-        The usage record takes only the first call.
+        The usage record accepts only the first call.
         """
         usage, finish, stream, context = self.usage, self.finish, self._stream, self._context
         context.usage, context.finish_reason = usage, finish
@@ -256,10 +266,10 @@ class Answer:
         return delta
 
     def take(self, batch: TokenBatch) -> ChoiceDelta:
-        """Add tokens to their choice and return what they add to its text.
+        """Add tokens to their choice, and return the text that they add.
 
         Raises:
-            EngineError: The tokens cannot be those of this answer.
+            EngineError: The tokens do not fit this answer.
         """
         try:
             choice = self.choices[batch.sequence]
@@ -269,7 +279,7 @@ class Answer:
             was_done = choice.done
             text = choice.feed(batch)
         except (IndexError, OverflowError, TypeError, ValueError) as error:
-            raise EngineError(f"The engine sent tokens that cannot be read ({error!r}).") from error
+            raise EngineError(f"The engine sent tokens that do not fit the answer ({error!r}); try again.") from error
         self.meter.tokens(choice.completion_tokens - before)
         if self._recorder is not None:
             self._recorder.count(self.meter.total)
@@ -278,9 +288,10 @@ class Answer:
         return ChoiceDelta(choice, text, choice.done and not was_done)
 
     def _count_ended(self) -> None:
-        """Note that a choice has ended, and stop the engine after the last one."""
+        """Count the end of a choice, and stop the engine after the last choice."""
         self._open -= 1
-        # stop strings and filters are the gateway's own: the engine would go on to max_tokens
+        # Stop strings and filters belong to the gateway: the engine would continue up to
+        # max_tokens.
         if self._open == 0 and any(
             isinstance(one.stop_reason, str) or one.finish_reason == "content_filter" or one.overran
             for one in self.choices
@@ -289,9 +300,9 @@ class Answer:
             self._stream.cancel()
 
     def _replace_choice(self, choice: Choice) -> Choice:
-        """Return an empty choice in place of one whose tokens are replayed.
+        """Return an empty choice that replaces a choice whose tokens are replayed.
 
-        A choice that has ended stays.
+        A choice that has ended is not replaced.
         """
         if choice.done or self._make_choice is None:
             return choice
@@ -303,7 +314,7 @@ class Answer:
 class StreamWatchdog:
     """A timer that ends a stream whose engine is silent for too long.
 
-    It checks a few times per period instead of once per token, until its `timer` is cancelled.
+    The timer checks a few times per timeout instead of once per token, until `timer` is cancelled.
     """
 
     def __init__(self, stream: TokenStream, meter: AnswerMeter, timeouts: Timeouts) -> None:
@@ -311,16 +322,16 @@ class StreamWatchdog:
         self._meter = meter
         self._timeouts = timeouts
         self._started = perf_counter()
-        # the last time at which the stream was looking for another replica
+        # The last time at which the stream was seen searching for another replica.
         self._failing_over_at = 0.0
         self.expired: EngineTimeoutError | None = None
         self._loop = asyncio.get_running_loop()
-        # uvloop's handle does not say when, if it is at once
+        # Keep the due time here: uvloop's handle does not return it for a call that is due at once.
         self._due = self._loop.time() + min(timeouts.first_token, timeouts.total, timeouts.idle)
         self.timer = self._loop.call_at(self._due, self._check)
 
     def _wait(self) -> float:
-        """Return the seconds until the next token, or the whole answer, may be overdue."""
+        """Return the seconds until the next token or the whole answer may be overdue."""
         last = self._meter.last and max(self._meter.last, self._failing_over_at)
         overdue = last + self._timeouts.idle if last else self._started + self._timeouts.first_token
         return min(overdue, self._started + self._timeouts.total) - perf_counter()
@@ -332,10 +343,13 @@ class StreamWatchdog:
         if self._loop.time() - self._due > PROCESS_STALL_THRESHOLD:
             wait = max(wait, PROCESS_STALL_THRESHOLD)
         if wait > 0:
-            # the limit before the first token is long, and the first token may come at any time
+            # Check at least every `idle` seconds: the limit before the first token is longer, but
+            # the first token may arrive at any time.
             self._due = self._loop.time() + min(wait, self._timeouts.idle)
             self.timer = self._loop.call_at(self._due, self._check)
             return
         silent = perf_counter() - (self._meter.last or self._started)
-        self.expired = EngineTimeoutError(f"The engine sent nothing for {silent:.0f} s; send the request again.")
+        self.expired = EngineTimeoutError(
+            f"The engine sent nothing for {silent:.0f} s, which is too long; send the request again."
+        )
         self._stream.cancel()

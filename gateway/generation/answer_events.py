@@ -1,4 +1,4 @@
-"""Server-sent events of an answer."""
+"""The base class of server-sent events of an answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class AnswerEvents(EventSource):
     """The server-sent events of an answer.
 
-    Subclasses render the deltas and the end for their API.
+    Subclasses render the deltas and the end in the form of their API.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -55,20 +55,21 @@ class AnswerEvents(EventSource):
             self._over = True
             return self.failed(error)
         except Exception:
-            # status 200 is already sent, so a bug can only be reported inside the stream
-            log.exception("Request %s: the stream failed", current_request.get())
+            # Status 200 is already sent, so a bug can be reported only inside the stream.
+            log.exception("Request %s: the stream failed because of an unexpected error", current_request.get())
             self._over = True
             self._answer.error_finish = "error"
-            return self.failed(InternalError("The gateway failed in the middle of the stream."))
+            return self.failed(InternalError("The gateway failed in the middle of the stream; send the request again."))
         self._over = True
-        # the headers were sent before a failover, so a comment reports it; clients skip comments
+        # The headers were sent before a failover, so a comment reports the failover; clients skip
+        # comments.
         quality = self._answer.failover_quality
         return (f": continued {quality}\n\n".encode() if quality else b"") + self.end()
 
     def attach(self, writer: ChunkedWriter) -> None:
         """Render and write tokens in one plain call, without waking this stream's coroutine.
 
-        The reason is in docs/decisions/0003.
+        docs/decisions/0003 has the reason.
         """
 
         def sink(batch: TokenBatch) -> bool:
@@ -101,7 +102,7 @@ class AnswerEvents(EventSource):
 def record_timings(answer: Answer, context: RequestContext) -> Iterator[None]:
     """Record in `context` how long the answer waited for the engine and its detokenizer.
 
-    The times are also recorded after an error.
+    The times are recorded even after an error.
     """
     try:
         yield

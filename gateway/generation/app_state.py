@@ -40,11 +40,13 @@ from llmops.gateway.text.answer_features import describe_answer
 from llmops.gateway.text.text_thread_pool import TextThreadPool
 from llmops.gateway.text.tokenizer import TextTokenizer
 
-#: Tokens of a prompt and of an answer that are read for the judge of a roll-out.
+#: Maximum number of tokens of a prompt and of an answer that are decoded for the judge of a
+#: roll-out: enough to describe the answer's form.
 DESCRIBED_TOKENS = 200
-#: Values of `service_tier` that ask for the key's own tier, in OpenAI's and in Anthropic's API.
+#: Values of `service_tier` that request the key's own tier, in OpenAI's and in Anthropic's API.
 OWN_TIER = frozenset({"auto", "default", "standard_only"})
-#: Characters of an end user's name that are kept: OpenAI's maximum for `safety_identifier`.
+#: Maximum length of an end user's name in characters, beyond which the name is cut: OpenAI's
+#: maximum for `safety_identifier`.
 MAX_END_USER_LENGTH = 64
 
 
@@ -52,16 +54,17 @@ def apply_request_hints(body: object, context: RequestContext, tiers: Sequence[s
     """Set the tier, the cache key and the end user of a request from its body.
 
     The end user is `safety_identifier`, its predecessor `user`, or Anthropic's `metadata.user_id`.
-    The body is read before the model is chosen, because tiers decide what a saturated model takes.
+    The body is read before the model is chosen, because a saturated model accepts requests by their
+    tiers.
 
     Args:
         body: The body of any API.
-        context: The request, which gets them.
+        context: The context of the request, which is changed.
         tiers: The tiers of the settings, the highest first.
 
     Returns:
-        False if `service_tier` changes nothing, because there is no such tier, or because the tier
-        is above the key's. The latter adds a warning.
+        False if `service_tier` is ignored, because the tier does not exist or is above the key's
+        tier. A tier above the key's also adds a warning.
     """
     context.prompt_cache_key = getattr(body, "prompt_cache_key", None) or ""
     end_user = (
@@ -70,7 +73,7 @@ def apply_request_hints(body: object, context: RequestContext, tiers: Sequence[s
         or getattr(getattr(body, "metadata", None), "user_id", None)
     )
     if end_user:
-        # it is written to the log and the store
+        # The end user's name is written to the log and the store, so it must be printable.
         context.end_user = "".join(char if char.isprintable() else "?" for char in end_user[:MAX_END_USER_LENGTH])
         if not context.fairness_id and FAIRNESS_SCOPE in context.caller.scopes:
             context.fairness_id = context.end_user
@@ -80,7 +83,7 @@ def apply_request_hints(body: object, context: RequestContext, tiers: Sequence[s
     if wanted not in tiers:
         return False
     own = context.caller.tier or DEFAULT_TIER_NAME
-    # a tier that is not described is served as the default tier, or as the last one
+    # A tier that the settings do not describe is served as the default tier, or as the last tier.
     rank = next((tiers.index(name) for name in (own, DEFAULT_TIER_NAME) if name in tiers), len(tiers) - 1)
     if tiers.index(wanted) < rank:
         context.warnings.append(f"The tier of this key is {tiers[rank]}; service_tier cannot ask for a higher one.")
@@ -92,7 +95,7 @@ def apply_request_hints(body: object, context: RequestContext, tiers: Sequence[s
 
 @dataclass(frozen=True, slots=True)
 class AppState:
-    """The state that every endpoint gets."""
+    """The state that every endpoint receives."""
 
     models: ModelLookup[GenerativeModel]
     limits: RequestLimits
@@ -101,47 +104,49 @@ class AppState:
     text_threads: TextThreadPool
     intake: BodyReader
     engine_slots: EngineSlots
-    # maximum tokens of an answer whose request sets none; None for the rest of the context window
+    # Maximum tokens of an answer whose request sets no maximum; None for the rest of the context
+    # window.
     default_tokens: int | None = None
-    # refuse requests with unknown fields
+    # True if requests with unknown fields are refused.
     strict_fields: bool = False
-    # only callers of one tenant share cached prefixes
+    # True if only callers of the same tenant share cached prefixes.
     tenants_apart: bool = False
-    # leave out listed blocks of agents that differ in each session, so that the rest of a prompt is
-    # found in the cache
+    # True if certain blocks of agents' prompts are left out: they differ in each session, and would
+    # keep the rest of the prompt from being found in the cache.
     drop_session_blocks: bool = True
-    # tiers of requests, the highest first
+    # Tiers of requests, the highest first.
     tiers: tuple[str, ...] = ()
-    # chooses among the versions of a model, if there can be several
+    # Chooses among the versions of a model; None if models have one version.
     version_router: VersionRouter | None = None
-    # filters of prompts and answers, if there are any
+    # Filters of prompts and answers; None without filters.
     safety: Safety | None = None
-    # restrictions while a model is saturated, if there are any
+    # Restrictions while a model is saturated; None without restrictions.
     degradation: Degradation | None = None
-    # aliases that choose a model for each request, if there are any
+    # Aliases that choose a model for each request; None without such aliases.
     auto_model: AutoModel | None = None
-    # other servers, which answer chats when an alias has no room left
+    # Other servers, which answer chats when the models of an alias are full.
     providers: Providers = field(default_factory=Providers)
 
     async def find_model(
         self, name: str, context: RequestContext, body: object, *, overflow: bool = False
     ) -> GenerativeModel:
-        """Return the model, in the version, that answers a request for `name`.
+        """Return the version of the model that answers a request for `name`.
 
-        The tier, cache key and end user that the body names are set first.
+        The tier, the cache key and the end user are first set from the body.
 
-        An alias is answered by the first of its models that is served and has room, in the order
-        that suits the request; the last one is taken as it is.
+        For an alias, the result is the first of its models that is served and has room, in the
+        order that suits the request; the last model is taken even without room.
 
         Args:
             name: The name of a model or an alias.
-            context: The request.
-            body: The request's body, which stays on the version of its conversation.
+            context: The context of the request.
+            body: The request's body. Requests of one conversation stay on one version.
             overflow: True if a ProviderModel may answer.
 
         Raises:
             InvalidRequestError: The request asks for an unknown quality.
-            ModelNotAllowedError, ModelNotFoundError, UnavailableError: As `ModelLookup.get`.
+            ModelNotAllowedError, ModelNotFoundError, UnavailableError: `ModelLookup.get` raised the
+                error.
         """
         if not apply_request_hints(body, context, self.tiers):
             context.ignored_fields.append("service_tier")
@@ -195,13 +200,13 @@ class AppState:
 
     @contextmanager
     def explain_no_overflow(self, name: str, context: RequestContext) -> Iterator[None]:
-        """Add to a 503 for `name` that a chat would have gone to another provider."""
+        """Add to a 503 error for `name` that a chat would have been sent to another provider."""
         try:
             yield
         except UnavailableError as error:
             if name not in self.providers.models or not (found := self.providers.find(name, context)):
                 raise
-            # several requests can end with one error
+            # Copied, because several requests can end with the same error object.
             explained = copy(error)
             explained.message += (
                 f" Only chats overflow to {found.name}, because a provider puts its own chat template around a prompt; "
@@ -221,9 +226,9 @@ class AppState:
         self.metrics.numbers(metric_definitions.DEGRADED_REQUESTS).labels(model, effect).inc()
 
     def cache_salt(self, caller: str) -> int:
-        """Return the salt that separates a caller's cached prefixes from other tenants'.
+        """Return the salt that separates a caller's cached prefixes from other tenants' prefixes.
 
-        The salt is 0 if the tenants share their prefixes.
+        The salt is 0 if tenants share their prefixes.
         """
         return tenant_cache_salt(caller.partition("/")[0]) if self.tenants_apart else 0
 
@@ -233,10 +238,10 @@ class BegunAnswer:
     """The known part of an answer that another gateway began.
 
     Attributes:
-        batches: Its tokens, as they arrived.
-        max_tokens: The most tokens of all of it.
-        cached_tokens: Tokens of the prompt that were in the cache of its first replica.
-        event_id: The id of its usage event, empty if it is not billed.
+        batches: The tokens, in the batches in which they arrived.
+        max_tokens: The maximum number of tokens of the whole answer.
+        cached_tokens: Tokens of the prompt that were in the cache of the answer's first replica.
+        event_id: The id of the usage event; empty if the answer is not billed.
     """
 
     batches: Sequence[Sequence[int]]
@@ -246,7 +251,7 @@ class BegunAnswer:
 
     @property
     def tokens(self) -> list[int]:
-        """Return the tokens in one list."""
+        """Return the tokens as one list."""
         return [token for batch in self.batches for token in batch]
 
 
@@ -259,7 +264,7 @@ class Generation(Generic[B]):
 
     Attributes:
         state: The gateway's state.
-        body: The request, which the API's own checks have passed.
+        body: The request, which has passed the checks of its API.
         model: The model that answers.
         answer_id: The id of the answer.
         context: The context of the request.
@@ -275,12 +280,12 @@ class Generation(Generic[B]):
 
     @contextmanager
     def admitted(self, sequences: int) -> Iterator[None]:
-        """Reserve slots for the answer that is started in this context.
+        """Reserve slots for the answer that is started in the body of the `with` statement.
 
-        If an error is raised there, the slots are released and the error is counted.
+        If the body raises an error, the slots are released and the error is counted.
 
         Args:
-            sequences: The slots that the request needs.
+            sequences: The number of slots that the request needs.
 
         Raises:
             UnavailableError: Too many requests are waiting.
@@ -310,8 +315,9 @@ class Generation(Generic[B]):
         """Submit engine requests and return their answer.
 
         Args:
-            requests: The requests, one for each prompt.
-            make_choice: Called for each sequence of each request.
+            requests: The engine requests, one for each prompt.
+            make_choice: Makes the choice with the given number; called for each sequence of each
+                request.
             on_tokens: Called with the tokens of each batch that is read from the stream.
         """
         state, model, context = self.state, self.model, self.context
@@ -329,14 +335,19 @@ class Generation(Generic[B]):
         return self.answer(Answer, stream, choices, prompt_tokens, make_choice=more, on_tokens=on_tokens)
 
     def resume(self, request: EngineRequest, choice: Choice, begun: BegunAnswer, on_tokens: TokenCallback) -> Answer:
-        """Return the rest of an answer that a gateway which is gone began.
+        """Return the rest of an answer that a lost gateway began.
 
-        `choice` has the tokens that are known.
+        Args:
+            request: The engine request of the whole answer.
+            choice: The choice, which has the known tokens already.
+            begun: The known part of the answer.
+            on_tokens: Called with the tokens of each batch.
         """
         engine = self.model.engine
         if not isinstance(engine, FailoverEngine):
             count = self.state.metrics.numbers(metric_definitions.FAILOVERS)
-            # a single server has no streams that leave their replica, so the silence bounds nothing
+            # A single server has no streams that leave their replica, so the silence timeout is
+            # infinite.
             exact = self.model.card.batch_invariant
             engine = FailoverEngine(engine, lambda reason: count.labels(reason).inc(), exact=exact, silence=math.inf)
         stream = engine.continue_stream(request, array("i", begun.tokens), begun.cached_tokens)
@@ -354,10 +365,10 @@ class Generation(Generic[B]):
         make_choice: Callable[[int], Choice] | None = None,
         on_tokens: TokenCallback | None = None,
     ) -> Answer:
-        """Return the running answer, whose usage is recorded and which releases the slots at its end."""
+        """Return the running answer, which records its usage and releases the slots at its end."""
         assert self._release_slots is not None
         context = self.context
-        # the gateway that began an answer counted its prompt
+        # The gateway that began the answer counted its prompt.
         self._meter.submitted(0 if begun else prompt_tokens, len(choices))
         if context.usage_recorder is not None:
             event_id, known = (begun.event_id, choices[0].completion_tokens) if begun else ("", 0)
@@ -377,7 +388,10 @@ class Generation(Generic[B]):
         )
 
     def logprob_buffer(self, choices: int) -> LogprobBuffer:
-        """Return a buffer for the log-probabilities of one of so many choices, whose memory is counted."""
+        """Return a buffer for the log-probabilities of one of `choices` choices.
+
+        The memory of the buffer counts as memory of the request.
+        """
 
         def hold(size: int) -> bool:
             try:
@@ -395,7 +409,7 @@ class Generation(Generic[B]):
         Args:
             limits: The restrictions of degraded mode.
             prompt_tokens: Tokens of its prompt.
-            max_tokens: The tokens that the answer may have otherwise.
+            max_tokens: The maximum tokens of the answer outside degraded mode.
 
         Raises:
             OverloadedError: The prompt is too long for degraded mode.
@@ -414,7 +428,11 @@ class Generation(Generic[B]):
         return min(max_tokens, most)
 
     def _degrade(self, degradation: Degradation) -> None:
-        """Set the restrictions of degraded mode. Raises OverloadedError for a request that is shed."""
+        """Set the restrictions of degraded mode.
+
+        Raises:
+            OverloadedError: Degraded mode rejects requests of this tier.
+        """
         self.context.degraded = limits = _degraded_limits(degradation, self.model, self.context)
         if limits is not None and limits.is_shed:
             self.state.count_degraded(self.model.name, "shed")
@@ -433,19 +451,22 @@ def _degraded_limits(
 
 
 def degraded_retry_after() -> float:
-    """Return the Retry-After of a request that degraded mode rejects, in seconds with jitter."""
+    """Return the Retry-After in seconds, with jitter, of a request that degraded mode rejects."""
     return FALL_SECONDS * random.uniform(*RETRY_AFTER_JITTER)
 
 
 def _failure_outcome(error: BaseException) -> GoodputOutcome | None:
-    """Return how a request failed before generation began, None if the request itself was invalid."""
+    """Return the outcome of a request that failed before generation began.
+
+    Return None if the request itself was invalid.
+    """
     if isinstance(error, ApiError):
         return "shed" if error.code == OVERLOADED else "failed" if error.status >= 500 else None
     return "failed" if isinstance(error, Exception) else "aborted"
 
 
 def _describe_answer(tokenizer: TextTokenizer, prompt: Sequence[int], stream: TokenStream) -> Mapping[str, bool]:
-    """Return what the text of an answer looks like, from its first tokens and the end of its prompt."""
+    """Return a description of an answer's form, from its first tokens and the end of its prompt."""
     ids = list(stream.beginning()[:DESCRIBED_TOKENS])
     if not ids:
         return {}
@@ -453,7 +474,7 @@ def _describe_answer(tokenizer: TextTokenizer, prompt: Sequence[int], stream: To
 
 
 async def _open_merged(engine: Engine, requests: Sequence[EngineRequest]) -> TokenStream:
-    """Return one stream for all requests: sequence s of request r becomes sequence r * n + s."""
+    """Return one stream for all requests. Sequence s of request r becomes sequence r * n + s."""
     streams: list[TokenStream] = []
     try:
         for request in requests:

@@ -54,12 +54,12 @@ class PreparedChat:
     Attributes:
         prompt: The text of the prompt.
         input_ids: The tokens of the prompt.
-        guide: The guide of the engine.
-        processor: Makes the processor of one choice. None if all text is content.
-        skip_special_tokens: Remove special tokens from the text.
+        guide: The guide of the engine; None without a guide.
+        processor: Makes the processor of one choice; None if all text is content.
+        skip_special_tokens: True if special tokens are removed from the text.
         bad_words: Token sequences that the engine bans.
-        marker_ids: The markers of thinking that are one token, with the length of their text. None
-            without thinking.
+        marker_ids: The lengths of the thinking markers that are one token, in characters, by token
+            id. None for a model without thinking.
     """
 
     prompt: str
@@ -77,14 +77,16 @@ def validate_chat(body: ChatRequest, model: GenerativeModel, limits: RequestLimi
     Only properties that are known without the prompt are checked.
     """
     if body.functions or body.function_call:
-        raise InvalidRequestError("functions are superseded; use tools and tool_choice.", param="functions")
+        raise InvalidRequestError("functions are not supported; use tools and tool_choice instead.", param="functions")
     if body.audio or set(body.modalities or ["text"]) != {"text"}:
         raise InvalidRequestError(
             "Only text answers are supported; leave audio and modalities out.",
             param="audio" if body.audio else "modalities",
         )
     if body.prediction is not None:
-        raise UnsupportedError("prediction is not supported: no engine here takes a draft text.", param="prediction")
+        raise UnsupportedError(
+            "prediction is not supported, because no engine here takes a draft text; leave it out.", param="prediction"
+        )
     if body.web_search_options is not None:
         raise InvalidRequestError("web_search_options are not supported; leave them out.", param="web_search_options")
     check_message_limits(body.messages, limits)
@@ -107,9 +109,9 @@ class ChatGeneration(Generation[ChatRequest]):
         """Submit the request and return its answer.
 
         Args:
-            whole: The client sees nothing before the end.
-            fit: Shorten an answer for which the context window has no room, instead of refusing the
-                request.
+            whole: True if the client sees nothing before the end.
+            fit: True to shorten an answer that does not fit into the context window, instead of
+                refusing the request.
             on_tokens: Called with the tokens of each batch.
 
         Raises:
@@ -125,7 +127,8 @@ class ChatGeneration(Generation[ChatRequest]):
                 check_prompt_logprobs(body.prompt_logprobs, len(prepared.input_ids))
             max_tokens = await self._reserve_max_tokens(len(prepared.input_ids), fit)
             if state.safety is not None:
-                # after the prompt was found to fit the context and the quota, which bound the work of the filters
+                # Run the filters after the prompt was found to fit the context and the quota, which
+                # bound the filters' work.
                 await state.safety.check_prompt(
                     request_texts(body), context.caller, prepared.prompt, end_user=context.end_user
                 )
@@ -135,17 +138,17 @@ class ChatGeneration(Generation[ChatRequest]):
     async def continue_answer(
         self, begun: BegunAnswer, replay: Callable[[Choice], Awaitable[None]], on_tokens: TokenCallback
     ) -> Answer:
-        """Return the rest of an answer that a gateway which is gone began.
+        """Return the rest of an answer that a lost gateway began.
 
-        The context has the caller of the first gateway.
+        The context must have the caller of the first request.
 
         Args:
-            begun: What is known of the answer.
+            begun: The known part of the answer.
             replay: Feeds the known tokens to an empty choice.
             on_tokens: Called with the tokens of each batch.
 
         Raises:
-            ApiError: As `start`.
+            ApiError: The answer cannot be started; see `start`.
         """
         with self.admitted(1):
             prepared = await self.prepare()
@@ -154,16 +157,22 @@ class ChatGeneration(Generation[ChatRequest]):
             return self.resume(self._engine_request(prepared, begun.max_tokens, False), choice, begun, on_tokens)
 
     async def replayed_choice(self, max_tokens: int) -> Choice:
-        """Return an empty choice that turns the tokens of the answer into text.
+        """Return an empty choice that turns tokens of this answer into text.
 
-        Another gateway generates the tokens. Raises ApiError if the request cannot be prepared.
+        Another gateway generates the tokens.
+
+        Args:
+            max_tokens: The maximum number of tokens of the answer.
+
+        Raises:
+            ApiError: The request cannot be prepared.
         """
         return self._make_choice(await self.prepare(), max_tokens, 0)
 
     async def prepare(self) -> PreparedChat:
-        """Run `prepare_chat` on a text thread when the caller's fair turn comes."""
+        """Run `prepare_chat` on a text thread, in the caller's turn."""
         state, body, model, context = self.state, self.body, self.model, self.context
-        # each message costs rendering time, however short it is
+        # Each message costs rendering time, however short it is.
         size = context.work_bytes + 64 * len(body.messages)
         is_slow = model.template is not None and model.template.is_slow
         if is_slow or body.tools or not GUIDE_FIELDS.isdisjoint(body.model_fields_set):
@@ -215,9 +224,10 @@ class ChatGeneration(Generation[ChatRequest]):
         )
 
     async def _reserve_max_tokens(self, prompt_tokens: int, fit: bool) -> int:
-        """Return the maximum number of tokens of each choice.
+        """Return the maximum number of tokens of each choice, and reserve them.
 
-        The number is as high as the request, the context and the caller's quota allow.
+        The maximum is the highest that the request, the context window and the caller's quota
+        allow.
         """
         body, model, context = self.body, self.model, self.context
         field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
@@ -234,14 +244,14 @@ class ChatGeneration(Generation[ChatRequest]):
 
 
 async def answer_message(state: AppState, name: str, message: str, max_tokens: int, context: RequestContext) -> str:
-    """Return the most likely answer of a model to one message, for requests of the gateway's own.
+    """Return the most likely answer of a model to one message, for requests that the gateway makes.
 
     Args:
         state: The gateway's state.
         name: The name of the model.
         message: The user's message.
-        max_tokens: The most tokens of the answer.
-        context: The context of this request alone.
+        max_tokens: The maximum number of tokens of the answer.
+        context: A context for this request only.
 
     Raises:
         ApiError: The model is not served, or fails.
@@ -264,7 +274,11 @@ def prepare_chat(
 ) -> PreparedChat:
     """Render and tokenize a request, compile its guide and plan its parsing.
 
-    `mark` ends a stage of its timeline.
+    Args:
+        model: The model that answers.
+        body: The request.
+        limits: The gateway's limits on requests.
+        mark: Called with the name of each stage of the timeline when the stage ends.
     """
     mark("queue")
     template = model.template.source if model.template else ""
@@ -297,7 +311,7 @@ def prepare_chat(
 
 
 def _chat_guide(body: ChatRequest, guide: Guide, own_guide: Guide | None, model: GenerativeModel) -> Guide:
-    """Return `guide` in a form that the engine takes.
+    """Return `guide` in a form that the engine accepts.
 
     Schemas of functions that are not `strict` are enforced as far as a grammar can.
 
@@ -317,14 +331,19 @@ def _chat_guide(body: ChatRequest, guide: Guide, own_guide: Guide | None, model:
 
 
 class OutputParsing(NamedTuple):
-    """The processor of a choice's text, and the markers around thinking."""
+    """The parsing of a choice's text.
+
+    Attributes:
+        processor: Makes the processor of the text; None if all text is content.
+        markers: The markers around thinking.
+    """
 
     processor: Callable[[], OutputProcessor] | None
     markers: tuple[str, ...] = ()
 
 
 def _output_parsing(tools: ToolPlan, template: str, prompt: str) -> OutputParsing:
-    """Return the parsing of thinking and calls.
+    """Return the parsing of thinking and tool calls.
 
     Under a grammar the answer starts at once, without thinking.
     """

@@ -1,4 +1,4 @@
-"""Rendering of chat messages as a prompt, in the form that chat templates take."""
+"""The rendering of chat messages as a prompt, in the form that chat templates accept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmops.gateway.schemas.chat_request import ChatRequest, ContentPart, Messag
 from llmops.gateway.text.control_tokens import RenderedPrompt
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
-#: Fields of a message that belongs to a tool call.
+#: Fields of a message that belong to tool calls.
 _CALL_FIELDS = frozenset({"tool_calls", "tool_call_id"})
 
 
@@ -29,7 +29,7 @@ def render_chat(
     """Return the prompt of a chat request.
 
     Raises:
-        InvalidRequestError: The model or its template does not take these messages.
+        InvalidRequestError: The model or its template does not accept these messages.
     """
     if model.template is None:
         raise InvalidRequestError(
@@ -57,8 +57,8 @@ def render_chat(
     try:
         prompt = render(as_text=False)
     except InvalidRequestError as error:
-        # most templates take a call's arguments as an object; DeepSeek's concatenate them with a
-        # text
+        # Most templates expect a call's arguments as an object; DeepSeek's concatenate them with a
+        # text.
         if not isinstance(error.__cause__, TypeError) or not any(message.get("tool_calls") for message in messages):
             raise
         prompt = render(as_text=True)
@@ -85,15 +85,12 @@ def request_texts(body: ChatRequest) -> list[str]:
 
 
 def _without_turn_end(prompt: RenderedPrompt, last: dict[str, Any]) -> RenderedPrompt:
-    """Return the prompt up to the end of the last message.
-
-    The answer then continues the last message.
-    """
+    """Return the prompt up to the end of the last message, which the answer then continues."""
     text = last["content"].strip()
     at = prompt.text.rfind(text) if last["role"] == "assistant" and text else -1
     if at < 0:
         raise InvalidRequestError(
-            "continue_final_message needs a last message of the assistant that the template shows as it is.",
+            "continue_final_message needs a last message of the assistant whose text the template does not change.",
             param="continue_final_message",
         )
     return prompt.cut(at + len(text))
@@ -115,12 +112,13 @@ def _template_message(message: RequestMessage, position: int, knows_developer: b
     if message.tool_calls:
         plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
         if isinstance(thinking, str) and not plain["content"]:
-            plain["thinking"] = thinking  # the name that gpt-oss has for it, in messages with calls only
+            # The name of this field in gpt-oss, for messages that have only calls.
+            plain["thinking"] = thinking
     return plain
 
 
 def _content(message: RequestMessage, position: int) -> str:
-    """Return the text of a message whose content is a list of parts, or missing."""
+    """Return the text of a message whose content is a list of parts or is missing."""
     if message.content is None:
         if message.refusal is None and not _may_be_empty(message):
             raise missing_parameter(f"messages[{position}].content")
@@ -130,7 +128,7 @@ def _content(message: RequestMessage, position: int) -> str:
 
 
 def _may_be_empty(message: RequestMessage) -> bool:
-    """Return True for a message of an assistant that called tools or only thought."""
+    """Return True for an assistant's message that may have no content: one with calls or thinking."""
     return message.role == "assistant" and bool(
         message.tool_calls or message.function_call or message.reasoning_content or message.reasoning
     )
@@ -155,7 +153,7 @@ def _tool_call(call: MessageToolCall) -> dict[str, Any]:
 def _with_tools(
     messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], source: str, as_text: bool
 ) -> list[dict[str, Any]]:
-    """Return the messages with tools, calls and results in the form that this template takes."""
+    """Return the messages with tools, calls and results in the form that this template accepts."""
     if not renders_tools(source):
         return tools_in_system_message(messages, tools)
     return messages_for_template(messages, mistral_ids=detect_family(source) == "mistral", as_text=as_text)

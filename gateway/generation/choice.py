@@ -1,4 +1,4 @@
-"""A choice of an answer: turns tokens into text up to a stop string and finds the finish reason."""
+"""A choice of an answer, which turns tokens into text and finds the finish reason."""
 
 from __future__ import annotations
 
@@ -17,21 +17,27 @@ from llmops.gateway.safety.stream_guard import StreamGuard
 from llmops.gateway.text.detokenizer import Detokenizer
 from llmops.gateway.text.stop_strings import StopStringMatcher
 
-#: Log-probabilities of an answer that is sent whole, in all choices.
+#: Maximum number of log-probabilities of an answer that is sent whole, in all choices together:
+#: their memory is needed until the answer is sent.
 MAX_LOGPROBS = 100_000
-#: Bytes of memory that one of them takes until the answer is sent, rendered.
+#: Memory of one log-probability until the answer is sent, once rendered, in bytes.
 LOGPROB_BYTES = 350
-#: Log-probabilities for which memory is asked at once: fewer cost nothing, as in most answers.
+#: Number of log-probabilities for which memory is requested at once. Most answers have fewer, for
+#: which no memory is requested.
 _LOGPROB_STEP = 1000
-#: The log-probability of a token that a grammar or a broken engine excludes.
+#: Log-probability of a token that a grammar or a broken engine excludes: the lowest value of
+#: OpenAI's API.
 MIN_LOGPROB = -9999.0
 
 
 class TokenLogprob(NamedTuple):
-    """A token with its natural-log probability.
+    """A token with its log-probability.
 
-    `offset` is the place of the token's text in the choice's text, in characters. `tops` has the
-    bytes and the probabilities of the most likely tokens in its place.
+    Attributes:
+        token: The bytes of the token.
+        logprob: The natural logarithm of the token's probability.
+        offset: The place of the token's text in the choice's text, in characters.
+        tops: The bytes and the log-probabilities of the most likely tokens at this place.
     """
 
     token: bytes
@@ -44,10 +50,10 @@ class Choice:
     """A choice of an answer.
 
     Attributes:
-        completion_tokens: Its tokens without the end token.
+        completion_tokens: The number of generated tokens, without the end token.
         plain: True if all text is content, so that `sort` need not be called.
-        overran: True if the gateway ends the choice: the engine went on beyond `max_tokens`, or the
-            answer has as many log-probabilities as may be kept.
+        overran: True if the gateway ends the choice: the engine continued beyond `max_tokens`, or
+            the answer has the maximum number of log-probabilities.
     """
 
     def __init__(
@@ -69,12 +75,12 @@ class Choice:
             index: The number of the choice in its answer.
             detokenizer: Turns tokens into text.
             max_tokens: Tokens after which the engine stops.
-            end_ids: Tokens that end the text and are not part of it.
+            end_ids: Tokens that end the text without being part of the text.
             stops: Stop strings.
-            processor: Finds thinking and tool calls. None if all text is content.
-            logprobs: Collects log-probabilities, if they are requested.
-            starts: Counts the tokens of thinking, if the processor may find any.
-            guard: Filters the text.
+            processor: Finds thinking and tool calls; None if all text is content.
+            logprobs: Collects log-probabilities; None if the request has none.
+            starts: Counts the tokens of thinking; None for a model without thinking.
+            guard: Filters the text; None without filters.
         """
         self.index = index
         self._detokenizer = detokenizer
@@ -84,13 +90,13 @@ class Choice:
         self._processor = processor
         self.plain = processor is None
         self._received = 0
-        self._decoded = 0  # characters of text so far
+        self._decoded = 0  # Number of characters of text so far.
         self._starts = starts
         self._processor_finished = False
         self.logprobs = logprobs
         self.guard = guard
         self.held_calls: list[OutputDelta] = []
-        # the alternatives of each prompt token but the first, in one choice of each prompt
+        # Alternatives of each prompt token except the first, in one choice of each prompt.
         self.prompt_logprobs: Sequence[TopLogprobs] | None = None
         self.completion_tokens = 0
         self.done = self.overran = False
@@ -99,18 +105,18 @@ class Choice:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Return the tokens of thinking without its markers.
+        """Return the number of tokens of thinking, without its markers.
 
-        The number is final once `sort` has seen the end.
+        The number is final once `sort` has processed the end.
         """
         if self._starts is None or self._processor is None:
             return 0
         return self._starts.count(self._processor.thinking)
 
     def feed(self, batch: TokenBatch) -> str:
-        """Add tokens and return the text that can be sent.
+        """Add tokens, and return the text that can be sent.
 
-        Sets `done` at an end token, a stop string, or beyond `max_tokens`.
+        Sets `done` at an end token, at a stop string, or beyond `max_tokens`.
         """
         if self.done:
             return ""
@@ -124,7 +130,8 @@ class Choice:
             self.done = True
         room = self.max_tokens - self.completion_tokens
         if len(tokens) > room:
-            # the caller has reserved for no more, and an engine that did not stop may never stop
+            # The caller has reserved no more tokens, and an engine that did not stop here may never
+            # stop.
             self.overran = True
             tokens = tokens[: max(room, 0)]
         self.completion_tokens += len(tokens)
@@ -143,23 +150,24 @@ class Choice:
         return text if self.guard is None else self._filter(text)
 
     def finish(self) -> str:
-        """Return the rest of the text, once the engine's stream has ended."""
+        """Return the rest of the text after the engine's stream has ended."""
         if self.done:
             return ""
-        # the engine may not send the end token: then it stopped before the length was reached
+        # Some engines do not send the end token: below the maximum length, the model then stopped
+        # by itself.
         return self._filter(self._end("stop" if self._received < self.max_tokens else "length"))
 
     async def judge(self, text: str) -> str:
-        """Return the part of `text` that the asynchronous filters let pass."""
+        """Return the part of `text` that the asynchronous filters release."""
         assert self.guard is not None
         text = await self.guard.judge(text, self.done)
         self._end_if_filtered()
         return text
 
     def take_logprobs(self, text: str) -> list[TokenLogprob] | None:
-        """Return the log-probabilities of `text`, which `feed` or `finish` just returned.
+        """Return the log-probabilities of `text`, which `feed` or `finish` has just returned.
 
-        The result is None unless the request asks for log-probabilities.
+        Return None unless the request asks for log-probabilities.
         """
         if self.logprobs is None:
             return None
@@ -173,7 +181,7 @@ class Choice:
     def sort(self, text: str) -> list[OutputDelta]:
         """Return `text` as deltas of content, thinking and tool calls.
 
-        At the end, they include what was held back.
+        At the end, the deltas include text that was held back.
         """
         if self._processor is None:
             return [ContentDelta(text)] if text else []
@@ -186,7 +194,7 @@ class Choice:
         return self._whole_calls(deltas) if self.guard is not None and self.guard.holds else deltas
 
     def _whole_calls(self, deltas: list[OutputDelta]) -> list[OutputDelta]:
-        """Hold tool calls back until the whole answer has been judged.
+        """Hold tool calls back until the whole answer was judged.
 
         An answer that a filter cut sends none of its tool calls.
         """
@@ -235,19 +243,19 @@ class Choice:
 
 
 class TokenOffsets:
-    """The offsets of the tokens in a choice's text, to count the tokens of any part of it."""
+    """The offsets of tokens in a choice's text, from which the tokens of any part are counted."""
 
     def __init__(self, markers: Mapping[int, int]) -> None:
         """Create an empty table.
 
-        `markers` has the ids of markers that are one token, with the length of their text.
+        `markers` has the lengths in characters of the markers that are one token, by token id.
         """
         self._markers = markers
         self._starts: list[int] = []
 
     def note(self, token: int, decoded: int, size: int) -> None:
-        """Add a token that arrived after `decoded` characters and added `size` characters."""
-        # text that a detokenizer held back comes together with the marker, but in front of it
+        """Add a token that arrived after `decoded` characters of text and added `size` characters."""
+        # Text that a detokenizer held back arrives together with the marker, but stands before it.
         own = self._markers.get(token)
         self._starts.append(decoded if own is None else max(decoded, decoded + size - own))
 
@@ -257,12 +265,12 @@ class TokenOffsets:
 
 
 def json_logprob(value: float) -> float:
-    """Return a log-probability that JSON can express: OpenAI's least one for -inf and NaN."""
+    """Return a log-probability that JSON can express: OpenAI's lowest value for -inf and NaN."""
     return min(max(MIN_LOGPROB, value), 0.0)
 
 
 class LogprobBuffer:
-    """Log-probabilities that wait for the text they belong to, so that both are sent together."""
+    """A buffer of log-probabilities that wait for their text, so that both are sent together."""
 
     def __init__(
         self,
@@ -276,19 +284,19 @@ class LogprobBuffer:
             token_bytes: Returns the bytes of a token.
             most: The number of values after which the buffer is full; None for a stream, which
                 keeps none.
-            hold: Counts bytes that the buffer takes, and returns False if they are too many: then
-                the buffer is full.
+            hold: Called with additional bytes of memory; returns False if they are too many, which
+                makes the buffer full.
         """
         self._token_bytes, self._hold = token_bytes, hold
         self._left, self._uncounted = most, 0
         self._sent = 0
         self._waiting: list[TokenLogprob] = []
-        # where the text of each waiting token ends
+        # End offset of the text of each waiting token.
         self._ends: list[int] = []
 
     def note(self, token: int, logprob: float, offset: int, tops: TopLogprobs = (), size: int = 1) -> None:
-        """Add a token with its log-probability, the offset of its text and the text's characters."""
-        # a token without a character of its own is a part of the next character
+        """Add a token with its log-probability, and the offset and length of its text."""
+        # A token without a complete character belongs to the next character.
         self._ends.append(offset + max(size, 1))
         if self._left is not None:
             self._left -= 1 + len(tops)
@@ -309,10 +317,11 @@ class LogprobBuffer:
 
         Args:
             text: The piece.
-            ended: The choice has ended, so that all remaining ones are returned.
-            cut: The text was cut at its end, so that tokens behind the cut are dropped.
-            whole: Return only tokens of which all text was sent, because the rest may be held by a
-                filter.
+            ended: True if the choice has ended, so that all remaining log-probabilities are
+                returned.
+            cut: True if the text was cut at its end, so that tokens after the cut are dropped.
+            whole: True to return only tokens whose text was sent completely, because a filter may
+                hold the rest.
         """
         self._sent += len(text)
         if ended and not cut:

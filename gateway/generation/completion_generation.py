@@ -35,7 +35,7 @@ from llmops.gateway.schemas.request_fields import CompletionRequest
 from llmops.gateway.settings import RequestLimits
 from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
 
-#: Maximum tokens of an answer whose request sets none, as in OpenAI's API.
+#: Maximum tokens of an answer whose request sets no maximum, as in OpenAI's API.
 DEFAULT_MAX_TOKENS = 16
 
 PromptInput = str | list[int]
@@ -74,7 +74,7 @@ def _check_best_of(body: CompletionRequest, model: GenerativeModel) -> None:
         )
     can = model.card.capabilities
     if best_of > can.n or not can.logprobs:
-        most = f"is at most {can.n}" if can.logprobs else "needs log-probabilities, which are not known"
+        most = f"is at most {can.n}" if can.logprobs else "needs log-probabilities, which are not available"
         raise UnsupportedError(f"best_of {most} with target {model.card.target}.", param="best_of")
 
 
@@ -87,7 +87,7 @@ class CompletionGeneration(Generation[CompletionRequest]):
     """A completions request, until its engine has it."""
 
     async def start(self) -> Answer:
-        """Submit one engine request per prompt and return the answer.
+        """Submit one engine request per prompt, and return the answer.
 
         Choices are numbered prompt by prompt.
 
@@ -102,7 +102,7 @@ class CompletionGeneration(Generation[CompletionRequest]):
             def prepare() -> tuple[list[list[int]], Guide | None]:
                 return [tokenize_prompt(model, one, body) for one in prompts], self._guide()
 
-            # a guide is always made on a text thread
+            # A guide is always compiled on a text thread.
             size = context.work_bytes + (0 if GUIDE_FIELDS.isdisjoint(body.model_fields_set) else THREAD_CHARACTERS)
             encoded, guide = await state.text_threads.run(prepare, size, context.caller.share)
             context.mark("tokenise")
@@ -180,7 +180,7 @@ class CompletionGeneration(Generation[CompletionRequest]):
 async def _reserve_tokens(
     reservation: QuotaReservation, requests: list[EngineRequest], model: str
 ) -> list[EngineRequest]:
-    """Return the requests with answers as long as the caller's quota allows."""
+    """Reserve tokens, and return the requests with answers as long as the quota allows."""
     prompt, most = sum(len(one.input_ids) for one in requests), sum(one.n * one.max_tokens for one in requests)
     allowed = await reservation.tokens(model, prompt, most, sum(one.n for one in requests))
     if allowed == most:
@@ -189,15 +189,18 @@ async def _reserve_tokens(
 
 
 def parse_prompts(body: CompletionRequest, limits: RequestLimits) -> list[PromptInput]:
-    """Return the prompts as a list, from any of the four forms.
+    """Return the prompts of a request as a list, from any of the four forms of the field.
 
-    Raise InvalidRequestError for too many or too long ones.
+    Raises:
+        InvalidRequestError: The prompts are too many or too long.
     """
     prompt = body.prompt
     assert prompt is not None
     prompts: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
     if len(prompts) > limits.prompts:
-        raise InvalidRequestError(f"At most {limits.prompts} prompts are allowed.", param="prompt")
+        raise InvalidRequestError(
+            f"At most {limits.prompts} prompts are allowed in one request; send fewer.", param="prompt"
+        )
     check_prompt_characters(sum(len(one) for one in prompts if isinstance(one, str)), limits, "prompt")
     return prompts
 
@@ -205,7 +208,7 @@ def parse_prompts(body: CompletionRequest, limits: RequestLimits) -> list[Prompt
 async def echoed_prompts(
     body: CompletionRequest, model: GenerativeModel, state: AppState, context: RequestContext
 ) -> list[str]:
-    """Return the prompt of each choice, which stands before its text, if `echo` is set."""
+    """Return the prompt text of each choice if `echo` is set, to be put before the choice's text."""
     if not body.echo:
         return []
     prompts = parse_prompts(body, state.limits)
@@ -222,7 +225,11 @@ def _prompt_text(model: GenerativeModel, prompt: PromptInput) -> str:
 
 
 def tokenize_prompt(model: GenerativeModel, prompt: PromptInput, body: CompletionRequest) -> list[int]:
-    """Return the token ids of a prompt. Raise InvalidRequestError if they cannot be used."""
+    """Return the token ids of a prompt.
+
+    Raises:
+        InvalidRequestError: The tokens or the text cannot be used.
+    """
     if not isinstance(prompt, str):
         return _check_token_ids(model, prompt)
     check_prompt_text(prompt, model, "prompt")
@@ -232,7 +239,7 @@ def tokenize_prompt(model: GenerativeModel, prompt: PromptInput, body: Completio
 
 def _check_token_ids(model: GenerativeModel, ids: list[int]) -> list[int]:
     if not ids:
-        raise InvalidRequestError("A prompt must not be empty.", param="prompt")
+        raise InvalidRequestError("A prompt must not be empty; send at least one token.", param="prompt")
     check_prompt_tokens(ids, model, "prompt")
     largest, size = max(ids), model.card.vocab_size
     if largest >= size:
@@ -241,7 +248,7 @@ def _check_token_ids(model: GenerativeModel, ids: list[int]) -> list[int]:
 
 
 def _start_token(model: GenerativeModel) -> int:
-    """Return the token that an empty prompt consists of."""
+    """Return the single token that stands for an empty prompt."""
     if model.card.bos_id is None:
         raise InvalidRequestError("A prompt must not be empty.", param="prompt")
     return model.card.bos_id

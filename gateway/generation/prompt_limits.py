@@ -1,4 +1,4 @@
-"""Size checks that reject a prompt before it is rendered or tokenized."""
+"""Size checks that reject a prompt before the gateway renders or tokenizes it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import MessageToolCall, RequestMessage
 from llmops.gateway.settings import RequestLimits
 
-#: Bytes of a prompt per token of the context from which its tokens are counted in pieces first. Most
-#: texts that fit have fewer, and others would take memory for many times the context.
+#: Bytes of text per token of the context window above which a prompt's tokens are first counted
+#: piece by piece. Most prompts that fit are shorter, and tokenizing a much longer one whole would
+#: take memory for many times the context window.
 BYTES_PER_TOKEN = 4
 
 
 def check_prompt_characters(characters: int, limits: RequestLimits, param: str) -> None:
-    """Raise ContextLengthError for more text than is tokenized for one request."""
+    """Raise ContextLengthError for more text than the gateway tokenizes for one request."""
     if characters > limits.prompt_bytes:
         raise ContextLengthError(
-            f"The prompt has {characters} characters; this gateway takes {limits.prompt_bytes}.", param=param
+            f"The prompt has {characters} characters; this gateway takes at most {limits.prompt_bytes}. Shorten it.",
+            param=param,
         )
 
 
 def check_prompt_text(text: str, model: GenerativeModel, param: str) -> None:
-    """Raise ContextLengthError for a text that is found not to fit without tokenizing it whole."""
+    """Raise ContextLengthError for a text that does not fit, without tokenizing the whole text."""
     most = model.card.max_seq_len
     least = model.tokenizer.min_token_count(text, most)
     if least <= most and len(text.encode("utf-8", "replace")) > BYTES_PER_TOKEN * most:
@@ -35,7 +37,7 @@ def check_prompt_text(text: str, model: GenerativeModel, param: str) -> None:
 
 
 def check_prompt_tokens(ids: Sequence[int], model: GenerativeModel, param: str) -> None:
-    """Raise ContextLengthError for more tokens than fit into the context."""
+    """Raise ContextLengthError for more tokens than fit into the context window."""
     if len(ids) > model.card.max_seq_len:
         raise context_length_error(model.card, len(ids), param)
 
@@ -43,14 +45,18 @@ def check_prompt_tokens(ids: Sequence[int], model: GenerativeModel, param: str) 
 def check_message_limits(messages: Sequence[RequestMessage], limits: RequestLimits) -> None:
     """Raise InvalidRequestError for too many or too long messages.
 
-    The error is also raised for calls whose arguments hold too many values.
+    The error is also raised for tool calls whose arguments have too many JSON values.
     """
     if len(messages) > limits.messages:
-        raise InvalidRequestError(f"At most {limits.messages} messages are allowed.", param="messages")
+        raise InvalidRequestError(
+            f"At most {limits.messages} messages are allowed in one request; send fewer.", param="messages"
+        )
     check_prompt_characters(max_rendered_characters(messages), limits, "messages")
     calls = [call for message in messages if message.tool_calls for call in message.tool_calls]
     if calls and sum(map(_argument_weight, calls)) > limits.json_values:
-        raise InvalidRequestError("The arguments of the tool calls hold too many JSON values.", param="messages")
+        raise InvalidRequestError(
+            "The arguments of the tool calls have too many JSON values; leave out old tool calls.", param="messages"
+        )
 
 
 def max_rendered_characters(messages: Sequence[RequestMessage]) -> int:
@@ -72,7 +78,14 @@ def _argument_weight(call: MessageToolCall) -> int:
 
 
 def context_length_error(card: ModelMetadata, tokens: int, param: str, about: str = "") -> ContextLengthError:
-    """Return the error of a prompt of so many tokens. `about` is written before their number."""
+    """Return the error of a prompt with too many tokens.
+
+    Args:
+        card: The metadata of the model.
+        tokens: The number of tokens.
+        param: The request's field with the prompt.
+        about: Text before the number, such as `at least `.
+    """
     most = card.max_seq_len
     return ContextLengthError(
         f"This model's maximum context length is {most} tokens, but the prompt has {about}{tokens}. Shorten it.",

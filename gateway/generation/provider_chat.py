@@ -1,7 +1,7 @@
-"""The start of a chat that another provider answers, and the choices of its answer.
+"""The start of a chat that another provider answers, and the choices of the answer.
 
-The answer takes the path of all answers: its text meets the filters, its tokens the quotas, and
-each API renders it. Only the source of its text differs.
+Such an answer is processed like all others: filters check the text, quotas count the tokens, and
+each API renders the answer. Only the source of the text differs.
 """
 
 from __future__ import annotations
@@ -37,28 +37,29 @@ from llmops.gateway.safety.stream_guard import StreamGuard
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.text.detokenizer import Detokenizer
 
-#: Fields that every OpenAI-compatible provider takes.
+#: Fields that every OpenAI-compatible provider accepts, which are sent unchanged.
 _SENT_FIELDS = frozenset(
     {
         *("messages", "temperature", "top_p", "n", "seed", "stop", "presence_penalty", "frequency_penalty"),
         *("tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort"),
     }
 )
-#: Fields whose loss would change what a client gets. A request with one of them does not overflow.
+#: Fields whose loss would change the answer. A request with one of these fields does not overflow
+#: to a provider.
 _NEEDED_FIELDS = (
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "logit_bias"),
     *("logprobs", "stop_token_ids", "bad_words", "min_tokens", "ignore_eos", "continue_final_message", "documents"),
     *("chat_template_kwargs", "include_stop_str_in_output", "prompt_logprobs"),
 )
-#: Fields that concern this gateway, or are sent in another form.
+#: Fields that concern only this gateway, or are sent in another form.
 _OWN_FIELDS = frozenset(
     {"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "user", "metadata"}
 )
-#: Tokens that a chat template adds to each message.
+#: Estimated number of tokens that a chat template adds to each message.
 _TOKENS_PER_MESSAGE = 8
 
-#: UTF-8 bytes of a token, and bytes beside them, after which a provider counts as one that does not
-#: stop: most tokens have at most 16.
+#: Maximum UTF-8 bytes per token, and bytes beyond this product, after which a provider counts as
+#: not stopping at `max_tokens`: most tokens have at most 16 bytes.
 MAX_BYTES_PER_TOKEN, MAX_UNCOUNTED_BYTES = 64, 16_384
 
 
@@ -66,7 +67,7 @@ async def start_provider_chat(chat: Generation[ChatRequest], model: ProviderMode
     """Send a chat to a provider and return its answer.
 
     Raises:
-        UnavailableError: The request needs something that a provider does not offer.
+        UnavailableError: The request has a field that providers do not support.
         RateLimitError: The caller's quota or budget does not allow it at the provider's price.
     """
     body, context, default = chat.body, chat.context, chat.state.default_tokens
@@ -82,7 +83,7 @@ async def start_provider_chat(chat: Generation[ChatRequest], model: ProviderMode
     if requested or default or max_tokens < most:
         fields["max_completion_tokens" if body.max_completion_tokens else "max_tokens"] = max_tokens
     last = body.messages[-1]
-    # providers continue a last message of the assistant
+    # Providers continue a last message of the assistant.
     before = last.content if last.role == "assistant" and isinstance(last.content, str) else ""
     safety = chat.state.safety
     if safety is not None:
@@ -99,34 +100,35 @@ async def start_provider_chat(chat: Generation[ChatRequest], model: ProviderMode
 
 
 def _translate(body: ChatRequest, model: ProviderModel, context: RequestContext) -> dict[str, Any]:
-    """Return the fields of a request that a provider gets, and note those that are left out.
+    """Return a request's fields to send to a provider, and record the fields left out.
 
     Raises:
         UnavailableError: A field is needed and cannot be sent.
     """
     for name in _NEEDED_FIELDS:
         value = getattr(body, name)
-        # prompt_logprobs of 0 asks for those of the prompt's own tokens
+        # The value 0 is not empty here: it requests the log-probabilities of the prompt's own
+        # tokens.
         if value not in (None, False, 0, {}, []) or (name == "prompt_logprobs" and value is not None):
             raise UnavailableError(
-                f"The models here are full or away, and {model.name} does not support {name}; try again, or leave it "
-                "out.",
+                f"The models here are full or unavailable, and {model.name} does not support {name}; try again later, "
+                f"or leave {name} out.",
                 code="overloaded",
             )
     fields = body.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
     sent = {name: value for name, value in fields.items() if name in _SENT_FIELDS}
-    # unknown fields are reported already, by names that are safe to show
+    # Unknown fields were already reported, by names that are safe to show.
     known = fields.keys() - (body.model_extra or {}).keys()
     context.ignored_fields += sorted(known - _SENT_FIELDS - _OWN_FIELDS - set(context.ignored_fields))
     return sent
 
 
 class ProviderAnswer(Answer):
-    """An answer whose tokens a provider counts. Its counts are estimates until the last event."""
+    """An answer whose tokens a provider counts. The counts are estimates until the last event."""
 
     @property
     def usage(self) -> Usage:
-        """Return the provider's counts, or estimates while the answer runs or if it was cut off."""
+        """Return the provider's counts; estimates while the answer runs, or if it was cut off."""
         reported = cast(ProviderStream, self._stream).usage
         return reported if reported is not None else super().usage
 
@@ -135,14 +137,14 @@ class ProviderChoice(Choice):
     """A choice whose text comes from a provider, already split into content, thinking and tool calls."""
 
     def __init__(self, index: int, max_tokens: int, guard: StreamGuard | None) -> None:
-        """Create an empty choice of at most `max_tokens`; `guard` filters all of its text."""
+        """Create an empty choice of at most `max_tokens` tokens, whose text `guard` filters."""
         self._segments = SegmentProcessor()
-        # `feed` and `finish` are this class's own, so that nothing is detokenised
+        # This class overrides `feed` and `finish`, so no detokenizer is used.
         super().__init__(index, cast(Detokenizer, None), max_tokens=max_tokens, processor=self._segments, guard=guard)
         self._deltas = self._pieces = self._bytes = 0
 
     def feed(self, batch: TokenBatch) -> str:
-        """Add a delta and return its text, whatever its kind; `sort` splits it again."""
+        """Add a delta, and return its text of all kinds; `sort` splits the text by kind."""
         if self.done:
             return ""
         choice = cast(ProviderBatch, batch).choice
@@ -161,7 +163,7 @@ class ProviderChoice(Choice):
         return self._filter(text)
 
     def finish(self) -> str:
-        """End a choice for which the provider gave no finish reason."""
+        """End a choice for which the provider sent no finish reason."""
         if self.done:
             return ""
         self.done, self.finish_reason = True, "stop"
@@ -169,16 +171,16 @@ class ProviderChoice(Choice):
 
 
 class SegmentProcessor(OutputProcessor):
-    """A processor that knows the kind of each part of the text, because a provider said it.
+    """A processor that knows the kind of each part of the text, because the provider sent it.
 
-    Filters only delay or cut text, so the text that they pass is a prefix of what was added.
+    Filters only delay or cut text, so the text they release is a prefix of the added text.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[OutputDelta] = deque()
 
     def add(self, piece: OutputDelta) -> str:
-        """Add a piece and return its text."""
+        """Add a part, and return its text."""
         self._waiting.append(piece)
         return piece.text
 
@@ -189,7 +191,7 @@ class SegmentProcessor(OutputProcessor):
             whole = piece.text
             if len(whole) > left:
                 yield with_text(piece, whole[:left])
-                # the head of a tool call goes out once
+                # Send the head of a tool call only once.
                 rest = ToolCallDelta(piece.index) if isinstance(piece, ToolCallDelta) else piece
                 self._waiting.appendleft(with_text(rest, whole[left:]))
                 return

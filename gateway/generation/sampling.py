@@ -1,4 +1,4 @@
-"""Sampling parameters, stop conditions and maximum tokens of a request.
+"""Sampling parameters, stop conditions and the maximum number of tokens of a request.
 
 The module also checks that the engine supports these parameters.
 """
@@ -20,7 +20,8 @@ from llmops.gateway.text.tokenizer import TextTokenizer
 
 T = TypeVar("T")
 
-#: The field of a request for each tensor of the contract by whose name an engine refuses it.
+#: Fields of a request by the contract's tensor: an engine names the tensor in an error, and clients
+#: know the field.
 REQUEST_FIELD_BY_TENSOR = {
     contract.EMBEDDING_BIAS.name: "logit_bias",
     contract.RETURN_LOG_PROBS.name: "logprobs",
@@ -42,7 +43,8 @@ REQUEST_FIELD_BY_TENSOR = {
     contract.LORA_TASK_ID.name: "model",
 }
 
-#: Fields that not every engine supports: the capability that they need, and values that need none.
+#: Fields that not every engine supports: the needed capability, and the values that need no
+#: capability.
 _CAPABILITIES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "logit_bias": ("logit_bias", ({},)),
     "min_p": ("min_p", (0.0,)),
@@ -54,27 +56,32 @@ _CAPABILITIES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "seed": ("seed", ()),
 }
 
-#: The engines that support a field which others refuse.
+#: Sentences that name engines which support a field, for the errors of other engines.
 _HINTS = {
     "logit_bias": " An engine of target tensorrt on NVIDIA's backend takes it.",
     "bad_words": " An engine of target tensorrt on NVIDIA's backend takes it.",
     "prompt_logprobs": " An engine of target pytorch without speculation takes it.",
 }
-#: Values of `prompt_logprobs` in one answer: prompt tokens times alternatives. An answer is rendered
-#: whole, and each value takes about 60 bytes of JSON.
+#: Maximum values of `prompt_logprobs` in one answer: prompt tokens times alternatives. An answer is
+#: rendered whole, and each value takes about 60 bytes of JSON.
 MAX_PROMPT_LOGPROBS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """The conditions that end an answer besides its length."""
+    """The conditions other than length that end an answer.
+
+    Attributes:
+        end_ids: Tokens that end the text.
+        stops: Texts that end the text.
+    """
 
     end_ids: tuple[int, ...]
     stops: tuple[str, ...]
 
 
-#: Sentences that name an engine with alternatives to the chosen token: for errors of other targets,
-#: and of other engines of target pytorch.
+#: Sentences that name an engine with more alternatives to the chosen token: for errors of other
+#: targets, and of other engines of target pytorch.
 _ALTERNATIVES = "Target pytorch has more: from TensorRT-LLM 1.3 on, without speculation."
 _ALTERNATIVES_OF_PYTORCH = (
     "TensorRT-LLM 1.3 has more without speculation, and 1.2 with `build --set llm.sampler_type=TorchSampler`."
@@ -82,10 +89,11 @@ _ALTERNATIVES_OF_PYTORCH = (
 
 
 def check_capabilities(body: SamplingFields, card: ModelMetadata) -> None:
-    """Raise UnsupportedError for the first field that the model's engine does not support.
+    """Check that the model's engine supports all fields of a request. Errors name the field.
 
-    The error names the field, as does the InvalidRequestError for one that does not go with
-    `stream`.
+    Raises:
+        UnsupportedError: The engine does not support a field.
+        InvalidRequestError: A field cannot be combined with `stream`.
     """
     can = card.capabilities
     if body.stream_options is not None and not body.stream:
@@ -106,7 +114,11 @@ def check_capabilities(body: SamplingFields, card: ModelMetadata) -> None:
 
 
 def check_logprobs(top: int, card: ModelMetadata, top_field: str) -> None:
-    """Raise UnsupportedError if the engine cannot give log-probabilities, or not of `top` alternatives."""
+    """Check that the engine can return log-probabilities, with `top` alternatives.
+
+    Raises:
+        UnsupportedError: The engine cannot return so many.
+    """
     if not card.capabilities.logprobs:
         raise _unsupported("logprobs", card)
     if top > card.capabilities.top_logprobs:
@@ -120,22 +132,24 @@ def check_logprobs(top: int, card: ModelMetadata, top_field: str) -> None:
 
 
 def check_guide(guide: Guide, card: ModelMetadata, field: str, body: SamplingFields) -> None:
-    """Raise UnsupportedError if the engine does not take this kind of guide, or not with `body`.
+    """Raise UnsupportedError if the engine does not support this guide, or not with this `body`.
 
-    NVIDIA's C++ backend ends all requests when an answer goes on after its grammar's end (1.2.1
-    batch_manager/guidedDecoder.cpp, build: xgrammar has no mask of tokens then). Our own models
-    refuse that by themselves.
+    NVIDIA's C++ backend ends all requests when an answer continues after its grammar's end (1.2.1
+    batch_manager/guidedDecoder.cpp, build: xgrammar then has no token mask). The engine models of
+    this project refuse such requests themselves.
     """
     if guide.kind not in card.capabilities.guided:
-        raise UnsupportedError(f"{field}: target {card.target} has no {guide.kind} grammars.", param=field)
+        raise UnsupportedError(
+            f"{field}: target {card.target} does not support {guide.kind} grammars; leave {field} out.", param=field
+        )
     if contract.STEP_TRANSPORT not in card.transports:
         for name in ("ignore_eos", "min_tokens"):
             if getattr(body, name):
-                raise UnsupportedError(f"{name}: {field} decides where the answer ends.", param=name)
+                raise UnsupportedError(f"{name}: {field} decides where the answer ends; leave {name} out.", param=name)
 
 
 def check_prompt_logprobs(asked: int, prompt_tokens: int) -> None:
-    """Raise InvalidRequestError if the answer would have too many log-probabilities of the prompt."""
+    """Raise InvalidRequestError for too many log-probabilities of the prompt."""
     if prompt_tokens * (asked + 1) > MAX_PROMPT_LOGPROBS:
         raise InvalidRequestError(
             f"prompt_logprobs of {asked} for {prompt_tokens} prompt tokens are more than "
@@ -145,9 +159,9 @@ def check_prompt_logprobs(asked: int, prompt_tokens: int) -> None:
 
 
 def resolve_sampling(body: SamplingFields, card: ModelMetadata) -> SamplingParams:
-    """Return the sampling parameters: the request's, else the model's defaults, else OpenAI's.
+    """Return the sampling parameters: from the request, else the model's defaults, else OpenAI's.
 
-    All are sent, because engines have defaults of their own.
+    All parameters are sent, because engines have their own defaults.
     """
     own, can = card.sampling, card.capabilities
     temperature = first_not_none(body.temperature, own.temperature, 1.0)
@@ -163,7 +177,7 @@ def resolve_sampling(body: SamplingFields, card: ModelMetadata) -> SamplingParam
         ),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        # without a seed, engines would give the same "random" answer each time
+        # Without a seed, engines would return the same "random" answer each time.
         seed=(secrets.randbits(63) if body.seed is None else body.seed % 2**64) if can.seed else None,
         logit_bias=_logit_bias(body.logit_bias, card) if body.logit_bias else None,
     )
@@ -177,12 +191,13 @@ def first_not_none(requested: T | None, model_default: T | None, fallback: T) ->
 def resolve_stop_conditions(body: SamplingFields, card: ModelMetadata, limits: RequestLimits) -> StopConditions:
     """Return the end tokens and stop strings of a request.
 
-    Raise InvalidRequestError if they cannot be used.
+    Raises:
+        InvalidRequestError: The stop conditions cannot be used, or not together with `min_tokens`.
     """
     ids = () if body.ignore_eos else card.end_ids
     if body.min_tokens and contract.STEP_TRANSPORT not in card.transports:
-        # NVIDIA's C++ backend bans one end token until min_tokens; the model's others can be bad
-        # words, where it takes those, and these cannot
+        # NVIDIA's C++ backend bans one end token until min_tokens. The model's other end tokens can
+        # be banned as bad words on engines that support those; `stop_token_ids` cannot.
         if body.stop_token_ids:
             raise UnsupportedError(
                 f"min_tokens does not hold for stop_token_ids with target {card.target}: leave one of them out.",
@@ -190,7 +205,8 @@ def resolve_stop_conditions(body: SamplingFields, card: ModelMetadata, limits: R
             )
         if len(ids) > 1 and not card.capabilities.bad_words:
             raise UnsupportedError(
-                f"min_tokens is not supported by this model, which has {len(ids)} end tokens (target {card.target}).",
+                f"min_tokens is not supported by this model, which has {len(ids)} end tokens (target {card.target}); "
+                "leave it out.",
                 param="min_tokens",
             )
     if body.stop_token_ids:
@@ -210,12 +226,12 @@ def resolve_max_tokens(
     """Return the maximum tokens of an answer.
 
     Args:
-        wanted: The request's limit.
+        wanted: The request's limit in tokens; None without a limit.
         prompt_tokens: Tokens of the prompt.
-        card: The model.
-        default: The limit of a request that sets none. None for the rest of the context window.
-        param: The field of the limit.
-        fit: Shorten an answer that does not fit, instead of raising an error.
+        card: The metadata of the model.
+        default: The limit for a request without a limit; None for the rest of the context window.
+        param: The request's field with the limit.
+        fit: True to shorten an answer that does not fit, instead of raising an error.
 
     Raises:
         ContextLengthError: Prompt and answer do not fit into the context window.
@@ -239,11 +255,11 @@ def tokenize_bad_words(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the token sequences that the engine must ban.
 
-    Each word has the sequences that it has at the start of a text and after a space.
+    Each word has two sequences: at the start of a text, and after a space.
     """
     if len(words) > limits.stop_strings or any(len(word) > limits.stop_length for word in words):
         raise InvalidRequestError(
-            f"At most {limits.stop_strings} bad_words of {limits.stop_length} characters are allowed.",
+            f"At most {limits.stop_strings} bad_words of at most {limits.stop_length} characters are allowed.",
             param="bad_words",
         )
     forms = [tokenizer.encode(form, add_special_tokens=False) for word in words for form in (word, " " + word)]
@@ -258,7 +274,7 @@ def _unsupported(field: str, card: ModelMetadata) -> UnsupportedError:
 def _stop_token_ids(ids: Sequence[int], card: ModelMetadata, limits: RequestLimits) -> Sequence[int]:
     if len(ids) > limits.stop_token_ids:
         raise InvalidRequestError(
-            f"At most {limits.stop_token_ids} stop_token_ids are allowed.", param="stop_token_ids"
+            f"At most {limits.stop_token_ids} stop_token_ids are allowed; send fewer.", param="stop_token_ids"
         )
     if max(ids) >= card.vocab_size:
         raise InvalidRequestError(
@@ -270,12 +286,12 @@ def _stop_token_ids(ids: Sequence[int], card: ModelMetadata, limits: RequestLimi
 def _stop_strings(stop: str | Sequence[str], limits: RequestLimits) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if len(stops) > limits.stop_strings:
-        raise InvalidRequestError(f"At most {limits.stop_strings} stop strings are allowed.", param="stop")
+        raise InvalidRequestError(f"At most {limits.stop_strings} stop strings are allowed; send fewer.", param="stop")
     for position, one in enumerate(stops):
         if not one:
-            raise InvalidRequestError("A stop string must not be empty.", param=f"stop[{position}]")
+            raise InvalidRequestError("A stop string must not be empty; leave it out.", param=f"stop[{position}]")
         if len(one) > limits.stop_length:
-            raise InvalidRequestError(f"A stop string has at most {limits.stop_length} characters.", param="stop")
+            raise InvalidRequestError(f"A stop string must have at most {limits.stop_length} characters.", param="stop")
     return stops
 
 
@@ -292,7 +308,7 @@ def _logit_bias(bias: Mapping[str, float], card: ModelMetadata) -> dict[int, flo
 
 
 def with_request_field(error: UnsupportedError) -> UnsupportedError:
-    """Return an engine's error with the request's field in place of the tensor that it names."""
+    """Return an engine's error with the name of the request's field instead of the tensor's name."""
     field = REQUEST_FIELD_BY_TENSOR.get(error.param or "", error.param)
     message = error.message.replace(f"{error.param}:", f"{field}:", 1)
     return UnsupportedError(message, param=field, detail=error.detail)
