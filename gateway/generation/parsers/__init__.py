@@ -1,4 +1,5 @@
-"""Parsers of a model's text: content, reasoning and tool calls, piece by piece.
+"""Incremental parsers of a model's text, which find content, reasoning and tool calls.
 
-`families/` has a module per format of tool calls. How an API writes a tool call belongs to `api/`.
+`families/` has a module for each format of tool calls. The package `api/` renders tool calls in the
+form of an API.
 """

@@ -1,4 +1,4 @@
-"""Types of arguments that a model writes as bare text, from the function's schema."""
+"""The types of tool-call arguments that a model writes as bare text, from the function's schema."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JsonTypes = frozenset[str] | None
 
 
 def parameter_types(parameters: Mapping[str, Any] | None, name: str) -> JsonTypes:
-    """Return the JSON types that parameter `name` may have, None if the schema does not tell."""
+    """Return the JSON types that parameter `name` may have; None if the schema does not say."""
     root = parameters or {}
     properties = resolve_references(root, root).get("properties")
     return _schema_types(properties.get(name), root, 0) if isinstance(properties, Mapping) else None
@@ -36,7 +36,7 @@ def _schema_types(schema: object, root: Mapping[str, Any], depth: int) -> JsonTy
     schema = resolve_references(schema, root)
     given = schema.get("type")
     if given is not None:
-        # a schema that no grammar needs is not validated
+        # A schema that is not compiled to a grammar was not validated.
         return frozenset(one for one in (given if isinstance(given, list) else [given]) if isinstance(one, str)) or None
     if "const" in schema or isinstance(schema.get("enum"), list):
         values = [schema["const"]] if "const" in schema else schema["enum"]
@@ -52,7 +52,7 @@ def _schema_types(schema: object, root: Mapping[str, Any], depth: int) -> JsonTy
 
 
 def to_argument_json(text: str, kinds: JsonTypes) -> str:
-    """Return the JSON of a value: of an allowed type if the text has one, otherwise a string."""
+    """Return an argument as JSON: with an allowed type if the text has one, otherwise as a string."""
     bare = text.strip()
     try:
         value = parse_literal(bare)
@@ -65,9 +65,10 @@ def to_argument_json(text: str, kinds: JsonTypes) -> str:
 
 
 def parse_literal(source: str) -> object:
-    """Return the value of JSON or Python text, as models mix up `true` and `True`.
+    """Return the value of JSON or Python text, because models mix up `true` and `True`.
 
-    Raise ValueError for any other text.
+    Raises:
+        ValueError: The text is neither.
     """
     if source.lower() in ("true", "false", "null", "none"):
         return {"true": True, "false": False}.get(source.lower())

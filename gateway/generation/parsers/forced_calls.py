@@ -1,4 +1,4 @@
-"""Processors of calls that a grammar forces: the whole text is the call, or the list of calls."""
+"""Processors of calls that a grammar enforces: the whole text is one call or a list of calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmops.gateway.generation.parsers.tool_parser import CallProcessor, NotAToo
 
 
 class NamedCallProcessor(OutputProcessor):
-    """The processor for a `tool_choice` that names a function: the text is its arguments."""
+    """The processor for a `tool_choice` that names a function: the text is the call's arguments."""
 
     def __init__(self, name: str, new_id: Callable[[str], str] = new_call_id) -> None:
         self._name, self._writer, self._value = name, ToolCallBuilder(new_id), JsonScanner()
@@ -31,7 +31,8 @@ class NamedCallProcessor(OutputProcessor):
         deltas: list[OutputDelta] = [] if self._writer.count else [self._writer.start(self._name)]
         try:
             _, piece, self._complete = self._value.feed(text)
-        except InvalidJsonError:  # the grammar rules this out, so the engine has ignored the grammar
+        # The grammar excludes this text, so the engine has ignored the grammar.
+        except InvalidJsonError:
             piece = text
         return [*deltas, self._writer.arguments(piece)] if piece else deltas
 
@@ -69,7 +70,7 @@ class RequiredCallsProcessor(CallProcessor):
 class AnswerOrCallsProcessor(ProcessorChain):
     """The processor for a grammar of a JSON object or a list of calls.
 
-    The first character tells which.
+    The first character determines which of the two the text is.
     """
 
     def __init__(self, calls: RequiredCallsProcessor) -> None:

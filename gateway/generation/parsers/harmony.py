@@ -1,10 +1,10 @@
 """The harmony format of gpt-oss.
 
-An answer is a sequence of messages, each with a header that tells its kind.
+An answer is a sequence of messages, each with a header that determines its kind.
 
 `<|channel|>analysis<|message|>` thinking `<|end|><|start|>assistant<|channel|>commentary
 to=functions.name <|constrain|>json<|message|>{…}<|call|>`, `<|channel|>final<|message|>` the
-answer. The recipient may also stand before the channel. One parser therefore separates thinking,
+answer. The recipient may also precede the channel. A single parser therefore separates thinking,
 calls and content.
 """
 
@@ -31,20 +31,21 @@ _RECIPIENT = re.compile(r"\bto=([A-Za-z0-9_.\-]{1,128})")
 _OPENINGS = ("<|channel|>", "<|start|>", "<|message|>", "<|constrain|>", "to=", "assistant")
 _MAX_HEADER = 512
 
-#: The end of a prompt whose answer follows a grammar, so that the text is the answer itself.
+#: Text appended to a prompt whose answer follows a grammar, so that the generated text is the
+#: answer itself.
 FINAL_CHANNEL = "<|channel|>final<|message|>"
 
 
 @lru_cache(maxsize=64)
 def is_harmony(template: str) -> bool:
-    """Return True if a chat template writes this format."""
+    """Return True if a chat template writes the harmony format."""
     return "<|channel|>" in template and _MESSAGE in template
 
 
 class HarmonyParser(CallProcessor):
-    """The parser of harmony.
+    """The parser of the harmony format.
 
-    Calls of the model's built-in tools, which no gateway runs, count as thinking.
+    Calls of the model's built-in tools, which the gateway does not run, count as thinking.
     """
 
     special_tokens = (*_ENDS, *_NEXT, _MESSAGE, "<|constrain|>")
@@ -74,7 +75,7 @@ class HarmonyParser(CallProcessor):
     def finish(self) -> list[OutputDelta]:
         rest, self._buffer = self._buffer, ""
         if self._in_header:
-            # a part of a header is dropped, but a text without any message is an answer
+            # Part of a header is dropped, but a text without any message is the answer.
             return [ContentDelta(rest)] if rest and not self._messages else []
         return self._deltas(rest)
 
@@ -95,7 +96,7 @@ class HarmonyParser(CallProcessor):
     def _may_be_header(self) -> bool:
         """Return False for the text of a model that does not use harmony.
 
-        After a first message only headers can follow.
+        After a first message, only headers can follow.
         """
         start = self._buffer.lstrip()
         return bool(self._messages) or any(start.startswith(one) or one.startswith(start) for one in _OPENINGS)

@@ -1,6 +1,6 @@
 """A parser of a tool call that is written as a JSON object and arrives in pieces.
 
-The object is `{"name": …, "arguments": {…}}`, with its keys in any order.
+The object is `{"name": …, "arguments": {…}}`, with the keys in any order.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _NEXT = {
 class JsonCallParser:
     """A state machine over one call object.
 
-    The call is sent as soon as its name is known, and without a marker around it (`unmarked`) only
-    once its arguments begin too, so that ordinary JSON with a `name` is not taken for a call. Text
-    that does not fit before that raises NotAToolCallError. Afterwards nothing can be taken back:
-    damage inside the arguments goes into them as it is (`damaged`; the caller knows where it ends),
-    and damage elsewhere ends the call there.
+    The call is sent as soon as its name is known. A call without a marker (`unmarked`) is sent only
+    once its arguments begin too, so that ordinary JSON with a `name` is not taken for a call.
+    Before that, text that does not fit raises NotAToolCallError. Afterwards nothing can be taken
+    back: damaged arguments are sent unchanged (`damaged`; the caller knows where they end), and
+    damage elsewhere ends the call.
     """
 
     def __init__(self, writer: ToolCallBuilder, accept: Callable[[str], bool], unmarked: bool = False) -> None:
@@ -56,8 +56,8 @@ class JsonCallParser:
         self._collected: list[str] = []
         self._name: str | None = None
         self._id: str | None = None
-        self._first_character = ""  # the first character of the arguments, once known
-        self._early: list[str] = []  # arguments that cannot be sent yet
+        self._first_character = ""  # First character of the arguments, once known.
+        self._early: list[str] = []  # Arguments that cannot be sent yet.
         self._started = False
 
     @property
@@ -67,13 +67,14 @@ class JsonCallParser:
 
     @property
     def damaged(self) -> bool:
-        """Return True if the arguments are no JSON."""
+        """Return True if the arguments are not JSON."""
         return self._state is _JsonCallState.DAMAGED
 
     def feed(self, text: str, pos: int) -> tuple[int, list[OutputDelta]]:
-        """Consume `text` from `pos` on.
+        """Consume `text` from `pos` on. Return the new position and the deltas.
 
-        Return the new position and the deltas. Raise NotAToolCallError if it is no call.
+        Raises:
+            NotAToolCallError: The text is not a call.
         """
         deltas: list[OutputDelta] = []
         while pos < len(text) and not self.done and not self.damaged:
@@ -82,9 +83,10 @@ class JsonCallParser:
         return pos, deltas
 
     def end(self) -> list[OutputDelta]:
-        """Return the deltas of a call whose text ended before the object did.
+        """Return the deltas of a call whose text ended before its object did.
 
-        Raise NotAToolCallError if it is no call.
+        Raises:
+            NotAToolCallError: The text is not a call.
         """
         if not self._started:
             raise NotAToolCallError
@@ -134,7 +136,7 @@ class JsonCallParser:
         return end
 
     def _check_key(self, piece: str, pos: int) -> None:
-        """Raise NotAToolCallError at the first character that no key of a call has at its place."""
+        """Raise NotAToolCallError at the first character that no key of a call has there."""
         before = "".join(self._collected)
         for size in range(1, len(piece) + 1):
             word = (before + piece[:size])[1:]
@@ -189,7 +191,8 @@ class JsonCallParser:
 class JsonToolParser(ToolParser):
     """The base of the parsers of families that write each call as a JSON object."""
 
-    #: A call without a marker names a tool on offer, and is sent once its arguments begin.
+    #: True for calls without a marker: they must name an offered tool, and are sent once their
+    #: arguments begin.
     unmarked = False
 
     def _begin(self, opening: str) -> None:
@@ -206,7 +209,10 @@ class JsonToolParser(ToolParser):
 
     @abstractmethod
     def _between(self, char: str) -> bool:
-        """Consume text outside of an object, which begins with `char`. Return as `_consume` does."""
+        """Consume text outside of an object, which begins with `char`.
+
+        Return True on progress, like `_consume`.
+        """
 
     def _open_object(self) -> None:
         """Start the object that begins at `_pos`."""
@@ -216,7 +222,7 @@ class JsonToolParser(ToolParser):
         self._call = JsonCallParser(self.writer, accept, self.unmarked)
 
     def _consume_damaged(self) -> bool:
-        """Send damaged arguments as they are. Return as `_consume` does."""
+        """Send damaged arguments as they are. Return True on progress, like `_consume`."""
         self._send_arguments(self._buffer[self._pos :])
         self._pos = len(self._buffer)
         return False
@@ -235,7 +241,7 @@ def _accept_any(name: str) -> bool:
 
 
 def _as_object_text(text: str) -> str:
-    """Return the text of arguments that are no object.
+    """Return the JSON text of an object for arguments that are not an object.
 
     Some models write JSON inside a string, some write null.
     """

@@ -17,8 +17,9 @@ _CLOSES = {"}": "{", "]": "["}
 class InvalidJsonError(ValueError):
     """An error for text that is not JSON.
 
-    `end` is the position of the wrong character, `text` the valid text before it.
-
+    Attributes:
+        end: The position of the wrong character.
+        text: The valid text before the wrong character.
     """
 
     def __init__(self, end: int, text: str) -> None:
@@ -33,8 +34,8 @@ def _escape_control(match: re.Match[str]) -> str:
 class JsonScanner:
     """A scanner of one JSON value of any type.
 
-    Models write raw line breaks inside JSON strings, which no client can parse. These control
-    characters are escaped, and nothing else is changed.
+    Models write raw line breaks inside JSON strings, which no client can parse. The scanner escapes
+    these control characters and changes nothing else.
     """
 
     def __init__(self) -> None:

@@ -2,9 +2,9 @@
 
 The parts are content, thinking and tool calls.
 
-A choice's text runs through a chain of processors, reasoning first, then tools. Each one turns text
-into deltas, and the next one in the chain sees only the ContentDelta among them. State is per
-choice; `feed` gets text split anywhere.
+A choice's text passes through a chain of processors: first reasoning, then tools. Each processor
+turns text into deltas, and the next processor in the chain receives only the ContentDelta objects
+among them. Each choice has its own processors, and `feed` gets text that is split anywhere.
 """
 
 from __future__ import annotations
@@ -15,21 +15,27 @@ from typing import NamedTuple
 
 
 class ContentDelta(NamedTuple):
-    """A part of `content`."""
+    """A part of the answer's `content`."""
 
     text: str
 
 
 class ReasoningDelta(NamedTuple):
-    """A part of `reasoning_content`."""
+    """A part of the answer's `reasoning_content`."""
 
     text: str
 
 
 class ToolCallDelta(NamedTuple):
-    """A part of the tool call with the number `index`.
+    """A part of a tool call.
 
-    The first part has `id` and `name`, the following ones add to `arguments` (JSON text).
+    The first part of a call has `id` and `name`; the following parts add to `arguments`.
+
+    Attributes:
+        index: The number of the call in the answer.
+        id: The id of the call; None after the first part.
+        name: The name of the function; None after the first part.
+        arguments: A part of the arguments, as JSON text.
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which is unused here
@@ -39,7 +45,7 @@ class ToolCallDelta(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return the text of the part, as the other parts have it."""
+        """Return the text of the part, under the same name as for the other kinds of delta."""
         return self.arguments
 
 
@@ -47,14 +53,14 @@ OutputDelta = ContentDelta | ReasoningDelta | ToolCallDelta
 
 
 def with_text(delta: OutputDelta, text: str) -> OutputDelta:
-    """Return `delta` with another text."""
+    """Return a copy of `delta` with another text."""
     return delta._replace(arguments=text) if isinstance(delta, ToolCallDelta) else type(delta)(text)
 
 
 class OutputProcessor(ABC):
     """An incremental parser of one choice's text.
 
-    Takes linear time and holds back only what may be a marker.
+    The parser takes linear time and holds back only text that may be a marker.
     """
 
     @abstractmethod
@@ -62,31 +68,31 @@ class OutputProcessor(ABC):
         """Return the deltas that are certain after `text`."""
 
     def finish(self) -> Iterator[OutputDelta] | list[OutputDelta]:
-        """Return what was held back, once the text has ended. Called once."""
+        """Return the deltas of the text that was held back. Called once, when the text has ended."""
         return []
 
     def name_calls(self, source: str) -> None:
-        """Make the ids of tool calls from `source`, so that a replay has the same ones."""
+        """Derive the ids of tool calls from `source`, so that a replay makes the same ids."""
         return
 
     @property
     def made_tool_calls(self) -> bool:
-        """Return True if the finish reason `stop` becomes `tool_calls`."""
+        """Return True if the answer has calls: its finish reason `stop` becomes `tool_calls`."""
         return False
 
     @property
     def thinking(self) -> Sequence[tuple[int, float]]:
-        """Return the (start, end) of each thinking part, without its markers.
+        """Return the start and the end of each thinking part, without its markers.
 
-        Positions are in characters of all text so far.
+        Positions are in characters of the whole text so far.
         """
         return ()
 
 
 class ProcessorChain(OutputProcessor):
-    """Processors one after another: the ContentDelta of each is the input of the next.
+    """A chain of processors: the ContentDelta objects of each processor are the input of the next.
 
-    An empty chain passes the text.
+    An empty chain passes the text on.
     """
 
     def __init__(self, processors: Sequence[OutputProcessor] = ()) -> None:
@@ -111,7 +117,7 @@ class ProcessorChain(OutputProcessor):
 
     @property
     def thinking(self) -> Sequence[tuple[int, float]]:
-        # only the first processor sees all of the text
+        # Only the first processor sees the whole text.
         return self._processors[0].thinking if self._processors else ()
 
     @staticmethod
@@ -127,7 +133,7 @@ class ProcessorChain(OutputProcessor):
 
 
 def merge_adjacent(deltas: Iterable[OutputDelta]) -> list[OutputDelta]:
-    """Return `deltas` with neighbours of the same kind, and of the same call, joined."""
+    """Return `deltas` with adjacent deltas of the same kind, and of the same call, merged."""
     merged: list[OutputDelta] = []
     for delta in deltas:
         last = merged[-1] if merged else None

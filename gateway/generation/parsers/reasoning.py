@@ -21,13 +21,13 @@ from llmops.gateway.generation.parsers.output_processor import (
 )
 from llmops.gateway.generation.parsers.tool_parser import MAX_HELD_SPACE, held_back_length, trailing_space
 
-#: A template's switch for thinking that is called just `thinking`, as DeepSeek V3.1's.
+#: Name of a variable in chat templates that switches thinking, in DeepSeek V3.1 and others.
 _THINKING_SWITCH = re.compile(r"\bthinking\s+is\s+(?:not\s+)?defined\b|\bnot\s+thinking\b")
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """The markers around a model's thinking."""
+    """The markers before and after a model's thinking."""
 
     start: str
     end: str
@@ -38,14 +38,14 @@ _KNOWN = (ReasoningMarkers("<think>", "</think>"), ReasoningMarkers("[THINK]", "
 
 @lru_cache(maxsize=64)
 def reasoning_markers(template: str) -> ReasoningMarkers | None:
-    """Return the markers that the chat template knows, None for a model that does not think."""
+    """Return the markers in the chat template; None for a model that does not think."""
     return next((markers for markers in _KNOWN if markers.end in template), None)
 
 
 def prompt_opens_reasoning(prompt: str, markers: ReasoningMarkers) -> bool:
     """Return True if the rendered prompt itself opens the thinking.
 
-    The generated text then starts inside the thinking.
+    The generated text then begins with thinking.
     """
     return prompt.rstrip().endswith(markers.start)
 
@@ -60,7 +60,8 @@ class _ReasoningState(Enum):
 class ReasoningParser(OutputProcessor):
     """The parser of thinking.
 
-    Only a block at the very start counts, and white space next to its markers belongs to them.
+    Only a block at the very start counts as thinking. White space next to the markers belongs to
+    the markers.
     """
 
     def __init__(self, markers: ReasoningMarkers, inside: bool = False) -> None:
@@ -69,7 +70,8 @@ class ReasoningParser(OutputProcessor):
         self._buffer = ""
         self._fed = 0
         self._span = [0.0, inf] if inside else [inf, inf]
-        self._has_sent = False  # thinking was sent, so leading white space is over
+        # True once thinking was sent, so that leading white space is no longer dropped.
+        self._has_sent = False
 
     @property
     def thinking(self) -> Sequence[tuple[int, float]]:
@@ -147,10 +149,10 @@ def _without_held_space(text: str) -> str:
 
 
 def reasoning_effort_arguments(effort: str, template: str) -> dict[str, Any] | None:
-    """Return `reasoning_effort` as the variables that the template knows, None if it knows none.
+    """Return `reasoning_effort` as variables for the template; None if it has none.
 
-    Templates with a switch (`enable_thinking`, DeepSeek's `thinking`) can only turn thinking on or
-    off.
+    Templates with a switch (`enable_thinking`, or DeepSeek's `thinking`) can only turn thinking on
+    or off.
     """
     known: dict[str, Any] = {}
     if "reasoning_effort" in template:

@@ -1,8 +1,8 @@
-"""Messages with tool calls and results, in the form that chat templates take.
+"""Messages with tool calls and results, in the form that chat templates accept.
 
-Templates take a call's arguments as an object, while OpenAI's API has them as text; Mistral's
-templates take ids of nine characters. A template that knows no tools gets tools, calls and results
-as text in Hermes' form.
+Templates expect a call's arguments as an object, while OpenAI's API has them as text. Mistral's
+templates require ids of nine characters. For a template that does not render tools, the tools,
+calls and results become text in Hermes' form.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def messages_for_template(
 
     Args:
         messages: The messages.
-        mistral_ids: Replace ids by nine characters.
-        as_text: Write arguments as JSON text instead. Text that is no JSON object stays text either
-            way.
+        mistral_ids: True to replace ids by ids of nine characters.
+        as_text: True to write arguments as JSON text instead. Text that is not a JSON object always
+            stays text.
     """
     return [_message_for_template(message, mistral_ids, as_text) for message in messages]
 
@@ -47,7 +47,8 @@ def _message_for_template(message: Mapping[str, Any], mistral_ids: bool, as_text
     if copy.get("tool_calls"):
         copy["tool_calls"] = [_call_for_template(call, mistral_ids, as_text) for call in copy["tool_calls"]]
     else:
-        copy.pop("tool_calls", None)  # templates check whether the key exists
+        # Templates check whether the key exists, so absent values must not be present as None.
+        copy.pop("tool_calls", None)
     return copy
 
 
@@ -73,7 +74,7 @@ def _as_object(arguments: object) -> object:
 def to_mistral_call_id(call_id: str) -> str:
     """Return `call_id` if Mistral's templates accept it, else a replacement.
 
-    The replacement has nine characters and is the same for the same id.
+    The replacement has nine characters and is always the same for the same id.
     """
     if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
         return call_id
@@ -97,8 +98,7 @@ def tools_in_system_message(
 def _calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
     """Return the messages with calls and results as text.
 
-    Results that follow each other become one message, because many templates insist on alternating
-    turns.
+    Consecutive results become one message, because many templates require alternating turns.
     """
     plain: list[TemplateMessage] = []
     after_result = False

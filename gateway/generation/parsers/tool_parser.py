@@ -1,11 +1,10 @@
 """The base of all tool-call parsers.
 
-The base handles the text around calls, markers that are held back, and the numbering of calls.
+The base handles text around calls, holds back possible markers, and numbers the calls.
 
-A parser is a state machine over a growing buffer. In *text* it looks for the opening of a call and
-passes everything else at once, except a tail that may still become an opening. In a *call* the
-subclass consumes the buffer. Text that looked like a call and turns out not to be one is passed as
-it was.
+A parser is a state machine over a growing buffer. In *text*, the parser looks for the opening of a
+call and passes all other text at once, except a tail that may still become an opening. In a *call*,
+the subclass consumes the buffer. Text that turns out not to be a call is passed unchanged.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from llmops.gateway.generation.parsers.output_processor import (
 Functions = Mapping[str, Mapping[str, Any] | None]
 _NO_FUNCTIONS: Functions = {}
 
-#: Characters of white space beside markers that belong to them. A longer run is text whatever comes
-#: next.
+#: Maximum length of white space next to a marker that belongs to the marker, in characters. Longer
+#: white space is text, which bounds the text held back.
 MAX_HELD_SPACE = 64
 
 
@@ -38,12 +37,12 @@ _ALPHABET = string.ascii_letters + string.digits
 
 
 def new_call_id(source: str = "") -> str:
-    """Return a new call id in OpenAI's format, always the same for a `source`."""
+    """Return a call id in OpenAI's format: the same for the same `source`, random for an empty one."""
     return f"call_{_digest(source).hex()[:24]}"
 
 
 def new_mistral_call_id(source: str = "") -> str:
-    """Return a new call id of nine letters or digits, the only form that Mistral's templates take."""
+    """Return a call id of nine letters or digits, the only form that Mistral's templates accept."""
     return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in _digest(source)[:9])
 
 
@@ -56,8 +55,9 @@ class NotAToolCallError(Exception):
 
     The error is raised only before any part of the call was sent.
 
-    `pos` is the position at which plain text goes on: where the mismatch shows, so that it does not
-    depend on how the text was split. None stands for the parser's own position.
+    Attributes:
+        pos: The position at which plain text continues: the place of the mismatch, so that it does
+            not depend on how the text was split. None stands for the parser's current position.
     """
 
     def __init__(self, pos: int | None = None) -> None:
@@ -66,9 +66,10 @@ class NotAToolCallError(Exception):
 
 
 class ToolCallBuilder:
-    """A counter of the tool calls of one choice that makes their deltas.
+    """A builder of the deltas of one choice's tool calls, which numbers the calls.
 
-    `source` is the text that their ids are made from, empty for random ids.
+    Attributes:
+        source: The text that the ids are derived from; empty for random ids.
     """
 
     def __init__(self, new_id: Callable[[str], str] = new_call_id) -> None:
@@ -89,9 +90,9 @@ class ToolCallBuilder:
 
 
 def held_back_length(text: str, markers: Sequence[str]) -> int:
-    """Return the length of the longest end of `text` that may become one of `markers`.
+    """Return the length of the longest suffix of `text` that more text may complete to a marker.
 
-    More text may complete this end to a marker, so that the end has to be held back.
+    This suffix must be held back.
     """
     longest = max(map(len, markers)) - 1
     for size in range(min(longest, len(text)), 0, -1):
@@ -102,12 +103,12 @@ def held_back_length(text: str, markers: Sequence[str]) -> int:
 
 
 def trailing_space(text: str) -> int:
-    """Return the length of the white space at the end of `text` that may belong to a marker."""
+    """Return the length of the final white space of `text` that may belong to a marker."""
     return min(len(text) - len(text.rstrip()), MAX_HELD_SPACE)
 
 
 class CallProcessor(OutputProcessor):
-    """The base of the processors whose tool calls end an answer with the reason `tool_calls`."""
+    """The base of all processors whose tool calls change the finish reason to `tool_calls`."""
 
     def __init__(self, new_id: Callable[[str], str] = new_call_id) -> None:
         self.writer = ToolCallBuilder(new_id)
@@ -121,19 +122,19 @@ class CallProcessor(OutputProcessor):
 
 
 class ToolParser(CallProcessor):
-    """The base of the parsers of model families."""
+    """The base of the parsers of all model families."""
 
-    #: The family's name.
+    #: Name of the family.
     family: str
 
-    #: Texts in a chat template that tell that its model writes calls in this form.
+    #: Texts that identify a chat template whose model writes calls in this format.
     signs: tuple[str, ...] = ()
 
-    #: Order in which signs are looked for. Signs that templates of other families may have too have
-    #: a higher rank.
+    #: Order in which signs are looked for. Signs that templates of other families may have too get
+    #: a higher rank, and so are looked for later.
     rank = 0
 
-    #: Special tokens that the parser must see. The detokenizer would otherwise remove them.
+    #: Special tokens that the parser must see, which the detokenizer would otherwise remove.
     special_tokens: tuple[str, ...] = ()
 
     #: Texts that open a call.
@@ -146,7 +147,8 @@ class ToolParser(CallProcessor):
     def __init__(self, tools: Functions = _NO_FUNCTIONS) -> None:
         """Create a parser.
 
-        `tools` are the functions on offer by name; a call without a marker must name one of them.
+        Args:
+            tools: The offered functions by name; a call without a marker must name one of them.
         """
         super().__init__(type(self).new_id)
         self.tools = tools
@@ -154,8 +156,8 @@ class ToolParser(CallProcessor):
         self._pos = 0
         self._in_call = False
         self._after_call = False
-        # nothing of the current call was sent yet: if it turns out to be none, the text in `_raw`
-        # is passed instead
+        # True while nothing of the current call was sent: if the text turns out not to be a call,
+        # the text in `_raw` is passed instead.
         self._candidate = False
         self._raw: list[str] = []
         self._events: list[OutputDelta] = []
@@ -183,7 +185,7 @@ class ToolParser(CallProcessor):
 
     @abstractmethod
     def _begin(self, opening: str) -> None:
-        """Start a call after its opening, of which `opening` is the text."""
+        """Start a call after `opening`, the text that opens the call."""
 
     def _find_opening(self, text: str, start: int) -> tuple[int, int] | None:
         found = [(at, at + len(mark)) for mark in self.markers if (at := text.find(mark, start)) >= 0]
@@ -194,19 +196,23 @@ class ToolParser(CallProcessor):
 
     @abstractmethod
     def _finish_call(self) -> None:
-        """End a call because the text has ended. May raise NotAToolCallError."""
+        """End a call because the text has ended.
+
+        Raises:
+            NotAToolCallError: The text is not a call.
+        """
 
     def _new_candidate(self) -> None:
-        """Start another call, of which it is not yet certain that it is one."""
+        """Start another possible call, whose text may still turn out not to be a call."""
         self._candidate, self._raw = True, []
 
     def _leave(self) -> None:
-        """Go back to text."""
+        """Leave the call and continue with text."""
         self._in_call, self._after_call = False, True
         self._candidate, self._raw = False, []
 
     def _send(self, events: Sequence[OutputDelta]) -> None:
-        """Send deltas. From now on, the call can no longer turn out to be none."""
+        """Send deltas. From now on, the text counts as a call for certain."""
         if events:
             self._events.extend(events)
             self._candidate, self._raw = False, []
@@ -218,7 +224,8 @@ class ToolParser(CallProcessor):
     def _send_value(self, value: JsonScanner) -> tuple[bool, bool]:
         """Send the part of a JSON value at `_pos` as arguments.
 
-        Return whether it is complete, and whether damaged.
+        Returns:
+            True if the value is complete, and True if the value is damaged.
         """
         try:
             self._pos, piece, is_complete = value.feed(self._buffer, self._pos)
@@ -230,7 +237,7 @@ class ToolParser(CallProcessor):
         return is_complete, False
 
     def _send_until(self, mark: str) -> bool:
-        """Send damaged arguments as they are, up to `mark`. Return True if it was found."""
+        """Send damaged arguments as they are, up to `mark`. Return True if `mark` was found."""
         at = self._buffer.find(mark, self._pos)
         end = at if at >= 0 else len(self._buffer) - held_back_length(self._buffer[self._pos :], (mark,))
         self._send_arguments(self._buffer[self._pos : end])
@@ -238,7 +245,7 @@ class ToolParser(CallProcessor):
         return at >= 0
 
     def _tag_at_position(self, *tags: str) -> str | None:
-        """Return the tag at `_pos`, "" if there is none, None if more text may still complete one."""
+        """Return the tag at `_pos`; "" if no tag is there; None if more text may complete a tag."""
         for tag in tags:
             if self._buffer.startswith(tag, self._pos):
                 return tag
@@ -246,7 +253,7 @@ class ToolParser(CallProcessor):
         return None if any(tag.startswith(rest) for tag in tags) else ""
 
     def _skip_space(self) -> bool:
-        """Skip white space. Return True if something else follows."""
+        """Skip white space. Return True if other text follows."""
         while self._pos < len(self._buffer) and self._buffer[self._pos].isspace():
             self._pos += 1
         return self._pos < len(self._buffer)

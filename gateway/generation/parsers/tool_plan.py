@@ -1,6 +1,6 @@
-"""The plan of a request's tools.
+"""The plan for a request's tools.
 
-A plan has the definitions of the tools in the prompt, the engine's guide and the parser of the
+A plan has the definitions of the tools for the prompt, the engine's guide and the parser of the
 answer.
 """
 
@@ -46,10 +46,10 @@ class ToolPlan:
 
     Attributes:
         definitions: The tools that the template shows to the model.
-        guide: The guide of the engine, in place of the request's own.
-        processor: Makes the processor of one choice. None if the text needs none.
+        guide: The guide of the engine, which replaces the request's guide; None to keep the latter.
+        processor: Makes the processor of one choice; None if the text needs no processor.
         special_tokens: Special tokens that must stay visible in the text.
-        first_call_only: The caller, which makes the processor itself, must wrap it in
+        first_call_only: True if a caller that makes the processor itself must wrap it in
             FirstCallOnly.
     """
 
@@ -72,11 +72,11 @@ def plan_tools(
 
     Args:
         tools: The request's tools.
-        choice: Its `tool_choice`.
-        parallel: Its `parallel_tool_calls`.
+        choice: The request's `tool_choice`.
+        parallel: The request's `parallel_tool_calls`.
         template: The model's chat template.
-        guide: The guide of its `response_format`.
-        limits: Limits of the tools' schemas.
+        guide: The guide of the request's `response_format`.
+        limits: The limits of the tools' schemas.
 
     Raises:
         InvalidRequestError: The tools cannot be used, or not together with the rest of the request.
@@ -100,7 +100,7 @@ def plan_tools(
         union = _answer_or_calls(guide, callable_tools, many, limits)
         return ToolPlan(definitions, union, lambda: AnswerOrCallsProcessor(RequiredCallsProcessor(new_id)))
     if is_harmony(template):
-        # harmony's parser is needed with and without tools
+        # The parser of harmony is needed with and without tools.
         return ToolPlan(definitions, first_call_only=not many)
     if family is None:
         return ToolPlan(definitions)
@@ -116,7 +116,7 @@ def plan_tools(
 class FirstCallOnly(ProcessorChain):
     """A chain that drops all tool calls but the first.
 
-    It serves `parallel_tool_calls: false` when there is no grammar.
+    The chain implements `parallel_tool_calls: false` for answers without a grammar.
     """
 
     def feed(self, text: str) -> list[OutputDelta]:
@@ -132,9 +132,9 @@ class FirstCallOnly(ProcessorChain):
 
 def _validate_tools(tools: Sequence[Tool], limits: SchemaLimits) -> dict[str, Tool]:
     if len(tools) > MAX_TOOLS:
-        raise InvalidRequestError(f"{len(tools)} tools were given, the limit is {MAX_TOOLS}.", param="tools")
+        raise InvalidRequestError(f"{len(tools)} tools were given; send at most {MAX_TOOLS}.", param="tools")
     offered: dict[str, Tool] = {}
-    # a grammar is compiled for forced calls only, and their schemas are checked again for it
+    # A grammar is compiled only for forced calls, whose schemas are checked again then.
     shown = replace(limits, grammar=False)
     for at, tool in enumerate(tools):
         if tool.function.name in offered:
@@ -165,7 +165,9 @@ def _allowed_tools(choices: Sequence[NamedToolChoice], offered: dict[str, Tool],
     names = [choice.function.name for choice in choices]
     missing = next((name for name in names if name not in offered), None)
     if missing is not None or not names:
-        raise InvalidRequestError(f"tool_choice names '{missing or ''}', which is not among the tools.", param=param)
+        raise InvalidRequestError(
+            f"tool_choice names '{missing or ''}', which is not among the tools; name one of them.", param=param
+        )
     return {name: offered[name] for name in names}
 
 
@@ -184,14 +186,15 @@ def _calls_guide(offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> 
 
 
 def _answer_or_calls(guide: Guide, offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> Guide:
-    """Return the guide for either the JSON object of response_format or a list of calls.
+    """Return a guide for either the JSON object of `response_format` or a list of calls.
 
-    The text begins with { or [.
+    The first character, { or [, determines which of the two the text is.
     """
     schema = json.loads(guide.text) if guide.kind == "json_schema" else None
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise InvalidRequestError(
-            "Tools with tool_choice 'auto' go together with a response_format only if that is a JSON object.",
+            "Tools with tool_choice 'auto' can be combined only with a response_format for a JSON object; use one, or "
+            "set tool_choice.",
             param="response_format",
         )
     calls = tool_calls_schema(_functions(offered), many)

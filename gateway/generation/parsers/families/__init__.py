@@ -1,9 +1,9 @@
 """Parsers of tool calls: one module per format, with a parser for each family of models.
 
-New modules are discovered.
+New modules are discovered automatically.
 
-A parser has the name of its `family`, the `signs` by which a chat template tells that its calls
-have this form, and a `rank`, because a template may have the signs of several families.
+A parser declares the name of its `family`, the `signs` in a chat template that identify its format,
+and a `rank`, because a template may have the signs of several families.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from functools import lru_cache
 
 from llmops.gateway.generation.parsers.tool_parser import ToolParser
 
-#: Rank and sign of templates whose calls no parser here reads, whatever other signs they have.
+#: Rank and sign of templates whose tool calls no parser reads. They take precedence over signs of a
+#: higher rank.
 _UNSUPPORTED_FORMATS = ((1, "<｜DSML｜"),)
 
 
@@ -28,7 +29,8 @@ def _discover_parsers() -> Iterator[type[ToolParser]]:
 
 PARSERS: dict[str, type[ToolParser]] = {parser.family: parser for parser in _discover_parsers()}
 
-#: Rank, sign and family of all signs, the most specific first.
+#: Rank, sign and family of all signs, the most specific first; the family is None if no parser
+#: reads the format.
 _SIGNS: tuple[tuple[int, str, str | None], ...] = tuple(
     sorted(
         (
@@ -42,16 +44,16 @@ _SIGNS: tuple[tuple[int, str, str | None], ...] = tuple(
 
 @lru_cache(maxsize=64)
 def renders_tools(template: str) -> bool:
-    """Return True if the template renders `tools` at all."""
+    """Return True if the template uses the variable `tools`."""
     return "tools" in template
 
 
 @lru_cache(maxsize=64)
 def detect_family(template: str) -> str | None:
-    """Return the name of the parser for `template`, None if no parser reads its format.
+    """Return the name of the parser's family for `template`; None if no parser reads its format.
 
-    A template that knows no tools gets them in Hermes' form (`tool_messages`), so the model answers
-    in that form.
+    A template that does not render tools gets them in Hermes' form (`tool_messages`), so the model
+    answers in that form.
     """
     if not renders_tools(template):
         return "hermes"

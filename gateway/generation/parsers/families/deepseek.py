@@ -3,8 +3,8 @@
 The format is `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>` … `<｜tool▁call▁end｜>` …
 `<｜tool▁calls▁end｜>`.
 
-V3 and R1 write a call as `function<｜tool▁sep｜>name` and a JSON code block, V3.1 as
-`name<｜tool▁sep｜>{…}`. Kimi-K2 has the same form with names of its own:
+V3 and R1 write a call as `function<｜tool▁sep｜>name` and a JSON code block; V3.1 writes a call as
+`name<｜tool▁sep｜>{…}`. Kimi-K2 uses the same form with other markers:
 `functions.name:0<|tool_call_argument_begin|>{…}`.
 """
 
@@ -31,9 +31,9 @@ class _DeepSeekState(Enum):
 
 
 class DeepSeekParser(ToolParser):
-    """The parser of both formats.
+    """The parser of both DeepSeek formats.
 
-    The markers of the list may be missing, as models sometimes leave them out.
+    The markers of the list may be missing, because models sometimes leave them out.
     """
 
     family = "deepseek"
@@ -60,7 +60,7 @@ class DeepSeekParser(ToolParser):
         }[self._state]()
 
     def _between(self) -> bool:
-        """Consume the beginning of a call or the end of the list."""
+        """Consume the beginning of the next call or the end of the list."""
         tag = self._tag_at_position(self.begin, self.list_end)
         if tag is None:
             return False
@@ -102,7 +102,7 @@ class DeepSeekParser(ToolParser):
         return self._pos < len(self._buffer)
 
     def _damaged(self) -> bool:
-        """Send text that is not JSON unchanged, up to the end of the call."""
+        """Send arguments that are not JSON unchanged, up to the end of the call."""
         found = self._send_until(self.end)
         if found:
             self._pos, self._state = self._pos + len(self.end), _DeepSeekState.BETWEEN
@@ -126,7 +126,7 @@ class DeepSeekParser(ToolParser):
 
 
 class KimiParser(DeepSeekParser):
-    """The parser of Kimi-K2, where the id comes with the name: `functions.get_weather:0`."""
+    """The parser of Kimi-K2, which writes the id together with the name: `functions.get_weather:0`."""
 
     family = "kimi"
     signs = ("<|tool_call_begin|>",)

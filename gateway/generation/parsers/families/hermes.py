@@ -1,6 +1,6 @@
 """The tool calls of Hermes, Qwen 2.5, Qwen 3 and SmolLM2.
 
-The format is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, once per call.
+The format of each call is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ _CLOSE = "</tool_call>"
 
 
 class HermesParser(JsonToolParser):
-    """The parser of tagged JSON.
+    """The parser of calls as JSON between tags.
 
-    The tag may hold a list of calls (SmolLM2), and its end may be missing.
+    The tags may enclose a list of calls (SmolLM2), and the end tag may be missing.
     """
 
     family = "hermes"
@@ -32,7 +32,7 @@ class HermesParser(JsonToolParser):
 
     def _between(self, char: str) -> bool:
         if char.isspace() or char in "[,]" or (char == "}" and self._call):
-            self._pos += 1  # a brace too many is a slip that models do make
+            self._pos += 1  # Ignore an additional closing brace, a mistake that models make.
         elif char == "{":
             self._open_object()
         elif self._buffer.startswith(_CLOSE, self._pos) and self._call:

@@ -1,7 +1,7 @@
 """The tool calls of Llama 3.1 to 3.3.
 
-The format is `{"name": …, "parameters": {…}}`, bare or after `<|python_tag|>`. Several calls have
-`;` between them.
+The format is `{"name": …, "parameters": {…}}`, alone or after `<|python_tag|>`. Several calls are
+separated by `;`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HALF_LIST = re.compile(r"\[\s{0,16}$")
 class Llama3Parser(JsonToolParser):
     """The parser of Llama 3.
 
-    A bare call has no marker, so it must name a tool on offer and have arguments.
+    A call without a marker must name an offered tool and have arguments.
     """
 
     family = "llama3"
@@ -32,7 +32,7 @@ class Llama3Parser(JsonToolParser):
         match = _OPENING.search(text, start)
         if match is None:
             return None
-        # a bare brace belongs to the object itself
+        # The opening brace of a call without a marker belongs to the object itself.
         return match.start(), match.end() - (match[0] == "{")
 
     def _held(self, text: str) -> int:
@@ -52,7 +52,8 @@ class Llama3Parser(JsonToolParser):
         elif self._call:
             self._leave()
         elif self._tag:
-            # the built-in code interpreter: its code is the answer, the marker is not
+            # A call of the built-in code interpreter: its code is the answer, and the marker is
+            # dropped.
             self._raw.clear()
             raise NotAToolCallError
         else:

@@ -1,7 +1,7 @@
 """The tool calls of Mistral's models.
 
 The format is `[TOOL_CALLS] [{"name": …, "arguments": {…}}]` up to tokenizer v7, and
-`[TOOL_CALLS]name[ARGS]{…}` from v11.
+`[TOOL_CALLS]name[ARGS]{…}` since v11.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 
 class MistralParser(JsonToolParser):
-    """The parser of both formats.
+    """The parser of both Mistral formats.
 
-    From v11 on, each call has its own marker and may have `[CALL_ID]id` before its arguments.
+    Since v11, each call has its own marker and may have `[CALL_ID]id` before its arguments.
     """
 
     family = "mistral"
@@ -88,7 +88,7 @@ class MistralParser(JsonToolParser):
         return self._pos < len(self._buffer)
 
     def _consume_damaged(self) -> bool:
-        """Send damaged arguments as they are, up to the next call or the end."""
+        """Send damaged arguments as they are, up to the next call or the end of the text."""
         found = self._send_until(_OPEN)
         if found:
             self._leave()

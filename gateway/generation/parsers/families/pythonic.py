@@ -1,6 +1,6 @@
 """The tool calls of Llama 4, Llama 3.2 (pythonic templates) and LFM2.
 
-The format is `[get_weather(city="Paris"), now()]`, bare or between markers.
+The format is `[get_weather(city="Paris"), now()]`, alone or between markers.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ class _PythonicState(Enum):
 
 
 class PythonicParser(ToolParser):
-    """The parser of Python calls.
+    """The parser of calls in Python's syntax.
 
-    Arguments become JSON: strings piece by piece, other literals when they are complete.
-
-    A list without markers must start with a tool on offer. A value that is no Python literal
+    Arguments become JSON. Strings are sent piece by piece, other literals when they are complete. A
+    list without markers must start with an offered tool. A value that is not a Python literal
     becomes a string.
     """
 
@@ -61,7 +60,7 @@ class PythonicParser(ToolParser):
     def _begin(self, opening: str) -> None:
         self._marked = opening in _MARKS
         self._state = _PythonicState.LIST if self._marked else _PythonicState.NAME
-        self._first = True  # no argument of this call was sent yet
+        self._first = True  # True as long as no argument of this call was sent.
         self._calls = 0
 
     def _consume(self) -> bool:
@@ -140,7 +139,9 @@ class PythonicParser(ToolParser):
     def _open_string(self, quote: str) -> bool:
         ahead = self._buffer[self._pos : self._pos + 3]
         if ahead in (quote, quote * 2):
-            return False  # empty string or the first part of a triple quote: the next character tells
+            # Either an empty string or the start of a triple quote: the next character determines
+            # which.
+            return False
         self._quote = quote * 3 if ahead == quote * 3 else quote
         self._pos += len(self._quote)
         self._send_arguments('"')
@@ -183,7 +184,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _other(self) -> bool:
-        """Collect a literal other than a plain string, up to the comma or bracket that ends it."""
+        """Collect a literal other than a plain string, up to the next comma or bracket."""
         match = _VALUE_STEP.search(self._buffer, self._pos)
         end = match.start() if match else len(self._buffer)
         self._literal.append(self._buffer[self._pos : end])
@@ -260,7 +261,7 @@ def _is_hex(digits: str, size: int) -> bool:
 def _unescape(kind: str, digits: str) -> str:
     """Return the text of a Python escape sequence.
 
-    An unknown one stands for itself, as in Python.
+    An unknown escape sequence stays unchanged, as in Python.
     """
     if kind in _HEX_ESCAPES:
         code = int(digits, 16) if _is_hex(digits, _HEX_ESCAPES[kind]) else -1

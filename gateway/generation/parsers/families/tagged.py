@@ -1,11 +1,11 @@
-"""Tool calls with a tag for each argument: Qwen3-Coder and relatives, GLM-4.5 and later.
+"""Tool calls with a tag for each argument: Qwen3-Coder and related models, GLM-4.5 and later.
 
 Qwen3-Coder: `<tool_call>`, `<function=name>`, `<parameter=key>` value `</parameter>` …,
 `</function>`, `</tool_call>`. GLM: `<tool_call>name`, `<arg_key>key</arg_key>`,
 `<arg_value>value</arg_value>` …, `</tool_call>`.
 
-Values are bare text, and the function's schema says of which type they are. Texts are sent as they
-come, other values when they are complete.
+Values are bare text, and the function's schema determines their types. Strings are sent as they
+arrive, other values when they are complete.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ class _TaggedState(Enum):
 
 
 class TaggedCallParser(ToolParser):
-    """The common states of both formats: head, arguments, tail.
+    """The common states of both formats: head, arguments and tail.
 
-    A call whose head does not match is text.
+    A call whose head does not match is passed as text.
     """
 
     markers: tuple[str, ...] = (_OPEN,)
 
-    #: The tag that ends a value, and tags that end it if the model forgot that one.
+    #: `value_end` is the tag that ends a value; `value_stops` are tags that end a value if the
+    #: model forgot `value_end`.
     value_end: str
     value_stops: tuple[str, ...]
 
-    #: Line breaks next to the tags belong to the format, not to the value.
+    #: True if line breaks next to the tags belong to the format and not to the value.
     framed = False
 
-    #: A value without a type in the schema is text.
+    #: True if a value whose type the schema does not define is a string.
     untyped_is_text = False
 
     def _begin(self, opening: str) -> None:
@@ -67,7 +68,7 @@ class TaggedCallParser(ToolParser):
     def _head(self) -> bool:
         """Consume the function's name and `_start` the call.
 
-        Raise NotAToolCallError if there is none.
+        Raise NotAToolCallError if the text is not a call.
         """
 
     @abstractmethod
@@ -142,7 +143,8 @@ class TaggedCallParser(ToolParser):
         if self._state is _TaggedState.HEAD:
             raise NotAToolCallError
         if self._state is _TaggedState.VALUE:
-            # the call is cut off: its text is sent as it is, so that it does not look complete
+            # The call is cut off: send its text unchanged, so that the arguments do not look
+            # complete.
             self._more(self._buffer[self._pos :])
         elif self._state is _TaggedState.BETWEEN:
             self._send_arguments("}")
@@ -151,7 +153,7 @@ class TaggedCallParser(ToolParser):
 class QwenCoderParser(TaggedCallParser):
     """The parser of Qwen3-Coder.
 
-    Without `<tool_call>`, which the model sometimes forgets, the tool must be on offer.
+    Without `<tool_call>`, which the model sometimes forgets, a call must name an offered tool.
     """
 
     family = "qwen_coder"
@@ -215,7 +217,7 @@ class QwenCoderParser(TaggedCallParser):
 class GlmParser(TaggedCallParser):
     """The parser of GLM.
 
-    Versions 4.5 and 4.6 write each tag on a line of its own, 4.7 and later do not.
+    Versions 4.5 and 4.6 write each tag on its own line; versions since 4.7 do not.
     """
 
     family = "glm"
@@ -245,7 +247,7 @@ class GlmParser(TaggedCallParser):
         return self._end_arguments(self._pos)
 
     def _arg_key(self, start: int) -> bool:
-        """Consume the key and the tag before its value. Anything else ends the call."""
+        """Consume the key and the tag before its value. Any other text ends the call."""
         middle = _GLM_KEY.match(self._buffer, start)
         if middle:
             return self._key(middle[1].strip(), middle.end())
