@@ -25,6 +25,7 @@ from typing import Any, Self
 from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
 from llmops.model_repository.gpu_assignment import check_gpu_count, share_gpus
 from llmops.model_repository.multi_gpu.launch_plan import (
+    OVERSUBSCRIBE,
     LaunchPlan,
     launch_command,
     plan_launch,
@@ -503,7 +504,7 @@ def _warning(text: str) -> LogLine:
 def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions, lock: int) -> subprocess.Popen[bytes]:
     command, environment = launch_command(options, plan)
     inherited = without_slurm_variables(os.environ) if plan.mode == "single" else dict(os.environ)
-    environment = {**inherited, **installation.environment, **environment}
+    environment = {**OVERSUBSCRIBE, **inherited, **installation.environment, **environment}
     # byte code in a repository, which Python would run in place of the source, is then an edit
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
     if options.launch.visible_gpus:

@@ -17,6 +17,12 @@ LaunchMode = Literal["single", "leader", "orchestrator"]
 #: Variables of the orchestrator. With SPAWN_PROCESSES the backend starts its workers itself
 #: (MPI_Comm_spawn).
 _ORCHESTRATOR_VARIABLES = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
+#: Variables with which Open MPI 4 and 5 start more processes than there are cores. They would start none otherwise, and
+#: the LLM API would wait for them forever. A pod may well have fewer cores of its own than GPUs.
+OVERSUBSCRIBE = {
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
 _SLURM_PREFIXES = ("SLURM_", "PMI_", "PMIX_")
 #: Set by trtllm-llmapi-launch, which has started the workers itself.
 _LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"

@@ -166,7 +166,9 @@ def test_a_worker_that_is_killed_while_its_model_loads_ends_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_processes, "LOSS_GRACE", 0.1)
-    load = "worker = start_workers(); time.sleep(5); os.kill(worker, signal.SIGKILL); time.sleep(600)"
+    # what lets Open MPI start them on fewer cores than GPUs
+    load = "assert os.environ['OMPI_MCA_rmaps_base_oversubscribe'] == '1'; "
+    load += "worker = start_workers(); time.sleep(5); os.kill(worker, signal.SIGKILL); time.sleep(600)"
     with (
         start_triton(echo_repository(tmp_path, WORKERS, load), ports=ANY) as server,
         pytest.raises(ServerError, match="did not start: a process of model echo ended while it loaded"),

@@ -20,7 +20,7 @@ from llmops.errors import InputError, MissingDependencyError, VersionMismatchErr
 from llmops.gateway.triton.grpc_client import KEEPALIVE_MS
 from llmops.model_repository.dry_run import describe_launch
 from llmops.model_repository.launch import TritonServer, start_triton
-from llmops.model_repository.multi_gpu.launch_plan import launch_command, plan_launch
+from llmops.model_repository.multi_gpu.launch_plan import OVERSUBSCRIBE, launch_command, plan_launch
 from llmops.model_repository.repository import compatibility
 from llmops.model_repository.repository.manifest import RepositoryManifest, ServedEngine
 from llmops.model_repository.repository.validation import check_repository
@@ -228,6 +228,18 @@ class TestRealMpirun:
         follower = next(p for p in below if b"--allow-grpc=false" in Path(f"/proc/{p.pid}/cmdline").read_bytes())
         subprocess.run(["kill", f"-{signal.SIGKILL.value}", str(follower.pid)], check=True)
         wait_until(lambda: leader.process.poll() is not None)
+
+
+def test_ranks_start_on_fewer_cores_than_gpus(tmp_path: Path) -> None:
+    """Open MPI counts the cores of a pod as slots: "There are not enough slots available in the system"."""
+    mpirun_or_skip()
+    binary = write_program(tmp_path / "tritonserver", "#!/bin/sh\necho started\n")
+    ranks = 2 * (os.cpu_count() or 1)
+    command, _ = launch_command(ServerOptions(str(binary), "/models"), plan_launch(marker(a=engine(ranks))))
+    path = f"{Path(sys.prefix, 'bin')}:{os.environ['PATH']}"
+    environment = {**os.environ, **OVERSUBSCRIBE, "PATH": path}
+    said = subprocess.run(command, text=True, check=True, capture_output=True, env=environment).stdout
+    assert said.split() == ["started"] * ranks
 
 
 @pytest.mark.parametrize("servers", [marker(a=engine(2)), marker(a=engine(2), b=engine(2))])
