@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import types
 
 import pytest
 from hypothesis import given, settings
@@ -94,6 +95,13 @@ def test_text_comes_with_its_token_and_not_later():
 @pytest.mark.parametrize(("kind", "expected"), [("byte_level", ByteLevelDetokenizer), ("metaspace", WindowDetokenizer)])
 def test_the_fast_way_is_taken_where_it_is_exact(kind, expected):
     assert type(DetokenizerFactory(KINDS[kind]()).make(True)) is expected
+
+
+def test_the_decoder_is_read_without_the_vocabulary():
+    tokenizer = byte_level()
+    names = ("decoder", "get_added_tokens_decoder", "token_to_id")
+    without = types.SimpleNamespace(**{name: getattr(tokenizer, name) for name in names})
+    assert type(DetokenizerFactory(without).make(True)) is ByteLevelDetokenizer
 
 
 def byte_tokens(text: str) -> list[str]:
