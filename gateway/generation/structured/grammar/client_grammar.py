@@ -39,8 +39,6 @@ _CHARACTER = re.compile(r"\\(?:x([0-9A-Fa-f]+)|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8
 #: 0.2.8, and what it stands for.
 _TEXT_ESCAPES = dict(zip("\"'?\\0abefnrtv", "\"'?\\\0\a\b\x1b\f\n\r\t\v", strict=True))
 _CLASS_ESCAPES = _TEXT_ESCAPES | {mark: mark for mark in "$()*+-./[]^{|}"}
-#: What is before the first token, and after the last.
-_END = ("", "", True)
 #: Words of xgrammar, which cannot be names.
 _WORDS = frozenset({"true", "false", "TagDispatch"})
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
@@ -57,6 +55,18 @@ _NUMBER_WEIGHT = 4
 
 #: The symbol of all terminals. No rule can have this name.
 _TERMINAL = "'"
+
+
+class _Token(NamedTuple):
+    """A token of EBNF. `kind` is its group in _TOKEN."""
+
+    kind: str
+    part: str
+    begins_line: bool
+
+
+#: What is before the first token, and after the last.
+_END = _Token("", "", True)
 
 
 class _RepeatedSymbol(NamedTuple):
@@ -122,51 +132,64 @@ def _find_misplaced(text: str) -> str | None:
         if match.lastgroup == "nothing":
             begins_line = begins_line or "\n" in match[0] or "\r" in match[0]
         else:
-            tokens.append((match.lastgroup or "", match[0], begins_line))
+            tokens.append(_Token(match.lastgroup or "", match[0], begins_line))
             begins_line = False
     rules: set[str] = set()
     depth, in_lookahead, before = 0, False, ""
     following_tokens = [*tokens[1:], _END, _END]
-    for (kind, part, begins_line), (following, *_), (last, *_) in zip(
-        tokens, following_tokens, following_tokens[1:], strict=False
-    ):
-        ends_rule = following == "" or (following, last) == ("name", "defines")
-        if kind == "other":
-            return f"it has {part!r} outside of a text"
-        if not kind and not ends_rule:
-            return "it does not begin with a rule"
-        if kind == "name" and part in _WORDS:
-            return f"'{part}' cannot be the name of a rule"
-        if kind != "name" and following == "defines":
-            return "a '::=' does not follow the name of a rule"
-        if kind == "name" and following == "defines":
-            if part in rules:
-                return f"the rule '{part}' is defined twice"
-            if not begins_line:
-                return f"the rule '{part}' does not begin a line"
-            rules.add(part)
-        if (ends_rule or following in ("or", "close")) and (
-            kind in ("defines", "or") or (kind == "open" and following == "or")
-        ):
-            return 'an alternative is empty: write "" for the empty text'
-        if kind in ("defines", "or", "open") and following == "repeat":
-            return "a repetition has nothing before it"
-        if kind == following == "repeat":
-            return "a repetition follows another, which engines read in different ways: use parentheses"
-        if kind == "repeat" and part.startswith("{") and not _is_range(part):
-            return f"{part[:20]} is not a number of repetitions"
-        if kind == "terminal" and (problem := _find_character_error(part)):
+    for token, following, last in zip(tokens, following_tokens, following_tokens[1:], strict=False):
+        (kind, part, _), after = token, following.kind
+        ends_rule = after == "" or (after, last.kind) == ("name", "defines")
+        problem = _find_wrong_name(token, after, ends_rule, rules) or _find_wrong_part(token, after, ends_rule)
+        if problem is not None:
             return problem
+        # parentheses, and lookaheads, which are one sequence at the end of a rule
         is_misplaced = part == "(=" and (depth > 0 or before in ("defines", "or"))
         in_lookahead = in_lookahead or part == "(="
         depth += (kind == "open") - (kind == "close")
         if depth < 0 or (depth > 0 and ends_rule):
             return "its parentheses do not match"
-        is_empty = kind == "empty" or (kind == "open" and following == "close") or not part.strip("{ 0,}\t\r\n")
+        is_empty = kind == "empty" or (kind, after) == ("open", "close") or not part.strip("{ 0,}\t\r\n")
         if is_misplaced or (in_lookahead and (kind == "or" or is_empty or not (depth or ends_rule))):
             return "a lookahead (= …) is one sequence at the end of a rule"
         in_lookahead, before = in_lookahead and depth > 0, kind
     return None
+
+
+def _find_wrong_name(token: _Token, following: str, ends_rule: bool, rules: set[str]) -> str | None:
+    """Return what is wrong with a rule's name or beside it, and add a new rule to `rules`."""
+    kind, part, begins_line = token
+    if kind == "other":
+        return f"it has {part!r} outside of a text"
+    if not kind and not ends_rule:
+        return "it does not begin with a rule"
+    if kind == "name" and part in _WORDS:
+        return f"'{part}' cannot be the name of a rule"
+    if following != "defines":
+        return None
+    if kind != "name":
+        return "a '::=' does not follow the name of a rule"
+    if part in rules:
+        return f"the rule '{part}' is defined twice"
+    if not begins_line:
+        return f"the rule '{part}' does not begin a line"
+    rules.add(part)
+    return None
+
+
+def _find_wrong_part(token: _Token, following: str, ends_rule: bool) -> str | None:
+    """Return what is wrong with an alternative, a repetition or a terminal."""
+    kind, part, _ = token
+    ends_alternative = ends_rule or following in ("or", "close")
+    if (kind in ("defines", "or") and ends_alternative) or (kind, following) == ("open", "or"):
+        return 'an alternative is empty: write "" for the empty text'
+    if kind in ("defines", "or", "open") and following == "repeat":
+        return "a repetition has nothing before it"
+    if kind == following == "repeat":
+        return "a repetition follows another, which engines read in different ways: use parentheses"
+    if kind == "repeat" and part.startswith("{") and not _is_range(part):
+        return f"{part[:20]} is not a number of repetitions"
+    return _find_character_error(part) if kind == "terminal" else None
 
 
 def _find_character_error(terminal: str) -> str | None:
