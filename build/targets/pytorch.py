@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.checkpoint.file_checks import file_state, reject_changed_files
+from llmops.build.checkpoint.file_checks import file_state, read_json, reject_changed_files
 from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint, read_adapters
 from llmops.build.engine_folder.build_stages import link_file, link_tree
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
 from llmops.build.model.architecture import Architecture
 from llmops.build.progress import Progress
 from llmops.build.quality.quality_gates import user_limits
+from llmops.build.quantize.hf_config import with_transformers4_keys
 from llmops.build.spec import BuildSpec
 from llmops.build.target_facts import TargetName
 from llmops.build.targets.build_target import BuildResult, BuildTarget
@@ -33,6 +34,7 @@ from llmops.build.targets.nvidia.nvidia_job import NvidiaJob
 from llmops.build.targets.nvidia.quantize_stages import quantised_checkpoint
 from llmops.build.trtllm.backend_files import copy_adapters
 from llmops.build.trtllm.extra_llm_options import contradiction
+from llmops.build.trtllm.image_selection import release_of
 from llmops.build.trtllm.llm_args import make_llm_args
 from llmops.build.trtllm.release_profiles import profile_of_release
 from llmops.errors import InputError
@@ -123,6 +125,8 @@ class PytorchJob(NvidiaJob):
         if self.request.exports_unchanged:
             with progress.stage("Taking the checkpoint over"):
                 _link_checkpoint(self.checkpoint, model_dir)
+                if release_of(self.request.image.tensorrt_llm) < (1, 3):
+                    _name_as_transformers4(model_dir / "config.json")
         else:
             folder, record = quantised_checkpoint(self.request, workdir / "tokenizer", progress)
             link_tree(folder / "checkpoint", model_dir)
@@ -159,6 +163,15 @@ def _link_checkpoint(checkpoint: Checkpoint, model_dir: Path) -> None:
         known, linked = states.get(file.path), place.stat()
         if known is not None and (known.file.device, known.file.inode) == (linked.st_dev, linked.st_ino):
             states[file.path] = file_state(file.location)
+
+
+def _name_as_transformers4(path: Path) -> None:
+    """Replace a config.json of transformers 5 by one with the older names, too (quantize/hf_config.py)."""
+    config = read_json(path)
+    named = with_transformers4_keys(config)
+    if named != config:
+        path.unlink()
+        path.write_text(json.dumps(named, indent=2) + "\n")
 
 
 def _add_tokenizer(workdir: Path, model_dir: Path) -> None:

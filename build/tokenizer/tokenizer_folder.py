@@ -45,6 +45,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path, warn: Callable[[str
         with contextlib.suppress(ValueError):
             render_messages(directory, ["a"])
     _check_written(checkpoint, directory, warn)
+    _name_as_transformers4(directory / CONFIG)
     special = checkpoint.special_tokens
     return TokenizerInfo(
         vocab_size=checkpoint.architecture.vocab_size,
@@ -89,6 +90,24 @@ def _from_folder(checkpoint: Checkpoint, directory: Path) -> None:
             shutil.copyfile(checkpoint.location(name), directory / name)
     if not (directory / CONFIG).exists():
         (directory / CONFIG).write_text("{}\n")
+
+
+def _name_as_transformers4(path: Path) -> None:
+    """Rename in tokenizer_config.json what transformers 5 calls otherwise; it knows the older names, too.
+
+    TensorRT-LLM 1.2 reads the file with transformers 4.57, which ends with "Tokenizer class
+    TokenizersBackend does not exist", or at a list of `extra_special_tokens`.
+    """
+    config = json.loads(path.read_text())
+    if not isinstance(config, dict):
+        return
+    changed = dict(config)
+    if config.get("tokenizer_class") in (None, "TokenizersBackend"):
+        changed["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        changed["additional_special_tokens"] = changed.pop("extra_special_tokens")
+    if changed != config:
+        path.write_text(json.dumps(changed, indent=2, ensure_ascii=False) + "\n")
 
 
 def _convert_slow(checkpoint: Checkpoint, directory: Path) -> None:

@@ -104,3 +104,22 @@ def test_added_tokens_without_an_embedding_are_dropped(copy_of_tiny: Path, tmp_p
     assert max(kept.get_vocab().values()) < 320
     assert "<image_49>" in warnings[0]
     assert kept.token_to_id("<image_0>") is not None
+
+
+@pytest.mark.parametrize(
+    ("stored", "written"),
+    [
+        # 4.57.3: "Tokenizer class TokenizersBackend does not exist", and "'list' object has no attribute 'keys'"
+        ({"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["<a>"]},
+         {"tokenizer_class": "PreTrainedTokenizerFast", "additional_special_tokens": ["<a>"]}),
+        # without a class AutoTokenizer looks for a config.json, which is not beside an engine's tokenizer
+        ({}, {"tokenizer_class": "PreTrainedTokenizerFast"}),
+        ({"tokenizer_class": "Qwen2Tokenizer", "extra_special_tokens": {}}, None),
+    ],
+)  # fmt: skip
+def test_transformers_4_can_read_what_transformers_5_wrote(
+    copy_of_tiny: Path, tmp_path: Path, stored: dict[str, object], written: dict[str, object] | None
+) -> None:
+    (copy_of_tiny / "tokenizer_config.json").write_text(json.dumps(stored))
+    assert write(copy_of_tiny, tmp_path) == []
+    assert json.loads((tmp_path / "out/tokenizer_config.json").read_text()) == (stored if written is None else written)

@@ -27,6 +27,7 @@ from llmops.build.targets.nvidia.build_request import make_request
 from llmops.build.trtllm.release_profiles import profiles_per_release
 from llmops.errors import CheckpointError, InputError, VersionMismatchError
 from llmops.model_repository.targets import find_target
+from tests.support.tiny_models import write_checkpoint
 
 
 def spec(target="tensorrt", tmp_path="engine", **fields):
@@ -326,6 +327,24 @@ def test_a_plain_checkpoint_with_an_fp8_cache_stays_as_it_is(checkpoint, tmp_pat
     assert not (tmp_path / "work" / "model" / "hf_quant_config.json").exists()
     weights = (tmp_path / "work" / "model" / "model.safetensors").read_bytes()
     assert weights == (source.path / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(("image", "has"), [("26.07", 5e5), ("trtllm-1.3", None)])
+def test_a_checkpoint_of_transformers_5_keeps_its_rotation_for_transformers_4(tmp_path, image, has):
+    """1.2.1 has transformers 4.57, whose LlamaConfig takes theta 10000 and no scaling from `rope_parameters`."""
+    scaled = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+              "original_max_position_embeddings": 64}  # fmt: skip
+    rotation = {**scaled, "rope_theta": 5e5}
+    source = open_checkpoint(str(write_checkpoint(tmp_path / "source", "llama", rope_parameters=rotation)))
+    job = pytorch.target.prepare(spec("pytorch", tmp_path / "e", options={"image": image}), source)
+    (tmp_path / "work" / "tokenizer").mkdir(parents=True)
+    job.build(tmp_path / "work", SilentProgress())
+    config = json.loads((tmp_path / "work" / "model" / "config.json").read_text())
+    assert config.get("rope_theta") == has
+    assert config.get("rope_scaling") == (has and {**scaled, "type": "llama3"})
+    before = json.loads((source.path / "config.json").read_text())
+    assert "rope_theta" not in before
+    assert {key: config[key] for key in before} == before
 
 
 def test_experts_in_w4a8_are_not_for_blackwell(checkpoint, tmp_path):
