@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Sequence
@@ -69,8 +70,9 @@ class AccessLogFile:
         try:
             self._file = self._open()
         except OSError as error:
+            reason = "it is a pipe without a reader" if error.errno == errno.ENXIO else error.strerror or error
             raise ResourceError(
-                f"The access log {place} cannot be written ({error.strerror or error}); name another file with the "
+                f"The access log {place} cannot be written ({reason}); name another file with the "
                 "setting access_log, or - for the standard output."
             ) from error
 
@@ -90,7 +92,12 @@ class AccessLogFile:
             os.close(self._file)
 
     def _open(self) -> int:
-        return _STDOUT if self._path is None else os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+        if self._path is None:
+            return _STDOUT
+        # opening a pipe that no process reads waits for a reader, and all requests with it
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640)
+        os.set_blocking(file, True)
+        return file
 
     def _follow(self) -> None:
         if self._path is not None and not (

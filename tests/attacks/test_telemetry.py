@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from llmops.errors import ResourceError
 from llmops.gateway.telemetry.access_log import AccessLogFile
 from tests.attacks.harness import MIB, exchange, record, scaled
 from tests.support.pages import Page, PageServer, Request
@@ -84,3 +85,22 @@ def test_a_line_that_was_torn_does_not_spoil_the_next(tmp_path, monkeypatch):
     monkeypatch.undo()
     lines.close()
     assert file.read_text().splitlines()[1:] == ['{"second":"whole"}']
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_without_a_reader_stops_neither_the_start_nor_the_lines_after_it(tmp_path):
+    """Opening such a pipe waits for a reader: the gateway listened, and answered nothing."""
+    file = tmp_path / "access.log"
+    lines = AccessLogFile(str(file))
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ResourceError, match="it is a pipe without a reader"):
+        AccessLogFile(str(file))
+    with pytest.raises(OSError, match="No such device"):
+        lines.write([])
+    reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    lines.write([])
+    lines._write(b"{}\n")
+    assert os.read(reader, 10) == b"{}\n"
+    lines.close()
+    os.close(reader)
