@@ -56,6 +56,7 @@ from llmops.model_repository.server.triton_log import (
     last_error,
     parse_engine_death,
     parse_line,
+    parse_loop_end,
     parse_rank_failure,
 )
 from llmops.process import Process, descendants, kill_survivors, with_parent_death_signal
@@ -214,6 +215,12 @@ class TritonServer:
                 self._look(watch, looked)
             if self._dead_engine is not None:
                 raise ServerError(_engine_ended(*self._dead_engine))
+            if self._loop_end:
+                self._is_broken = True
+                raise ServerError(
+                    f"A worker of TensorRT-LLM has ended its loop: {self._loop_end}. All requests would wait forever, "
+                    "so the server is killed. Gateways continue its answers on other replicas."
+                )
             dead = next(
                 (name for name, group in self._models.items() if not all(process.is_alive for process in group)), None
             )
@@ -299,7 +306,7 @@ class TritonServer:
             self._memory.remove()
             raise
         self.log: deque[LogLine] = deque(maxlen=400)
-        self._failed_rank = ""
+        self._failed_rank = self._loop_end = ""
         self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
         self._reader.start()
 
@@ -397,6 +404,7 @@ class TritonServer:
                 self._unloading.set()
             self._dead_engine = self._dead_engine or parse_engine_death(line)
             self._failed_rank = self._failed_rank or parse_rank_failure(line)
+            self._loop_end = self._loop_end or parse_loop_end(line)
             self._on_log(line)
 
 

@@ -95,6 +95,16 @@ def parse_rank_failure(line: LogLine) -> str:
     return match["failure"].strip().rstrip(".") if match else ""
 
 
+# logged by the PyTorch backend of TensorRT-LLM (1.2.1 _torch/pyexecutor/py_executor.py, _event_loop_wrapper)
+_LOOP_ENDED = re.compile(r"^\[[^\]]*\] \[TRT-LLM\] (?:\[[^\]]*\] ?)*Error in event loop: ?(?P<reason>.*)")
+
+
+def parse_loop_end(line: LogLine) -> str:
+    """Return why the loop of a worker of TensorRT-LLM has ended, or an empty text for any other line."""
+    match = _LOOP_ENDED.match(line.message)
+    return (match["reason"].strip().rstrip(".") or "an error without a text") if match else ""
+
+
 _LOAD_FAILED = re.compile(r"failed to load '(?P<model>[^']+)'(?: version \d+)?: (?P<reason>.*)", re.DOTALL)
 
 

@@ -193,6 +193,22 @@ def test_a_model_that_failed_on_one_gpu_ends_the_start_with_the_cause(
         server.wait_ready(120)
 
 
+@pytest.mark.parametrize("prefix", ["[TRT-LLM] [RANK 5] [E] ", "[TRT-LLM] [E] [_torch][RANK 5] "])
+def test_a_worker_whose_loop_has_ended_ends_its_server(tmp_path: Path, prefix: str) -> None:
+    """1.2.1 _torch/pyexecutor/py_executor.py, _event_loop_wrapper, logs the error, and its requests wait forever
+    (NVIDIA/TensorRT-LLM #10663, #12735). The prefixes are those of the logs in #9263 and #18663.
+    """
+    line = f"[11/27/2026-03:10:11] {prefix}Error in event loop: no block is free"
+    repository = echo_repository(tmp_path, execute=f"import time; print({line!r}, flush=True); time.sleep(600)")
+    # it would be waited for longer than this test may take
+    with start_triton(repository, ports=ANY, http=True, exit_timeout=10_000) as server:
+        server.wait_ready(120)
+        with pytest.raises(TimeoutError):
+            infer(server, timeout=0.5)
+        with pytest.raises(ServerError, match=r"TensorRT-LLM has ended its loop: no block is free\. .* is killed"):
+            server.wait(threading.Event())
+
+
 def test_running_requests_are_finished_first(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     repository = echo_repository(tmp_path, execute=f"import time; open({str(begun)!r}, 'w'); time.sleep(1.5)")
