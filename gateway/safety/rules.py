@@ -4,7 +4,7 @@ A match has a maximum width, which makes a stream safe to filter: a character ma
 the text after it is longer than the widest match, because a match that begins at the character
 would have been found.
 
-Tool calls and structured answers are JSON, in which `\u0073k-1` means `sk-1`. Rules therefore also
+Tool calls and structured answers are JSON, in which `\\u0073k-1` means `sk-1`. Rules therefore also
 search a text with its escapes replaced, and map matches back to their places in the original text.
 """
 

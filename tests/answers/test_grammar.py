@@ -119,14 +119,14 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, "'dependentRequired' cannot be enforced"),
         ({"type": "object", "minProperties": 2}, "'minProperties' of more than"),
         ({"type": "number", "multipleOf": 0.3}, "'multipleOf' 0.3 without bounds"),
-        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "'oneOf' whose parts may hold at the same time"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "'oneOf' whose parts may be valid at the same time"),
         ({"type": "string", "pattern": r"^(a\b)$"}, "'pattern'"),
-        ({"type": "integer", "minimum": 1, "exclusiveMaximum": 1}, "nothing is left"),
+        ({"type": "integer", "minimum": 1, "exclusiveMaximum": 1}, "no value is allowed"),
         (
             {"type": "object", "properties": {"a": {"enum": [1], "type": "string"}}, "required": ["a"]},
             "no value of 'enum'",
         ),
-        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "the combined schemas allow nothing"),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "the combined schemas allow no value"),
         ({**OBJECT, "required": ["b"]}, "'false' allows nothing at '#/properties/b'"),
         (
             {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}, "$ref": "#/$defs/a"},

@@ -180,7 +180,10 @@ def test_what_is_remembered_has_no_more_than_so_many_characters(asked):
             "'patternProperties': the pattern is not a regular",
         ),
         ({"patternProperties": {"a\0": {}}}, "'patternProperties': a pattern cannot have the character U+0000"),
-        ({"patternProperties": {"a" * 5000: {}}}, "'patternProperties': the pattern has 5000 characters, the limit is"),
+        (
+            {"patternProperties": {"a" * 5000: {}}},
+            "'patternProperties': the pattern has 5000 characters, and the limit is",
+        ),
         ({"patternProperties": {"(a{99}){99}": {}}}, "'patternProperties': the pattern repeats something more than"),
         ({"patternProperties": 5}, "'patternProperties' must be an object"),
         ({"propertyNames": {"pattern": "("}}, "the pattern is not a regular expression: missing )"),
@@ -235,8 +238,8 @@ def test_each_character_of_a_grammar_is_read_once(text):
 
 # 10,000 of them took xgrammar 0.1.25, and with it all answers of an engine, half a minute
 MANY = (
-    "it has more than 2,048 rules, groups, which count twice, and repetitions, of which those with numbers count four "
-    "times"
+    "it has more than 2,048 rules, groups and repetitions (groups count twice, and repetitions with numbers count four "
+    "times)"
 )
 
 
@@ -319,7 +322,7 @@ def test_what_is_wrong_with_a_grammar(text, problem):
         ('root ::= "a" (=)', "a lookahead (= …) is one sequence at the end of a rule"),
         ('root ::= "a" (="b"{0})', "a lookahead (= …) is one sequence at the end of a rule"),
         # misread by 0.1.25, or the end of its process with a repetition beside it
-        ("root ::= [\\x110000]", "[\\x110000] has a number of no character"),
+        ("root ::= [\\x110000]", "[\\x110000] has a number that is not the code of a character"),
         ("root ::= []", "a character class is empty"),
         ("root ::= [^\\x80]", "the character class [^\\x80] cannot exclude U+0080 in TensorRT-LLM 1.2.1"),
         ("root ::= [^a-む]", "the character class [^a-む] cannot exclude U+3080 in TensorRT-LLM 1.2.1"),
@@ -354,7 +357,7 @@ def test_a_class_beyond_ascii_has_a_rule_of_its_own_beside_a_repetition():
     assert parse_guide(ChatRequest(**body)) == ("ebnf_grammar", isolated)
     assert isolate_classes('root ::= [é] | "beyond-ascii"{9}').endswith("\nbeyond-ascii-0- ::= [é]")
     body["guided_grammar"] = 'root ::= "a"{2} ' + "".join(f"[{chr(0x4E00 + at)}]" for at in range(2048))
-    with pytest.raises(InvalidRequestError, match=MANY):
+    with pytest.raises(InvalidRequestError, match=re.escape(MANY)):
         parse_guide(ChatRequest(**body))
 
 

@@ -50,8 +50,8 @@ def test_anchors_wherever_they_stand(pattern):
         ("(", "not a regular expression: missing \\)"),
         ("(" * 5000 + ")" * 5000, "not a regular expression: maximum recursion"),
         ("a{99999999999999999999}", "not a regular expression: the repetition number is too large"),
-        ("(a)\\1", r"something that a grammar cannot express \(groupref\)"),
-        ("a^b", r"something that a grammar cannot express \(at\)"),
+        ("(a)\\1", r"an element that a grammar cannot express \(groupref\)"),
+        ("a^b", r"an element that a grammar cannot express \(at\)"),
     ],
 )
 def test_what_is_not_regular_is_refused(pattern, says):

@@ -350,7 +350,7 @@ async def test_tools_that_are_only_shown_may_have_any_lengths_and_patterns(agent
     wide = {"name": "run", "input_schema": {"type": "object", "properties": {"script": script}}}
     await ask(agent, tools=[wide])
     assert "524288" in prompt_of(agent)
-    with pytest.raises(anthropic.BadRequestError, match="'maxLength' is 524288, the limit is 8192"):
+    with pytest.raises(anthropic.BadRequestError, match="'maxLength' is 524288, and the limit is 8192"):
         await ask(agent, tools=[wide], tool_choice={"type": "any"})
 
 

@@ -1,4 +1,4 @@
-"""Guided output: the guide that a request asks for, and checks that the engine can enforce it.
+"""Guided output: the guide of a request, and checks that the engine can enforce the guide.
 
-The package `grammar/` writes the grammars, and the engine model compiles them.
+The package `grammar/` writes grammars, and the engine model compiles them.
 """

@@ -1,6 +1,6 @@
 """The guide of a request, which the engine's output follows.
 
-A guide is made from `response_format` and the `guided_*` fields.
+The guide is made from `response_format` and the `guided_*` fields.
 """
 
 from __future__ import annotations
@@ -27,34 +27,38 @@ from llmops.gateway.generation.structured.schema_validation import (
 from llmops.gateway.interfaces import Guide
 from llmops.gateway.schemas.request_fields import ResponseFormat, SamplingFields
 
-#: Any JSON object. The guide type `json` of engines allows every JSON value, also a bare string.
+#: Guide for any JSON object. The engines' guide type `json` also allows other JSON values, such as
+#: a bare string.
 JSON_OBJECT = Guide("json_schema", '{"type":"object"}')
 
-#: Characters of a schema that comes as a text, as a multiple of the limit for compact JSON: it may
-#: be indented.
+#: Maximum length of a schema that is sent as text, as a multiple of the limit for compact JSON,
+#: because the text may be indented.
 _WHITESPACE_FACTOR = 8
 
 
 def parse_guide(request: SamplingFields, limits: SchemaLimits = DEFAULT_LIMITS) -> Guide | None:
-    """Return the guide that `request` asks for, if any.
+    """Return the guide that `request` asks for, or None.
 
-    Raise InvalidRequestError, which names the field, if it is wrong.
+    Raises:
+        InvalidRequestError: A field is wrong, or more than one field asks for a guide.
     """
     fields = [field for field in _guide_fields(request) if _asks_for_guide(field, request)]
     if len(fields) > 1:
-        raise InvalidRequestError(f"Only one of {', '.join(fields)} can be given.", param=fields[1])
+        raise InvalidRequestError(
+            f"Only one of {', '.join(fields)} can be given; leave the others out.", param=fields[1]
+        )
     return _GUIDE_FACTORIES[fields[0]](getattr(request, fields[0]), fields[0], limits) if fields else None
 
 
 def guide_field(request: SamplingFields) -> str:
-    """Return the field from which `parse_guide` takes the guide, to be named in errors."""
+    """Return the field from which `parse_guide` takes the guide, for errors."""
     return next((field for field in _guide_fields(request) if _asks_for_guide(field, request)), "response_format")
 
 
 def requires_strict_guide(request: SamplingFields) -> bool:
     """Return True unless the request uses a `response_format` that is not `strict`.
 
-    Keywords may be ignored for a `response_format` that is not strict.
+    Without `strict`, keywords that cannot be enforced may be ignored.
     """
     form = request.response_format
     if guide_field(request) != "response_format" or form is None or form.json_schema is None:
@@ -68,11 +72,11 @@ def compile_guide(guide: Guide, kinds: Sequence[str], strict: bool, param: str) 
     Args:
         guide: The guide.
         kinds: The kinds of guides that the engine takes.
-        strict: Refuse keywords that cannot be enforced, instead of ignoring them.
-        param: The request's field.
+        strict: True to refuse keywords that cannot be enforced, instead of ignoring them.
+        param: The request's field, for errors.
 
     Raises:
-        InvalidRequestError: A part cannot be enforced. The message names keyword and place.
+        InvalidRequestError: A part cannot be enforced. The message names the keyword and its place.
     """
     if "ebnf_grammar" not in kinds or guide.kind not in ("json_schema", "regex"):
         return guide
@@ -94,7 +98,7 @@ def _asks_for_guide(field: str, request: SamplingFields) -> bool:
 
 
 def _guide_fields(request: SamplingFields) -> list[str]:
-    """Return the fields with a value that may ask for a guide."""
+    """Return the fields that have a value and may ask for a guide."""
     return [field for field in _GUIDE_FACTORIES if getattr(request, field) is not None]
 
 
@@ -133,7 +137,8 @@ def _from_choice(value: list[str], param: str, limits: SchemaLimits) -> Guide:
         raise InvalidRequestError(f"'{param}' must be a list of non-empty strings.", param=param)
     if not 0 < len(value) <= limits.choices or sum(map(len, value)) > limits.size:
         raise InvalidRequestError(
-            f"'{param}' must have 1 to {limits.choices} choices and {limits.size} characters at most.", param=param
+            f"'{param}' must have 1 to {limits.choices} choices and {limits.size} characters together at most.",
+            param=param,
         )
     try:
         return Guide("ebnf_grammar", choice_grammar(tuple(value)))
@@ -149,7 +154,7 @@ def _from_grammar(value: str, param: str, limits: SchemaLimits) -> Guide:
             problem = find_ebnf_error(value) or find_ambiguity(value)
             isolated = value if problem else isolate_classes(value)
             if isolated != value:
-                # its classes have become rules, which count
+                # Count again, because `isolate_classes` has turned classes into rules.
                 problem = find_ebnf_error(isolated)
     except GrammarTooComplexError as error:
         problem = str(error)
@@ -173,7 +178,7 @@ def _from_structured_outputs(value: dict[str, Any], param: str, limits: SchemaLi
 
 _GuideFactory = Callable[[Any, str, SchemaLimits], Guide | None]
 
-#: The members of `structured_outputs`, with the functions that make a guide of their value.
+#: Functions that make a guide, by the member of `structured_outputs` that they read.
 _STRUCTURED_OUTPUTS: dict[str, _GuideFactory] = {
     "json": _from_json,
     "regex": _from_regex,
@@ -182,8 +187,7 @@ _STRUCTURED_OUTPUTS: dict[str, _GuideFactory] = {
     "json_object": _from_json_object,
 }
 
-#: The fields of a request that may ask for a guide, with the functions that make a guide of their
-#: value.
+#: Functions that make a guide, by the field of a request that they read.
 _GUIDE_FACTORIES: dict[str, _GuideFactory] = {
     "response_format": _from_format,
     "guided_json": _from_json,
@@ -192,5 +196,5 @@ _GUIDE_FACTORIES: dict[str, _GuideFactory] = {
     "guided_grammar": _from_grammar,
     "structured_outputs": _from_structured_outputs,
 }
-#: A request with none of these fields has no guide.
+#: Fields that may ask for a guide; a request without them has none.
 GUIDE_FIELDS = frozenset(_GUIDE_FACTORIES)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-#: Errors of `resolve_pointer` for a pointer that leads nowhere.
+#: Errors of `resolve_pointer` for a pointer without a target.
 POINTER_ERRORS = (LookupError, ValueError, TypeError)
 
-#: References that lead to references which `resolve_references` follows.
+#: Maximum number of references in a chain that `resolve_references` follows.
 _MAX_CHAIN = 16
 
 
 def resolve_pointer(root: object, reference: str) -> Any:
     """Return the part of `root` that `reference` points to.
 
-    Raise one of POINTER_ERRORS if it does not exist.
+    Raises:
+        POINTER_ERRORS: The part does not exist.
     """
     target: Any = root
     for part in reference[1:].split("/")[1:]:
@@ -27,7 +28,7 @@ def resolve_pointer(root: object, reference: str) -> Any:
 def resolve_references(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schema that `node` refers to, or `node` itself without a reference.
 
-    The schema is empty if the reference leads nowhere.
+    The result is an empty schema if the reference has no target.
     """
     for _ in range(_MAX_CHAIN):
         if not isinstance(node.get("$ref"), str):

@@ -2,9 +2,9 @@
 
 The checks run before any engine sees the schemas and patterns.
 
-The checks keep out what a grammar compiler would choke on (size, depth, dangling or circular
-references) and say which part is wrong. Which keywords are enforced is up to the grammar
-(`grammar/`).
+The checks refuse schemas that would overload a grammar compiler (by size, depth, dangling or
+circular references), and their errors name the wrong part. The package `grammar/` determines which
+keywords are enforced.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from llmops.gateway.settings import RequestLimits
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 
-# keywords by the form of their value: a schema, a list of schemas, schemas by name, a count, a
-# number
+# Keywords by the form of their value: a schema, a list of schemas, schemas by name, a count, and a
+# number.
 _SCHEMA_KEYWORDS = (
     "items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "additionalItems",
 )  # fmt: skip
@@ -36,31 +36,32 @@ _COUNT_KEYWORDS = ("minLength", "maxLength", "minItems", "maxItems", "minPropert
 _NUMBER_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _RANGES = (*zip(_COUNT_KEYWORDS[::2], _COUNT_KEYWORDS[1::2], strict=True), _NUMBER_KEYWORDS[:2], _NUMBER_KEYWORDS[2:4])
 
-#: References that lead to references.
+#: Maximum number of references in a chain of references.
 _MAX_REFERENCE_CHAIN = 32
 
-#: The counts of repetitions: `{5}`, `{5,}` and the 5 of `{2,5}`.
+#: Pattern of the counts of repetitions: the 5 of `{5}` and `{5,}`, and both numbers of `{2,5}`.
 _REPETITION = re.compile(r"(?<={)\d+(?=,?})|(?<=,)\d+(?=})")
 
-#: Lookaround, back references, word boundaries, Unicode classes and inline flags.
+#: Pattern of elements that grammars do not support: lookaround, back references, word boundaries,
+#: Unicode classes and inline flags.
 _UNSUPPORTED = re.compile(r"\\[bBAZzkpP1-9]|\(\?(?!:)[^)]{0,2}")
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaLimits:
-    """Limits of a schema from a client.
+    """The limits of a schema from a client.
 
     Attributes:
-        size: Characters of compact JSON.
-        depth: Levels of nested schemas.
-        nodes: Schemas inside the schema.
+        size: Maximum length as compact JSON, in characters.
+        depth: Maximum levels of nested schemas.
+        nodes: Maximum number of schemas inside the schema.
         repeats: The largest count, length or repetition.
-        all_repeats: All counts, lengths and repetitions together: a grammar compiler writes each
-            one out.
-        pattern: Characters of a pattern.
-        choices: Texts of a choice.
-        grammar: A grammar is compiled. Otherwise the model only reads the schema, and lengths,
-            counts and patterns are free.
+        all_repeats: Maximum sum of counts, lengths and repetitions: a grammar compiler writes each
+            of them out.
+        pattern: Maximum length of a pattern, in characters.
+        choices: Maximum number of texts of a choice.
+        grammar: True if a grammar is compiled. Otherwise only the model reads the schema, and
+            lengths, counts and patterns are not limited.
     """
 
     size: int = 65_536
@@ -74,7 +75,7 @@ class SchemaLimits:
 
     @classmethod
     def of(cls, limits: RequestLimits) -> SchemaLimits:
-        """Return the limits that the gateway's settings ask for."""
+        """Return the limits that the gateway's settings define."""
         return cls(size=limits.schema_bytes, choices=limits.choices)
 
 
@@ -82,11 +83,17 @@ DEFAULT_LIMITS = SchemaLimits()
 
 
 def validate_schema(schema: object, param: str, limits: SchemaLimits = DEFAULT_LIMITS) -> str:
-    """Return `schema` as compact JSON, its keys in their order, in which properties are generated.
+    """Return `schema` as compact JSON, after checking it. Keys keep their order.
+
+    Properties are generated in the order of the keys.
+
+    Args:
+        schema: The schema.
+        param: The request's field, for errors.
+        limits: The limits of the schema.
 
     Raises:
-        InvalidRequestError: The schema cannot be used. The message names the part; `param` is the
-            request's field.
+        InvalidRequestError: The schema cannot be used. The message names the wrong part.
     """
     if not isinstance(schema, dict | bool):
         raise InvalidRequestError(f"'{param}' must be a JSON Schema: an object.", param=param)
@@ -103,7 +110,7 @@ def validate_schema(schema: object, param: str, limits: SchemaLimits = DEFAULT_L
 @lru_cache(maxsize=512)
 def _find_problem(text: str, limits: SchemaLimits) -> str | None:
     if len(text) > limits.size:
-        return f"it has {len(text)} characters, the limit is {limits.size}"
+        return f"it has {len(text)} characters, and the limit is {limits.size}"
     root = json.loads(text)
     resolve = lru_cache(maxsize=None)(lambda reference: resolve_pointer(root, reference))
     repeats = 0
@@ -129,9 +136,9 @@ class _KeywordTypeError(Exception):
 
 
 class _SchemaLocation(NamedTuple):
-    """The place of a schema inside another.
+    """The place of a schema inside another schema.
 
-    Its path is written for errors only, as thousands of keys may be long.
+    The path is rendered only for errors, because a path of thousands of keys may be long.
     """
 
     parent: _SchemaLocation | None = None
@@ -234,7 +241,7 @@ def _count_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | None:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             return f"'{key}' must be a whole number, 0 or more"
         if limits.grammar and value > limits.repeats:
-            return f"'{key}' is {value}, the limit is {limits.repeats}"
+            return f"'{key}' is {value}, and the limit is {limits.repeats}"
     for low, high in _RANGES:
         least, most = node.get(low), node.get(high)
         if least is not None and most is not None and least > most:
@@ -243,7 +250,7 @@ def _count_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | None:
 
 
 def _count_repeats(node: object) -> int:
-    """Return the repetitions that a grammar compiler writes out for a schema."""
+    """Return the number of repetitions that a grammar compiler writes out for a schema."""
     if not isinstance(node, dict):
         return 0
     counts = max((node[key] for key in _COUNT_KEYWORDS if isinstance(node.get(key), int)), default=0)
@@ -253,9 +260,9 @@ def _count_repeats(node: object) -> int:
 
 
 def _count_pattern_repeats(pattern: str) -> int:
-    """Return the product of the counts in a pattern, as repetitions may be nested.
+    """Return the product of the counts in a pattern, because repetitions may be nested.
 
-    Only their first digits matter.
+    Only the first digits of a count matter.
     """
     return math.prod(int(count.lstrip("0")[:10] or 1) for count in _REPETITION.findall(pattern))
 
@@ -270,7 +277,7 @@ def _patterns_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | No
 
 
 def pattern_problem(pattern: object, limits: SchemaLimits = DEFAULT_LIMITS) -> str | None:
-    """Return what is wrong with a regular expression, None if it can be used."""
+    """Return the reason why a regular expression cannot be used, or None if it can."""
     if not isinstance(pattern, str) or not pattern:
         return "a pattern must be a text that is not empty"
     if problem := _pattern_size_problem(pattern, limits):
@@ -282,11 +289,11 @@ def pattern_problem(pattern: object, limits: SchemaLimits = DEFAULT_LIMITS) -> s
 
 def _pattern_size_problem(pattern: str, limits: SchemaLimits) -> str | None:
     if "\0" in pattern:
-        # the engine's grammar library takes it for the end of the text: it would see another
-        # pattern, or crash
+        # The engine's grammar library would read this character as the end of the pattern, and use
+        # another pattern or crash.
         return "a pattern cannot have the character U+0000"
     if len(pattern) > limits.pattern:
-        return f"the pattern has {len(pattern)} characters, the limit is {limits.pattern}"
+        return f"the pattern has {len(pattern)} characters, and the limit is {limits.pattern}"
     if _count_pattern_repeats(pattern) > limits.repeats:
         return f"the pattern repeats something more than {limits.repeats} times"
     return None
@@ -315,7 +322,7 @@ def _reference_problem(node: Mapping[str, Any], resolve: Callable[[str], object]
         try:
             target = resolve(reference)
         except POINTER_ERRORS:
-            return f"'$ref' {reference} leads nowhere"
+            return f"'$ref' {reference} has no target"
     return None
 
 
@@ -325,8 +332,8 @@ def tool_calls_schema(functions: Sequence[tuple[str, Mapping[str, Any] | None]],
     The list has at least one call, and at most one unless `many` is True.
 
     Args:
-        functions: Names and parameter schemas.
-        many: Allow several calls.
+        functions: The names and parameter schemas of the functions.
+        many: True to allow several calls.
     """
     calls: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
@@ -345,7 +352,7 @@ def tool_calls_schema(functions: Sequence[tuple[str, Mapping[str, Any] | None]],
 
 
 def parameters_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the schema of a function's parameters: an empty object for a function without any."""
+    """Return the schema of a function's parameters; without parameters, an empty object's."""
     if not parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     return {"type": "object", **parameters} if "type" not in parameters and "$ref" not in parameters else {**parameters}

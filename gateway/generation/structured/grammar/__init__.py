@@ -1,9 +1,9 @@
 """JSON Schemas, regular expressions and choices as grammars in xgrammar's notation.
 
-All texts that they allow are valid.
+A grammar allows only valid texts.
 
-The engines' own conversion is not used: it drops keywords that it does not know and gets many
-others wrong (docs/decisions/0009-grammars.md).
+The engines' own conversion is not used, because it drops keywords that it does not know and gets
+many others wrong (docs/decisions/0009-grammars.md).
 """
 
 from llmops.gateway.generation.structured.grammar.compile_limits import NotEnforceableError

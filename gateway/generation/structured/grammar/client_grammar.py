@@ -1,8 +1,8 @@
 """Checks of EBNF grammars that clients send: errors that one pass can find, and ambiguity.
 
-Engines follow all ways to read a text at once. A grammar of 58 characters, `(([a-z ]* [a-z ]*)*
-…)*`, took seconds per token after 60 tokens. Three forms are refused: a repetition whose body may
-be empty, a rule that can become itself, and a rule that can become two of itself.
+An engine follows all ways to parse a text at the same time. A grammar of 58 characters, `(([a-z ]*
+[a-z ]*)* …)*`, took seconds per token after 60 tokens. Three forms are refused: a repetition whose
+body may be empty, a rule that can become itself, and a rule that can become two of itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from llmops.gateway.generation.structured.grammar.compile_limits import spend_steps
 
-# Nothing is read twice: no alternative can match in two ways, and one that finds no closing mark
-# leaves the rest to `unclosed`, which ends the pass.
+# Every alternative begins with other characters, so no part of the text is read twice. An
+# alternative without its closing mark leaves the rest to `unclosed`, which ends the pass.
 _TOKEN = re.compile(
     r"""(?P<empty>""(?!"))"""
     r"""|(?P<terminal>"[^"\\\r\n]*(?:\\.[^"\\\r\n]*)*"|\[[^\]\\\r\n]*(?:\\.[^\]\\\r\n]*)*\])"""
@@ -28,51 +28,60 @@ _TOKEN = re.compile(
     r"""|(?P<nothing>\#[^\r\n]*|[ \t\r\n]+)"""
     r"""|(?P<other>.)"""
 )
-# Possessive, so that a long run of spaces is not divided among the parts in every way. xgrammar
-# keeps numbers in 32 bits.
+# Possessive, because backtracking would try every division of a long run of spaces. At most nine
+# digits, because xgrammar keeps numbers in 32 bits.
 _BOUNDS = re.compile(
     r"\{[ \t\r\n]*+0*+([0-9]{0,9}+)(?<=[0-9])[ \t\r\n]*+"
     r"(?:(,)[ \t\r\n]*+(?:0*+([0-9]{0,9}+)(?<=[0-9])[ \t\r\n]*+)?)?\}"
 )
 _CHARACTER = re.compile(r"\\(?:x([0-9A-Fa-f]+)|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))|(.)")
-#: What xgrammar takes after a backslash beside hexadecimal numbers, in the versions from 0.1.25 to
-#: 0.2.8, and what it stands for.
+#: Characters that xgrammar accepts after a backslash, besides hexadecimal numbers, in versions
+#: 0.1.25 to 0.2.8, and the characters that they stand for.
 _TEXT_ESCAPES = dict(zip("\"'?\\0abefnrtv", "\"'?\\\0\a\b\x1b\f\n\r\t\v", strict=True))
 _CLASS_ESCAPES = _TEXT_ESCAPES | {mark: mark for mark in "$()*+-./[]^{|}"}
-#: Words of xgrammar, which cannot be names.
+#: Words of xgrammar's language, which cannot be names of rules.
 _WORDS = frozenset({"true", "false", "TagDispatch"})
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
-#: Levels of parentheses. xgrammar reads each of them on the stack, which 25,000 overflow: that ends
-#: the engine's process.
+#: Maximum nesting of parentheses. xgrammar parses each level on the stack, and 25,000 levels
+#: overflow the stack, which ends the engine's process.
 _MAX_DEPTH = 256
-#: The sum of the weights of rules, groups and repetitions. xgrammar 0.1.25 makes rules of all of
-#: them, in time that grows with the square: 2,048 take up to 0.7 s, 10,000 half a minute.
+#: Maximum sum of the weights of rules, groups and repetitions. xgrammar 0.1.25 makes a rule of each
+#: of them, in quadratic time: 2,048 take up to 0.7 s, 10,000 take half a minute.
 _MAX_PARTS = 2048
 _WEIGHTS = {"defines": 1, "open": 2, "repeat": 1}
-#: A number of repetitions is written out four times.
+#: Weight of a repetition with numbers, which xgrammar writes out four times.
 _NUMBER_WEIGHT = 4
 
-#: The symbol of all terminals. No rule can have this name.
+#: Symbol of all terminals, which no rule can have as its name.
 _TERMINAL = "'"
 
 
 class _Token(NamedTuple):
-    """A token of EBNF. `kind` is its group in _TOKEN."""
+    """A token of EBNF.
+
+    Attributes:
+        kind: The name of the token's group in `_TOKEN`.
+        part: The text of the token.
+        begins_line: True if only white space precedes the token in its line.
+    """
 
     kind: str
     part: str
     begins_line: bool
 
 
-#: What is before the first token, and after the last.
+#: Stand-in for the token before the first and after the last token.
 _END = _Token("", "", True)
 
 
 class _RepeatedSymbol(NamedTuple):
-    """A rule or a terminal that is repeated `least` to `most` times.
+    """A rule or a terminal in a sequence, with its repetitions.
 
-    `most` is None without an upper bound.
+    Attributes:
+        name: The name of the rule, or the symbol of all terminals.
+        least: The minimum number of repetitions.
+        most: The maximum number of repetitions; None without a maximum.
     """
 
     name: str
@@ -81,16 +90,16 @@ class _RepeatedSymbol(NamedTuple):
 
 
 _Sequence = list[_RepeatedSymbol]
-#: The alternatives of each rule. A group in parentheses is a rule with a name of its own, such as
+#: Alternatives of each rule. A group in parentheses counts as a rule with a generated name such as
 #: `(3`.
 _Rules = dict[str, list[_Sequence]]
 
 
 def find_ebnf_error(text: str) -> str | None:
-    """Return the first error that one pass over the grammar finds, or None.
+    """Return the first error that a single pass over the grammar finds, or None.
 
-    Each of them is an error for xgrammar, too. NVIDIA's backend reads a grammar within a step, and
-    an error of a step ends all requests.
+    xgrammar rejects each of these errors, too. NVIDIA's backend parses a grammar within an engine
+    step, and an error in a step ends all requests.
     """
     if "\0" in text:
         return "it has the character U+0000"
@@ -106,8 +115,8 @@ def find_ebnf_error(text: str) -> str | None:
         parts += _NUMBER_WEIGHT if match[0].startswith("{") else _WEIGHTS.get(kind or "", 0)
         if parts > _MAX_PARTS:
             return (
-                f"it has more than {_MAX_PARTS:,} rules, groups, which count twice, and repetitions, of which those "
-                "with numbers count four times"
+                f"it has more than {_MAX_PARTS:,} rules, groups and repetitions (groups count twice, and repetitions "
+                "with numbers count four times)"
             )
         depth += (kind == "open") - (kind == "close")
         if depth > _MAX_DEPTH:
@@ -126,7 +135,7 @@ def find_ebnf_error(text: str) -> str | None:
 
 
 def _find_misplaced(text: str) -> str | None:
-    """Return the first part that xgrammar has no meaning for (0.1.25 cpp/grammar_parser.cc)."""
+    """Return the first part that xgrammar rejects at its place (0.1.25 cpp/grammar_parser.cc)."""
     tokens, begins_line = [_END], True
     for match in _TOKEN.finditer(text):
         if match.lastgroup == "nothing":
@@ -143,7 +152,7 @@ def _find_misplaced(text: str) -> str | None:
         problem = _find_wrong_name(token, after, ends_rule, rules) or _find_wrong_part(token, after, ends_rule)
         if problem is not None:
             return problem
-        # parentheses, and lookaheads, which are one sequence at the end of a rule
+        # Check parentheses and lookaheads: a lookahead is one sequence at the end of a rule.
         is_misplaced = part == "(=" and (depth > 0 or before in ("defines", "or"))
         in_lookahead = in_lookahead or part == "(="
         depth += (kind == "open") - (kind == "close")
@@ -157,7 +166,7 @@ def _find_misplaced(text: str) -> str | None:
 
 
 def _find_wrong_name(token: _Token, following: str, ends_rule: bool, rules: set[str]) -> str | None:
-    """Return what is wrong with a rule's name or beside it, and add a new rule to `rules`."""
+    """Return the error in a rule's name or beside it, or None; add a new rule to `rules`."""
     kind, part, begins_line = token
     if kind == "other":
         return f"it has {part!r} outside of a text"
@@ -178,7 +187,7 @@ def _find_wrong_name(token: _Token, following: str, ends_rule: bool, rules: set[
 
 
 def _find_wrong_part(token: _Token, following: str, ends_rule: bool) -> str | None:
-    """Return what is wrong with an alternative, a repetition or a terminal."""
+    """Return the error in an alternative, a repetition or a terminal, or None."""
     kind, part, _ = token
     ends_alternative = ends_rule or following in ("or", "close")
     if (kind in ("defines", "or") and ends_alternative) or (kind, following) == ("open", "or"):
@@ -193,9 +202,9 @@ def _find_wrong_part(token: _Token, following: str, ends_rule: bool) -> str | No
 
 
 def _find_character_error(terminal: str) -> str | None:
-    """Return what is wrong with an escape, or with a range of a class."""
+    """Return the error in an escape or in a range of a character class, or None."""
     if terminal == "[]":
-        # with a repetition beside it, it ends the process in 0.1.25
+        # An empty class with a repetition ends the process of xgrammar 0.1.25.
         return "a character class is empty"
     is_class = terminal.startswith("[")
     escapes = _CLASS_ESCAPES if is_class else _TEXT_ESCAPES
@@ -204,7 +213,7 @@ def _find_character_error(terminal: str) -> str | None:
             return f"a backslash before {match[4]!r} has no meaning"
     codes, dashes = _codes(terminal)
     if max(codes, default=0) > sys.maxunicode:
-        return f"{terminal[:20]} has a number of no character"
+        return f"{terminal[:20]} has a number that is not the code of a character"
     at = 0
     while is_class and at < len(codes):
         if at + 1 in dashes and at + 2 < len(codes):
@@ -212,14 +221,15 @@ def _find_character_error(terminal: str) -> str | None:
                 return f"the character class {terminal[:20]} has a range whose end is before its beginning"
             at += 2
         if terminal.startswith("[^") and codes[at] % 0x100 == 0x80:
-            # 0.1.25 keeps a byte of it, and fails on this one as it compiles the grammar
+            # Version 0.1.25 keeps one byte of the excluded character, and fails on this character
+            # when it compiles the grammar.
             return f"the character class {terminal[:20]} cannot exclude U+{codes[at]:04X} in TensorRT-LLM 1.2.1"
         at += 1
     return None
 
 
 def _codes(terminal: str) -> tuple[list[int], set[int]]:
-    """Return the code points of a text or class, and the positions of its dashes without a backslash."""
+    """Return the code points of a text or class, and the positions of its unescaped dashes."""
     codes: list[int] = []
     dashes: set[int] = set()
     for match in _CHARACTER.finditer(terminal, 2 if terminal.startswith("[^") else 1, len(terminal) - 1):
@@ -238,11 +248,11 @@ def _is_range(part: str) -> bool:
 
 
 def isolate_classes(text: str) -> str:
-    """Return a grammar without errors with a rule of its own for each class beyond ASCII.
+    """Return a valid grammar in which each character class beyond ASCII has a rule of its own.
 
-    In one rule with a number of repetitions, such a class ends the process of xgrammar 0.1.25
-    (TensorRT-LLM 1.2.1). It copies a rule without names of others to where a sequence begins with
-    it, so the class has two rules.
+    In a rule that also has a number of repetitions, such a class ends the process of xgrammar
+    0.1.25 (TensorRT-LLM 1.2.1). xgrammar inlines a rule that refers to no other rule where a
+    sequence begins with it, so each class gets two rules.
     """
     prefix, names = "beyond-ascii", dict[str, str]()
     while prefix in text:
@@ -259,39 +269,38 @@ def isolate_classes(text: str) -> str:
 
 
 def find_ambiguity(text: str) -> str | None:
-    """Return the reason why this grammar would become slower with each token, or None.
-
-    Following such a grammar takes more work with each token.
+    """Return the reason why tokens of a grammar would take ever more time, or None.
 
     Args:
-        text: EBNF without errors that `find_ebnf_error` finds.
+        text: A grammar in EBNF without errors that `find_ebnf_error` finds.
 
     Raises:
-        GrammarTooComplexError: The check takes more work than the surrounding `step_budget`
-            allows.
+        GrammarTooComplexError: The check takes more work than the surrounding `step_budget` allows.
     """
     rules = _parse(text)
     nullable = _nullable_rules(rules)
     for name, alternatives in rules.items():
         for item in (item for alternative in alternatives for item in alternative):
             if item.name in nullable and (item.most is None or item.most > 1):
-                return f"{_position(name)} repeats something that may be empty, which can be read in endless ways"
+                return f"{_position(name)} repeats something that may be empty, so a text can be parsed in endless ways"
     alone = {name: [one for sequence in rules[name] for one in _unit_rules(sequence, nullable)] for name in rules}
     for name, members in _components(alone).items():
         if len(members) > 1 or name in alone[name]:
-            return f"{_position(name)} can become itself, so a text can be read in endless ways"
+            return f"{_position(name)} can become itself, so a text can be parsed in endless ways"
     pairs = {name: [one for sequence in rules[name] for one in _adjacent_rules(sequence, nullable)] for name in rules}
     components = _components(pairs)
     for name, alternatives in rules.items():
         for alternative in alternatives:
             if sum(one in components[name] for one in _adjacent_rules(alternative, nullable)) > 1:
-                return f"{_position(name)} can become two of itself, so a text can be read in ever more ways"
+                return (
+                    f"{_position(name)} can become two of itself, so the ways to parse a text multiply with its length"
+                )
     return None
 
 
 def _parse(text: str) -> _Rules:
     rules: _Rules = {}
-    # the rule or group that each open parenthesis belongs to, innermost last
+    # Rule or group of each open parenthesis, the innermost last.
     stack: list[str] = []
     tokens = [(match.lastgroup, match[0]) for match in _TOKEN.finditer(text) if match.lastgroup != "nothing"]
     for (kind, part), (following, _) in zip(tokens, [*tokens[1:], ("", "")], strict=True):
@@ -303,7 +312,7 @@ def _parse(text: str) -> _Rules:
             continue
         elif kind == "open":
             name = _group_name(rules)
-            # a lookahead, `(=`, takes no characters
+            # A lookahead, which begins with `(=`, consumes no characters.
             rules[name] = [[], []] if part == "(=" else [[]]
             rules[stack[-1]][-1].append(_RepeatedSymbol(name))
             stack.append(name)
@@ -324,7 +333,7 @@ def _group_name(rules: _Rules) -> str:
 
 
 def _repeat_last(rules: _Rules, sequence: _Sequence, mark: str) -> None:
-    """Repeat the last item of `sequence`. An item that is repeated already becomes a group."""
+    """Repeat the last item of `sequence`. An item with a repetition is first wrapped in a group."""
     if not sequence:
         return
     bounds = _BOUNDS.fullmatch(mark)
@@ -341,7 +350,7 @@ def _repeat_last(rules: _Rules, sequence: _Sequence, mark: str) -> None:
 
 
 def _nullable_rules(rules: _Rules) -> set[str]:
-    """Return the rules that allow the empty text."""
+    """Return the names of the rules that allow the empty text."""
     missing: dict[tuple[str, int], int] = {}
     users: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
     for name, alternatives in rules.items():
@@ -366,7 +375,7 @@ def _nullable_rules(rules: _Rules) -> set[str]:
 
 
 def _unit_rules(sequence: _Sequence, nullable: set[str]) -> Iterator[str]:
-    """Yield the rules that a sequence can become with nothing beside them."""
+    """Yield the names of the rules that can be all of a sequence, when the other items are empty."""
     needed = [item for item in sequence if item.least > 0 and item.name not in nullable]
     if not needed:
         yield from (item.name for item in sequence if item.name != _TERMINAL)
@@ -375,7 +384,7 @@ def _unit_rules(sequence: _Sequence, nullable: set[str]) -> Iterator[str]:
 
 
 def _adjacent_rules(sequence: _Sequence, nullable: set[str]) -> list[str]:
-    """Return the rules of a sequence that can stand without a character between them.
+    """Return the rules of a sequence that can be adjacent, without a character between them.
 
     Repeated rules are returned twice.
     """
@@ -387,7 +396,7 @@ def _adjacent_rules(sequence: _Sequence, nullable: set[str]) -> list[str]:
 
 
 def _components(graph: dict[str, list[str]]) -> dict[str, set[str]]:
-    """Return the strongly connected component of each node, with Tarjan's algorithm."""
+    """Return the strongly connected component of each node, found with Tarjan's algorithm."""
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     found: dict[str, set[str]] = {}

@@ -1,7 +1,7 @@
-"""The reasons why a schema has no grammar, and the budget of work for compiling one.
+"""The errors of schemas without a grammar, and the budget of work for compiling a grammar.
 
 Work is counted in steps, so that a schema is refused on every machine or on none. Code whose work
-can grow faster than what a client sent calls `spend_steps`, so that a thread which compiles a
+can grow faster than the client's input calls `spend_steps`, so that a thread that compiles a
 grammar ends by itself.
 """
 
@@ -14,15 +14,16 @@ from time import thread_time
 
 from llmops.clocks import CpuBudget
 
-#: Steps of one grammar, about 3 s of CPU, and CPU seconds for work that is not counted well.
+#: Maximum steps for one grammar, about 3 s of CPU time.
 MAX_STEPS = 2_000_000
+#: Maximum CPU seconds for one grammar, which bounds work that steps do not measure well.
 MAX_SECONDS = 5.0
 
-#: Steps between two checks of the clock.
+#: Steps between two checks of the CPU time, so that most steps cost only an addition.
 _CLOCK_INTERVAL = 1 << 12
 
-#: CPU seconds that one interval between two checks may count: some hundred times what its steps
-#: take.
+#: Maximum CPU seconds counted for one interval between two checks: some hundred times the usual
+#: time of its steps, so that a stalled clock does not use up the budget.
 _MAX_CLOCK_STEP = 0.5
 
 
@@ -37,13 +38,13 @@ class UnsatisfiableSchemaError(NotEnforceableError):
 class GrammarTooComplexError(Exception):
     """An error for a grammar that takes more work to compile than the budget allows.
 
-    Unlike an unsupported keyword, this must not be left out silently: where the budget ends depends
-    on the order of work.
+    Unlike an unsupported keyword, the part of the schema must not be ignored silently, because the
+    part at which the budget ends depends on the order of work.
     """
 
 
 class _StepCounter(threading.local):
-    """The budget of the current thread. Outside of `step_budget` nothing is counted."""
+    """The budget of the current thread. Nothing is counted outside of `step_budget`."""
 
     left = float("inf")
     next_clock_check = float("inf")
@@ -61,7 +62,7 @@ def step_budget(steps: float, seconds: float = MAX_SECONDS) -> Iterator[Callable
         A function that returns the steps spent so far.
 
     Raises:
-        GrammarTooComplexError: From the `spend_steps` that exceeds a limit.
+        GrammarTooComplexError: Raised by the call of `spend_steps` that exceeds a limit.
     """
     previous = _counter.left, _counter.next_clock_check, _counter.time
     _counter.left, _counter.next_clock_check = steps, steps - _CLOCK_INTERVAL
@@ -73,7 +74,11 @@ def step_budget(steps: float, seconds: float = MAX_SECONDS) -> Iterator[Callable
 
 
 def spend_steps(steps: int = 1) -> None:
-    """Count `steps`, each of a microsecond or two, which are about to be taken."""
+    """Count `steps` that are about to be taken, each of about one or two microseconds.
+
+    Raises:
+        GrammarTooComplexError: The budget is used up.
+    """
     left = _counter.left = _counter.left - steps
     if left < _counter.next_clock_check:
         _check_budget()
@@ -82,4 +87,4 @@ def spend_steps(steps: int = 1) -> None:
 def _check_budget() -> None:
     _counter.next_clock_check = _counter.left - _CLOCK_INTERVAL
     if _counter.time.is_over() or _counter.left < 0:
-        raise GrammarTooComplexError("it is too complex: compiling a grammar from it takes too much work")
+        raise GrammarTooComplexError("it is too complex: compiling a grammar for it takes too much work")

@@ -1,4 +1,7 @@
-"""Rules for objects and arrays. Properties come in the order in which the schema declares them."""
+"""Rules for objects and arrays.
+
+Properties are generated in the order in which the schema declares them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from llmops.gateway.generation.structured.grammar.string_rules import (
     quoted,
 )
 
-#: Property names that are compared in one step of work.
+#: Property names compared in one step of work.
 _NAMES_PER_STEP = 32
 
 _COMMA, _COLON = f'"," {SPACE}', f'":" {SPACE}'
@@ -39,7 +42,7 @@ class ContainerCompiler(Protocol):
 
 
 def any_value_rule(rules: GrammarBuilder) -> str:
-    """Return the rule for any JSON value."""
+    """Return the name of the rule for any JSON value."""
     name, members, items = "any_value", "any_members", "any_items"
     text = any_string(rules)
     scalar = rules.language(number_language(NumberRange()))
@@ -59,7 +62,8 @@ def any_value_rule(rules: GrammarBuilder) -> str:
 def array_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str:
     """Return the rule for the arrays that `flat` allows.
 
-    Raise UnsatisfiableSchemaError if there are none.
+    Raises:
+        UnsatisfiableSchemaError: No array is allowed.
     """
     first, rest = _item_schemas(flat)
     least, most = flat.get("minItems", 0), flat.get("maxItems")
@@ -81,9 +85,9 @@ def array_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str:
 
 
 def _item_schemas(flat: Mapping[str, Any]) -> tuple[list[Schema], Schema]:
-    """Return the schemas of the first items and the schema of all others.
+    """Return the schemas of the first items, and the schema of all other items.
 
-    Draft 7 has the first ones in `items`.
+    Draft 7 has the schemas of the first items in `items`.
     """
     if isinstance(flat.get("items"), list):
         return flat["items"], flat.get("additionalItems", False)
@@ -93,9 +97,9 @@ def _item_schemas(flat: Mapping[str, Any]) -> tuple[list[Schema], Schema]:
 
 
 def _array_elements(rules: GrammarBuilder, names: list[str], item: str | None, tail: str, least: int) -> str:
-    """Return the rule for what follows `[`.
+    """Return the rule for the text after `[`.
 
-    The array may end after any item from number `least` on.
+    The array may end after any item from item number `least` on.
     """
     rest = rules.add(f"{tail} {_END_ARRAY}".strip())
     if not names:
@@ -111,7 +115,7 @@ def _array_elements(rules: GrammarBuilder, names: list[str], item: str | None, t
 def _repeated(rules: GrammarBuilder, item: str, least: int, most: int | None) -> str:
     """Return `item` repeated within bounds.
 
-    Optional repetitions are nested, so that each follows the one before.
+    Optional repetitions are nested, so that each repetition requires the previous one.
     """
     if most is None:
         rest = rules.reserve()
@@ -127,7 +131,13 @@ def _repeated(rules: GrammarBuilder, item: str, least: int, most: int | None) ->
 
 
 class _Member(NamedTuple):
-    """A declared property: its JSON name and the rule of its value."""
+    """A declared property.
+
+    Attributes:
+        name: The name as JSON.
+        value: The name of the rule of the value.
+        required: True if every object has the property.
+    """
 
     name: str
     value: str
@@ -137,7 +147,8 @@ class _Member(NamedTuple):
 def object_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str:
     """Return the rule for the objects that `flat` allows.
 
-    Raise UnsatisfiableSchemaError if there are none.
+    Raises:
+        UnsatisfiableSchemaError: No object is allowed.
     """
     rules, required = compiler.rules, frozenset(flat.get("required", ()))
     properties = _property_schemas(compiler, flat)
@@ -159,9 +170,10 @@ def object_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str
 
 
 def _property_schemas(compiler: ContainerCompiler, flat: FlatSchema) -> dict[str, Schema]:
-    """Return the schemas of declared and required properties.
+    """Return the schemas of the declared and required properties.
 
-    Each schema is combined with the schemas of the patterns that the property's name matches.
+    The schema of a property is combined with the schemas of all patterns that match the property's
+    name.
     """
     spend_steps(len(flat.get("properties", ())) + len(flat.get("required", ())))
     rest = flat.get("additionalProperties", flat.get("unevaluatedProperties", True))
@@ -197,7 +209,7 @@ def _is_name_allowed(compiler: ContainerCompiler, names: Schema, name: str) -> b
 def _allowed_properties(flat: FlatSchema, properties: Mapping[str, Schema], required: Set[str]) -> list[str]:
     """Return the properties that may occur.
 
-    Only as many optional properties are included as `maxProperties` has room for.
+    Optional properties are included only as far as `maxProperties` leaves room.
     """
     most = flat.get("maxProperties")
     if not required <= properties.keys() or (most is not None and most < len(required)):
@@ -218,14 +230,14 @@ def _if_satisfiable(make: Callable[[], str]) -> str | None:
 def _additional_member(
     compiler: ContainerCompiler, flat: FlatSchema, path: str, properties: Mapping[str, Schema]
 ) -> str | None:
-    """Return the rules for a member with an undeclared name, None without such members.
+    """Return the rules for a member with an undeclared name; None if such members are not allowed.
 
-    If the schema declares properties and does not mention others, only the declared ones are
-    written, as at OpenAI.
+    If the schema declares properties and does not mention others, only declared properties are
+    generated, as at OpenAI.
     """
     rules, patterns, names = compiler.rules, flat.get("patternProperties", {}), flat.get("propertyNames", True)
-    # a function without arguments declares no properties; an object that may be anything has no
-    # such keyword
+    # A function without arguments declares `properties` without a property; an object of any form
+    # lacks the keyword.
     is_open = not properties and ("properties" not in flat or bool(flat.get("minProperties")))
     rest: Any = flat.get("additionalProperties", flat.get("unevaluatedProperties", is_open))
     if names is False:
@@ -246,8 +258,7 @@ def _additional_member(
 def _pattern_member(compiler: ContainerCompiler, patterns: Mapping[str, Schema], path: str) -> str:
     """Return the rules for a member whose name matches the first pattern.
 
-    With more patterns the value must be valid by all of their schemas, as the name may match each
-    of them.
+    The value must be valid by the schemas of all patterns, because the name may match all of them.
     """
     first = next(iter(patterns))
     key = compiler.rules.language(quoted(regex_language(first, json_character)))
@@ -258,14 +269,14 @@ def _pattern_member(compiler: ContainerCompiler, patterns: Mapping[str, Schema],
 def _object_members(
     rules: GrammarBuilder, members: list[_Member], additional: str | None, room: int | None, may_be_empty: bool
 ) -> str:
-    """Return the rule for what follows `{`. Optional members may be left out, but not moved.
+    """Return the rule for the text after `{`. Optional members may be absent, but not reordered.
 
     Args:
         rules: The grammar.
         members: The declared members.
-        additional: The rules for a member with an undeclared name.
-        room: The most additional members, None without a limit.
-        may_be_empty: The object needs no member besides the required ones.
+        additional: The rules for a member with an undeclared name; None to allow no such member.
+        room: The maximum number of additional members; None without a maximum.
+        may_be_empty: True if no member except the required ones is needed.
     """
     more = first_additional = ""
     if additional is not None:
@@ -274,8 +285,8 @@ def _object_members(
             others = _repeated(rules, f"{_COMMA} {additional}", 0, None if room is None else room - 1)
             first_additional = f"{additional} {others}"
     last_required = max((at for at, member in enumerate(members) if member.required), default=-1)
-    # for each number of members that have been decided, when at least one was written: the rule for
-    # what may follow
+    # Rule for the text after the first `n` declared members were decided and at least one was
+    # written, by `n`.
     after = [""] * len(members) + [rules.add(f"{more} {_END_OBJECT}".strip())]
 
     def member_rule(at: int) -> str:
@@ -288,7 +299,7 @@ def _object_members(
         following = f"{_COMMA} {keys}"
         if at > last_required:
             # `more` and the members both begin with a comma: additional members follow only when no
-            # declared one does
+            # other declared member follows.
             following = f"{following} | {after[-1]}"
         after[at] = rules.add(following)
     choices = [f"{first_additional} {_END_OBJECT}"] if first_additional else []

@@ -1,6 +1,6 @@
 """The rules of one grammar in xgrammar's notation.
 
-Regular languages become deterministic automata, a rule per state.
+Regular languages become deterministic automata, with a rule for each state.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from llmops.gateway.generation.structured.grammar.regular_language import (
     merge_ranges,
 )
 
-#: The rule for white space between tokens of JSON.
+#: Name of the rule for white space between tokens of JSON.
 SPACE = "space"
 
-#: At most one space. Some models write white space endlessly. An engine keeps a mask of the
-#: vocabulary for each state, and the whole vocabulary may follow each character of an indentation:
-#: with {0,20} a grammar took ten times the memory.
+#: Body of the rule for white space: at most one space. Some models write white space endlessly. An
+#: engine keeps a vocabulary mask for each state, and the whole vocabulary may follow each character
+#: of an indentation: with {0,20}, a grammar took ten times the memory.
 _SPACE_BODY = '"" | " "'
 
-#: States of one automaton.
+#: Maximum number of states of one automaton, each of which becomes a rule.
 _MAX_STATES = 4000
 
 _BEYOND_ASCII = [(0x80, SURROGATES[0] - 1), (SURROGATES[1] + 1, LAST_CODE_POINT)]
 
-#: Characters of a whole grammar. Engines take seconds for more.
+#: Maximum length of a grammar in characters. Engines take seconds to compile a longer one.
 _MAX_GRAMMAR_LENGTH = 4_000_000
 
 #: Characters of a rule that are written in one step of work.
@@ -52,11 +52,11 @@ Edges = dict[RegularLanguage, dict[Ranges, RegularLanguage]]
 
 
 class GrammarBuilder:
-    """The rules of one grammar. Equal rules are written once.
+    """A builder of the rules of one grammar. Equal rules are written once.
 
     No two alternatives of a rule begin with the same character: xgrammar 0.1.31, which OpenVINO
-    GenAI carries, joins states of such rules that are not equal and lets `178` through where 177 is
-    the maximum (docs/decisions/0009-grammars.md).
+    GenAI includes, merges states of such rules that are not equal and then allows `178` where 177
+    is the maximum (docs/decisions/0009-grammars.md).
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class GrammarBuilder:
         self._size = 0
 
     def add(self, body: str) -> str:
-        """Return the name of the rule with this body, which is added if it is new."""
+        """Return the name of the rule with this body. The rule is added if it is new."""
         if body in self._bodies:
             return body
         if body not in self._names:
@@ -75,7 +75,7 @@ class GrammarBuilder:
         return self._names[body]
 
     def reserve(self) -> str:
-        """Return a name for a rule that is defined later, as recursion needs it."""
+        """Return a name for a rule that is defined later, which recursion needs."""
         spend_steps(10)
         name = f"r{len(self._bodies)}"
         self._bodies[name] = ""
@@ -94,23 +94,24 @@ class GrammarBuilder:
         self._bodies[name] = body
 
     def language(self, language: RegularLanguage) -> str:
-        """Return the name of the rule for `language`.
+        """Return the name of the rule for a regular language.
 
-        Raise UnsatisfiableSchemaError if the language has no text.
+        Raises:
+            UnsatisfiableSchemaError: The language contains no text.
         """
         if language not in self._languages:
             self._languages[language] = self._automaton(language)
         return self._languages[language]
 
     def text(self, root: str) -> str:
-        """Return the whole grammar, with `root` as the body of its first rule."""
+        """Return the whole grammar as text, with `root` as the body of its first rule."""
         lines = [f"root ::= {root}", *(f"{name} ::= {body}" for name, body in self._bodies.items())]
         return "\n".join(lines)
 
     def _automaton(self, start: RegularLanguage) -> str:
         edges = _without_dead_states(self._edges(start))
         if start not in edges:
-            raise UnsatisfiableSchemaError("nothing is left that would be allowed")
+            raise UnsatisfiableSchemaError("no value is allowed")
         entries = Counter(target for targets in edges.values() for target in targets.values())
         names: dict[RegularLanguage, str] = {start: self.reserve()}
         stack = [start]
@@ -127,7 +128,7 @@ class GrammarBuilder:
         return names[start]
 
     def _edges(self, start: RegularLanguage) -> Edges:
-        """Return all states that can be reached, with the characters that lead to the next ones."""
+        """Return all reachable states, each with its next states by the characters that lead there."""
         edges: Edges = {}
         groups, stack = character_classes(start), [start]
         joined = lru_cache(maxsize=None)(lambda which: merge_ranges(part for at in which for part in groups[at]))
@@ -148,7 +149,7 @@ class GrammarBuilder:
 
 
 def _without_dead_states(edges: Edges) -> Edges:
-    """Return `edges` without the states from which no text ends."""
+    """Return `edges` without the states from which no text can end."""
     before: dict[RegularLanguage, list[RegularLanguage]] = {}
     for state, targets in edges.items():
         for target in targets.values():
@@ -169,9 +170,9 @@ def _without_dead_states(edges: Edges) -> Edges:
 def _literal_run(
     ranges: Ranges, target: RegularLanguage, edges: Edges, entries: Counter[RegularLanguage]
 ) -> tuple[str, RegularLanguage]:
-    """Return a terminal and the state behind it.
+    """Return a terminal and the state after it.
 
-    Characters that can only follow each other become one literal.
+    A sequence of characters without alternatives becomes one literal.
     """
     text = _single(ranges)
     if text is None:
@@ -185,16 +186,17 @@ def _literal_run(
     return terminal(text), target
 
 
-#: A place between a character beyond ASCII and a hexadecimal digit. xgrammar writes such a
-#: character as hexadecimal digits and takes a digit behind it for one more of them, so a literal
-#: must be divided here.
+#: Position between a character beyond ASCII and a hexadecimal digit. xgrammar writes such a
+#: character as hexadecimal digits and would read a following digit as part of the number, so a
+#: literal must be divided here.
 _HEX_AFTER_NON_ASCII = re.compile(r"(?<=[^ -~])(?=[0-9a-fA-F])")
 
 
 def terminal(text: str) -> str:
     """Return the literal for `text`.
 
-    Raise NotEnforceableError for U+0000, which ends a grammar for xgrammar.
+    Raises:
+        NotEnforceableError: The text has the character U+0000, which ends a grammar for xgrammar.
     """
     if "\0" in text:
         raise NotEnforceableError("a text has the character U+0000")
@@ -213,9 +215,9 @@ def _single(ranges: Ranges) -> str | None:
 def _character_class(ranges: Ranges) -> str:
     """Return the character class of `ranges`.
 
-    xgrammar 0.1.25 knows characters beyond ASCII only in classes that exclude others, and no
-    version knows classes that exclude some characters beyond ASCII. Such a class also takes bytes
-    that are no UTF-8, which a model would have to write first.
+    xgrammar 0.1.25 supports characters beyond ASCII only in classes that exclude characters, and no
+    version supports classes that exclude only some characters beyond ASCII. Such a class also
+    matches bytes that are not UTF-8, but only if a model writes them.
     """
     beyond = [(max(low, 0x80), high) for low, high in ranges if high >= 0x80]
     if beyond != _BEYOND_ASCII:
@@ -228,7 +230,7 @@ def _character_class(ranges: Ranges) -> str:
 def _in_class(ranges: Iterable[tuple[int, int]]) -> str:
     parts = [part for part in ranges if part[0] <= part[1]]
     ends = [chr(code) for part in parts for code in part]
-    # all or none are escaped: a letter after an escape may be taken for one more of its digits
+    # Escape all or none: xgrammar may read a letter after an escape as one of its digits.
     spelt = str if all(one.isascii() and one.isalnum() for one in ends) else _escaped
     return "".join(spelt(chr(low)) + (f"-{spelt(chr(high))}" if high > low else "") for low, high in parts)
 

@@ -1,6 +1,6 @@
 """A compiler of schemas, regular expressions and choices to grammars, with a cache.
 
-The cache keeps the results and the failures.
+The cache keeps grammars and the reasons of failures.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from llmops.gateway.generation.structured.grammar.regular_language import Regula
 from llmops.gateway.generation.structured.grammar.schema_compiler import SchemaCompiler
 from llmops.gateway.text.text_thread_pool import CpuLimitError, thread_limit
 
-#: Characters of the grammars, and of their sources, that are kept; and what an entry counts for
-#: besides.
+#: Maximum size of the cache in characters of grammars and their sources.
 _CACHE_CHARACTERS = 32_000_000
+#: Characters that a cache entry counts for besides its grammar and source.
 _ENTRY_OVERHEAD = 200
 
-#: Steps of work in the short lane. The lane's limit in seconds is for work that is not counted
-#: well.
+#: Maximum steps of work in the short lane of the text threads. The lane's limit in seconds is only
+#: for work that steps do not measure well.
 SHORT_LANE_STEPS = 50_000
 
 _CompileResult = str | NotEnforceableError
@@ -44,7 +44,7 @@ def json_schema_grammar(schema: str, strict: bool) -> str:
         strict: Refuse keywords that cannot be enforced, instead of ignoring them.
 
     Raises:
-        NotEnforceableError: There is no grammar. The message names keyword and place.
+        NotEnforceableError: The schema has no grammar. The message names the keyword and its place.
     """
     return _cached(("schema", schema, strict), lambda: SchemaCompiler(json.loads(schema), strict).grammar())
 
@@ -52,7 +52,8 @@ def json_schema_grammar(schema: str, strict: bool) -> str:
 def regex_grammar(pattern: str) -> str:
     """Return the grammar of texts that match `pattern` as a whole.
 
-    Raise NotEnforceableError if there is none.
+    Raises:
+        NotEnforceableError: The pattern has no grammar.
     """
     return _cached(
         ("pattern", pattern, True), lambda: _language_grammar(regex_language(pattern, raw_character, whole=True))
@@ -60,7 +61,11 @@ def regex_grammar(pattern: str) -> str:
 
 
 def choice_grammar(choices: tuple[str, ...]) -> str:
-    """Return the grammar of one of `choices`. Raise NotEnforceableError if there is none."""
+    """Return the grammar of one of `choices`.
+
+    Raises:
+        NotEnforceableError: The choices have no grammar.
+    """
     return _cached(("choice", repr(choices), True), lambda: _language_grammar(any_word(choices)))
 
 
@@ -70,9 +75,9 @@ def _language_grammar(language: RegularLanguage) -> str:
 
 
 class GrammarCache:
-    """An LRU cache of grammars, and of reasons why there is none, of up to `size` characters.
+    """An LRU cache of grammars and of reasons of failures, of up to `size` characters.
 
-    Safe to use in threads.
+    The cache is safe to use in threads.
     """
 
     def __init__(self, size: int) -> None:
@@ -81,7 +86,7 @@ class GrammarCache:
         self._lock = threading.Lock()
 
     def get(self, key: _CacheKey) -> _CompileResult | None:
-        """Return the result for `key`, None if it is not known."""
+        """Return the cached result for `key`; None if the cache has none."""
         with self._lock:
             result = self._entries.get(key)
             if result is not None:
@@ -89,7 +94,7 @@ class GrammarCache:
             return result
 
     def put(self, key: _CacheKey, result: _CompileResult) -> None:
-        """Keep a result, and drop those that were not used for the longest time."""
+        """Cache a result, and drop the results that were not used for the longest time."""
         with self._lock:
             if key in self._entries:
                 return
@@ -117,9 +122,10 @@ def _cached(key: _CacheKey, compile_grammar: Callable[[], str]) -> str:
 
 
 def _compile_within_budget(compile_grammar: Callable[[], str]) -> _CompileResult:
-    """Return the grammar or the reason why there is none.
+    """Return the grammar, or the error that explains why there is no grammar.
 
-    Raise CpuLimitError if it takes too long for this thread.
+    Raises:
+        CpuLimitError: The work takes too long for the short lane.
     """
     seconds = thread_limit.cpu_seconds
     is_short = seconds < math.inf

@@ -23,15 +23,17 @@ from llmops.gateway.generation.structured.grammar.regular_language import (
     repeat,
 )
 
-#: Digits before the point: up to 15 digits, different numbers are different doubles.
+#: Maximum digits before the decimal point: with up to 15 digits, different numbers are different
+#: doubles.
 _MAX_DIGITS = 15
 
-#: Digits behind the point, if the bounds have fewer.
+#: Maximum digits after the decimal point, unless the bounds have more.
 _FRACTION_DIGITS = 6
 
-#: Multiples of a fractional step that are written out one by one, and the largest step whose
-#: multiples are counted.
+#: Maximum number of multiples of a fractional step that are written out one by one.
 _MAX_WRITTEN_MULTIPLES = 1000
+#: Largest integer step whose multiples are recognized by counting remainders, with a state for each
+#: remainder.
 _MAX_COUNTED_STEP = 1000
 
 _DIGIT = char("0-9")
@@ -39,7 +41,7 @@ _POINT = literal(".")
 _MINUS = literal("-")
 _INTEGER = concat(optional(_MINUS), any_of((literal("0"), concat(char("1-9"), repeat(_DIGIT, 0, _MAX_DIGITS - 1)))))
 _EXPONENT = concat(char("eE"), optional(char("+-")), repeat(_DIGIT, 1, 2))
-# without bounds, digits are not counted: an engine keeps a mask of the vocabulary for each state
+# Without bounds, digits are not counted, because an engine keeps a vocabulary mask for each state.
 _ANY_NATURAL = any_of((literal("0"), concat(char("1-9"), repeat(_DIGIT))))
 _ANY_INTEGER = any_of((literal("0"), concat(optional(_MINUS), char("1-9"), repeat(_DIGIT))))
 _ANY_NUMBER = concat(optional(_MINUS), _ANY_NATURAL, optional(concat(_POINT, repeat(_DIGIT, 1))), optional(_EXPONENT))
@@ -47,7 +49,14 @@ _ANY_NUMBER = concat(optional(_MINUS), _ANY_NATURAL, optional(concat(_POINT, rep
 
 @dataclass(frozen=True)
 class NumberRange:
-    """The bounds of a number. None is no bound; an open bound is itself excluded."""
+    """The bounds of a number.
+
+    Attributes:
+        low: The lower bound; None without a lower bound.
+        high: The upper bound; None without an upper bound.
+        open_low: True if the lower bound itself is excluded.
+        open_high: True if the upper bound itself is excluded.
+    """
 
     low: Decimal | None = None
     high: Decimal | None = None
@@ -61,7 +70,7 @@ class NumberRange:
 
 
 def integer_language(bounds: NumberRange, step: Decimal | None = None) -> RegularLanguage:
-    """Return the integers within `bounds` that are multiples of `step`.
+    """Return the language of the integers within `bounds` that are multiples of `step`.
 
     Raises:
         NotEnforceableError: The step has too many multiples.
@@ -77,7 +86,7 @@ def integer_language(bounds: NumberRange, step: Decimal | None = None) -> Regula
 def number_language(bounds: NumberRange, step: Decimal | None = None) -> RegularLanguage:
     """Return the language of the numbers within `bounds` that are multiples of `step`.
 
-    Exponents are allowed only if there are no bounds.
+    Exponents are allowed only without bounds.
 
     Raises:
         NotEnforceableError: The step has too many multiples.
@@ -96,7 +105,7 @@ def number_language(bounds: NumberRange, step: Decimal | None = None) -> Regular
 def _written_multiples(bounds: NumberRange, step: Decimal) -> list[str]:
     if bounds.low is None or bounds.high is None or (bounds.high - bounds.low) / step > _MAX_WRITTEN_MULTIPLES:
         raise NotEnforceableError(
-            f"'multipleOf' {step} without bounds that have at most {_MAX_WRITTEN_MULTIPLES} multiples"
+            f"'multipleOf' {step} without bounds that leave at most {_MAX_WRITTEN_MULTIPLES} multiples"
         )
     first = (bounds.low / step).to_integral_value(ROUND_CEILING)
     last = (bounds.high / step).to_integral_value(ROUND_FLOOR)
@@ -111,9 +120,9 @@ def _plain(value: Decimal) -> str:
 
 
 def _signed(bounds: NumberRange, with_fraction: bool) -> RegularLanguage:
-    """Return the numbers within `bounds`.
+    """Return the language of the numbers within `bounds`.
 
-    In the functions below, values are integers in units of the last digit.
+    Here and in the functions below, values are integers in units of the last digit.
     """
     places = _fraction_digits(bounds) if with_fraction else 0
     low, high = bounds.low, bounds.high
@@ -127,15 +136,16 @@ def _signed(bounds: NumberRange, with_fraction: bool) -> RegularLanguage:
     if high is None or high >= 0:
         parts.append(_unsigned(max(low or 0, 0), high, places))
     if low is None or low < 0:
-        # -0 is written as 0
+        # Write -0 as 0.
         parts.append(concat(_MINUS, _unsigned(max(-(high or 0), 1), None if low is None else -low, places)))
     return any_of(parts)
 
 
 def _fraction_digits(bounds: NumberRange) -> int:
-    """Return the maximum number of digits behind the decimal point.
+    """Return the maximum number of digits after the decimal point.
 
-    Numbers have more digits than the bounds, and so few that none rounds to an open bound.
+    The number is larger than that of the bounds, but so small that no value rounds to an excluded
+    bound.
     """
     places, least = _FRACTION_DIGITS, 0
     for bound, is_open in ((bounds.low, bounds.open_low), (bounds.high, bounds.open_high)):
@@ -149,7 +159,7 @@ def _fraction_digits(bounds: NumberRange) -> int:
 def _unsigned(low: int, high: int | None, places: int) -> RegularLanguage:
     """Return the language of the numbers from `low` to `high` without a sign.
 
-    The numbers have up to `places` digits behind the point.
+    The numbers have up to `places` digits after the decimal point.
     """
     least = len(str(low // 10**places))
     limit = 10 ** (max(_MAX_DIGITS, least + 1) + places) - 1
@@ -170,7 +180,7 @@ def _unsigned(low: int, high: int | None, places: int) -> RegularLanguage:
 def _digits(count: int, low: int, high: int, places: int, first: int = 0) -> RegularLanguage:
     """Return the language of the numbers from `low` to `high` with `count` integer digits.
 
-    The first of the digits before the point is `first` or more.
+    The first of these digits is `first` or more.
     """
     if first == 0 and low <= 0 and high >= 10 ** (count + places) - 1:
         return concat(repeat(_DIGIT, count, count), _any_fraction(places))
@@ -190,7 +200,7 @@ def _any_fraction(places: int) -> RegularLanguage:
 
 
 def _fraction(low: int, high: int, places: int) -> RegularLanguage:
-    """Return one to `places` digits behind the point whose value is from `low` to `high`."""
+    """Return the language of 1 to `places` digits after the point, from `low` to `high`."""
     if low <= 0 and high >= 10**places - 1:
         return repeat(_DIGIT, 1, places)
     unit, parts = 10 ** (places - 1), []

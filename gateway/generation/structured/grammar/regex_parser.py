@@ -1,7 +1,7 @@
 """Regular expressions as languages.
 
-Python's own parser parses the pattern. Its meaning is that of ECMA, as in JSON Schema: `\\d`, `\\w`
-and `\\s` are ASCII.
+Python's own parser parses the pattern. The pattern has the meaning of ECMAScript, as in JSON
+Schema: `\\d`, `\\w` and `\\s` are ASCII.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from llmops.gateway.generation.structured.grammar.regular_language import (
 )
 
 Ranges = Sequence[tuple[int, int]]
-#: Returns the forms that a character of the pattern has in the text: itself, or its forms in a JSON
-#: string.
+#: Function that returns the forms of a pattern's characters in the text: the characters themselves,
+#: or their forms in a JSON string.
 CharacterEncoder = Callable[[Ranges], RegularLanguage]
 
 _SETS: dict[Any, Ranges] = {
@@ -48,20 +48,20 @@ _ANY: Ranges = [(0, LAST_CODE_POINT)]
 
 
 def raw_character(ranges: Ranges) -> RegularLanguage:
-    """Return the characters of `ranges` as they are."""
+    """Return the language of one character of `ranges`, unescaped."""
     return chars(subtract_ranges(ranges, [SURROGATES]))
 
 
 def regex_language(pattern: str, encode: CharacterEncoder, *, whole: bool = False) -> RegularLanguage:
-    """Return the texts that match `pattern`.
+    """Return the language of the texts that match `pattern`.
 
-    A pattern without anchors, or with both, is that of the whole text. After a pattern with `^`
-    alone anything may follow, and before one with `$` alone anything may stand.
+    A pattern without anchors, or with both, describes the whole text. A pattern with `^` alone
+    describes the beginning of the text, and a pattern with `$` alone describes the end.
 
     Args:
         pattern: A regular expression.
-        encode: The forms of its characters in the texts.
-        whole: The pattern is that of the whole text, whatever its anchors.
+        encode: Returns the forms of the pattern's characters in the texts.
+        whole: True if the pattern describes the whole text, whatever its anchors.
 
     Raises:
         NotEnforceableError: The pattern is not a regular expression, or its language is not
@@ -78,9 +78,10 @@ def regex_language(pattern: str, encode: CharacterEncoder, *, whole: bool = Fals
 
 
 def parse_regex(pattern: str) -> list[Any]:
-    """Return the parsed pattern.
+    """Return the parsed pattern. Python's matcher is never run on clients' patterns.
 
-    Raise NotEnforceableError if it is none. Python's matcher never sees clients' patterns.
+    Raises:
+        NotEnforceableError: The text is not a regular expression.
     """
     try:
         tree: Any = parser.parse(pattern)
@@ -92,14 +93,15 @@ def parse_regex(pattern: str) -> list[Any]:
 def regex_search(pattern: str, text: str) -> bool:
     """Return True if `pattern` matches somewhere in `text`, as in JSON Schema.
 
-    Raise NotEnforceableError if unknown.
+    Raises:
+        NotEnforceableError: The pattern cannot be expressed as a language, so the match is unknown.
     """
     return contains(_containing(pattern), text)
 
 
 @lru_cache(maxsize=64)
 def _containing(pattern: str) -> RegularLanguage:
-    """Return the texts in which `pattern` matches somewhere."""
+    """Return the language of the texts in which `pattern` matches somewhere."""
     anything = repeat(chars(_ANY))
     branches = (_anchored(branch, chars) for branch in _branches(parse_regex(pattern)))
     return any_of(
@@ -109,9 +111,9 @@ def _containing(pattern: str) -> RegularLanguage:
 
 
 def _branches(nodes: list[Any]) -> list[list[Any]]:
-    """Return alternatives with anchors of their own.
+    """Return the alternatives of a pattern, each with its own anchors.
 
-    Python's parser moves what they share to the front of them.
+    Python's parser moves a common beginning of the alternatives before them.
     """
     spend_steps(len(nodes))
     for at in {0, len(nodes) - 1} if nodes else ():
@@ -123,9 +125,10 @@ def _branches(nodes: list[Any]) -> list[list[Any]]:
 
 
 def _anchored(nodes: list[Any], encode: CharacterEncoder) -> tuple[bool, RegularLanguage, bool]:
-    """Return the language between the anchors, and which anchors there are.
+    """Return the language between the anchors, and the anchors that are present.
 
-    The first value is True if an anchor stands in front, the last if an anchor stands behind.
+    The first value is True if an anchor precedes the language, and the last value if an anchor
+    follows it.
     """
     starts, ends = nodes[:1] in _STARTS, nodes[-1:] in _ENDS
     return starts, _sequence(nodes[starts : len(nodes) - ends], encode), ends
@@ -145,7 +148,7 @@ def _node(op: Any, value: Any, encode: CharacterEncoder) -> RegularLanguage:
         return _sequence(value[3], encode)
     if op is sre.BRANCH:
         return any_of(_sequence(branch, encode) for branch in value[1])
-    raise NotEnforceableError(f"the pattern has something that a grammar cannot express ({str(op).lower()})")
+    raise NotEnforceableError(f"the pattern has an element that a grammar cannot express ({str(op).lower()})")
 
 
 def _ranges(op: Any, value: Any) -> Ranges:

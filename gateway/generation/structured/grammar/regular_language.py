@@ -1,10 +1,10 @@
 """Regular languages: sets of texts, written as expressions with intersection.
 
-A language is followed character by character.
+A text is matched character by character with Brzozowski derivatives: `derivative(x, c)` has the
+texts of `x` that begin with `c`, without this character.
 
-Brzozowski derivatives: `derivative(x, c)` has the texts of `x` that begin with `c`, without that
-character. The functions keep expressions in a normal form, without which a language would have
-endlessly many different derivatives.
+The functions keep expressions in a normal form, because a language would otherwise have
+infinitely many different derivatives.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ SURROGATES = (0xD800, 0xDFFF)
 
 
 class RegularLanguage:
-    """A set of texts. Make it with the functions below.
+    """A set of texts. Create languages only with the functions below.
 
-    `kind` is chars, cat, any_of, all_of, repeat or multiples, and `parts` are its operands.
-    `nullable` is True if the empty text belongs to the language.
+    Attributes:
+        kind: The operation: chars, cat, any_of, all_of, repeat or multiples.
+        parts: The operands.
+        nullable: True if the empty text belongs to the language.
     """
 
     __slots__ = ("_hash", "kind", "nullable", "parts")
@@ -47,19 +49,19 @@ class RegularLanguage:
         return self.kind == other.kind and bool(self.parts == other.parts)
 
 
-#: The language without any text, and the language of the empty text alone.
+#: Language without any text, and language of the empty text alone.
 EMPTY_SET = RegularLanguage("any_of", frozenset(), False)
 EMPTY_TEXT = RegularLanguage("all_of", frozenset(), True)
 
 
 def chars(ranges: Iterable[tuple[int, int]]) -> RegularLanguage:
-    """Return one character of `ranges`, each from its first to its last code."""
+    """Return the language of one character of `ranges`, which are pairs of first and last code."""
     found = merge_ranges(ranges)
     return RegularLanguage("chars", found, False) if found else EMPTY_SET
 
 
 def char(text: str) -> RegularLanguage:
-    """Return one character of `text`, where `a-z` is a range."""
+    """Return the language of one character of `text`, in which `a-z` is a range."""
     found, at = [], 0
     while at < len(text):
         last = at + 2 if text[at + 1 : at + 2] == "-" and at + 2 < len(text) else at
@@ -76,7 +78,7 @@ def literal(text: str) -> RegularLanguage:
 def any_word(texts: Iterable[str]) -> RegularLanguage:
     """Return the language of `texts`.
 
-    Common beginnings are shared, so that a derivative looks at one branch of them.
+    Common beginnings are shared, so that a derivative examines only one branch of them.
     """
     by_first: dict[str, list[str]] = {}
     for text in texts:
@@ -93,7 +95,7 @@ def _prefix_tree(texts: list[str]) -> RegularLanguage:
 
 
 def concat(*parts: RegularLanguage) -> RegularLanguage:
-    """Return the texts with a part from each of `parts`, one after the other."""
+    """Return the language of texts that consist of a text of each of `parts`, in this order."""
     result = EMPTY_TEXT
     for part in reversed(parts):
         result = _concat_pair(part, result)
@@ -131,7 +133,7 @@ def all_of(parts: Iterable[RegularLanguage]) -> RegularLanguage:
 
 
 def repeat(part: RegularLanguage, least: int = 0, most: int | None = None) -> RegularLanguage:
-    """Return `part` repeated `least` to `most` times, without an upper bound if `most` is None."""
+    """Return `part` repeated `least` to `most` times; None as `most` means without an upper bound."""
     if most == 0 or part is EMPTY_TEXT or part is EMPTY_SET:
         return EMPTY_TEXT if least == 0 or part is EMPTY_TEXT or most == 0 else EMPTY_SET
     if (least, most) == (1, 1):
@@ -140,20 +142,20 @@ def repeat(part: RegularLanguage, least: int = 0, most: int | None = None) -> Re
 
 
 def optional(part: RegularLanguage) -> RegularLanguage:
-    """Return `part` or the empty text."""
+    """Return the language of `part` and the empty text."""
     return any_of((EMPTY_TEXT, part))
 
 
 def multiples(step: int, rest: int = 0) -> RegularLanguage:
     """Return the language of the digits that complete a number to a multiple of `step`.
 
-    `rest` is the remainder of the number that stands before the digits.
+    `rest` is the remainder of the number before the digits.
     """
     return RegularLanguage("multiples", (step, rest), rest == 0)
 
 
 def derivative(language: RegularLanguage, code: int) -> RegularLanguage:
-    """Return what may follow in `language` after the character `code`."""
+    """Return the language of the texts that may follow the character `code` in `language`."""
     kind, parts = language.kind, language.parts
     if kind == "chars":
         return EMPTY_TEXT if _in_ranges(parts, code) else EMPTY_SET
@@ -174,8 +176,8 @@ def derivative(language: RegularLanguage, code: int) -> RegularLanguage:
 
 
 def character_classes(language: RegularLanguage) -> list[list[tuple[int, int]]]:
-    """Return sets of characters, as ranges, between which `language` never distinguishes."""
-    # the bits of the sets that begin or end at a character
+    """Return sets of characters, as ranges, that `language` never distinguishes within."""
+    # Bits of the sets that begin or end at each character.
     changes: defaultdict[int, int] = defaultdict(int, {0: 0, LAST_CODE_POINT + 1: 0})
     for at, ranges in enumerate(_distinguished_ranges(language)):
         for low, high in ranges:
@@ -199,7 +201,7 @@ def _distinguished_ranges(language: RegularLanguage) -> Iterator[Ranges]:
 
 
 def contains(language: RegularLanguage, text: str) -> bool:
-    """Return True if `text` belongs to `language`, in time linear in `text`.
+    """Return True if `text` belongs to `language`, in time linear in the length of `text`.
 
     Only a set of partial derivatives is kept, and their number does not depend on the text.
     """
@@ -210,9 +212,10 @@ def contains(language: RegularLanguage, text: str) -> bool:
 
 
 def partial_derivatives(language: RegularLanguage, code: int) -> set[RegularLanguage]:
-    """Return languages whose union is the derivative (Antimirov).
+    """Return languages whose union is the derivative (Antimirov's partial derivatives).
 
-    A pattern with n characters, its repetitions written out, has at most n + 1 of them in all.
+    A pattern with n characters, with its repetitions written out, has at most n + 1 different
+    partial derivatives in all.
     """
     spend_steps()
     kind, parts = language.kind, language.parts
@@ -269,7 +272,7 @@ def _walk(language: RegularLanguage) -> Iterator[RegularLanguage]:
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return `ranges` in order, with those that touch each other merged."""
+    """Return `ranges` in order, with touching ranges merged."""
     found: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if found and low <= found[-1][1] + 1:
@@ -281,7 +284,7 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def subtract_ranges(ranges: Iterable[tuple[int, int]], excluded: Iterable[tuple[int, int]]) -> Ranges:
-    """Return `ranges` without `excluded`."""
+    """Return `ranges` without the characters of `excluded`."""
     left, gaps, at = [], merge_ranges(excluded), 0
     for first, last in merge_ranges(ranges):
         while at < len(gaps) and gaps[at][1] < first:

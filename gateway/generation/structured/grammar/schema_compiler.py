@@ -35,7 +35,7 @@ from llmops.gateway.generation.structured.schema_references import resolve_point
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _SCALARS = {"null": ["null"], "boolean": ["true", "false"]}
 
-#: The type that a schema without `type` is meant for, by the keywords that it has.
+#: Keywords by the type that a schema without `type` is meant for if it has one of them.
 _TYPES_BY_KEYWORD = {
     "object": ("properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties"),
     "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems"),
@@ -43,7 +43,7 @@ _TYPES_BY_KEYWORD = {
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
 
-#: Characters of a bound: more than any double has.
+#: Maximum length of a bound in characters: more than any double has.
 _MAX_NUMBER_LENGTH = 400
 
 
@@ -51,9 +51,10 @@ class SchemaCompiler:
     """The compiler of one schema."""
 
     def __init__(self, root: Schema, strict: bool) -> None:
-        """Prepare to compile `root`.
+        """Prepare to compile the schema `root`.
 
-        If `strict`, a keyword that cannot be enforced is an error, else it is ignored.
+        A keyword that cannot be enforced is an error if `strict` is True; otherwise the keyword is
+        ignored.
         """
         self.rules = GrammarBuilder()
         self.strict = strict
@@ -62,12 +63,16 @@ class SchemaCompiler:
         self._resolved: dict[str, Schema] = {}
         self._alternatives = SchemaAlternatives(self.resolve, self._check_one_of)
         self._waiting: list[str] = []
-        # references that a reference leads to with nothing written in between
+        # References reached from a reference without any keyword between them.
         self._direct: dict[str, set[str]] = {}
         self._inside: str | None = None
 
     def grammar(self) -> str:
-        """Return the grammar. Raise NotEnforceableError if there is none."""
+        """Return the grammar of the schema.
+
+        Raises:
+            NotEnforceableError: The schema has no grammar.
+        """
         root = self.value_rule(self._root, "#")
         while self._waiting:
             reference = self._inside = self._waiting.pop()
@@ -82,11 +87,12 @@ class SchemaCompiler:
         Args:
             schema: A part of the root schema.
             path: The place of the part, for errors.
-            direct: The part is the target of a reference itself, with nothing around it.
+            direct: True if the part is itself the target of a reference, without a keyword around
+                it.
 
         Raises:
             UnsatisfiableSchemaError: No value is valid.
-            NotEnforceableError: A grammar cannot express it, and the compiler is strict.
+            NotEnforceableError: A grammar cannot express the schema, and the compiler is strict.
         """
         try:
             return self._value_rule(schema, path, direct)
@@ -112,9 +118,9 @@ class SchemaCompiler:
         return self._flat_rule(self._alternatives(keywords), path)
 
     def _any_of_rule(self, parts: Sequence[tuple[Schema, str]], direct: bool) -> str:
-        """Return a rule of alternatives.
+        """Return a rule with the alternatives of `parts`.
 
-        Containers and references are rules of their own, everything else becomes one rule.
+        Containers and references become rules of their own; all other parts become one rule.
         """
         rules: list[str] = []
         flats: list[FlatSchema] = []
@@ -161,7 +167,7 @@ class SchemaCompiler:
     def _add_types(self, flat: FlatSchema, path: str, scalars: list[RegularLanguage], rules: list[str]) -> None:
         """Add the types that `flat` allows to `scalars` and `rules`.
 
-        `scalars` gets the languages of the scalar types, `rules` the rules of the other types.
+        `scalars` receives the languages of scalar types, and `rules` the rules of the other types.
         """
         if "enum" in flat:
             scalars.append(self._enum_language(flat))
@@ -219,7 +225,7 @@ class SchemaCompiler:
         return any_word(string_rules.json_literal(value) for value in values)
 
     def _is_allowed(self, value: Any, flat: FlatSchema) -> bool:
-        """Return True if a value of `enum` is valid by the other keywords."""
+        """Return True if a value of `enum` is valid by the schema's other keywords."""
         types, kind = allowed_types(flat), json_type(value)
         if types is not None and kind not in types and not (kind == "integer" and "number" in types):
             return False
@@ -246,13 +252,16 @@ class SchemaCompiler:
             return True
 
     def refuse(self, what: str) -> None:
-        """Raise NotEnforceableError if the compiler is strict. `what` names the keyword."""
+        """Raise NotEnforceableError if the compiler is strict.
+
+        `what` names the keyword for the message.
+        """
         if self.strict:
             raise NotEnforceableError(f"{what} cannot be enforced")
 
     def _check_one_of(self, parts: Sequence[Schema]) -> None:
         if self.strict and may_overlap(parts, self._alternatives):
-            self.refuse("'oneOf' whose parts may hold at the same time")
+            self.refuse("'oneOf' whose parts may be valid at the same time")
 
     def _reference_rule(self, reference: str, direct: bool) -> str:
         if reference not in self._rule_of_reference:
@@ -263,7 +272,7 @@ class SchemaCompiler:
         return self._rule_of_reference[reference]
 
     def resolve(self, reference: str) -> Schema:
-        """Return the target of a reference, which `validate_schema` has checked."""
+        """Return the target of a reference. `validate_schema` has checked that the target exists."""
         if reference not in self._resolved:
             self._resolved[reference] = resolve_pointer(self._root, reference)
         return self._resolved[reference]
@@ -271,7 +280,7 @@ class SchemaCompiler:
     def _check_circular_references(self) -> None:
         """Raise NotEnforceableError for a reference that leads directly back to itself.
 
-        Such a reference has nothing written in between.
+        A reference does so if no keyword stands between the references on the way.
         """
         for start in self._direct:
             seen: set[str] = set()
@@ -286,7 +295,7 @@ class SchemaCompiler:
 
 
 def number_range(flat: Mapping[str, Any]) -> NumberRange:
-    """Return the tightest of minimum, maximum and their exclusive forms."""
+    """Return the tightest range of the minimum, the maximum and their exclusive forms."""
     low, high = _decimal(flat, "minimum"), _decimal(flat, "maximum")
     above, below = _decimal(flat, "exclusiveMinimum"), _decimal(flat, "exclusiveMaximum")
     open_low = above is not None and (low is None or above >= low)

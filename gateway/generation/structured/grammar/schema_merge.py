@@ -27,13 +27,13 @@ _TIGHTEN: dict[str, Callable[[Any, Any], Any]] = {
 #: Keywords that apply other schemas to the same value.
 APPLICATOR_KEYWORDS = ("$ref", "allOf", "anyOf", "oneOf")
 
-#: Keywords that no grammar here enforces.
+#: Keywords that no grammar of this package enforces.
 UNENFORCED_KEYWORDS = (
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired", "dependentSchemas",
     "dependencies", "unevaluatedItems", "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
 
-#: All keywords that say which values are valid. Others are annotations.
+#: All keywords that determine which values are valid. Other keywords are annotations.
 KNOWN_KEYWORDS = frozenset(
     {
         *_TIGHTEN, *APPLICATOR_KEYWORDS, *UNENFORCED_KEYWORDS, "type", "enum", "const", "multipleOf", "pattern",
@@ -42,9 +42,9 @@ KNOWN_KEYWORDS = frozenset(
     }
 )  # fmt: skip
 
-#: Flat schemas of one schema, and schemas applied inside each other. Both grow exponentially in
-#: what a client sends.
+#: Maximum number of flat schemas of one schema. It grows exponentially with the client's schema.
 _MAX_ALTERNATIVES = 64
+#: Maximum nesting of schemas applied inside each other, for the same reason.
 _MAX_DEPTH = 24
 
 #: Characters of JSON that are written in one step of work.
@@ -52,9 +52,10 @@ _CHARACTERS_PER_STEP = 64
 
 
 def without_annotations(schema: Schema) -> FlatSchema:
-    """Return the keywords of `schema` that say which values are valid.
+    """Return the keywords of `schema` that determine which values are valid.
 
-    Raise UnsatisfiableSchemaError for `false`.
+    Raises:
+        UnsatisfiableSchemaError: The schema is `false`.
     """
     if isinstance(schema, bool):
         if not schema:
@@ -67,7 +68,7 @@ def without_annotations(schema: Schema) -> FlatSchema:
 
 
 def allowed_types(flat: Mapping[str, Any]) -> set[str] | None:
-    """Return the types that a schema allows, None for all."""
+    """Return the types that a schema allows; None if it allows all types."""
     types = flat.get("type")
     return None if types is None else {types} if isinstance(types, str) else set(types)
 
@@ -85,14 +86,14 @@ def json_type(value: Any) -> str:
 
 
 def canonical_json(value: Any) -> str:
-    """Return the same text for equal JSON values."""
+    """Return a text for a JSON value that is the same for equal values."""
     text = json.dumps(_normalize_numbers(value), sort_keys=True)
     spend_steps(2 + len(text) // _CHARACTERS_PER_STEP)
     return text
 
 
 def _normalize_numbers(value: Any) -> Any:
-    """Return `value` with 1 for each 1.0 in it."""
+    """Return a copy of `value` in which floats such as 1.0 are integers."""
     if isinstance(value, list):
         return [_normalize_numbers(one) for one in value]
     if isinstance(value, dict):
@@ -101,9 +102,10 @@ def _normalize_numbers(value: Any) -> Any:
 
 
 def merge_schemas(first: FlatSchema, second: FlatSchema) -> FlatSchema:
-    """Return the flat schema of the values that both allow.
+    """Return the flat schema of the values that both schemas allow.
 
-    Raise NotEnforceableError if one schema cannot express it.
+    Raises:
+        NotEnforceableError: One schema cannot express both.
     """
     spend_steps(5 + len(first) + len(second))
     result = dict(first)
@@ -114,20 +116,20 @@ def merge_schemas(first: FlatSchema, second: FlatSchema) -> FlatSchema:
         elif merge is not None:
             result[key] = merge(result[key], value)
         elif canonical_json(result[key]) != canonical_json(value):
-            raise NotEnforceableError(f"two different '{key}' hold at the same time")
+            raise NotEnforceableError(f"two different '{key}' apply at the same time")
     if "properties" in result:
         result["properties"] = _merge_additional(result["properties"], first, second)
     return result
 
 
 def _merge_additional(merged: Mapping[str, Schema], first: FlatSchema, second: FlatSchema) -> dict[str, Schema]:
-    """Apply each schema's `additionalProperties` to properties that only the other declares."""
+    """Apply each schema's `additionalProperties` to properties that only the other schema declares."""
     properties = dict(merged)
     for side in (first, second):
         rest = side.get("additionalProperties", True)
         if rest is not True:
             if side.get("patternProperties"):
-                raise NotEnforceableError("'patternProperties' go together with other properties that hold as well")
+                raise NotEnforceableError("'patternProperties' are combined with other properties that apply as well")
             spend_steps(len(properties))
             for name in properties.keys() - side.get("properties", {}).keys():
                 properties[name] = _merge_subschemas(properties[name], rest)
@@ -181,9 +183,10 @@ _INTERSECT: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class SchemaAlternatives:
-    """The flat schemas of schemas: a value is valid if one of them allows it.
+    """A table of the flat schemas of schemas.
 
-    References are resolved once.
+    A value is valid by a schema if one of the flat schemas allows it. Each reference is resolved
+    once.
     """
 
     def __init__(self, resolve: Callable[[str], Schema], check_one_of: Callable[[Sequence[Schema]], None]) -> None:
@@ -200,11 +203,11 @@ class SchemaAlternatives:
 
         Raises:
             UnsatisfiableSchemaError: No value is valid.
-            NotEnforceableError: Flat schemas cannot express it.
+            NotEnforceableError: Flat schemas cannot express the schema.
         """
         spend_steps()
         if depth > _MAX_DEPTH:
-            raise NotEnforceableError("it refers to itself endlessly")
+            raise NotEnforceableError("it refers to itself without end")
         keywords = without_annotations(schema)
         base = {key: value for key, value in keywords.items() if key not in APPLICATOR_KEYWORDS}
         if "const" in base:
@@ -217,11 +220,11 @@ class SchemaAlternatives:
             if len(found) > _MAX_ALTERNATIVES:
                 raise NotEnforceableError(f"it combines alternatives in more than {_MAX_ALTERNATIVES} ways")
         if not found:
-            raise UnsatisfiableSchemaError("the combined schemas allow nothing")
+            raise UnsatisfiableSchemaError("the combined schemas allow no value")
         return found
 
     def _applied(self, keywords: FlatSchema, depth: int) -> Iterator[list[FlatSchema]]:
-        """Yield lists of flat schemas. One of each list must allow a valid value."""
+        """Yield lists of flat schemas. A valid value must be allowed by one schema of each list."""
         for part in keywords.get("allOf", ()):
             yield self._or_none(part, depth)
         if "$ref" in keywords:
@@ -253,7 +256,10 @@ def _merge_if_satisfiable(first: FlatSchema, second: FlatSchema) -> FlatSchema |
 
 
 def may_overlap(parts: Sequence[Schema], alternatives: Callable[[Schema], list[FlatSchema]]) -> bool:
-    """Return True unless no two of the `oneOf` parts obviously allow the same value."""
+    """Return True if two of the `oneOf` parts may allow the same value.
+
+    The result is False only if all parts are obviously disjoint.
+    """
     flats = [alternatives(part) for part in parts]
     pairs = itertools.combinations(flats, 2)
     return any(not _are_disjoint(one, other, alternatives) for left, right in pairs for one in left for other in right)
@@ -285,14 +291,14 @@ def _value_types(flat: FlatSchema) -> set[str] | None:
 
 
 def _requires_forbidden(one: FlatSchema, other: FlatSchema) -> bool:
-    """Return True if `one` requires a property that no object valid by `other` can have."""
+    """Return True if `one` requires a property that no object allowed by `other` can have."""
     spend_steps(len(one.get("required", ())))
     is_closed = other.get("additionalProperties", True) is False and not other.get("patternProperties")
     return is_closed and any(name not in other.get("properties", {}) for name in one.get("required", ()))
 
 
 def _has_discriminator(one: FlatSchema, other: FlatSchema, alternatives: Callable[[Schema], list[FlatSchema]]) -> bool:
-    """Return True if a property that one of both requires has different values in each."""
+    """Return True if a required property of one schema has different values in both schemas."""
     spend_steps(len(one.get("required", ())) + len(other.get("required", ())))
     for name in {*one.get("required", ()), *other.get("required", ())}:
         left, right = (_enum_values(flat.get("properties", {}).get(name, True), alternatives) for flat in (one, other))

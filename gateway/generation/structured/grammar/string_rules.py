@@ -1,4 +1,4 @@
-"""Rules and languages of JSON strings: any string, or one with a length, a pattern or a format."""
+"""Rules and languages of JSON strings: of any string, or with a length, a pattern or a format."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from llmops.gateway.generation.structured.grammar.regular_language import (
 )
 
 _DATE = (
-    "[0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"  # no 29 February
+    # Excludes 29 February, which is not in every year.
+    "[0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
 )
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _HOST = rf"{_LABEL}(\.{_LABEL})*"
-#: The formats that are enforced, as regular expressions.
+#: Regular expressions of the formats that are enforced.
 FORMAT_PATTERNS = {
     "date": _DATE,
     "time": _TIME,
@@ -42,11 +43,11 @@ FORMAT_PATTERNS = {
 }
 STRING_CHARACTER = r'[^"\\\x00-\x1f]'
 
-#: Longest length that is counted together with a pattern, which costs a state per character and
-#: place.
+#: Maximum length that is counted together with a pattern. Counting costs one state for each state
+#: of the pattern and each length.
 _MAX_LENGTH_WITH_PATTERN = 256
 
-#: Characters of a block of places in bounded strings. All blocks share the same rule.
+#: Length of a block of characters in bounded strings. All blocks share the same rule.
 _BLOCK = 64
 
 _SHORT_ESCAPES = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 0x22: '"', 0x5C: "\\"}
@@ -56,7 +57,8 @@ _NOT_PLAIN: Ranges = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), SURROGATES]
 def json_literal(value: object) -> str:
     """Return a JSON value in its compact form.
 
-    Raise NotEnforceableError for half a surrogate pair.
+    Raises:
+        NotEnforceableError: A text has half of a surrogate pair.
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if any(0xD800 <= ord(one) <= 0xDFFF for one in text):
@@ -65,9 +67,9 @@ def json_literal(value: object) -> str:
 
 
 def json_character(ranges: Ranges) -> RegularLanguage:
-    """Return the forms of a character in a JSON string: itself, or its short escape.
+    """Return the forms of a character in a JSON string: the character, or its short escape.
 
-    Other control characters are left out, unless the set is that one character.
+    Other control characters are left out, unless `ranges` is a single character.
     """
     parts = [chars(subtract_ranges(ranges, _NOT_PLAIN))]
     escapes = "".join(
@@ -81,14 +83,15 @@ def json_character(ranges: Ranges) -> RegularLanguage:
 
 
 def quoted(content: RegularLanguage) -> RegularLanguage:
-    """Return the texts of `content` in quotation marks."""
+    """Return the texts of `content` between quotation marks."""
     return concat(literal('"'), content, literal('"'))
 
 
 def pattern_string(pattern: str, least: int, most: int | None) -> RegularLanguage:
-    """Return the JSON strings of `least` to `most` characters that match.
+    """Return the JSON strings of `least` to `most` characters that match a pattern.
 
-    Raise NotEnforceableError if that is not regular.
+    Raises:
+        NotEnforceableError: The language is not regular, or the lengths are too large.
     """
     content = regex_language(pattern, json_character)
     if least or most is not None:
@@ -99,19 +102,19 @@ def pattern_string(pattern: str, least: int, most: int | None) -> RegularLanguag
 
 
 def format_string(name: str, least: int, most: int | None) -> RegularLanguage:
-    """Return the JSON strings of `least` to `most` characters in a format of FORMAT_PATTERNS."""
+    """Return the JSON strings of `least` to `most` characters in a format of `FORMAT_PATTERNS`."""
     return pattern_string(f"^({FORMAT_PATTERNS[name]})$", least, most)
 
 
 def any_string(rules: GrammarBuilder) -> str:
-    """Return the rule for any JSON string."""
+    """Return the name of the rule for any JSON string."""
     return rules.add(f"{terminal(chr(34))} {string_tail(rules)}")
 
 
 def string_tail(rules: GrammarBuilder) -> str:
     """Return the rule for characters up to the closing quote.
 
-    Recursion is what xgrammar follows fastest.
+    The rule is recursive, because xgrammar follows recursion fastest.
     """
     name = "rest_of_string"
     rules.define(name, rf'"\"" | {STRING_CHARACTER} {name} | "\\" ["\\/bfnrt] {name}')
@@ -121,7 +124,7 @@ def string_tail(rules: GrammarBuilder) -> str:
 def bounded_string(rules: GrammarBuilder, least: int, most: int | None) -> str:
     """Return the rule for a JSON string of `least` to `most` characters.
 
-    With an upper bound there are no escapes: with them, the grammar would be far too slow to
+    With an upper bound, escapes are not allowed: they would make the grammar far too slow to
     compile and to follow.
     """
     begin = f'"\\"" {_exactly(rules, least)}'.strip()
@@ -139,7 +142,7 @@ def _exactly(rules: GrammarBuilder, count: int) -> str:
 def _up_to(rules: GrammarBuilder, count: int) -> str:
     """Return the rule for at most `count` characters and the closing quote.
 
-    Each place costs the engine a pass over the vocabulary, so blocks of places are shared.
+    Each position costs the engine a pass over the vocabulary, so blocks of positions are shared.
     """
     blocks, rest = divmod(count, _BLOCK)
     following = rules.add(f'{STRING_CHARACTER}{{0,{rest}}} "\\""' if rest else '"\\""')
@@ -150,15 +153,15 @@ def _up_to(rules: GrammarBuilder, count: int) -> str:
 
 
 def _block(rules: GrammarBuilder) -> str:
-    # the last character is a rule of its own: xgrammar would copy a rule without references to
-    # wherever it is used
+    # The last character is a separate rule, because xgrammar would inline a rule without references
+    # wherever it is used.
     return rules.add(f"{STRING_CHARACTER}{{{_BLOCK - 1}}} {rules.add(STRING_CHARACTER)}")
 
 
 def other_property_name(rules: GrammarBuilder, names: list[str]) -> str:
-    """Return the rule for a property name that is none of `names`.
+    """Return the rule for a property name that is not among `names`.
 
-    The name has its quotes and no escapes.
+    The name has its quotation marks and no escapes.
     """
     plain = [name for name in names if not any(one in '"\\' or ord(one) < 0x20 for one in name)]
     return rules.add(f'"\\"" {_text_not_in(rules, plain)}')
@@ -170,8 +173,8 @@ def _text_not_in(rules: GrammarBuilder, names: list[str]) -> str:
     for head in heads:
         rest = _text_not_in(rules, [name[1:] for name in names if name[:1] == head])
         choices.append(f"{terminal(head)} {rest}")
-    # where a declared name begins beyond ASCII, no other does: xgrammar has no class for the rest
-    # of those characters
+    # Where a declared name begins beyond ASCII, no other name may: xgrammar cannot exclude some
+    # characters beyond ASCII in a class.
     last = LAST_CODE_POINT if all(head.isascii() for head in heads) else 0x7F
     others = chars(subtract_ranges([(0, last)], [*_NOT_PLAIN, *((ord(head), ord(head)) for head in heads)]))
     name = "rest_of_name"
