@@ -27,6 +27,7 @@ from llmops.gateway.ratelimit.slots import FairSlots
 from llmops.gateway.safety.filters import FilterUnavailableError, Finding, TextFilter
 from llmops.gateway.settings import GuardSettings
 from llmops.input_files import MALFORMED, parse_json, read_json
+from llmops.untrusted_text import strip_unsafe
 from llmops.urls import failure_reason, without_secrets
 
 #: Maximum size of a moderation service's answer, in bytes: one result has a few kilobytes.
@@ -238,7 +239,8 @@ class ModerationFilter(TextFilter):
         scores = result.get("category_scores") or {}
         found = [name for name, flagged in (result.get("categories") or {}).items() if flagged] or ["flagged"]
         category = max(found, key=lambda name: float(scores.get(name) or 0.0))
-        return Finding(self.name, category[:64], float(scores.get(category) or 1.0))
+        # the audit log stores the category, and callers read it
+        return Finding(self.name, strip_unsafe(category[:64]) or "flagged", float(scores.get(category) or 1.0))
 
 
 def _passages(text: str, size: int = PASSAGE) -> list[str]:

@@ -28,13 +28,13 @@ from llmops.gateway.usage.billing import Billing
 from llmops.gateway.usage.ledger_sink import LedgerSink
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant
-from llmops.store.audit import AuditContext
+from llmops.store.audit import AuditContext, record_action
 from llmops.store.dead_letters import DeadLetter, add_dead_letters
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
 from llmops.store.rollouts import ModelVersion, create_rollout, open_rollouts
 from tests.attacks.test_usage_topic import NOON, bill, counts, event
-from tests.store.control_client import BY, make_key
+from tests.store.control_client import BY, bearer, control, make_key
 from tests.support.gateway_stack import app_client
 from tests.support.usage_rows import high_water_mark
 
@@ -238,3 +238,14 @@ async def test_a_damaged_tenant_is_an_outage_of_that_tenant_alone(tmp_path: Path
     assert b'dead_letters{reason="not signed"} 1.0' in bytes(page.body)
     await asyncio.gather(directory.close(), shared.close())
     assert caplog.text.count("The tenant bad has a damaged value") <= 1
+
+
+async def test_a_text_that_utf_8_cannot_encode_ends_no_audit_log(tmp_path: Path) -> None:
+    """Before the fix, one category of a moderation service made every read of the audit log fail."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    secret, _, _ = await make_key(url)
+    async with await open_store(url) as store, store.write() as connection:
+        await record_action(connection, BY, "safety.find", "remote", detail={"category": "a\ud800b", "count": 2})
+    async with control(url) as client:
+        read = await client.get("/api/admin/audit?action=safety", headers=bearer(secret))
+    assert read.json()[0]["detail"] == {"category": "a?b", "count": 2}

@@ -8,7 +8,7 @@ import pytest
 import uvicorn
 from openai.types import Moderation
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from llmops.gateway.api.moderations import OPENAI_CATEGORIES
@@ -225,14 +225,24 @@ async def test_a_service_that_dies_in_the_middle_obeys_fail(card, tokenizer, fai
 
 @pytest.mark.parametrize("answer", [b"<html>no</html>", b"[]", b'{"results": []}', b'{"results": [{"flagged": "x"'])
 async def test_a_service_that_answers_nonsense_is_a_filter_that_is_away(card, tokenizer, answer):
-    from starlette.responses import Response
-
     async def judge(text):
         return Response(answer, media_type="application/json")
 
     async with moderation_server(judge) as url, running(card, tokenizer, safety=http_safety(url, "hold")) as stack:
         stack.say("Hello")
         assert (await stack.chat()).status_code == 503
+
+
+@pytest.mark.parametrize(("category", "kept"), [("a\ud800b\0\x1b[2J\u202e", "ab[2J"), ("\udfff", "flagged")])
+async def test_a_category_of_a_service_has_no_unsafe_characters(card, tokenizer, category, kept):
+    """Before the fix, half of a surrogate pair was stored in the audit log, which then could not be read."""
+
+    async def judge(text):
+        return Response(json.dumps({"results": [{"flagged": True, "categories": {category: True}}]}))
+
+    async with moderation_server(judge) as url, running(card, tokenizer, safety=http_safety(url, "hold")) as stack:
+        error = (await stack.chat()).json()["error"]
+        assert f"({kept})" in error["message"], error
 
 
 async def test_moderations_speak_openais_api(card, tokenizer):
