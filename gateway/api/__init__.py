@@ -1,4 +1,5 @@
 """The HTTP APIs, one module each.
 
-A module has an API's routes, reads its requests, and writes its answers in the client's format.
+A module contains an API's routes, reads its requests, and writes its answers in the client's
+format.
 """

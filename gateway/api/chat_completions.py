@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""The endpoint POST /v1/chat/completions, and the routes that resume or stop its streams."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from llmops.gateway.http.sse import DisconnectWatcher
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.schemas.response_schemas import ChatCompletion, StoppedRunResponse
 
-#: Fields that are accepted and change nothing.
+#: Fields that are accepted without effect.
 CHAT_IGNORED_FIELDS = COMMON_IGNORED_FIELDS | {
     *("store", "prompt_cache_options", "prompt_cache_retention", "verbosity", "moderation", "include_reasoning"),
 }
 
-#: The request header that asks for a stream which can be resumed: `true`.
+#: Name of the request header that asks for a stream that can be resumed, with the value `true`.
 RESUME_HEADER = b"x-llmops-resume"
 
 
 class ChatCompletionsEndpoint:
-    """The endpoint of chat completions."""
+    """The endpoint of chat completions, and the routes of streams that can be resumed."""
 
     def __init__(self, service: AppState, chats: ResumableChats) -> None:
         self._service, self._chats = service, chats
@@ -53,7 +53,7 @@ class ChatCompletionsEndpoint:
         app.add_endpoint(
             "POST", "/v1/chat/completions", self.create, "Create a chat completion", ChatCompletion, body=ChatRequest
         )
-        one, path = "/v1/chat/completions/{run_id}", {"run_id": "The id of an answer that can be resumed."}
+        one, path = "/v1/chat/completions/{run_id}", {"run_id": "The id of an answer whose stream can be resumed."}
         app.add_endpoint(
             "GET",
             one,
@@ -68,7 +68,7 @@ class ChatCompletionsEndpoint:
         )
 
     async def create(self, request: Request) -> Response:
-        """Generate the next message of a chat."""
+        """Generate the next message of a chat, streamed or whole."""
         context = context_of(request)
         body = await self._service.intake.load(ChatRequest, request)
         context.mark("parse")
@@ -109,9 +109,9 @@ class ChatCompletionsEndpoint:
 
 
 class ChatEvents(AnswerEvents):
-    """A streamed chat completion.
+    """The event stream of a chat completion.
 
-    It sends the role, text and finish reason of each choice, then the usage and [DONE].
+    The stream has the role, text and finish reason of each choice, then the usage and [DONE].
     """
 
     def __init__(self, answer_id: str, body: ChatRequest, created: int, answer: Answer) -> None:
@@ -120,7 +120,7 @@ class ChatEvents(AnswerEvents):
         self._opened = [False] * len(answer.choices)
 
     def render(self, delta: ChoiceDelta) -> bytes:
-        """Return the chunks of one delta."""
+        """Return the chunks for one piece of output, encoded."""
         choice, text, finished = delta
         index = choice.index
         if self._opened[index] and text and choice.plain and not choice.done and choice.logprobs is None:
@@ -131,8 +131,8 @@ class ChatEvents(AnswerEvents):
             parts.append(self._chunks.role(index))
         entries = choice.take_logprobs(text)
         if (text and choice.plain) or entries:
-            # the text of a tool call or of reasoning has log-probabilities as well, which belong to
-            # the choice
+            # Text of a tool call or of reasoning has log-probabilities too. They belong to the
+            # choice, so they are sent in a chunk without text.
             parts.append(self._chunks.content(index, text if choice.plain else "", entries))
         if not choice.plain:
             parts += [self._chunks.piece(index, piece) for piece in choice.sort(text)]
@@ -141,12 +141,12 @@ class ChatEvents(AnswerEvents):
         return b"".join(parts)
 
     def end(self) -> bytes:
-        """Return the last events."""
+        """Return the events that end the stream, encoded."""
         return self._chunks.last(self._answer)
 
 
 async def collect_choices(answer: Answer) -> list[dict[str, Any]]:
-    """Read an answer to its end and return its choices."""
+    """Read an answer to its end and return its choices, as JSON objects."""
     pieces: defaultdict[Choice, list[OutputDelta]] = defaultdict(list)
     entries: defaultdict[Choice, list[dict[str, Any]]] = defaultdict(list)
     while (delta := await answer.next()) is not None:

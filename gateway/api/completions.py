@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""The endpoint POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ from llmops.gateway.schemas.response_schemas import Completion
 
 
 class CompletionsEndpoint:
-    """The endpoint of text completions. Choices are numbered prompt by prompt, as OpenAI does."""
+    """The endpoint of text completions.
+
+    Choices are numbered prompt by prompt: the choices of the first prompt come first.
+    """
 
     def __init__(self, service: AppState) -> None:
         self._service = service
@@ -44,7 +47,7 @@ class CompletionsEndpoint:
         )
 
     async def create(self, request: Request) -> Response:
-        """Continue one or several prompts."""
+        """Continue one or several prompts, streamed or whole."""
         context = context_of(request)
         body = await self._service.intake.load(CompletionRequest, request)
         context.mark("parse")
@@ -93,7 +96,11 @@ class CompletionsEndpoint:
 
 
 class CompletionEvents(AnswerEvents):
-    """A streamed text completion. Each choice's text starts with its entry of `echoes`."""
+    """The event stream of a text completion.
+
+    The text of each choice starts with the entry of `echoes` for the choice: its prompt, if the
+    request has `echo`.
+    """
 
     def __init__(
         self, answer_id: str, body: CompletionRequest, created: int, echoes: Sequence[str], answer: Answer
@@ -103,7 +110,7 @@ class CompletionEvents(AnswerEvents):
         self._echoes = dict(enumerate(echoes))
 
     def render(self, delta: ChoiceDelta) -> bytes:
-        """Return the chunks of one delta."""
+        """Return the chunks for one piece of output, encoded."""
         choice, text, finished = delta
         entries = choice.take_logprobs(text)
         text = self._echoes.pop(choice.index, "") + text
@@ -114,20 +121,26 @@ class CompletionEvents(AnswerEvents):
         return data + self._chunks.finish(choice) if finished else data
 
     def end(self) -> bytes:
-        """Return the last events."""
+        """Return the events that end the stream, encoded."""
         return self._chunks.last(self._answer)
 
 
 @dataclass(slots=True)
 class CompletedText:
-    """The text of one choice."""
+    """The collected text of a choice.
+
+    Attributes:
+        choice: The choice.
+        parts: The pieces of text, in order; first the echoed prompt, if there is one.
+        entries: The log-probability of each token.
+    """
 
     choice: Choice
     parts: list[str]
     entries: list[TokenLogprob]
 
     def rendered(self, index: int, logprobs: bool) -> dict[str, Any]:
-        """Return the choice as JSON."""
+        """Return the choice as a JSON object."""
         return {
             "index": index,
             "text": "".join(self.parts),
@@ -136,12 +149,12 @@ class CompletedText:
         }
 
     def mean_logprob(self) -> float:
-        """Return the mean log-probability of a token."""
+        """Return the mean log-probability of the choice's tokens."""
         return sum(entry.logprob for entry in self.entries) / max(len(self.entries), 1)
 
 
 async def collect_texts(answer: Answer, echoes: Sequence[str] = ()) -> list[CompletedText]:
-    """Read an answer to its end and return the texts of its choices."""
+    """Read an answer to its end and return the texts of its choices, which start with `echoes`."""
 
     def begun(choice: Choice) -> CompletedText:
         return CompletedText(choice, list(echoes[choice.index : choice.index + 1]), [])
@@ -159,7 +172,11 @@ async def collect_texts(answer: Answer, echoes: Sequence[str] = ()) -> list[Comp
 def best_texts(texts: Sequence[CompletedText], generated: int, n: int) -> list[CompletedText]:
     """Return the `n` best texts of each prompt, best first.
 
-    Each prompt has `generated` texts. The best have the highest log-probability per token.
+    Args:
+        texts: The texts of all prompts, `generated` texts per prompt.
+        generated: The number of texts per prompt.
+        n: The number of texts to return per prompt. The best texts have the highest mean
+            log-probability per token.
     """
     if generated == n:
         return list(texts)

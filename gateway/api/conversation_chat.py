@@ -1,4 +1,4 @@
-"""POST /api/chat/completions, and the stream of a running answer for readers who come back to it."""
+"""The endpoint POST /api/chat/completions, which continues stored conversations."""
 
 from __future__ import annotations
 
@@ -31,39 +31,55 @@ if TYPE_CHECKING:
     from llmops.gateway.conversations.title_writer import TitleWriter
 
 
-#: Tokens that a chat template may write around one message.
+#: Number of tokens that a chat template is assumed to add to each message, such as role markers.
 MESSAGE_OVERHEAD = 8
-#: Tokens that a chat template may write besides the messages, such as a system prompt of its own.
+#: Number of tokens that a chat template is assumed to add to a prompt besides its messages, such as
+#: a default system prompt.
 TEMPLATE_OVERHEAD = 64
 
 
 class TruncatedHistory(NamedTuple):
-    """The messages that are sent, and the number of messages that were dropped before them."""
+    """The messages of a conversation that fit into the model's context.
+
+    Attributes:
+        messages: The messages to send to the model.
+        dropped: The number of older messages that were left out.
+    """
 
     messages: list[dict[str, Any]]
     dropped: int
 
 
 def reserved_output_tokens(model: GenerativeModel, wanted: int | None) -> int:
-    """Return the tokens that are kept free for the answer."""
+    """Return the number of tokens of the context to keep free for the answer.
+
+    Args:
+        model: The model.
+        wanted: The requested maximum number of output tokens; None reserves a quarter of the
+            context.
+    """
     return min(wanted or model.card.max_seq_len // 4, model.card.max_seq_len - 1)
 
 
 def truncate_history(messages: Sequence[dict[str, Any]], model: GenerativeModel, room: int) -> TruncatedHistory:
     """Drop the oldest turns that do not fit into the context of `model`.
 
-    System messages at the beginning stay. A turn begins with a user message. An answer of `room`
-    tokens must fit beside the turns that are kept. The newest turn is always kept: the request's
-    own check decides whether it fits.
+    System messages at the beginning stay. A turn begins with a user message. The newest turn is
+    always kept: whether it fits is checked when the request is prepared.
+
+    Args:
+        messages: The chat messages, the oldest first.
+        model: The model, which counts tokens and has the context length.
+        room: The number of tokens to keep free for the answer.
     """
     limit = model.card.max_seq_len - room - TEMPLATE_OVERHEAD
     texts = [_text(message) for message in messages]
-    # a token stands for at least one byte
+    # A token stands for at least one byte, so few enough bytes need no tokenizer.
     if sum(len(text.encode()) + MESSAGE_OVERHEAD for text in texts) <= limit:
         return TruncatedHistory(list(messages), 0)
 
     def size(at: int) -> int:
-        # a text that is longer than the context need not be read to its end
+        # Encoding stops at the context length, because a longer text does not fit anyway.
         ids = model.tokenizer.encode_beginning(texts[at], max(limit, 0), add_special_tokens=False)
         return len(ids) + MESSAGE_OVERHEAD
 
@@ -80,7 +96,7 @@ def truncate_history(messages: Sequence[dict[str, Any]], model: GenerativeModel,
             break
         keep = end = start
     if keep == starts[0]:
-        keep = first  # an answer before the first question belongs to it
+        keep = first  # An assistant message before the first question belongs to that turn.
     return TruncatedHistory([*messages[:first], *messages[keep:]], keep - first)
 
 
@@ -90,9 +106,9 @@ def _text(message: dict[str, Any]) -> str:
 
 
 class ConversationChatEndpoints:
-    """The endpoints of chats whose answers outlive their connection.
+    """The endpoint of chats whose answers continue when the client disconnects.
 
-    A chat belongs to a stored conversation or to none.
+    A chat can belong to a stored conversation.
     """
 
     def __init__(
@@ -102,25 +118,26 @@ class ConversationChatEndpoints:
         conversations: Callable[[], Awaitable[ConversationStore]],
         titles: Callable[[], TitleWriter] | None = None,
     ) -> None:
-        """Create the endpoints.
+        """Create the endpoint.
 
         Args:
             service: The gateway's shared state.
             chats: The answers in progress.
             conversations: Opens the store of conversations.
-            titles: Returns the writer of titles; None if first words are the titles.
+            titles: Returns the writer of titles. None if titles are the first words of
+                conversations.
         """
         self._service, self._chats, self._conversations, self._titles = service, chats, conversations, titles
 
     async def create(self, request: Request) -> Response:
-        """Generate an answer, and store it if it belongs to a conversation."""
+        """Generate an answer, and store it if the request names a conversation."""
         context = context_of(request)
         body = await self._service.intake.load(ConversationChatRequest, request)
         model = await self._service.find_model(body.model, context, body, overflow=True)
         check_resumable(body)
         turn = await self._turn(body, context) if body.conversation_id else None
         if turn is None and body.after is not None:
-            raise InvalidRequestError("'after' needs a conversation_id.", param="after")
+            raise InvalidRequestError("'after' needs a conversation_id; add it, or leave 'after' out.", param="after")
         chat = await self._as_chat(body, turn, model, context)
         report_ignored_fields(context, self._service, body, CHAT_IGNORED_FIELDS)
         run_id = turn.run_id if turn is not None else f"chatcmpl-{secrets.token_hex(12)}"
@@ -146,7 +163,8 @@ class ConversationChatEndpoints:
             self._titles().schedule(turn.store, context.caller, turn.conversation_id, question, content)
 
     async def _turn(self, body: ConversationChatRequest, context: RequestContext) -> ConversationTurn:
-        # SQLAlchemy is an extra, and a gateway without conversations does not import it
+        # SQLAlchemy is an optional dependency, and a gateway without conversations does not import
+        # it.
         from llmops.gateway.conversations.conversation_turn import ConversationTurn
 
         store = await self._conversations()
@@ -166,7 +184,7 @@ class ConversationChatEndpoints:
         model: GenerativeModel,
         context: RequestContext,
     ) -> ChatRequest:
-        """Return the request with the history of the conversation, cut to the model's context."""
+        """Return the chat request with the conversation's history, cut to the model's context."""
         fields = body.model_dump(exclude_unset=True, by_alias=True, exclude={"conversation_id", "after", "messages"})
         messages = [message.model_dump(exclude_unset=True) for message in body.messages]
         if turn is not None:

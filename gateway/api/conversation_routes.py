@@ -1,7 +1,7 @@
 """The routes of conversations, and of the chats that continue them.
 
-The endpoints are created by their first request: SQLAlchemy, which they need, is an extra and costs
-memory.
+The first request creates the endpoints, because they need SQLAlchemy, an optional dependency that
+costs memory.
 """
 
 from __future__ import annotations
@@ -58,16 +58,23 @@ _PATHS = {
 }
 _TEXT: dict[str, Any] = {"type": "string"}
 _LIMIT: dict[str, Any] = {"type": "integer", "minimum": 1}
-_PAGE = {"limit": (_LIMIT, "Entries of the page."), "after": (_TEXT, "The last id of the page before.")}
-_SEARCH = {**_PAGE, "q": (_TEXT, "Text that titles or messages contain.")}
+_PAGE = {
+    "limit": (_LIMIT, "Maximum number of entries to return."),
+    "after": (_TEXT, "The id of the previous page's last entry."),
+}
+_SEARCH = {**_PAGE, "q": (_TEXT, "Text to find in titles and messages.")}
 _SUBJECT = {
-    "tenant": (_TEXT, "Of all users of this tenant; needs the scope admin."),
-    "user": (_TEXT, "Of the user with this id; needs the scope admin."),
+    "tenant": (_TEXT, "Select the data of all users of this tenant. Needs the scope admin."),
+    "user": (_TEXT, "Select the data of the user with this id. Needs the scope admin."),
 }
 
 
 class ConversationRoutes:
-    """The conversations of one gateway: their routes, their store, and the answers in progress."""
+    """The conversations of a gateway: their routes, their store, and the answers in progress.
+
+    Attributes:
+        chats: The answers in progress that clients can resume.
+    """
 
     def __init__(
         self,
@@ -84,9 +91,10 @@ class ConversationRoutes:
             settings: The gateway's settings.
             service: The gateway's shared state.
             responses: The store of responses.
-            price: Returns the price of what a model used.
-            checkpoints: What other gateways know of answers; None without Redis.
-            checks: The checks that adopt a request of a gateway that is gone.
+            price: Returns the price of a request's usage.
+            checkpoints: The state of answers that gateways share. None without Redis.
+            checks: The checks to run for answers that are taken over from a lost gateway, and for
+                requests that write titles.
         """
         self._settings, self._service, self._responses, self._checkpoints = settings, service, responses, checkpoints
         self.chats = ResumableChats(
@@ -102,9 +110,10 @@ class ConversationRoutes:
         self._purging = PurgeTask(self.store, settings.conversations.archive)
 
     async def store(self) -> ConversationStore:
-        """Return the store of conversations.
+        """Return the store of conversations, which the first call opens.
 
-        Raises NotFoundError if a library that it needs is not installed.
+        Raises:
+            NotFoundError: A library that the store needs is not installed.
         """
         async with self._lock:
             if self._store is None:
@@ -127,9 +136,11 @@ class ConversationRoutes:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Purge deleted conversations and continue answers of lost gateways while this one runs.
+        """Run the background tasks of conversations while the gateway runs.
 
-        When the gateway ends, its unfinished answers are left to other gateways, or stored.
+        The tasks purge deleted conversations and continue answers of lost gateways. When the
+        gateway shuts down, its unfinished answers are left to other gateways, or stored as they
+        are.
         """
         if self._settings.store is not None or (cache_dir() / "store.db").exists():
             self._purging.start()
@@ -165,7 +176,7 @@ class ConversationRoutes:
             "DELETE",
             every,
             lazy("purge"),
-            "Delete all conversations for good",
+            "Delete all conversations permanently",
             DeletedConversations,
             query_parameters=_SUBJECT,
         )
@@ -214,11 +225,12 @@ class ConversationRoutes:
 
 
 def _open_store(settings: GatewaySettings) -> ConversationStore:
-    # the endpoints' module is imported with the store, in a thread
+    # The endpoints' module is imported in the thread that opens the store, because the import would
+    # block the event loop.
     import llmops.gateway.api.conversations  # noqa: F401
     from llmops.gateway.conversations.conversation_store import ConversationStore
 
-    # a machine without another store has one in its cache folder, as `llmops key` does
+    # Without a store setting, the store is a file in the cache directory, as for `llmops key`.
     url = settings.store or f"sqlite:///{cache_dir() / 'store.db'}"
     return ConversationStore(url, settings.conversations)
 
@@ -234,7 +246,7 @@ def _add(
     tag: str = "conversations",
     **docs: Any,
 ) -> None:
-    """Add a route, which responds with JSON lines if `response` is None."""
+    """Add a route to `app`. A route without `response` responds with JSON lines."""
     names = {name: text for name, text in _PATHS.items() if f"{{{name}}}" in path}
     if response is not None:
         app.add_endpoint(method, path, endpoint, summary, response, tag=tag, path_parameters=names, **docs)

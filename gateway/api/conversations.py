@@ -1,9 +1,7 @@
-"""Stored conversations: /v1/conversations and /api/conversations.
+"""The endpoints of stored conversations, /v1/conversations and /api/conversations.
 
-The first is OpenAI's API, the second that of the chat page.
-
-Both read and write the same rows. The module is imported by the first request: SQLAlchemy is an
-extra.
+/v1/conversations is OpenAI's API and /api/conversations serves the chat page. Both read and write
+the same rows. The first request imports the module, because SQLAlchemy is an optional dependency.
 """
 
 from __future__ import annotations
@@ -49,14 +47,19 @@ from llmops.store.conversations import Conversation, NewMessage
 
 log = logging.getLogger(__name__)
 
-#: Conversations on a page of the list: by default and at most.
+#: Number of conversations on a page of the list. The list has no messages, so that a large page is
+#: still a small response.
 DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 50, 1000
-#: Characters of a search: a longer one finds nothing that a shorter one does not.
+#: Maximum length of a search text, in characters; the rest is ignored. Bounds the work of the
+#: database; 200 characters identify a text.
 MAX_SEARCH_CHARACTERS = 200
 
 
 class ConversationEndpoints:
-    """The endpoints of stored conversations. Methods that begin with `openai_` use OpenAI's format."""
+    """The endpoints of stored conversations.
+
+    Methods whose names begin with `openai_` use OpenAI's format.
+    """
 
     def __init__(self, store: ConversationStore, responses: ResponseStore, intake: BodyReader) -> None:
         self._store, self._responses, self._intake = store, responses, intake
@@ -66,9 +69,9 @@ class ConversationEndpoints:
         return json_response(conversation_summary(await self._created(request, PageConversationRequest)))
 
     async def list(self, request: Request) -> Response:
-        """Return a page of the caller's conversations, the last changed first.
+        """Return a page of the caller's conversations, the most recently changed first.
 
-        `q` searches titles and messages.
+        The query parameter `q` selects conversations whose title or messages contain a text.
         """
         query, caller = request.query_params, _caller(request)
         limit = page_limit(query, DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
@@ -93,15 +96,15 @@ class ConversationEndpoints:
         return json_response({"id": _id(request), "object": "conversation.deleted", "deleted": True})
 
     async def branch(self, request: Request) -> Response:
-        """Make the branch of a message the visible one."""
+        """Make the branch that contains a message the visible branch of its conversation."""
         body = await self._intake.load(BranchRequest, request)
         await self._store.show_branch(_caller(request), _id(request), body.message_id)
         return await self.get(request)
 
     async def export(self, request: Request) -> Response:
-        """Return one conversation, or all that is stored of the caller, as JSON lines.
+        """Return one conversation, or all stored data of the caller, as JSON lines.
 
-        A caller with the scope admin may export what is stored of a `tenant` or a `user`.
+        A caller with the scope admin may export the data of a `tenant` or a `user`.
         """
         if "conversation_id" in request.path_params:
             return _lines(_once(await self._read(request)), _id(request))
@@ -112,9 +115,10 @@ class ConversationEndpoints:
         return _lines(branches, tenant or user or "conversations", responses, damaged)
 
     async def purge(self, request: Request) -> Response:
-        """Delete all data of the caller for good.
+        """Delete all data of the caller permanently.
 
-        With the scope admin and the parameter `tenant` or `user`, delete the data of that one.
+        With the scope admin, the query parameter `tenant` or `user` deletes the data of that tenant
+        or user instead.
         """
         caller, (tenant, user) = _caller(request), _subject(request)
         purged = await self._store.purge(caller, tenant, user)
@@ -122,15 +126,15 @@ class ConversationEndpoints:
         return json_response({"object": "conversations.deleted", "deleted": purged})
 
     async def openai_create(self, request: Request) -> Response:
-        """Create a conversation."""
+        """Create a conversation, in OpenAI's format."""
         return json_response(_openai(await self._created(request, ConversationRequest)))
 
     async def openai_get(self, request: Request) -> Response:
-        """Return a conversation."""
+        """Return a conversation, in OpenAI's format."""
         return json_response(_openai(await self._store.find(_caller(request), _id(request))))
 
     async def openai_change(self, request: Request) -> Response:
-        """Change the metadata of a conversation."""
+        """Change the metadata of a conversation, in OpenAI's format."""
         return json_response(_openai(await self._changed(request, ConversationRequest)))
 
     async def openai_items(self, request: Request) -> Response:
@@ -138,7 +142,7 @@ class ConversationEndpoints:
         return json_response(item_page(await self._items(request), request.query_params))
 
     async def openai_item(self, request: Request) -> Response:
-        """Return an item."""
+        """Return an item of a conversation."""
         item_id = request.path_params["item_id"]
         branch = await self._read(request, item_id)
         found = [item for item in message_items(branch.messages[-1]) if item["id"] == item_id]
@@ -183,7 +187,9 @@ class ConversationEndpoints:
     async def _changed(self, request: Request, model: type[ConversationRequest]) -> Conversation:
         body = await self._intake.load(model, request)
         if body.items:
-            raise InvalidRequestError("Items are added with POST …/items.", param="items")
+            raise InvalidRequestError(
+                "This request cannot add items; add them with POST /v1/conversations/{id}/items.", param="items"
+            )
         values = body.model_dump(include={"title", "system_prompt"}, exclude_unset=True)
         if body.model is not None:
             values["model"] = body.model
@@ -198,9 +204,10 @@ class ConversationEndpoints:
         return [item for message in branch.messages for item in message_items(message)]
 
     async def _read(self, request: Request, after: str | None = None) -> Branch:
-        """Return the conversation that a request names.
+        """Return the part of a conversation that ends with the item `after`, or the visible branch.
 
-        Raises UnavailableError if requests hold too much in memory already.
+        Raises:
+            UnavailableError: The gateway holds too much data of requests in memory already.
         """
         context = context_of(request)
         return await self._store.read(
@@ -213,7 +220,10 @@ def _list_response(conversations: Sequence[Conversation], more: bool = False) ->
 
 
 def _listed(conversation: Conversation) -> dict[str, Any]:
-    """Return an entry of the list, which has no system prompt: a page of long ones would be gigabytes."""
+    """Return an entry of the list.
+
+    An entry has no system prompt, because a page of long system prompts would be gigabytes.
+    """
     summary = conversation_summary(conversation)
     del summary["system_prompt"]
     return summary
@@ -231,7 +241,8 @@ def _openai(conversation: Conversation) -> dict[str, Any]:
 def _new_messages(client_items: Sequence[dict[str, Any]]) -> list[NewMessage]:
     """Return a client's items as messages.
 
-    Raises InvalidRequestError for items that no model could be sent.
+    Raises:
+        InvalidRequestError: An item cannot be converted to a chat message.
     """
     items = [ensure_item_id(item, "items") for item in parse_input_items(client_items)]
     to_messages(items)
@@ -246,7 +257,12 @@ def _lines(
 ) -> Response:
     """Stream conversations as JSON lines, then stored responses with their input.
 
-    With `damaged`, what cannot be read is named in the last lines: others are exported without it.
+    Args:
+        branches: The conversations.
+        name: The name of the file that the client saves, without `.jsonl`.
+        responses: The stored responses, if they are exported too.
+        damaged: Collects the ids of conversations and responses that cannot be decoded. The last
+            lines name them. With None, the error is raised instead.
     """
 
     async def lines() -> AsyncIterator[bytes]:
@@ -264,8 +280,13 @@ def _lines(
                 shown = {**stored.response, "input": stored.items}
                 yield (json.dumps(shown, ensure_ascii=False) + "\n").encode("utf-8", "replace")
         for one in damaged or ():
-            log.error("%s was left out of an export: a row of it is damaged.", one)
-            yield (json.dumps({"id": one, "error": "This cannot be read: a row of it is damaged."}) + "\n").encode()
+            log.error("%s was left out of an export, because a row of it in the store cannot be decoded.", one)
+            yield (
+                json.dumps(
+                    {"id": one, "error": "A row of this entry in the store is damaged; ask the gateway's operator."}
+                )
+                + "\n"
+            ).encode()
 
     headers = {"content-disposition": f'attachment; filename="{name}.jsonl"'}
     return StreamingResponse(lines(), media_type="application/x-ndjson", headers=headers)
@@ -276,21 +297,23 @@ async def _once(branch: Branch) -> AsyncIterator[Branch]:
 
 
 def _subject(request: Request) -> tuple[str | None, str | None]:
-    """Return the requested tenant and user, at most one of them; neither for the caller's own data.
+    """Return the tenant or the user that the query names, and None for the other.
+
+    Both are None if the query asks for the caller's own data.
 
     Raises:
         ForbiddenError: The caller lacks the scope admin.
-        InvalidRequestError: A name is malformed, or both are given.
+        InvalidRequestError: A name is malformed, or both a tenant and a user are requested.
     """
     tenant, user = request.query_params.get("tenant"), request.query_params.get("user")
     if tenant is None and user is None:
         return None, None
     if "admin" not in _caller(request).scopes:
-        raise ForbiddenError("The data of a tenant or another user needs a key with the scope 'admin'.")
+        raise ForbiddenError("The data of a tenant or another user needs a key with the scope 'admin'. Use such a key.")
     if tenant is not None and user is not None:
-        raise InvalidRequestError("Name a tenant or a user, not both.", param="user")
+        raise InvalidRequestError("Both tenant and user were given; leave one of them out.", param="user")
     if tenant is not None and not tenant.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        raise InvalidRequestError("tenant must be the name of a tenant.", param="tenant")
+        raise InvalidRequestError("tenant must be a tenant's name: letters, digits, '-', '_' and '.'.", param="tenant")
     if user is not None:
         try:
             user = str(UUID(user))

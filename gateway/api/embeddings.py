@@ -1,4 +1,4 @@
-"""POST /v1/embeddings."""
+"""The endpoint POST /v1/embeddings."""
 
 import asyncio
 import base64
@@ -24,23 +24,26 @@ from llmops.gateway.routing.served_models import EmbeddingModel
 from llmops.gateway.schemas.request_fields import RequestModel, TokenId
 from llmops.gateway.schemas.response_schemas import EmbeddingList
 
-#: Numbers that are encoded between two turns for other requests: a few milliseconds.
+#: Number of floats that are encoded before other requests run again. Encoding this many takes a few
+#: milliseconds of the event loop.
 FLOATS_PER_TURN = 4096
-#: Bytes of memory that a number takes while vectors are read: in Triton's answer, and in an array.
+#: Bytes of memory per number while vectors are read: four bytes in Triton's response and four in an
+#: array.
 BYTES_PER_FLOAT = 8
 
 
 class EmbeddingRequest(RequestModel):
-    """`input` is text or token ids, one or several of them."""
+    """A request for embeddings. `input` is one or several texts or lists of token ids."""
 
     model: str
     input: str | list[str] | list[TokenId] | list[list[TokenId]]
     encoding_format: Literal["float", "base64"] | None = Field(default=None, description="float when absent.")
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="Cut the vector to its first numbers and scale it to length 1 again."
+        default=None, description="Return only the first numbers of each vector, scaled to length 1."
     )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
-        default=None, description="Cut longer texts to this many tokens (-1: the model's limit) instead of refusing."
+        default=None,
+        description="Cut longer texts to this many tokens (-1: the model's limit) instead of rejecting them.",
     )
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -59,13 +62,15 @@ class EmbeddingsEndpoint:
         )
 
     async def create(self, request: Request) -> Response:
-        """Return a vector for each input."""
+        """Return an embedding vector for each input."""
         context = context_of(request)
         body = await self._service.intake.load(EmbeddingRequest, request)
         model = self._models.get(body.model, context.caller)
         report_ignored_fields(context, self._service, body)
         if body.dimensions is not None and body.dimensions > model.card.dimensions:
-            raise InvalidRequestError(f"dimensions is at most {model.card.dimensions} here.", param="dimensions")
+            raise InvalidRequestError(
+                f"dimensions is at most {model.card.dimensions} for this model.", param="dimensions"
+            )
         inputs = _inputs(body, self._service.limits.inputs)
         check_prompt_characters(sum(len(one) for one in inputs if isinstance(one, str)), self._service.limits, "input")
         caller = context.caller.share
@@ -78,7 +83,8 @@ class EmbeddingsEndpoint:
             vectors = _shorten(await model.embed(rows, caller, context.traceparent), body.dimensions)
         answer = _encode(body, vectors, usage)
         if vectors.size > FLOATS_PER_TURN:
-            # as the client reads it
+            # The response is encoded while the client reads it, so that memory holds only a part of
+            # the text.
             return StreamingResponse(answer, media_type="application/json")
         return Response(b"".join([part async for part in answer]), media_type="application/json")
 
@@ -86,7 +92,8 @@ class EmbeddingsEndpoint:
 def _inputs(body: EmbeddingRequest, limit: int) -> list[str | list[int]]:
     """Return the inputs as a list.
 
-    Raises InvalidRequestError if there are none or more than `limit`.
+    Raises:
+        InvalidRequestError: There are no inputs, or more than `limit`.
     """
     given: Any = body.input
     if isinstance(given, str):
@@ -95,16 +102,19 @@ def _inputs(body: EmbeddingRequest, limit: int) -> list[str | list[int]]:
         raise InvalidRequestError("input must not be empty.", param="input")
     inputs = [given] if isinstance(given[0], int) else list(given)
     if len(inputs) > limit:
-        raise InvalidRequestError(f"At most {limit} inputs are allowed.", param="input")
+        raise InvalidRequestError(
+            f"At most {limit} inputs are allowed; send the others in another request.", param="input"
+        )
     return inputs
 
 
 def _rows(inputs: list[str | list[int]], body: EmbeddingRequest, model: EmbeddingModel) -> list[list[int]]:
-    """Return the token ids of each input, cut to `truncate_prompt_tokens`.
+    """Return the token ids of each input, cut to `truncate_prompt_tokens` if the request sets it.
 
     Raises:
-        InvalidRequestError: An input is empty or has unknown ids.
-        ContextLengthError: An input is longer than the model's context and is not to be cut.
+        InvalidRequestError: An input is empty, or has ids that are not in the vocabulary.
+        ContextLengthError: An input is longer than the model's context, and the request does not
+            set `truncate_prompt_tokens`.
     """
     longest, truncate = model.card.max_seq_len, body.truncate_prompt_tokens
     cut = None if not truncate else longest if truncate < 0 else min(truncate, longest)
@@ -114,7 +124,7 @@ def _rows(inputs: list[str | list[int]], body: EmbeddingRequest, model: Embeddin
         if cut is None:
             _check_length(len(ids), model, index)
         elif len(ids) > cut:
-            # the last token closes the text for the model, so the cut is before it
+            # The last token marks the end of a text for the model, so a cut text keeps it.
             ids = [*ids[: cut - 1], ids[-1]]
         rows.append(ids)
     return rows
@@ -129,7 +139,10 @@ def _ids(one: str | list[int], model: EmbeddingModel, index: int, cut: int | Non
     if not one:
         raise InvalidRequestError("A list of token ids must not be empty.", param=f"input[{index}]")
     if max(one) >= model.card.vocab_size:
-        raise InvalidRequestError(f"Token {max(one)} is not in this model's vocabulary.", param=f"input[{index}]")
+        raise InvalidRequestError(
+            f"Token {max(one)} is not in this model's vocabulary: ids are below {model.card.vocab_size}.",
+            param=f"input[{index}]",
+        )
     return one
 
 
@@ -143,9 +156,11 @@ def _check_length(tokens: int, model: EmbeddingModel, index: int, about: str = "
 
 
 def _shorten(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
-    """Return the first `dimensions` numbers of each vector, scaled to length 1 again.
+    """Return the first `dimensions` numbers of each vector, scaled to length 1.
 
-    `vectors` is rows × dimensions.
+    Args:
+        vectors: The vectors, one per row.
+        dimensions: The number of columns to keep; None keeps all.
     """
     if dimensions is None or dimensions == vectors.shape[1]:
         return vectors
@@ -155,9 +170,9 @@ def _shorten(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np
 
 
 async def _encode(body: EmbeddingRequest, vectors: NDArray[np.float32], used: Usage) -> AsyncIterator[bytes]:
-    """Yield the response as JSON in pieces, between which other requests run.
+    """Yield the response as JSON in pieces, and let other requests run between two pieces.
 
-    A million numbers take a second to encode and 20 MB as text.
+    A million numbers take a second to encode, and their text has 20 MB.
     """
     yield b'{"object":"list","data":['
     rows = max(FLOATS_PER_TURN // vectors.shape[1], 1)

@@ -1,6 +1,6 @@
-"""The response of endpoints that generate text, and JSON encoding.
+"""Responses of endpoints that generate text, and encoding of JSON.
 
-An endpoint starts the answer, then streams or collects it.
+An endpoint starts an answer, then streams the answer or collects the whole of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from llmops.gateway.interfaces import Outcome, Usage
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.settings import Timeouts
 
-#: Pieces of JSON that are encoded between two turns for other requests: a few milliseconds.
+#: Number of pieces of JSON that are encoded before other requests run again. Encoding this many
+#: takes a few milliseconds of the event loop.
 JSON_PARTS_PER_TURN = 4096
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -52,11 +53,11 @@ async def respond_with_generation(
     Args:
         request: The request, whose body has been read.
         start: Submits the request to an engine.
-        timeouts: Bounds on the client, for a stream.
-        events: Makes the event stream of an answer; None to collect the answer.
+        timeouts: The time limits for a client that reads a stream.
+        events: Creates the event stream of an answer. None to collect the answer.
         collect: Reads the answer to its end and returns the JSON body.
-        error_event: Encodes an error of `start` that comes after a stream's first keep-alive.
-        keepalive_event: Sent while a stream has nothing else to send.
+        error_event: Encodes an error of `start` that occurs after a stream's first keep-alive.
+        keepalive_event: The event that is sent while a stream has nothing else to send.
     """
     watcher = DisconnectWatcher(request.receive)
     if events is not None:
@@ -81,12 +82,12 @@ async def respond_with_generation(
 
 
 def json_response(body: dict[str, Any]) -> Response:
-    """Return a JSON response."""
+    """Return `body` as a JSON response."""
     return Response(json_bytes(body), media_type="application/json")
 
 
 async def chunked_json_response(body: dict[str, Any]) -> Response:
-    """Return a JSON response that is encoded in pieces, with turns for other requests between them.
+    """Return `body` as a JSON response, and let other requests run while it is encoded.
 
     Encoding 64,000 log-probabilities at once would block the event loop for a second.
     """
@@ -98,9 +99,16 @@ async def chunked_json_response(body: dict[str, Any]) -> Response:
 
 
 def page_limit(query: Mapping[str, str], default: int, maximum: int) -> int:
-    """Return the size of a page of a list that the query asks for.
+    """Return the number of entries on a page that the query parameter `limit` requests.
 
-    Raises InvalidRequestError, with OpenAI's codes, if `limit` is no number from 1 to `maximum`.
+    Args:
+        query: The query parameters.
+        default: The number of entries without `limit`.
+        maximum: The largest permitted `limit`.
+
+    Raises:
+        InvalidRequestError: `limit` is not a number from 1 to `maximum`. The error has OpenAI's
+            code.
     """
     text = query.get("limit", str(default))
     if text.isdecimal() and len(text) <= 6 and 1 <= int(text) <= maximum:
@@ -119,7 +127,7 @@ def json_bytes(body: Any) -> bytes:
 
 @contextmanager
 def translated_errors(translate: Callable[[ApiError], None]) -> Iterator[None]:
-    """Let `translate` replace the names of chat completions' fields in errors by those of another API."""
+    """Translate errors of the block to another API's field names with `translate`."""
     try:
         yield
     except ApiError as error:
@@ -129,9 +137,9 @@ def translated_errors(translate: Callable[[ApiError], None]) -> Iterator[None]:
 
 @contextmanager
 def record_prompt_usage(context: RequestContext, model: str, tokens: int) -> Iterator[Usage]:
-    """Record the usage of a request that reads `tokens` prompt tokens and generates none.
+    """Record the usage of a request that reads `tokens` prompt tokens and generates no tokens.
 
-    An example is a request for embeddings.
+    Requests for embeddings and reranking are such requests.
     """
     usage, context.model = Usage(tokens), model
     if context.usage_recorder is not None:
@@ -145,14 +153,15 @@ def record_prompt_usage(context: RequestContext, model: str, tokens: int) -> Ite
 async def render_prompt_logprobs(
     choices: Sequence[Choice], count: int, state: AppState, model: GenerativeModel, context: RequestContext
 ) -> list[dict[str, Any] | None] | None:
-    """Return an entry for each prompt token, on a text thread if there are many.
+    """Return an entry for each prompt token, rendered in a text thread if there are many.
 
     Args:
-        choices: The choices of one prompt. The engine's first tokens brought the entries to one.
-        count: The alternatives that the request asks for. A rank beyond them is not known.
-        state: The gateway's state.
+        choices: The choices of one prompt. The first that received tokens has the entries.
+        count: The number of alternatives per token that the request asks for. A rank beyond this
+            number is not known and becomes None.
+        state: The gateway's shared state.
         model: The model.
-        context: The request.
+        context: The request's context.
     """
     places = next((choice.prompt_logprobs for choice in choices if choice.prompt_logprobs is not None), None)
     if places is None:
@@ -163,7 +172,7 @@ async def render_prompt_logprobs(
         return {"logprob": json_logprob(value), "rank": rank if rank <= count else None, "decoded_token": text}
 
     def render() -> list[dict[str, Any] | None]:
-        # nothing precedes the first token
+        # The first token has no log-probability, because no token precedes it.
         found: list[dict[str, Any] | None] = [None]
         for place in places:
             found.append({str(token): entry(token, value, rank) for rank, (token, value) in enumerate(place, 1)})

@@ -1,4 +1,4 @@
-"""Health checks, metrics and the state of the replicas.
+"""The endpoints of health checks, metrics and the state of replicas.
 
 The routes are /health/live, /health/ready, /metrics and /replicas.
 """
@@ -26,11 +26,12 @@ from llmops.gateway.routing.served_models import ModelReadiness
 from llmops.gateway.schemas.response_schemas import HealthResponse
 from llmops.gateway.telemetry.metrics import GatewayMetrics
 
-#: Seconds for a model to generate its token when `generate` is set.
+#: Seconds that a model may take to generate a token when a readiness check has `generate=true`.
 GENERATE_TIMEOUT = 10.0
-#: Test requests per second and model, however many clients ask.
+#: Test requests per second and model. Bounds the load on the engines, however many clients ask.
 GENERATE_CHECKS_PER_SECOND = 1
-#: Checks of the servers, and renderings of the metrics page, per second.
+#: Readiness checks of all servers, and renderings of the metrics page, per second. Bounds their
+#: load, however many clients ask.
 STATUS_CHECKS_PER_SECOND = 10
 
 T = TypeVar("T")
@@ -39,10 +40,8 @@ T = TypeVar("T")
 class SingleFlight(Generic[T]):
     """The shared result of an asynchronous function that runs once at a time.
 
-    The function runs at most `per_second` times each second.
-
-    Callers who come while it runs get that run's result; callers beyond `per_second` get the last
-    one.
+    The function runs at most `per_second` times each second. A caller during a run receives the
+    result of that run. A caller beyond `per_second` receives the last result.
     """
 
     def __init__(self, function: Callable[[], Awaitable[T]], per_second: int) -> None:
@@ -51,7 +50,7 @@ class SingleFlight(Generic[T]):
         self._last: asyncio.Future[T] | None = None
 
     async def get(self) -> T:
-        """Return the result. Raises whatever the function raised."""
+        """Return the result of a run. Errors of the function are raised."""
         second = int(monotonic())
         if second != self._second:
             self._second, self._left = second, self._per_second
@@ -59,17 +58,21 @@ class SingleFlight(Generic[T]):
         if last is None or (last.done() and self._left > 0):
             self._left -= 1
             last = self._last = asyncio.ensure_future(self._function())
-        # a caller that leaves does not end what others wait for
+        # A caller that is cancelled must not cancel the run that other callers wait for.
         return await asyncio.shield(last)
 
 
 class HealthEndpoints:
-    """Health endpoints.
+    """The endpoints of health checks, metrics and the state of replicas.
 
-    While draining, nothing is ready. One broken model of several leaves the gateway ready.
+    A gateway that is shutting down is not ready. If one model of several is broken, the gateway is
+    still ready.
 
-    `?model=NAME` asks for one model, `?strict=true` for all of them; `generate=true` has them
-    generate a token, too.
+    The query parameter `model=NAME` checks one model, and `strict=true` requires all models to be
+    ready. With `generate=true` the models generate a token as well.
+
+    Attributes:
+        draining: True once the gateway is shutting down.
     """
 
     def __init__(self, registry: ModelRegistry, metrics: GatewayMetrics) -> None:
@@ -80,31 +83,34 @@ class HealthEndpoints:
         self.draining = False
 
     def add_routes(self, app: GatewayApp, *, replicas: bool) -> None:
-        """Add the routes to `app`, with /replicas if the gateway has `replicas`."""
+        """Add the routes to `app`, with /replicas if `replicas` is true."""
         app.add_api_route("/health", self.ready, methods=["GET"], include_in_schema=False)
-        app.add_endpoint("GET", "/health/live", self.live, "Say that the gateway runs", HealthResponse, tag="health")
+        app.add_endpoint("GET", "/health/live", self.live, "Report that the gateway runs", HealthResponse, tag="health")
         app.add_endpoint(
-            "GET", "/health/ready", self.ready, "Say whether models can be used", HealthResponse, tag="health"
+            "GET", "/health/ready", self.ready, "Report which models are ready", HealthResponse, tag="health"
         )
         tags: dict[str, Any] = {"methods": ["GET"], "tags": ["health"]}
         if replicas:
-            app.add_api_route(
-                "/replicas", self.replicas, summary="Show what this gateway knows of its replicas", **tags
-            )
+            app.add_api_route("/replicas", self.replicas, summary="Show the state of this gateway's replicas", **tags)
         app.add_api_route(
             "/metrics", self.metrics, response_class=PlainTextResponse, summary="Show metrics for Prometheus", **tags
         )
 
     def drain(self) -> None:
-        """Report the gateway as not ready from now on."""
+        """Report the gateway as not ready from now on, because it is shutting down."""
         self.draining = True
 
     async def live(self, request: Request) -> Response:
-        """Report that the process runs."""
+        """Report that the gateway's process runs."""
         return JSONResponse({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        """Report which models are ready. Raises UnavailableError if none of those asked for is."""
+        """Report which models are ready.
+
+        Raises:
+            UnavailableError: None of the requested models is ready, or with `strict` not all of
+                them.
+        """
         if self.draining:
             raise _not_ready("The gateway is shutting down.")
         readiness = await self._readiness.get()
@@ -115,7 +121,7 @@ class HealthEndpoints:
         broken = dict(readiness.broken)
         model = request.query_params.get("model")
         if _is_set(request, "generate"):
-            # an engine model is tested once, whatever number of adapters it has
+            # An engine model is tested once, however many adapters it has.
             served = sorted(set(readiness.ready.values())) if model is None else [model]
             problems = {name: await self._generate_check(name) for name in served if model in (None, *readiness.ready)}
             broken.update({name: problem for name, problem in problems.items() if problem is not None})
@@ -132,9 +138,9 @@ class HealthEndpoints:
         return Response(await self._metrics_page.get(), media_type=CONTENT_TYPE_LATEST)
 
     async def replicas(self, request: Request) -> Response:
-        """Return the state of the replicas.
+        """Return the state of the gateway's replicas.
 
-        `gateways` is a list, so that readers can join several gateways' answers.
+        `gateways` is a list, so that the responses of several gateways can be joined.
         """
         gateway = {
             "gateway": f"{socket.gethostname()}/{os.getpid()}",
@@ -144,7 +150,7 @@ class HealthEndpoints:
         return JSONResponse({"gateways": [gateway]})
 
     async def _generate_check(self, name: str) -> str | None:
-        """Return why a model does not generate, None if it does.
+        """Return the reason why a model does not generate a token, or None if it does.
 
         Callers share one check per model and second.
         """
@@ -174,10 +180,14 @@ def _is_set(request: Request, name: str) -> bool:
 
 
 def _problem(request: Request, ready: Sequence[str], broken: Mapping[str, str], problem: str | None) -> str | None:
-    """Return why what the request asks for is not ready, None if it is."""
+    """Return the reason why the requested models are not ready, or None if they are."""
     model, first = request.query_params.get("model"), next(iter(broken.values()), None)
     if model is not None:
-        return None if model in ready else broken.get(model) or problem or f"There is no model {model}."
+        return (
+            None
+            if model in ready
+            else broken.get(model) or problem or f"There is no model {model}; GET /v1/models lists the models."
+        )
     if _is_set(request, "strict") and (first or problem):
         return first or problem
     return None if ready else first or problem or "Triton serves no model."

@@ -1,8 +1,7 @@
-"""Detection of request fields that change nothing.
+"""Detection of request fields that have no effect.
 
-They are reported to the client, counted, and rejected if `strict_fields` is set.
-
-Tools that the model is not offered are reported to the client, too.
+Such fields are reported to the client, counted, and rejected if the setting `strict_fields` is on.
+Tools that are not offered to the model are reported to the client, too.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from llmops.gateway.schemas.request_fields import RequestModel
 
 log = logging.getLogger(__name__)
 
-#: Fields of chat and text completions that are accepted and change nothing.
+#: Fields of chat and text completions that are accepted without effect.
 COMMON_IGNORED_FIELDS = frozenset(
     {
         *("priority", "cache_salt", "include_stop_str_in_output"),
         *("stream_options.include_obfuscation", "stream_options.continuous_usage_stats"),
     }
 )
-#: Unknown fields of one request that are reported. A body of nothing but fields must not fill the
-#: response's headers.
+#: Maximum number of unknown fields that are reported per request. Bounds the response's headers,
+#: because a client may send any number of fields.
 MAX_UNKNOWN_FIELDS = 16
-#: Names of unknown fields that are logged, each once. Clients choose them, so they must not fill
-#: memory or the log.
+#: Maximum number of field names that are logged, each once. Bounds the log and the memory, because
+#: clients choose the names.
 MAX_LOGGED_FIELDS = 256
 _logged: set[str] = set()
 
@@ -44,14 +43,15 @@ def report_ignored_fields(
     *,
     extra: RequestModel | None = None,
 ) -> None:
-    """Report fields that change nothing in the response's headers, and count them.
+    """Report fields without effect in the response's headers, and count them.
 
     Args:
-        context: The request's context, which gets the headers.
-        service: Has the metrics that count the fields, and the setting that rejects unknown ones.
+        context: The request's context, which receives the headers.
+        service: The gateway's shared state, with the metrics and the setting `strict_fields`.
         body: The request's body.
-        known: Fields that are accepted without effect. They may be dotted: `text.verbosity`.
-        extra: The model whose unread fields are the unknown ones. `body` by default.
+        known: The fields that are accepted without effect. Nested fields have dots:
+            `text.verbosity`.
+        extra: The model whose extra fields are unknown fields. `body` by default.
 
     Raises:
         InvalidRequestError: A field is unknown, and `strict_fields` is set.
@@ -67,13 +67,13 @@ def report_ignored_fields(
     for name in ignored:
         service.metrics.ignored.labels(name).inc()
     if unknown:
-        # clients must not be able to create labels
+        # All unknown fields share one label, because clients must not be able to create labels.
         service.metrics.ignored.labels("unknown").inc(len(unknown))
         _warn_of_unknown(context, unknown, (*type(body).model_fields, *type(extra or body).model_fields), service)
 
 
 def _warn_of_unknown(context: RequestContext, unknown: Sequence[str], fields: Sequence[str], service: AppState) -> None:
-    """Warn the client of each unknown field, and the log once per name."""
+    """Warn the client of each unknown field, and log each field name once."""
     for name in unknown[:MAX_UNKNOWN_FIELDS]:
         shown = _printable(name)
         nearest = difflib.get_close_matches(name[:64], fields, n=1, cutoff=0.75)
@@ -84,20 +84,27 @@ def _warn_of_unknown(context: RequestContext, unknown: Sequence[str], fields: Se
         if shown not in _logged and len(_logged) < MAX_LOGGED_FIELDS:
             _logged.add(shown)
             log.warning(
-                "Request %s on %s: the field %s is unknown and was ignored%s Further requests with it are not logged; "
-                "the setting strict_fields refuses them.", context.request_id, context.route, shown, suggestion,
+                "Request %s on %s: the field %s is unknown and was ignored%s It is not logged again; "
+                "set strict_fields to reject such requests.", context.request_id, context.route, shown, suggestion,
             )  # fmt: skip
 
 
 def report_dropped_tools(context: RequestContext, kinds: Sequence[str]) -> None:
-    """Warn the client of tools that the model is not offered. `kinds` are their types."""
+    """Warn the client of tools that are not offered to the model.
+
+    Args:
+        context: The request's context, which receives the warnings.
+        kinds: The types of the tools.
+    """
     for kind in list(dict.fromkeys(kinds))[:MAX_UNKNOWN_FIELDS]:
-        context.warnings.append(f"The tool '{_printable(kind)}' was left out: the gateway runs no tools itself.")
+        context.warnings.append(
+            f"The tool '{_printable(kind)}' was not offered to the model, because the gateway runs no tools itself."
+        )
 
 
 @cache
 def _fields(known: frozenset[str]) -> dict[str, list[str]]:
-    """Return the dotted names below each field of a body."""
+    """Return the dotted names of `known` by the name of their outermost field."""
     fields: dict[str, list[str]] = {}
     for name in known:
         fields.setdefault(name.partition(".")[0], []).append(name)

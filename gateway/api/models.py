@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}, in OpenAI's and in Anthropic's format."""
+"""The endpoints GET /v1/models and /v1/models/{id}, in OpenAI's and in Anthropic's format."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from llmops.gateway.routing.replicas.status import summarize_capacity
 from llmops.gateway.routing.served_models import Model
 from llmops.gateway.schemas.response_schemas import ModelEntries, ModelEntry
 
-#: Models on a page of Anthropic's list, by default and at most.
+#: Number of models on a page of Anthropic's list; both are Anthropic's values.
 DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 20, 1000
 
 
 class ModelsEndpoint:
-    """The list of models, in OpenAI's format or, for Anthropic's clients, in theirs."""
+    """The endpoints of the list of models, in Anthropic's format for Anthropic's clients."""
 
     def __init__(self, service: AppState, registry: ModelRegistry, pools: PoolRegistry | None = None) -> None:
         self._service, self._registry, self._pools = service, registry, pools
@@ -47,7 +47,9 @@ class ModelsEndpoint:
     async def get(self, request: Request) -> Response:
         """Return one model.
 
-        Raises what a request for the model would raise if it is unknown or forbidden.
+        Raises:
+            ApiError: The model is unknown or forbidden. A request for a generation would raise the
+                same error.
         """
         name, context = request.path_params["model"], context_of(request)
         found = self._models(context).get(name)
@@ -71,14 +73,17 @@ class ModelsEndpoint:
         return entries
 
     def _describe(self, model: Model, ready: bool) -> dict[str, Any]:
-        """Return a model, with the sums over its replicas if it has several."""
+        """Return the object of a model, with totals over its replicas if it has a pool."""
         pools = self._pools.pools_of(model.parent or model.name) if self._pools is not None else ()
         views = [view for pool in pools for view in pool.views]
         return describe_model(model, ready) | (summarize_capacity(views) if pools else {})
 
 
 def describe_model(model: Model, ready: bool) -> dict[str, Any]:
-    """Return OpenAI's model object, with further fields that clients may want to know."""
+    """Return a model's object in OpenAI's format, with additional fields.
+
+    The additional fields include the context length, readiness and abilities.
+    """
     return {
         "id": model.name,
         "object": "model",
@@ -94,12 +99,16 @@ def describe_model(model: Model, ready: bool) -> dict[str, Any]:
 
 
 def describe_broken_model(name: str, problem: str) -> dict[str, Any]:
-    """Return the model object of a model that cannot be served, with the reason."""
+    """Return the object of a model that cannot be served, with the reason."""
     return {"id": name, "object": "model", "created": 0, "owned_by": "llmops", "ready": False, "problem": problem}
 
 
 def anthropic_model(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one of OpenAI's model objects in Anthropic's format."""
+    """Return a model's object in Anthropic's format.
+
+    Args:
+        model: The model's object in OpenAI's format.
+    """
     length = model.get("max_model_len")
     return {
         "type": "model",
@@ -113,10 +122,14 @@ def anthropic_model(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the page of models for `limit` and `after_id` or `before_id`, in Anthropic's format.
+    """Return the requested page of models, in Anthropic's format.
+
+    Args:
+        models: All models, in OpenAI's format.
+        query: The query parameters `limit`, and `after_id` or `before_id`.
 
     Raises:
-        InvalidRequestError: `limit` is no number within the bounds, or an id is not in the list.
+        InvalidRequestError: `limit` is not a number from 1 to 1000, or an id is not in the list.
     """
     ids = [model["id"] for model in models]
     limit = page_limit(query, DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
@@ -139,5 +152,5 @@ def model_page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str]) ->
 
 def _index(ids: Sequence[str], model_id: str, param: str) -> int:
     if model_id not in ids:
-        raise InvalidRequestError(f"{param} names a model that is not in the list.", param=param)
+        raise InvalidRequestError(f"{param} must be the id of a model in the list.", param=param)
     return ids.index(model_id)

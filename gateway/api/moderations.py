@@ -1,4 +1,4 @@
-"""POST /v1/moderations, answered by the gateway's own safety filters."""
+"""The endpoint POST /v1/moderations, which applies the gateway's safety filters."""
 
 import secrets
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from llmops.gateway.safety.services import Embed, ModerationFilter
 from llmops.gateway.schemas.request_fields import RequestModel
 from llmops.gateway.schemas.response_schemas import ModerationResponse
 
-#: The categories that OpenAI's answers always have, and its SDKs require.
+#: The categories that OpenAI's responses always contain. OpenAI's SDKs require them.
 OPENAI_CATEGORIES = (
     *("harassment", "harassment/threatening", "hate", "hate/threatening", "illicit", "illicit/violent", "self-harm"),
     *("self-harm/intent", "self-harm/instructions", "sexual", "sexual/minors", "violence", "violence/graphic"),
@@ -33,14 +33,14 @@ OPENAI_CATEGORIES = (
 
 
 class ModerationRequest(RequestModel):
-    """Text to be judged by the gateway's safety filters; `model` is accepted and changes nothing."""
+    """A request to judge texts with the gateway's safety filters. `model` has no effect."""
 
     input: str | Annotated[list[str | dict[str, Any]], Field(min_length=1, max_length=64)]
     model: str | None = None
 
 
 class ModerationsEndpoint:
-    """The endpoint that judges texts with every filter of the settings."""
+    """The endpoint that judges texts with all configured safety filters."""
 
     def __init__(self, service: AppState, safety: Safety) -> None:
         self._service, self._safety = service, safety
@@ -52,7 +52,7 @@ class ModerationsEndpoint:
         )
 
     async def create(self, request: Request) -> Response:
-        """Return one result for each text, in order."""
+        """Return a result for each text, in the order of the texts."""
         body = await self._service.intake.load(ModerationRequest, request)
         texts = [body.input] if isinstance(body.input, str) else [_text(one, at) for at, one in enumerate(body.input)]
         check_prompt_characters(sum(map(len, texts)), self._service.limits, "input")
@@ -74,15 +74,16 @@ class ModerationsEndpoint:
             "flagged": bool(findings),
             "categories": {category: category in flagged for category in scores},
             "category_scores": scores,
-            # a category without a filter has none
+            # A category that no filter looks for applies to no type of input.
             "category_applied_input_types": {one: ["text"] if one in judged | flagged else [] for one in scores},
         }
 
 
 def text_embedder(models: ModelLookup[EmbeddingModel]) -> Embed:
-    """Return a function that turns texts into vectors with the embedding models of this gateway.
+    """Return a function that turns texts into vectors with this gateway's embedding models.
 
-    Calls take turns: the passages of a long text hold up no other.
+    Calls take turns at the model, so that a long text with many passages does not delay other
+    texts.
     """
     calls = count()
 
@@ -99,7 +100,9 @@ def _text(part: str | dict[str, Any], at: int) -> str:
     if isinstance(part, str):
         return part
     if part.get("type") != "text":
-        raise UnsupportedError("Only text can be judged; leave images out.", param=f"input[{at}]")
+        raise UnsupportedError(
+            "Only text can be judged; leave other types of input out, such as images.", param=f"input[{at}]"
+        )
     if not isinstance(part.get("text"), str):
-        raise InvalidRequestError(f"input[{at}].text must be a text.", param=f"input[{at}].text")
+        raise InvalidRequestError(f"input[{at}].text must be a string.", param=f"input[{at}].text")
     return str(part["text"])

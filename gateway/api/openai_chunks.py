@@ -1,6 +1,6 @@
 """The chunks of OpenAI's streams, as server-sent events.
 
-What does not change within an answer is rendered once.
+The parts that do not change within an answer are rendered once.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ DONE_EVENT = b"data: [DONE]\n\n"
 
 
 class HasUsage(Protocol):
-    """Anything that knows the tokens that it used."""
+    """An object with token counts, such as a running or a finished answer."""
 
     @property
     def usage(self) -> Usage: ...
 
 
 def usage_counts(answer: HasUsage) -> dict[str, Any]:
-    """Return the `usage` of an answer, without cached tokens if the engine does not report them."""
+    """Return the `usage` object of an answer.
+
+    The object has no cached tokens if the engine does not report them.
+    """
     usage = answer.usage
     cached = usage.cached_tokens
     return {
@@ -44,15 +47,25 @@ def usage_counts(answer: HasUsage) -> dict[str, Any]:
 
 
 class ChunkWriter:
-    """A writer of one answer's chunks. Their heads and tails are rendered once."""
+    """A writer of one answer's chunks.
 
-    #: The `object` of each chunk.
+    The parts that all chunks share are rendered once.
+    """
+
+    #: The value of `object` in each chunk.
     kind: str
-    #: The beginning of a choice's JSON, with a place for its index.
+    #: The beginning of a choice's JSON, with %d for the choice's index.
     opening: str
 
     def __init__(self, answer_id: str, body: SamplingFields, created: int, choices: int) -> None:
-        """Prepare the chunks of an answer to `body`, which started at the Unix time `created`."""
+        """Prepare the chunks of an answer.
+
+        Args:
+            answer_id: The answer's public id.
+            body: The request.
+            created: The Unix time at which the answer started, in seconds.
+            choices: The number of choices.
+        """
         self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._head = (
             f'data: {{"id":{json.dumps(answer_id)},"object":"{self.kind}","created":{created},'
@@ -62,7 +75,7 @@ class ChunkWriter:
         self._openings = [self._head + self.opening % index for index in range(choices)]
 
     def last(self, answer: HasUsage) -> bytes:
-        """Return the usage chunk, if the client requested one, and the end of the stream."""
+        """Return the usage chunk, if the client requested it, and the [DONE] event."""
         if not self._include_usage:
             return DONE_EVENT
         counts = json.dumps(usage_counts(answer), separators=(",", ":"))
@@ -70,19 +83,19 @@ class ChunkWriter:
 
 
 class ChatChunks(ChunkWriter):
-    """Chunks of a chat completion."""
+    """A writer of the chunks of a chat completion."""
 
     kind = "chat.completion.chunk"
     opening = '{"index":%d,"delta":{'
 
     def role(self, index: int) -> bytes:
-        """Return the chunk that opens a choice."""
+        """Return the first chunk of a choice, which has its role."""
         return (
             f'{self._openings[index]}"role":"assistant","content":""}},"logprobs":null,"finish_reason":null{self._end}'
         ).encode()
 
     def content(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
-        """Return a chunk of text."""
+        """Return a chunk of text, with log-probabilities if the request asks for them."""
         logprobs_json = (
             "null" if logprobs is None else json.dumps(chat_logprobs([chat_logprob_entry(one) for one in logprobs]))
         )
@@ -90,7 +103,7 @@ class ChatChunks(ChunkWriter):
         return f'{self._openings[index]}{delta},"finish_reason":null{self._end}'.encode()
 
     def piece(self, index: int, piece: OutputDelta) -> bytes:
-        """Return the chunk of a piece of content, reasoning or tool call."""
+        """Return the chunk for a piece of content, reasoning or a tool call."""
         if isinstance(piece, ContentDelta):
             return self.content(index, piece.text)
         if isinstance(piece, ReasoningDelta):
@@ -100,32 +113,32 @@ class ChatChunks(ChunkWriter):
         return f'{self._openings[index]}{delta}}},"logprobs":null,"finish_reason":null{self._end}'.encode()
 
     def finish(self, index: int, reason: str) -> bytes:
-        """Return the last chunk of the choice `index`."""
+        """Return the last chunk of a choice, which has the finish reason."""
         return f'{self._openings[index]}}},"logprobs":null,"finish_reason":"{reason}"{self._end}'.encode()
 
 
 class CompletionChunks(ChunkWriter):
-    """Chunks of a text completion."""
+    """A writer of the chunks of a text completion."""
 
     kind = "text_completion"
     opening = '{"index":%d,"text":'
 
     def content(self, index: int, text: str, logprobs: dict[str, Any] | None = None) -> bytes:
-        """Return a chunk of text."""
+        """Return a chunk of text, with log-probabilities if the request asks for them."""
         logprobs_json = "null" if logprobs is None else json.dumps(logprobs)
         return (
             f'{self._openings[index]}{encode_basestring(text)},"logprobs":{logprobs_json},"finish_reason":null{self._end}'
         ).encode()
 
     def finish(self, choice: Choice) -> bytes:
-        """Return the last chunk of a choice."""
+        """Return the last chunk of a choice, which has the finish reason."""
         return (
             f'{self._openings[choice.index]}"","logprobs":null,"finish_reason":"{choice.finish_reason}"{self._end}'
         ).encode()
 
 
 def message_of(pieces: Sequence[OutputDelta]) -> dict[str, Any]:
-    """Return the assistant message that streamed pieces add up to."""
+    """Return the assistant message that the pieces of a stream add up to."""
     calls: dict[int, ToolCallDelta] = {}
     for piece in pieces:
         if isinstance(piece, ToolCallDelta):
@@ -152,7 +165,10 @@ def _complete_call(call: ToolCallDelta) -> dict[str, Any]:
 
 
 def tool_call_chunk(piece: ToolCallDelta) -> dict[str, Any]:
-    """Return an entry of `tool_calls` in a delta. Its first piece has the call's id and name."""
+    """Return an entry of `tool_calls` in a delta.
+
+    Only the entry for the first piece of a call has the call's id and name.
+    """
     function: dict[str, Any] = {"arguments": piece.arguments}
     delta: dict[str, Any] = {"index": piece.index}
     if piece.id is not None:
@@ -163,12 +179,12 @@ def tool_call_chunk(piece: ToolCallDelta) -> dict[str, Any]:
 
 
 def chat_logprobs(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the `logprobs` of a chat choice, which have a `chat_logprob_entry` per token."""
+    """Return the `logprobs` of a chat choice. Entries are made by `chat_logprob_entry`."""
     return {"content": entries, "refusal": None}
 
 
 def completion_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Return the `logprobs` of a text completion: four lists side by side."""
+    """Return the `logprobs` of a text completion: four lists with an item per token."""
     return {
         "tokens": [_token_text(entry.token) for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
@@ -180,7 +196,7 @@ def completion_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def chat_logprob_entry(entry: TokenLogprob) -> dict[str, Any]:
-    """Return one token of a chat choice with its log-probability and its alternatives."""
+    """Return the log-probability of a token and of its alternatives, for a chat choice."""
     return {
         "token": _token_text(entry.token),
         "logprob": entry.logprob,

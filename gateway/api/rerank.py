@@ -1,4 +1,4 @@
-"""POST /v1/rerank, /v2/rerank and /rerank."""
+"""The endpoints POST /v1/rerank, /v2/rerank and /rerank."""
 
 import secrets
 from collections.abc import Sequence
@@ -26,37 +26,45 @@ _IGNORED_FIELDS = frozenset({"max_chunks_per_doc", "priority", "user"})
 
 
 class RerankDocument(RequestModel):
-    """A document as an object, of which only the text counts."""
+    """A document that is an object. Only its text is ranked."""
 
     text: str
 
 
 class RerankRequest(RequestModel):
-    """A query and the documents to rank by it: Cohere's and Jina's fields, and vLLM's extras."""
+    """A request to rank documents by their relevance to a query.
+
+    The fields are Cohere's and Jina's, with vLLM's additions.
+    """
 
     model: str
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[list[str | RerankDocument], Field(min_length=1)]
-    top_n: Annotated[int, Field(ge=1)] | None = Field(default=None, description="The most results; all if absent.")
-    return_documents: bool | None = Field(default=None, description="Results have the documents' texts, too.")
+    top_n: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Maximum number of results; all when absent."
+    )
+    return_documents: bool | None = Field(default=None, description="Include the documents' texts in the results.")
     truncation: bool | None = Field(
-        default=None, description="Documents that are too long are cut; false: refused. True when absent."
+        default=None, description="Cut documents that are too long (true, the default) or reject them (false)."
     )
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="Documents are cut to this many tokens, special tokens not counted."
+        default=None, description="Cut documents to this many tokens, not counting special tokens."
     )
-    rank_fields: list[str] | None = Field(default=None, description="Cohere's v1; nothing but `text` can be ranked.")
+    rank_fields: list[str] | None = Field(
+        default=None, description="A field of Cohere's v1 API; only the value `text` is accepted."
+    )
     max_chunks_per_doc: int | None = None
     priority: int | None = None
     user: str | None = None
 
 
-#: Decimals of a score: the same text in a batch of another size differs in the eighth.
+#: Number of decimals of a score. The score of a text differs in the eighth decimal between batches
+#: of different sizes.
 SCORE_DECIMALS = 6
 
 
 class RerankEndpoint:
-    """The endpoint of rerank, at the paths that the clients of three vendors use."""
+    """The endpoint that ranks documents, at the paths that the clients of three vendors use."""
 
     def __init__(self, service: AppState, models: ModelLookup[EncoderModel]) -> None:
         self._service, self._models = service, models
@@ -68,7 +76,7 @@ class RerankEndpoint:
             app.add_endpoint("POST", path, self.create, summary, RerankResponse, body=RerankRequest, tag="rerank")
 
     async def create(self, request: Request) -> Response:
-        """Return the documents by their relevance to the query, best first."""
+        """Return the documents with their relevance to the query, the most relevant first."""
         context = context_of(request)
         body = await self._service.intake.load(RerankRequest, request)
         model = self._models.get(body.model, context.caller)
@@ -88,7 +96,9 @@ class RerankEndpoint:
 
 def _texts(body: RerankRequest, limit: int) -> list[str]:
     if len(body.documents) > limit:
-        raise InvalidRequestError(f"At most {limit} documents are allowed.", param="documents")
+        raise InvalidRequestError(
+            f"At most {limit} documents are allowed; send the others in another request.", param="documents"
+        )
     if body.rank_fields not in (None, ["text"]):
         raise UnsupportedError(
             'Documents are ranked by their text; leave rank_fields out, or send ["text"].', param="rank_fields"
@@ -97,9 +107,10 @@ def _texts(body: RerankRequest, limit: int) -> list[str]:
 
 
 def _rows(body: RerankRequest, texts: Sequence[str], model: EncoderModel) -> list[EncoderInput]:
-    """Return the inputs of the encoder.
+    """Return the encoder's inputs, one per document.
 
-    Raises ContextLengthError if the query or a document is too long.
+    Raises:
+        ContextLengthError: The query or a document is too long.
     """
     minimum = model.tokenizer.min_token_count(body.query, model.card.max_seq_len)
     if minimum > model.card.max_seq_len:
@@ -112,12 +123,16 @@ def _rows(body: RerankRequest, texts: Sequence[str], model: EncoderModel) -> lis
 
 
 def _document(text: str, index: int, body: RerankRequest, model: EncoderModel, room: int) -> list[int]:
-    """Return the token ids of a document, cut to what the query leaves of the context."""
+    """Return the token ids of a document, cut to the room that the query leaves in the context.
+
+    Raises:
+        ContextLengthError: The document is too long, and the request has `truncation: false`.
+    """
     limit = min(room, body.max_tokens_per_doc or room)
     ids = model.tokenizer.encode_beginning(text, limit, add_special_tokens=False)
     if body.truncation is False and min(len(ids), body.max_tokens_per_doc or len(ids)) > room:
         raise ContextLengthError(
-            f"Document {index} has more than the {room} tokens that the query leaves it of this model's maximum "
+            f"Document {index} has more than {room} tokens, which is what the query leaves of this model's maximum "
             f"context length of {model.card.max_seq_len}; shorten it, or leave truncation out to have it cut.",
             param=f"documents[{index}]",
         )
@@ -133,9 +148,9 @@ def _query_too_long(model: EncoderModel, tokens: str) -> ContextLengthError:
 
 
 def _results(body: RerankRequest, texts: Sequence[str], scores: NDArray[np.float32], tokens: int) -> dict[str, Any]:
-    """Return the response with the best results first.
+    """Return the response, with the most relevant documents first.
 
-    Documents of equal score keep the order in which they were sent.
+    Documents of equal score keep the order of the request.
     """
     relevance = [round(float(score), SCORE_DECIMALS) for score in scores]
     order = sorted(range(len(texts)), key=lambda at: -relevance[at])[: body.top_n]
@@ -148,6 +163,6 @@ def _results(body: RerankRequest, texts: Sequence[str], scores: NDArray[np.float
         "model": body.model,
         "results": results,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        # Cohere's clients read the tokens here
+        # Cohere's clients read the token counts from `meta`.
         "meta": {"billed_units": {"input_tokens": tokens}, "tokens": {"input_tokens": tokens, "output_tokens": 0}},
     }

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API.
+"""The endpoints of OpenAI's Responses API.
 
 The routes are POST /v1/responses and its input_tokens, and GET, DELETE, cancel and input_items of a
 response.
@@ -55,23 +55,25 @@ if TYPE_CHECKING:
     from llmops.gateway.conversations.conversation_store import ConversationStore
     from llmops.gateway.conversations.conversation_turn import ResponseTurn
 
-#: Fields that are accepted and change nothing.
+#: Fields that are accepted without effect.
 RESPONSES_IGNORED_FIELDS = frozenset(
     {
         *("client_metadata", "include", "max_tool_calls", "prompt_cache_retention", "stream_options"),
         *("reasoning.summary", "text.verbosity"),
     }
 )
-#: Seconds without a write after which the gateway that generated a response counts as gone.
+#: Seconds without a write after which the gateway that generates a response counts as lost. A
+#: running gateway writes every `SAVE_INTERVAL`.
 LOST_RUN_TIMEOUT = 5 * SAVE_INTERVAL
-#: Seconds that a cancellation waits for another gateway to stop.
+#: Seconds that a cancellation waits for the gateway that generates the response to stop. A gateway
+#: reads cancellations every `SAVE_INTERVAL`.
 CANCEL_TIMEOUT = 3 * SAVE_INTERVAL
-#: Seconds between two checks that the other gateway has stopped.
+#: Seconds between two reads of the store while a cancellation waits.
 CANCEL_POLL_INTERVAL = 0.25
-#: Copies of a response that a reader of events holds: encoded, parsed, and encoded again for the
-#: event that is being sent.
+#: Number of copies of a stored response that a reader holds in memory: the stored text, the parsed
+#: object, and the event that is being sent.
 _COPIES_PER_READER = 3
-#: Characters of stored JSON for one character of a body, at most (\uXXXX).
+#: Maximum number of characters of stored JSON per character of a request body: \uXXXX has six.
 _MAX_JSON_EXPANSION = 6
 _RUN_ID = re.compile(r"resp_[0-9a-f]{48}")
 
@@ -92,9 +94,9 @@ class ResponsesEndpoints:
         Args:
             service: The gateway's shared state.
             store: The store of responses.
-            chats: The answers in progress, among them the responses in the background.
+            chats: The answers in progress, including responses in the background.
             conversations: Opens the store of conversations.
-            may_store: Returns True if responses of a tenant may be stored.
+            may_store: Returns True if a tenant's responses may be stored.
         """
         self._service, self._store, self._chats = service, store, chats
         self._conversations, self._may_store = conversations, may_store
@@ -104,8 +106,11 @@ class ResponsesEndpoints:
         """Add the routes to `app`."""
         one, path = "/v1/responses/{response_id}", {"response_id": "The response's id."}
         replay: dict[str, tuple[dict[str, Any], str]] = {
-            "stream": ({"type": "boolean"}, "Send its events again."),
-            "starting_after": ({"type": "integer", "minimum": 0}, "Send the events after this number; needs stream."),
+            "stream": ({"type": "boolean"}, "Send the response's events again, as a stream."),
+            "starting_after": (
+                {"type": "integer", "minimum": 0},
+                "Send only events after this sequence number. Needs stream.",
+            ),
         }
         app.add_endpoint(
             "POST", "/v1/responses", self.create, "Create a response", ResponseObject, body=ResponsesRequest
@@ -134,7 +139,7 @@ class ResponsesEndpoints:
         )  # fmt: skip
 
     async def create(self, request: Request) -> Response:
-        """Generate a response: collected, streamed, or in the background."""
+        """Generate a response: whole, streamed, or in the background."""
         context = context_of(request)
         owner = context.caller.owner
         body = await self._service.intake.load(ResponsesRequest, request)
@@ -142,7 +147,7 @@ class ResponsesEndpoints:
         own, tools = _own_items(body), offered_tools(body.tools or [])
         turn = await self._turn(body, context)
         chat = await self._as_chat(body, own, turn, tools, model, context)
-        # earlier messages are not part of this body, but of its work
+        # The body's size does not include earlier messages, but the model reads them.
         context.work_bytes = max(context.work_bytes, max_rendered_characters(chat.messages))
         builder = ResponseBuilder(new_response(body, model, context.service_tier), tools.origins)
         if turn is not None:
@@ -181,7 +186,7 @@ class ResponsesEndpoints:
         )
 
     async def count_tokens(self, request: Request) -> Response:
-        """Return the number of tokens of the prompt that a response would have."""
+        """Return the number of prompt tokens of a response, without generating the response."""
         context = context_of(request)
         body = await self._service.intake.load(ResponsesRequest, request)
         model = await self._service.find_model(body.model, context, body)
@@ -218,7 +223,7 @@ class ResponsesEndpoints:
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
-        """Stop a running response, also one that another gateway generates."""
+        """Stop a running response, including a response that another gateway generates."""
         async with self._found(request, live=True) as found:
             if isinstance(found, AnswerRun):
                 if found.over:
@@ -238,28 +243,32 @@ class ResponsesEndpoints:
         return json_response(item_page(items, request.query_params))
 
     async def close(self) -> None:
-        """Wait until what ended is stored, and close the store."""
+        """Wait until the responses that have ended are stored, and close the store."""
         await self._tasks.wait()
         await self._store.close()
 
     def _hold(self, request: Request, row: ResponseRecord) -> None:
-        """Count what a reader holds in memory until the last byte is sent.
+        """Reserve memory for a reader of a stored response until the last byte is sent.
 
-        Raises UnavailableError if it is too much.
+        Raises:
+            UnavailableError: The gateway holds too much data of requests in memory already.
         """
         self._service.intake.hold(_COPIES_PER_READER * row.size, context_of(request))
 
     @asynccontextmanager
     async def _found(self, request: Request, live: bool = False) -> AsyncIterator[AnswerRun | ResponseRecord]:
-        """Return the response in progress, of which the request counts as a reader, or the stored one.
+        """Yield the requested response: the running answer, or the row in the store.
+
+        The request counts as a reader of a running answer until the block ends.
 
         Args:
-            request: The request, which names the response.
-            live: Prefer the response in progress, wherever it is, to its row in the store.
+            request: The request, whose path names the response.
+            live: Prefer a running answer, at whichever gateway, to the row in the store.
 
         Raises:
             NotFoundError: The caller has no such response.
-            UnavailableError: Another gateway may have it, and Redis or the store is away.
+            UnavailableError: Another gateway may have the response, and Redis or the store cannot
+                be reached.
         """
         response_id, owner = _response_id(request), _owner(request)
         row, run = None, await self._in_progress(response_id, owner, live)
@@ -278,9 +287,14 @@ class ResponsesEndpoints:
             yield row if not row.running or row.age < LOST_RUN_TIMEOUT else await self._lost(row)
 
     async def _in_progress(self, response_id: str, owner: str, live: bool) -> AnswerRun | None:
-        """Return a response that is generated here, or with `live` at any gateway, as its reader.
+        """Return a running response, with the caller of this method as its reader.
 
-        One that has ended is in the store, unless it was deleted since.
+        A response that has ended is not returned if it is in the store or was deleted.
+
+        Args:
+            response_id: The id of the response.
+            owner: The owner of the response.
+            live: Include responses that other gateways generate.
         """
         own = self._chats.runs.find(response_id, owner)
         if not _RUN_ID.fullmatch(response_id) or (own is None and not live):
@@ -295,9 +309,9 @@ class ResponsesEndpoints:
         return run
 
     async def _lost(self, row: ResponseRecord) -> ResponseRecord:
-        """Store that the gateway which generated a response is gone, and return it as failed."""
+        """Store a response as failed because its gateway is lost, and return the row."""
         entry = row.decoded()
-        message = "The gateway that generated this response is gone."
+        message = "The gateway that generated this response was lost; create the response again."
         entry.response.update(status="failed", error={"code": "server_error", "message": message})
         entry.running = False
         failed = entry.to_row()
@@ -305,7 +319,10 @@ class ResponsesEndpoints:
         return failed
 
     async def _cancel_by_store(self, row: ResponseRecord) -> Response:
-        """Ask the gateway that generates a response to stop, where there is no Redis."""
+        """Ask the gateway that generates a response to stop, through the store.
+
+        Used where no Redis connects the gateways.
+        """
         if not row.running:
             raise _not_running(row.decoded().response["status"])
         await self._store.request_cancellation(row.id, row.owner)
@@ -319,15 +336,17 @@ class ResponsesEndpoints:
         return Response(row.response, media_type="application/json")
 
     async def _turn(self, body: ResponsesRequest, context: RequestContext) -> ResponseTurn | None:
-        """Return the conversation that the request names, None if it names none."""
+        """Return the conversation that the request names, or None if it names no conversation."""
         conversation_id = _conversation_of(body)
         if conversation_id is None:
             return None
         if body.previous_response_id is not None:
             raise InvalidRequestError(
-                "A request has a conversation or a previous_response_id; leave one of them out.", param="conversation"
+                "A request cannot have both a conversation and a previous_response_id; leave one of them out.",
+                param="conversation",
             )
-        # SQLAlchemy is an extra, and a gateway without conversations does not load it
+        # SQLAlchemy is an optional dependency, and a gateway without conversations does not import
+        # it.
         from llmops.gateway.conversations.conversation_turn import ResponseTurn
 
         store = await self._conversations()
@@ -343,20 +362,20 @@ class ResponsesEndpoints:
     def _is_to_be_stored(
         self, body: ResponsesRequest, own: list[Item], builder: ResponseBuilder, context: RequestContext
     ) -> bool:
-        """Return True if the response is stored, else set `store` in the response to false.
+        """Return True if the response is to be stored. Otherwise set its `store` to false.
 
         Raises:
-            InvalidRequestError: The client requires a response to be stored that cannot be.
+            InvalidRequestError: The request needs the response to be stored, and it cannot be.
         """
         limits, response = self._store.limits, builder.response
         if body.store is False:
-            problem = "The request says store: false"
+            problem = "The request has store: false"
         elif not self._may_store(context.caller.tenant_id):
-            problem = "Nothing of this tenant is stored"
+            problem = "The data of this tenant is not stored"
         elif not limits.entries:
             problem = "This gateway stores no responses"
         else:
-            # a short body fits whatever is stored of it
+            # Encoding is needed only for a large body; a short one fits after any expansion.
             size = context.work_bytes * _MAX_JSON_EXPANSION
             if size > limits.item_bytes:
                 size = len(encode_json(own)) + len(encode_json(response))
@@ -377,9 +396,11 @@ class ResponsesEndpoints:
         model: GenerativeModel,
         context: RequestContext,
     ) -> ChatRequest:
-        """Return the chat request that means the same, with what was said before.
+        """Return the equivalent chat request, with the messages of earlier responses.
 
-        Raises ApiError in the words of this API.
+        Raises:
+            ApiError: The request is invalid or unsupported. The error uses the field names of this
+                API.
         """
         intake, owner = self._service.intake, context.caller.owner
         stored = StoredContext(self._store, owner, intake.limits, lambda size: intake.hold(size, context))
@@ -400,7 +421,7 @@ class ResponsesEndpoints:
         source: EventSource | Callable[[], Awaitable[AnswerRun]],
         error_event: Callable[[ApiError], bytes] = openai_error_event,
     ) -> Response:
-        """Stream events to a reader, who ends nothing else by leaving."""
+        """Stream events to a client. The answer continues when the client disconnects."""
         watcher = DisconnectWatcher(request.receive)
 
         async def open_source() -> EventSource:
@@ -416,7 +437,11 @@ def _own_items(body: ResponsesRequest) -> list[Item]:
 
 
 def _conversation_of(body: ResponsesRequest) -> str | None:
-    """Return the id of the conversation that the request names. Raises InvalidRequestError."""
+    """Return the id of the conversation that the request names, or None.
+
+    Raises:
+        InvalidRequestError: `conversation` has another form.
+    """
     conversation = body.conversation
     conversation_id = conversation.get("id") if isinstance(conversation, dict) else conversation
     if conversation is not None and not isinstance(conversation_id, str):
@@ -425,9 +450,9 @@ def _conversation_of(body: ResponsesRequest) -> str | None:
 
 
 def _first_event(request: Request) -> int | None:
-    """Return the number of the event after which a stream starts.
+    """Return the sequence number of the event after which a stream starts.
 
-    The number is -1 for all of the stream, and None if no stream is requested.
+    The number is -1 for a stream of all events, and None if the request asks for no stream.
 
     Raises:
         InvalidRequestError: `stream` or `starting_after` is invalid.
@@ -448,13 +473,13 @@ def _first_event(request: Request) -> int | None:
 
 
 def _json_in_pieces(text: str) -> Response:
-    """Return a response whose JSON is encoded as the client reads it."""
+    """Return a response whose JSON text is encoded in pieces while the client reads it."""
 
     async def pieces() -> AsyncIterator[bytes]:
         for start in range(0, len(text), FLUSH_BYTES):
             yield text[start : start + FLUSH_BYTES].encode()
 
-    # the text is ASCII: everything else is escaped
+    # The text is ASCII, so its length in bytes is its length in characters.
     return StreamingResponse(pieces(), media_type="application/json", headers={"content-length": str(len(text))})
 
 
@@ -464,7 +489,7 @@ def _form(run: AnswerRun) -> BackgroundFormat:
 
 
 def _present(run: AnswerRun) -> dict[str, Any]:
-    """Return the present state of a response in the background."""
+    """Return the current state of a response in the background, as JSON."""
     return _form(run).present(run)
 
 

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's form."""
+"""The endpoints POST /tokenize and /detokenize, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -29,32 +29,35 @@ from llmops.gateway.schemas.request_fields import RequestModel, TokenId
 from llmops.gateway.schemas.response_schemas import DetokenizeResponse, TokenizeResponse
 from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
 
-#: Entries of an array that are encoded while holding the interpreter's lock.
+#: Number of entries of an array that are encoded at a time. Encoding holds the interpreter lock,
+#: which other threads get in between.
 TOKENS_PER_TURN = 8192
 
 
 class TokenizeRequest(RequestModel):
-    """Either `prompt` or `messages`, which go through the chat template."""
+    """A request to tokenize a prompt, or messages that are rendered with the chat template."""
 
     model: str
     prompt: str | None = None
     messages: Annotated[list[RequestMessage], Field(min_length=1)] | None = None
     tools: list[Tool] | None = None
-    add_special_tokens: bool | None = Field(default=None, description="True for a prompt, false for messages.")
+    add_special_tokens: bool | None = Field(
+        default=None, description="By default true for a prompt and false for messages."
+    )
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(RequestModel):
-    """Token ids to turn into text, special tokens included."""
+    """A request to turn token ids into text, including special tokens."""
 
     model: str
     tokens: list[TokenId]
 
 
 class TokenizeEndpoints:
-    """The endpoints of tokenisation. Their work is done in the text threads."""
+    """The endpoints of tokenization, which do their work in text threads."""
 
     def __init__(self, service: AppState) -> None:
         self._service = service
@@ -86,7 +89,7 @@ class TokenizeEndpoints:
         body = await self._service.intake.load(TokenizeRequest, request)
         model = self._service.models.get(body.model, context.caller)
         if (body.prompt is None) == (body.messages is None):
-            raise InvalidRequestError("Give either prompt or messages.", param="prompt")
+            raise InvalidRequestError("Send either prompt or messages, and not both.", param="prompt")
         limits = self._service.limits
         check_prompt_characters(len(body.prompt or ""), limits, "prompt")
         check_message_limits(body.messages or (), limits)
@@ -114,9 +117,9 @@ class TokenizeEndpoints:
     def _text(self, model: GenerativeModel, ids: list[int]) -> bytes:
         if max(ids, default=0) >= model.card.vocab_size:
             raise InvalidRequestError(
-                f"There is no token {max(ids)}: the vocabulary has {model.card.vocab_size}.", param="tokens"
+                f"There is no token {max(ids)}: ids are below {model.card.vocab_size}.", param="tokens"
             )
-        # a token can have thousands of characters
+        # A token can have thousands of characters, so a short body can become a long text.
         characters = sum(count * len(model.tokenizer.token(one) or "") for one, count in Counter(ids).items())
         check_prompt_characters(characters, self._service.limits, "tokens")
         return json_bytes({"prompt": model.tokenizer.decode(ids, skip_special_tokens=False)})
@@ -137,7 +140,7 @@ class TokenizeEndpoints:
 def _array(items: Iterable[Any]) -> Iterator[str]:
     """Yield a JSON array in pieces.
 
-    Encoding holds the interpreter's lock, which others get between two pieces.
+    Encoding holds the interpreter lock, which other threads get between two pieces.
     """
     rest, opening = iter(items), "["
     while piece := list(itertools.islice(rest, TOKENS_PER_TURN)):

@@ -43,5 +43,5 @@ def test_pages_of_models():
     assert ids(limit="2", before_id="e") == ("cd", True)
     assert ids(limit="2", before_id="c") == ("ab", False)
     for wrong in ({"limit": "0"}, {"limit": "1001"}, {"limit": "x"}, {"after_id": "z"}, {"before_id": ""}):
-        with pytest.raises(InvalidRequestError, match=r"limit|names a model"):
+        with pytest.raises(InvalidRequestError, match=r"limit|id of a model"):
             model_page(models, wrong)

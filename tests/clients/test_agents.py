@@ -94,7 +94,7 @@ def test_codex_edits_a_file(played):
     for body, one in zip(bodies, exchanges, strict=True):
         assert (body["model"], body["stream"], body["store"]) == ("mock", True, False)
         assert one.headers["x-llmops-warnings"] == (
-            "The tool 'web_search' was left out: the gateway runs no tools itself."
+            "The tool 'web_search' was not offered to the model, because the gateway runs no tools itself."
         )
         assert one.headers["x-llmops-ignored"] == "client_metadata, include, reasoning.summary"
     kinds = {tool.get("name", tool["type"]): tool["type"] for tool in bodies[0]["tools"]}

@@ -336,7 +336,7 @@ async def test_tools_that_a_server_would_run_are_left_out(agent):
     agent.say("ok")
     tools = [{"type": "web_search_20250305", "name": "web_search"}, NOW]
     raw = await agent.sdk.messages.with_raw_response.create(model="tiny", max_tokens=5, messages=HELLO, tools=tools)
-    said = "The tool 'web_search_20250305' was left out: the gateway runs no tools itself."
+    said = "The tool 'web_search_20250305' was not offered to the model, because the gateway runs no tools itself."
     assert raw.headers["x-llmops-warnings"] == said
     assert "web_search" not in prompt_of(agent)
     count = await agent.sdk.messages.with_raw_response.count_tokens(model="tiny", messages=HELLO, tools=tools)
@@ -460,7 +460,7 @@ def block(role="user", **fields):
         ({"compaction": {"type": "enabled"}}, "compaction is not supported"),
         ({"thread": {"type": "create"}}, "send the whole conversation"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers are not supported"),
-        ({"n": 2}, "A message is one answer"),
+        ({"n": 2}, "A message has one answer"),
     ],
 )
 async def test_wrong_requests(plain, fields, said):

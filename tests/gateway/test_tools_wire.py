@@ -283,7 +283,7 @@ async def test_functions_of_a_namespace_keep_their_name(model):
     clock = {"type": "namespace", "name": "clock", "tools": [function, {"type": "image_generation"}]}
     tools = [function, clock, {"type": "web_search"}, {"type": "custom", "name": "patch"}, {"type": "web_search"}]
     said = " ".join(
-        f"The tool '{kind}' was left out: the gateway runs no tools itself."
+        f"The tool '{kind}' was not offered to the model, because the gateway runs no tools itself."
         for kind in ("image_generation", "web_search", "custom")
     )
     answer = await respond(model, tools=tools)

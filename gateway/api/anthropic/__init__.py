@@ -1,5 +1,5 @@
-"""Anthropic's API, translated to and from chat completions.
+"""Anthropic's Messages API, converted to and from chat completions.
 
-Messages become the equivalent chat request, and the answer becomes Anthropic's content blocks and
-events.
+A messages request becomes the equivalent chat request, and the answer becomes Anthropic's content
+blocks and events.
 """

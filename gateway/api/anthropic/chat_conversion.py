@@ -1,4 +1,4 @@
-"""Conversion of a messages request to the chat completions request that means the same."""
+"""Conversion of a messages request to the equivalent chat completions request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from llmops.gateway.api.anthropic.schemas import (
 from llmops.gateway.errors import ApiError, ContextLengthError, InvalidRequestError, UnsupportedError, missing_parameter
 from llmops.gateway.generation.parsers.reasoning import reasoning_effort_arguments
 
-# Fields that chat completions calls by another name, for errors in the words of this API.
+# Names of fields whose names differ between chat completions (keys) and the Messages API (values).
+# Errors are translated with these names.
 _FIELD_NAMES = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
@@ -29,15 +30,16 @@ _FIELD_NAMES = {
     "user": "metadata.user_id",
 }
 _TOOL_FIELDS = ((".function.parameters", ".input_schema"), (".function.", "."))
-#: Fields that are accepted and change nothing.
+#: Fields that are accepted without effect.
 MESSAGE_IGNORED_FIELDS = frozenset(
     {
         *("container", "context_management", "diagnostics", "inference_geo", "speed", "thinking.display"),
     }
 )
-# Thinking budgets, in tokens, up to which the effort is low and medium.
+# Largest thinking budgets, in tokens, that select the efforts low and medium. Larger budgets select
+# high.
 _MAX_LOW_BUDGET, _MAX_MEDIUM_BUDGET = 4096, 16384
-# The role of blocks other than text.
+# The role of messages that may contain a block of a type. Text blocks may be in any message.
 _BLOCK_ROLES = {
     "tool_use": "assistant",
     "thinking": "assistant",
@@ -50,15 +52,16 @@ ChatMessageDict = dict[str, Any]
 
 
 def to_chat_request(request: CountTokensRequest, template: str) -> dict[str, Any]:
-    """Return the body of the chat completions request for `request`.
+    """Return the body of the chat completions request that is equivalent to `request`.
 
     Args:
         request: The messages request.
-        template: The source of the model's chat template, which decides whether the model can
+        template: The source of the model's chat template, which determines whether the model can
             think.
 
     Raises:
-        InvalidRequestError: The request needs something that this gateway cannot do.
+        InvalidRequestError: The request is malformed.
+        UnsupportedError: The request uses a feature that this gateway does not have.
     """
     _reject_unsupported(request)
     messages, continued = to_chat_messages(request.messages, request.system)
@@ -75,12 +78,12 @@ def to_chat_request(request: CountTokensRequest, template: str) -> dict[str, Any
         "response_format": _format(config.format.schema_) if config and config.format else None,
         **(_sampling(request) if isinstance(request, MessagesRequest) else {}),
     }
-    # unknown fields may be those of chat completions, such as `seed`
+    # Unknown fields may be fields of chat completions, such as `seed`, and are passed on.
     return {**(request.model_extra or {}), **{key: value for key, value in chat.items() if value is not None}}
 
 
 def requested_effort(request: CountTokensRequest) -> str | None:
-    """Return the requested `reasoning_effort`, None to leave it to the model."""
+    """Return the requested `reasoning_effort`. None leaves the effort to the model."""
     thinking, config = request.thinking, request.output_config
     if thinking is not None and thinking.type == "disabled":
         return "none"
@@ -90,21 +93,21 @@ def requested_effort(request: CountTokensRequest) -> str | None:
 
 
 def ignored_message_fields(request: CountTokensRequest, template: str) -> frozenset[str]:
-    """Return the fields of `request` that change nothing."""
+    """Return the names of the fields of `request` that have no effect on this model."""
     effort = requested_effort(request)
     cannot_think = effort is not None and not can_think(effort, template)
     return MESSAGE_IGNORED_FIELDS | {"thinking", "output_config.effort"} if cannot_think else MESSAGE_IGNORED_FIELDS
 
 
 def can_think(effort: str, template: str) -> bool:
-    """Return True if the model's chat template has a switch for `effort`."""
+    """Return True if the model's chat template can be set to `effort`."""
     return reasoning_effort_arguments(effort, template) is not None
 
 
 def translate_error_fields(error: ApiError) -> None:
-    """Replace the names of chat completions' fields in an error by those of the messages API."""
+    """Replace the names of chat completions' fields in an error with names of the Messages API."""
     if isinstance(error, ContextLengthError):
-        # Claude Code compacts the conversation when it reads these words, by the numbers in them
+        # Claude Code compacts the conversation when it reads these words and numbers.
         counts = f"{error.tokens} tokens > {error.most} maximum"
         error.message = f"prompt is too long: {error.message if error.tokens is None else counts}"
     head = (error.param or "").split(".")[0].split("[")[0]
@@ -124,9 +127,9 @@ def translate_error_fields(error: ApiError) -> None:
 
 def _reject_unsupported(request: CountTokensRequest) -> None:
     if request.thread is not None:
-        # this code makes the SDK send whole conversations from now on
+        # The SDK sends whole conversations after it receives this code.
         raise UnsupportedError(
-            "thread is not supported: no messages are kept here; send the whole conversation.",
+            "thread is not supported, because this gateway keeps no messages; send the whole conversation.",
             param="thread",
             code="thread_unsupported_request",
         )
@@ -158,7 +161,10 @@ def _effort_for(thinking: ThinkingChoice) -> str:
 
 
 def dropped_tool_types(request: CountTokensRequest) -> list[str]:
-    """Return the types of the tools that are left out, because the client does not describe them."""
+    """Return the types of the tools that are not offered to the model.
+
+    Tools of these types run at Anthropic, so the request does not describe them.
+    """
     return [tool.type for tool in request.tools or [] if tool.type not in (None, "custom")]
 
 
@@ -181,7 +187,10 @@ def _tool(tool: ToolDefinition, where: str) -> dict[str, Any]:
 
 def _tool_choice(choice: ToolUseChoice, tools: Sequence[ToolDefinition] | None) -> str | dict[str, Any]:
     if choice.type in ("any", "tool") and not tools:
-        raise InvalidRequestError(f"tool_choice is '{choice.type}', but there are no tools.", param="tool_choice")
+        raise InvalidRequestError(
+            f"tool_choice is '{choice.type}', but there are no tools; send tools, or leave tool_choice out.",
+            param="tool_choice",
+        )
     if choice.type != "tool":
         return _TOOL_CHOICES[choice.type]
     if choice.name is None:
@@ -196,13 +205,13 @@ def _format(schema: dict[str, Any]) -> dict[str, Any]:
 def to_chat_messages(
     messages: Sequence[MessageParam], system: str | Sequence[ResultBlock] | None
 ) -> tuple[list[ChatMessageDict], bool]:
-    """Convert messages to those of chat completions.
+    """Convert Anthropic's messages to messages of chat completions.
 
     Returns:
         The chat messages, and True if the answer continues the last of them.
 
     Raises:
-        InvalidRequestError: A block is not supported; `param` is a path such as
+        InvalidRequestError: A block is not supported. `param` is its path, such as
             `messages[2].content[0].text`.
     """
     transcript = _Transcript()
@@ -214,15 +223,20 @@ def to_chat_messages(
 
 
 class _Transcript:
-    """The chat messages converted so far."""
+    """A builder of the chat messages of a request.
+
+    Attributes:
+        messages: The chat messages converted so far.
+    """
 
     def __init__(self) -> None:
         self.messages: list[ChatMessageDict] = []
 
     def say(self, role: str, texts: Sequence[str]) -> ChatMessageDict:
-        """Add texts to the last message if it has the same `role`, else to a new one.
+        """Add texts to the last message if its role is `role`, and to a new message otherwise.
 
-        Returns the message.
+        Returns:
+            The message that has the texts.
         """
         if not self.messages or self.messages[-1]["role"] != role:
             self.messages.append({"role": role, "content": []})
@@ -231,7 +245,12 @@ class _Transcript:
         return last
 
     def add(self, message: MessageParam, where: str) -> None:
-        """Add a message, whose content is at `where` in the request."""
+        """Convert a message and add it.
+
+        Args:
+            message: The message.
+            where: The path of the message's content in the request, for errors.
+        """
         if isinstance(message.content, str):
             self.say(message.role, [message.content])
             return
@@ -243,7 +262,7 @@ class _Transcript:
     def is_continued(self, last: MessageParam) -> bool:
         """Return True if the answer continues the last message.
 
-        A last message without any text is left out.
+        An assistant message without text is removed from the end instead.
         """
         if last.role != "assistant":
             return False
@@ -274,7 +293,7 @@ class _Transcript:
             message = self.say(role, [])
             message["reasoning_content"] = message.get("reasoning_content", "") + _required(block, "thinking", where)
         elif block.type == "redacted_thinking":
-            self.say(role, [])  # only Anthropic can decrypt it
+            self.say(role, [])  # Only Anthropic can decrypt the block's content.
         else:
             self.say(role, [_text(block, where)])
 
@@ -316,14 +335,14 @@ def _required(block: ContentBlock, field: str, where: str) -> str:
 
 
 class SessionBlock(NamedTuple):
-    """A system block that says nothing to the model, and that differs in each session of an agent.
+    """A system block that has no meaning for the model and differs in each session of an agent.
 
-    The prefix cache finds a prompt from its first token on, so one such block in front of 20,000
-    tokens of instructions and tools makes every session read all of them again.
+    The prefix cache matches prompts from their first token. With such a block at the beginning, the
+    engine recomputes the 20,000 tokens of instructions and tools in every session.
 
     Attributes:
-        client: The client that sends it, with the newest version in which it was seen.
-        name: Its name in `x-llmops-ignored`.
+        client: The client that sends the block, with the newest version in which it was seen.
+        name: The name of the block in the response header `x-llmops-ignored`.
         pattern: Matches the whole text of the block.
     """
 
@@ -332,8 +351,8 @@ class SessionBlock(NamedTuple):
     pattern: re.Pattern[str]
 
 
-#: The blocks that are left out; any other block stays. The billing header holds a hash of the
-#: session.
+#: The system blocks that are removed from prompts; all other blocks stay. The billing header
+#: contains a hash of the session.
 SESSION_BLOCKS = (
     SessionBlock(
         "Claude Code 2.1.330",
@@ -346,9 +365,10 @@ SESSION_BLOCKS = (
 def without_session_blocks(
     system: str | list[ResultBlock] | None,
 ) -> tuple[str | list[ResultBlock] | None, list[str]]:
-    """Return the system prompt without a listed block at its beginning.
+    """Return the system prompt without a block of `SESSION_BLOCKS` at its beginning.
 
-    The second item holds the names of the parts that were left out.
+    Returns:
+        The system prompt, and the name of the block that was removed, if any.
     """
     if not isinstance(system, list) or len(system) < 2:
         return system, []

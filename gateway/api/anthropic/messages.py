@@ -1,6 +1,6 @@
-"""POST /v1/messages and /v1/messages/count_tokens.
+"""The endpoints POST /v1/messages and POST /v1/messages/count_tokens.
 
-They work like chat completions, in Anthropic's format.
+Both endpoints convert their request to a chat completions request, and write Anthropic's format.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from llmops.gateway.schemas.chat_request import ChatRequest
 
 
 class MessagesEndpoints:
-    """The endpoints of Anthropic's messages."""
+    """The endpoints of Anthropic's Messages API."""
 
     def __init__(self, service: AppState) -> None:
         self._service = service
@@ -70,7 +70,7 @@ class MessagesEndpoints:
         )
 
     async def create(self, request: Request) -> Response:
-        """Generate a message."""
+        """Generate a message, streamed or whole."""
         context = context_of(request)
         with translated_errors(translate_error_fields):
             body = await self._service.intake.load(MessagesRequest, request)
@@ -137,7 +137,7 @@ class MessagesEndpoints:
             chat = validate_body(ChatRequest, to_chat_request(body, template))
             validate_chat(chat, model, self._service.limits)
         if (chat.n or 1) > 1:
-            raise UnsupportedError("A message is one answer; leave out n.", param="n")
+            raise UnsupportedError("A message has one answer; leave out n.", param="n")
         report_ignored_fields(context, self._service, body, ignored_message_fields(body, template), extra=chat)
         context.ignored_fields.extend(dropped)
         report_dropped_tools(context, dropped_tool_types(body))
@@ -145,7 +145,7 @@ class MessagesEndpoints:
 
 
 def _head(message_id: str, model: str) -> dict[str, Any]:
-    """Return a message without content."""
+    """Return the fields of a message that are known before its content."""
     return {
         "id": message_id,
         "type": "message",

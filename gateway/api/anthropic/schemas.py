@@ -1,7 +1,7 @@
 """The bodies of POST /v1/messages and /v1/messages/count_tokens.
 
-`cache_control` is accepted anywhere. Every prefix is cached without it, and writing costs nothing:
-`usage` counts what was read from the cache, and nothing as written.
+`cache_control` is accepted anywhere and has no effect: every prefix is cached without it. Writing
+to the cache costs nothing, so `usage` counts tokens read from the cache and zero tokens written.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from llmops.gateway.schemas.request_fields import Number, RequestModel
 
 
 class ResultBlock(RequestModel):
-    """A part of a tool's result or of the system prompt. Only `text` is supported."""
+    """A part of a tool's result or of the system prompt. Only the type `text` is supported."""
 
     type: str
     text: str | None = None
 
 
 class ContentBlock(RequestModel):
-    """One block of a message. `type` decides which of the fields it has."""
+    """A content block of a message. `type` determines which of the other fields are used."""
 
     type: str
     text: str | None = None
     thinking: str | None = None
     signature: str | None = Field(default=None, description="Not checked.")
-    data: str | None = Field(default=None, description="Of redacted_thinking; not used.")
+    data: str | None = Field(default=None, description="The content of a redacted_thinking block; not used.")
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[ResultBlock] | None = Field(default=None, description="Of a tool_result.")
+    content: str | list[ResultBlock] | None = Field(default=None, description="The content of a tool_result block.")
     is_error: bool | None = None
 
 
 class MessageParam(RequestModel):
-    """One message.
+    """A message of the conversation.
 
-    Consecutive messages of one role are joined; a last message of the assistant begins the answer.
+    Consecutive messages of the same role are joined. If the last message has the role `assistant`,
+    the answer continues it.
     """
 
     role: Literal["user", "assistant", "system"]
@@ -49,10 +50,12 @@ class MessageParam(RequestModel):
 class ToolDefinition(RequestModel):
     """A tool that the client runs.
 
-    A tool of any other type is left out, and `x-llmops-warnings` names it.
+    A tool of another type than `custom` is not offered to the model; `x-llmops-warnings` names it.
     """
 
-    type: str | None = Field(default=None, description='"custom" or absent; a tool of another type is left out.')
+    type: str | None = Field(
+        default=None, description='"custom" or absent; the model is not offered a tool of another type.'
+    )
     name: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -68,7 +71,10 @@ class ToolUseChoice(RequestModel):
 
 
 class ThinkingChoice(RequestModel):
-    """Extended thinking. `budget_tokens` bounds it for models that have degrees of effort."""
+    """The configuration of extended thinking.
+
+    `budget_tokens` selects a reasoning effort, for models that have efforts.
+    """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -76,27 +82,27 @@ class ThinkingChoice(RequestModel):
 
 
 class OutputFormat(RequestModel):
-    """The JSON Schema that the answer follows."""
+    """The format of a structured answer: JSON that follows a JSON Schema."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class MessageOutputConfig(RequestModel):
-    """The format of the answer, and the effort of the model."""
+    """The requested format of the answer and effort of the model."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class RequestMetadata(RequestModel):
-    """Metadata of the request."""
+    """Metadata of a request."""
 
     user_id: str | None = None
 
 
 class CountTokensRequest(RequestModel):
-    """A request for the number of tokens of a message's prompt."""
+    """A request for the number of tokens in a message's prompt."""
 
     model: str
     messages: Annotated[list[MessageParam], Field(min_length=1)]
@@ -105,18 +111,18 @@ class CountTokensRequest(RequestModel):
     tool_choice: ToolUseChoice | None = None
     thinking: ThinkingChoice | None = None
     output_config: MessageOutputConfig | None = None
-    mcp_servers: list[dict[str, Any]] | None = Field(default=None, description="Refused unless empty.")
-    compaction: dict[str, Any] | None = Field(default=None, description="Refused.")
-    thread: dict[str, Any] | None = Field(default=None, description="Refused: send the whole conversation.")
+    mcp_servers: list[dict[str, Any]] | None = Field(default=None, description="Rejected unless empty.")
+    compaction: dict[str, Any] | None = Field(default=None, description="Rejected: leave it out.")
+    thread: dict[str, Any] | None = Field(default=None, description="Rejected: send the whole conversation instead.")
     cache_control: dict[str, Any] | None = Field(default=None, description="Every prefix is cached without it.")
     context_management: dict[str, Any] | None = Field(default=None, description="Ignored.")
     speed: str | None = Field(default=None, description="Ignored.")
 
 
 class MessagesRequest(CountTokensRequest):
-    """A request for one message.
+    """A request for a message.
 
-    Sampling extras of chat completions (`seed`, `min_p`, …) work here too.
+    Sampling parameters of chat completions, such as `seed` and `min_p`, are accepted too.
     """
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
@@ -126,14 +132,14 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     metadata: RequestMetadata | None = None
-    service_tier: str | None = Field(default=None, description="As in chat completions.")
+    service_tier: str | None = Field(default=None, description="The priority of the request, as in chat completions.")
     container: str | dict[str, Any] | None = Field(default=None, description="Ignored.")
     diagnostics: dict[str, Any] | None = Field(default=None, description="Ignored.")
     inference_geo: str | None = Field(default=None, description="Ignored.")
 
 
 class MessageResponse(BaseModel):
-    """A message. With `stream` it is sent as Anthropic's server-sent events."""
+    """A message. With `stream` the message is sent as Anthropic's server-sent events."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -148,13 +154,13 @@ class MessageResponse(BaseModel):
 
 
 class TokenCount(BaseModel):
-    """The number of tokens of a message's prompt."""
+    """The number of tokens in a message's prompt."""
 
     input_tokens: int
 
 
 class AnthropicErrorObject(BaseModel):
-    """An error: its kind, and a message with the reason and a remedy."""
+    """An error: its type, and a message that says what happened and what to do."""
 
     type: str
     message: str
@@ -162,7 +168,7 @@ class AnthropicErrorObject(BaseModel):
 
 
 class AnthropicErrorResponse(BaseModel):
-    """Anthropic's envelope of an error."""
+    """The body of an error response, in Anthropic's format."""
 
     type: Literal["error"]
     error: AnthropicErrorObject

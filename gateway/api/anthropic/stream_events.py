@@ -1,6 +1,6 @@
-"""Answers in Anthropic's format.
+"""Conversion of answers to Anthropic's format.
 
-An answer is a list of content blocks; a stream sends them one after the other, as events.
+An answer is a list of content blocks. A stream sends the blocks one after the other, as events.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from llmops.gateway.generation.parsers.output_processor import (
 from llmops.gateway.http.sse import encode_event
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-#: Returns the stop fields of a choice, which has a tool call if the second argument is True.
+#: A function that returns the stop fields of a choice. The second argument is True if the message
+#: has a tool call.
 StopFields = Callable[[Choice, bool], dict[str, Any]]
 _DELTAS: dict[type[OutputDelta], str] = {
     ContentDelta: '"text_delta","text":',
@@ -40,18 +41,18 @@ _MESSAGE_STOP = encode_event(b'{"type":"message_stop"}', "message_stop")
 
 
 class MessageEvents(AnswerEvents):
-    """A streamed message."""
+    """The event stream of a message."""
 
     def __init__(
         self, answer: Answer, head: dict[str, Any], stop: StopFields, error_event: Callable[[ApiError], bytes]
     ) -> None:
-        """Create the events.
+        """Create the event stream.
 
         Args:
-            answer: The answer.
-            head: The message without content.
-            stop: Returns why a choice ended.
-            error_event: Encodes an error in the middle of the stream.
+            answer: The answer to stream.
+            head: The fields of the message that are known before its content.
+            stop: Returns the fields that tell why a choice ended.
+            error_event: Encodes an error that occurs in the middle of the stream.
         """
         super().__init__(answer)
         self._head, self._stop, self._error_event = head, stop, error_event
@@ -62,7 +63,7 @@ class MessageEvents(AnswerEvents):
         self._thinking: list[str] = []
 
     def render(self, delta: ChoiceDelta) -> bytes:
-        """Return the events of one delta."""
+        """Return the events for one piece of output, encoded."""
         choice, text, _ = delta
         if choice.plain and text and isinstance(self._open, ContentDelta):
             return self._delta(text)
@@ -72,14 +73,14 @@ class MessageEvents(AnswerEvents):
         return b"".join(parts)
 
     def end(self) -> bytes:
-        """Return the last events."""
+        """Return the events that end the message, encoded."""
         parts = [] if self._started else [self._start()]
         stop = self._stop(self._answer.choices[0], self._called)
         last = _event("message_delta", delta=stop, usage=message_usage(self._answer))
         return b"".join([*parts, self._close_block(), last, _MESSAGE_STOP])
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the event of an error."""
+        """Return the encoded event for an error."""
         return self._error_event(error)
 
     def _start(self) -> bytes:
@@ -133,12 +134,12 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def content_blocks(pieces: Iterable[OutputDelta]) -> list[dict[str, Any]]:
-    """Return the content blocks that streamed pieces add up to."""
+    """Return the content blocks that the pieces of a stream add up to."""
     return [_filled(piece) for piece in merge_adjacent(pieces)]
 
 
 def content_block_opening(piece: OutputDelta) -> dict[str, Any]:
-    """Return the empty block that begins with `piece`."""
+    """Return the empty content block to which `piece` is the first addition."""
     if isinstance(piece, ContentDelta):
         return {"type": "text", "text": ""}
     if isinstance(piece, ReasoningDelta):
@@ -158,11 +159,12 @@ def _filled(piece: OutputDelta) -> dict[str, Any]:
 def tool_input(arguments: str) -> dict[str, Any]:
     """Return a tool call's arguments as an object, which is partial if the answer was cut off.
 
-    Text that is not a JSON object is wrapped in the way that Anthropic recommends.
+    Text that is not a JSON object is wrapped as `{"INVALID_JSON": text}`, as Anthropic recommends.
     """
     try:
         value = from_json(arguments or "{}", allow_partial=True)
-        json.dumps(value, allow_nan=False)  # 1e999 cannot be written as JSON
+        # 1e999 is parsed as infinity, which JSON cannot represent.
+        json.dumps(value, allow_nan=False)
     except ValueError:
         value = None
     return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
@@ -171,13 +173,14 @@ def tool_input(arguments: str) -> dict[str, Any]:
 def thinking_signature(thinking: str) -> str:
     """Return a signature for thinking.
 
-    Clients drop thinking without one; it proves nothing and is never checked.
+    The signature proves nothing and is never checked. It is sent because clients drop thinking that
+    has no signature.
     """
     return base64.b64encode(hashlib.sha256(thinking.encode("utf-8", "replace")).digest()).decode()
 
 
 def stop_fields(choice: Choice, *, called: bool, cut: bool) -> dict[str, Any]:
-    """Return why a message ended.
+    """Return the fields that tell why a message ended.
 
     Args:
         choice: The finished choice.
@@ -187,16 +190,16 @@ def stop_fields(choice: Choice, *, called: bool, cut: bool) -> dict[str, Any]:
     sequence = choice.stop_reason if isinstance(choice.stop_reason, str) else None
     reason = "stop_sequence" if sequence is not None else _STOP_REASONS[choice.finish_reason]
     if reason == "end_turn" and called:
-        reason = "tool_use"  # forced tool calls end with `stop`
+        reason = "tool_use"  # A forced tool call ends with the finish reason `stop`.
     if reason == "max_tokens" and cut:
         reason = "model_context_window_exceeded"
     return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
 
 
 def message_usage(answer: Answer) -> dict[str, Any]:
-    """Return the usage so far.
+    """Return the answer's token counts so far, in Anthropic's format.
 
-    Cached tokens are not part of `input_tokens`, but counted beside them.
+    Cached tokens are counted in `cache_read_input_tokens` and not in `input_tokens`.
     """
     usage = answer.usage
     cached = usage.cached_tokens or 0
