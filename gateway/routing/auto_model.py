@@ -1,9 +1,9 @@
-"""An alias that chooses between a small and a large model for each request.
+"""Routed aliases, which choose between a small and a large model for each request.
 
-Rules come first: the client's header, the caller's tier, tools, schemas, long prompts, code. The
-score of an optional trained head on the texts of the user decides the rest. A conversation that had
-the large model keeps it. The rules only look at what stays in a conversation, so that another
-worker, which does not know the conversation, decides the same.
+Rules come first: the client's header, the caller's tier, tools, schemas, long prompts, code. If no
+rule decides, an optional trained head scores the user's texts. A conversation that has used the
+large model keeps it. The rules read only properties that stay the same during a conversation, so
+that another worker, which does not know the conversation, makes the same choice.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from llmops.gateway.settings import RoutedAlias
 
 log = logging.getLogger(__name__)
 
-#: Header by which a client asks for a model of this quality: `high` or `low`.
+#: Header in which a client requests a quality: `high` or `low`.
 QUALITY_HEADER = "x-llmops-quality"
-#: Category of a router's head.
+#: Name of the category in a router's head that selects the large model.
 LARGE = "large"
-#: Conversations with the large model that are remembered, 8 bytes each and the overhead of a dict.
+#: Maximum number of remembered conversations with the large model, which bounds the memory: 8 bytes
+#: each plus the overhead of a dict.
 MAX_CONVERSATIONS = 100_000
-#: Texts whose scores are remembered.
+#: Maximum number of texts whose scores are remembered, which bounds the memory.
 MAX_SCORES = 10_000
-#: Texts of the user that are scored at most, the latest.
+#: Maximum number of a user's texts that are scored, the latest first.
 MAX_SCORED_TEXTS = 8
-#: Seconds that the embedding model may take before the request goes on without its score.
+#: Maximum seconds for the embedding model, after which the request continues without a score.
 SCORE_TIMEOUT = 0.25
 _CODE = re.compile(
     r"```|^[^\S\n]*+(def|class|import|from|function|const|public|#include|SELECT|CREATE TABLE)\b.*[({;:]", re.M
@@ -50,7 +51,7 @@ Reason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class RouteDecision:
-    """The models to try for a request, in this order, and the reason."""
+    """The models to try for a request, in order, and the reason for the choice."""
 
     models: tuple[str, ...]
     reason: Reason
@@ -62,12 +63,15 @@ class AutoModel:
     def __init__(
         self, aliases: Mapping[str, RoutedAlias], embed: Embed, degradation: Degradation | None = None
     ) -> None:
-        """Read the heads of `aliases`. Raises InputError.
+        """Create the aliases and read their heads.
 
         Args:
             aliases: The aliases by name.
             embed: Returns the vectors of texts from an embedding model.
             degradation: The degraded mode of the models.
+
+        Raises:
+            InputError: A head cannot be read.
         """
         self.aliases = aliases
         self._heads = {
@@ -84,7 +88,7 @@ class AutoModel:
         """Return the decision for a request to the alias `name`.
 
         Raises:
-            InvalidRequestError: The quality in the header is unknown.
+            InvalidRequestError: The value of the quality header is unknown.
         """
         alias = self.aliases[name]
         is_ongoing = _is_ongoing(body)
@@ -106,7 +110,7 @@ class AutoModel:
         return RouteDecision((alias.large, alias.small), reason)
 
     def record(self, name: str, model: str, body: object, context: RequestContext) -> None:
-        """Record the model that was chosen: a conversation keeps the large one."""
+        """Record the chosen model, so that a conversation keeps the large model."""
         if model == self.aliases[name].large:
             _remember(
                 self._large_conversations, hash((name, conversation_key(body, context.caller))), None, MAX_CONVERSATIONS
@@ -115,7 +119,8 @@ class AutoModel:
     async def _score(self, head: ClassifierHead, texts: Sequence[str], tenant: str) -> float | None:
         """Return the highest score of the texts, or None if the embedding model does not answer.
 
-        A score is known to one tenant only: how long an answer takes would tell others its texts.
+        A score is reused for one tenant only, because the response time would reveal the texts to
+        other tenants.
         """
         keys = {hash((tenant, head.model, text)): text for text in texts}
         scores = {key: self._scores[key] for key in keys if key in self._scores}
@@ -128,7 +133,11 @@ class AutoModel:
             except (ApiError, TimeoutError, ValueError) as error:
                 if self._problems.is_new(head.model, type(error).__name__):
                     reason = str(error) or f"it took more than {1000 * SCORE_TIMEOUT:g} ms"
-                    log.warning("The embedding model %s of the router does not answer: %s", head.model, reason)
+                    log.warning(
+                        "The embedding model %s of the router does not answer (%s); requests get no score",
+                        head.model,
+                        reason,
+                    )
                 return None
             self._problems.is_new(head.model, None)
             large = list(head.weights).index(LARGE)
@@ -149,7 +158,7 @@ def _by_rules(alias: RoutedAlias, body: object, context: RequestContext) -> tupl
     quality = context.headers.get(QUALITY_HEADER.encode(), b"").decode("latin-1")
     if quality:
         if quality not in ("high", "low"):
-            raise InvalidRequestError(f"The header {QUALITY_HEADER} is high or low.", param=QUALITY_HEADER)
+            raise InvalidRequestError(f"The header {QUALITY_HEADER} must be high or low.", param=QUALITY_HEADER)
         return quality == "high", "quality"
     if context.caller.tier in alias.tiers:
         return alias.tiers[context.caller.tier] == LARGE, "tier"
@@ -157,7 +166,7 @@ def _by_rules(alias: RoutedAlias, body: object, context: RequestContext) -> tupl
         return True, "tools"
     if _has_schema(body):
         return True, "schema"
-    # the length bounds the text in which code is looked for
+    # check the length first: it bounds the text in which code is searched
     if sum(map(len, _all_texts(body))) > alias.prompt_characters:
         return True, "length"
     if any(_CODE.search(text) for text in _user_texts(body)):
@@ -186,7 +195,7 @@ def _messages(body: object) -> Sequence[Any]:
 
 
 def _user_texts(body: object) -> list[str]:
-    """Return the latest texts of the user."""
+    """Return the user's latest texts in the request."""
     messages = _messages(body)
     if not messages:
         return list(_texts(getattr(body, "input", None) or getattr(body, "prompt", None)))[-MAX_SCORED_TEXTS:]
@@ -202,7 +211,7 @@ def _all_texts(body: object) -> Iterator[str]:
 
 
 def _texts(content: object) -> Iterator[str]:
-    """Yield the texts of a message's content, in any API's form."""
+    """Yield the texts in a message's content, in the format of any API."""
     if isinstance(content, str):
         yield content
     elif isinstance(content, list):

@@ -9,36 +9,36 @@ from math import inf
 
 from llmops.gateway.interfaces import ReplicaView, RoutingPolicy, RoutingRequest
 
-#: Prompt tokens per second assumed until a replica has shown its own: a 7B model on one data-centre
-#: GPU.
+#: Prefill rate in tokens/s that is assumed until a replica's rate is known: the rate of a 7B model
+#: on a data-centre GPU.
 DEFAULT_PREFILL_RATE = 20_000.0
-#: Steps over which the mean of step times reaches.
+#: Number of steps over which the mean step time is computed.
 STEP_TIME_STEPS = 10
-#: Multiple of its expected time that a reported step counts for at most.
+#: Multiple of the expected time up to which a reported step counts.
 OUTLIER_FACTOR = 3.0
-#: Seconds per step assumed until a replica has shown its own.
+#: Seconds per step that are assumed until a replica's step time is known.
 DEFAULT_STEP_SECONDS = 0.02
-#: Weight of a second of decoding relative to a second until the first token, where the caches are
+#: Weight of a second of decoding relative to a second until the first token, if the caches are
 #: full. The objective for a whole answer is about 80 times as long.
 DECODE_WEIGHT_WHEN_FULL = 1 / 80
-#: Weight of a second of decoding where the caches are empty. Prefill is cheaper there, because it
+#: Weight of a second of decoding if the caches are empty. Prefill is cheaper there, because it
 #: displaces nothing.
 DECODE_WEIGHT_WHEN_EMPTY = 1 / 8
-#: Exponent of the change of the weight between empty and full caches.
+#: Exponent with which the weight changes between empty and full caches.
 DECODE_WEIGHT_EXPONENT = 5
-#: Cost of a second of prefill to the other requests of a full replica: it delays all that run and
-#: all that arrive meanwhile. A replica that is half full has a quarter of the cost: fewer are
-#: delayed, and fewer arrive.
+#: Cost of a second of prefill for the other requests of a full replica, because it delays all
+#: running requests and all that arrive meanwhile. On a half-full replica, the cost is a quarter:
+#: fewer requests are delayed, and fewer arrive.
 INTERFERENCE_WEIGHT = 8.0
-#: Share of the earlier steps that PrefillRate keeps with each step.
+#: Factor by which PrefillRate reduces the weight of earlier steps with each step.
 PREFILL_RATE_DECAY = 0.98
 
 
 class PrefillRate:
-    """Prompt tokens per second, estimated from steps with prefill.
+    """The prompt tokens per second of a replica, estimated from steps with prefill.
 
-    A step is weighted by its tokens: a few tokens beside a large batch show the step time, not the
-    prefill rate.
+    Steps are weighted by their prompt tokens: the duration of a step with few prompt tokens and a
+    large batch tells the step time, not the prefill rate.
     """
 
     def __init__(self) -> None:
@@ -54,9 +54,10 @@ class PrefillRate:
 class ReportedSteps:
     """The mean step time and the prefill rate of a replica that reports its steps.
 
-    The newest step weighs 1 / STEP_TIME_STEPS in the mean. The first steps weigh the same each: the
-    very first one reads a prompt, which no mean may begin with. A step that takes much longer than
-    expected counts for OUTLIER_FACTOR of that: it says nothing about the next ones.
+    The newest step has the weight 1 / STEP_TIME_STEPS in the mean, and the first steps have equal
+    weights: the very first step reads a prompt, and must not determine the mean. A step that takes
+    longer than OUTLIER_FACTOR times the expected time counts for that time, because it tells
+    nothing about the next steps.
     """
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ class ReportedSteps:
         self._steps, self._prefill = 0, PrefillRate()
 
     def add(self, seconds: float, prompt_tokens: int = 0, count: int = 1) -> None:
-        """Add `count` steps of `seconds` that each read `prompt_tokens` tokens of prompts."""
+        """Add `count` steps of `seconds` each, in each of which `prompt_tokens` were read."""
         if self._steps and (self.prefill_rate or not prompt_tokens):
             expected = self.seconds + (prompt_tokens / self.prefill_rate if prompt_tokens else 0.0)
             seconds = min(seconds, OUTLIER_FACTOR * expected)
@@ -74,7 +75,7 @@ class ReportedSteps:
             self.prefill_rate = self._prefill.add(prompt_tokens, seconds)
 
     def after(self, seconds: float, count: int) -> float:
-        """Return what the mean will be after `count` more steps of `seconds`."""
+        """Return the mean as it will be after `count` further steps of `seconds`."""
         mean, first = self.seconds, min(max(STEP_TIME_STEPS - self._steps, 0), count)
         if first:
             mean = (mean * self._steps + seconds * first) / (self._steps + first)
@@ -82,9 +83,9 @@ class ReportedSteps:
 
 
 def uncached_tokens(policy: RoutingPolicy, request: RoutingRequest, view: ReplicaView) -> int:
-    """Return the prompt tokens to compute on a replica.
+    """Return the number of prompt tokens to compute on a replica.
 
-    The last one always is: its logits are the first output.
+    The last token of a prompt is always computed, because its logits are the first output.
     """
     uncached = request.tokens - policy.cached(request, view)
     return uncached if uncached > 1 else 1
@@ -93,9 +94,9 @@ def uncached_tokens(policy: RoutingPolicy, request: RoutingRequest, view: Replic
 def time_to_first_token(view: ReplicaView, uncached: float, answer: float) -> float:
     """Return the seconds until the first token of a prompt with `uncached` tokens to compute.
 
-    The prompts that wait there are computed before it, beside a step of the running sequences. If
-    the batch is full, a sequence has to end first; each takes about `answer` steps, and they end
-    one after another.
+    The prompts that wait on the replica are computed first, each beside a step of the running
+    sequences. If the batch is full, a sequence must end first. A sequence takes about `answer`
+    steps, and the sequences end one after another.
     """
     return routing_cost(view, uncached, answer, 0.0, held=0.0, others=0.0)
 
@@ -109,23 +110,23 @@ def routing_cost(
     below: float = inf,
     others: float = INTERFERENCE_WEIGHT,
 ) -> float:
-    """Return the cost by which replicas are compared, in seconds.
+    """Return the cost of a request on a replica, in seconds. Replicas are compared by this cost.
 
-    It is the sum of the seconds until the first token, `weight` times the seconds by which decoding
-    takes longer than on an empty replica, and the cost of the prefill to the requests that run
-    there.
+    The cost is the sum of the seconds until the first token, `weight` times the seconds by which
+    decoding takes longer than on an empty replica, and the cost of the prefill for the requests
+    that run there.
 
     Args:
         view: The replica.
         uncached: Prompt tokens to compute.
         answer: Expected output tokens.
         weight: Weight of decoding, from `decode_weight`.
-        held: The replica's `kv_cache_load`, if it is known.
-        below: The cost to beat. The result may be a part of the cost once it is not lower.
-        others: Weight of the cost to other requests.
+        held: The replica's `kv_cache_load`, if the caller has computed it.
+        below: The lowest cost so far. The computation stops early once the cost is not lower.
+        others: Weight of the cost for other requests.
 
-    Every term is positive, or `below` would end the sum too early, and has a weight that
-    `time_to_first_token` sets to 0 unless it delays the first token.
+    Every term must be positive, or `below` would end the sum too early. Terms that do not delay the
+    first token must have a weight, which `time_to_first_token` sets to 0.
     """
     rate = view.prefill_rate or DEFAULT_PREFILL_RATE
     seconds = (uncached + view.waiting_tokens + view.in_flight_tokens) / rate
@@ -147,18 +148,18 @@ def routing_cost(
 
 
 def decode_weight(held: float) -> float:
-    """Return the cost weight of one second of decoding.
+    """Return the weight of a second of decoding in the routing cost.
 
-    `held` is the share of the KV caches that belongs to running sequences.
+    `held` is the share of the KV caches that running sequences hold.
     """
     free = 0.0 if held > 1 else 1.0 if held < 0 else 1 - held
     return DECODE_WEIGHT_WHEN_FULL + (DECODE_WEIGHT_WHEN_EMPTY - DECODE_WEIGHT_WHEN_FULL) * free**DECODE_WEIGHT_EXPONENT
 
 
 def kv_cache_load(view: ReplicaView, tokens: float = 0.0) -> float:
-    """Return the share of the KV cache that is held with all in-flight requests in it.
+    """Return the share of a replica's KV cache that is held, including in-flight requests.
 
-    `tokens` are counted as held too.
+    `tokens` further tokens are counted as held too.
     """
     blocks = view.blocks
     if not blocks:
@@ -167,7 +168,7 @@ def kv_cache_load(view: ReplicaView, tokens: float = 0.0) -> float:
 
 
 def occupancy(view: ReplicaView) -> float:
-    """Return how full a replica is, by the scarcer of its slots and its KV cache."""
+    """Return how full a replica is: the higher of the used shares of its slots and KV cache."""
     held, size = kv_cache_load(view), view.max_batch_size
     if not size:
         return held
@@ -176,5 +177,5 @@ def occupancy(view: ReplicaView) -> float:
 
 
 def can_serve(view: ReplicaView, request: RoutingRequest) -> bool:
-    """Return True if a replica has the adapter of a request and has not failed on it."""
+    """Return True if a replica has the request's adapter and has not failed on the request."""
     return view.replica_id not in request.without and (not request.adapter or request.adapter in view.adapters)

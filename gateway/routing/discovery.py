@@ -1,4 +1,4 @@
-"""Discovery of replicas: the addresses of the settings and of DNS, and one server object for each."""
+"""Discovery of replicas: addresses from the settings and from DNS, and a server object for each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from llmops.gateway.routing.triton_server import ModelServer
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which an address stays in use after DNS returned it last. Round-robin answers are a
-#: different subset each time, and a replica that is really gone is noticed by its health check.
+#: Seconds for which an address stays in use after DNS last returned it. Each round-robin answer has
+#: a different subset of the addresses, and the health check notices replicas that are gone.
 ADDRESS_HOLD_TIME = 30.0
-#: Addresses of one name: an answer that changes every second must not open connections without end.
+#: Maximum number of addresses of one name. DNS answers that change every second must not open an
+#: unlimited number of connections.
 MAX_ADDRESSES_PER_NAME = 256
-#: Seconds that DNS may take to answer.
+#: Maximum seconds for an answer of DNS.
 DNS_TIMEOUT = 3.0
 
 ResolveHost = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -31,7 +32,7 @@ ResolveHost = Callable[[str, int], Awaitable[Sequence[str]]]
 class StableAddresses:
     """The addresses of one name.
 
-    New ones count at once, missing ones stay for ADDRESS_HOLD_TIME seconds.
+    New addresses are used at once. Missing addresses stay in use for ADDRESS_HOLD_TIME seconds.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class StableAddresses:
     def update(self, addresses: Iterable[str], now: float) -> list[str]:
         """Return the addresses in use after an answer of DNS, sorted.
 
-        An empty answer changes nothing.
+        An empty answer is ignored.
         """
         answer = list(dict.fromkeys(addresses))
         if answer:
@@ -52,11 +53,10 @@ class StableAddresses:
 
 
 class AddressResolver:
-    """A resolver of the replicas of the settings, and of further ones that change, to addresses.
+    """A resolver from the replicas of the settings, and further replicas that change, to addresses.
 
     Attributes:
-        sources: The replica in the settings that each address of the last `find` comes from, both
-            as texts.
+        sources: For each address of the last `find`, the entry in the settings it came from.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class AddressResolver:
 
         Args:
             replicas: The replicas of the settings.
-            resolve: Resolves a name.
-            further: Returns replicas to use besides.
-            excluded: Returns replicas that are not used at present.
+            resolve: Returns the addresses of a host name and port.
+            further: Returns further replicas to use.
+            excluded: Returns replicas that must not be used at present.
         """
         self.sources: Mapping[str, str] = {}
         self._replicas, self._further, self._excluded = list(replicas), further, excluded
@@ -81,7 +81,7 @@ class AddressResolver:
         self._log_once = LogOnce()
 
     async def find(self) -> list[ReplicaAddress]:
-        """Return each address once. While DNS does not answer, its last answer stays in use."""
+        """Return all addresses, each once. If DNS does not answer, its last answer stays in use."""
         excluded = self._excluded()
         replicas = [one for one in dict.fromkeys([*self._replicas, *self._further()]) if one not in excluded]
         found = await asyncio.gather(*map(self._addresses, replicas))
@@ -108,10 +108,7 @@ class AddressResolver:
 
 
 class ServerDiscovery:
-    """The servers of all replicas.
-
-    Each server is created once and kept as long as it has an address.
-    """
+    """The servers of all replicas. A server object is kept as long as its address is in use."""
 
     def __init__(self, resolver: AddressResolver, kinds: Sequence[ModelKind[Any]], timeout: float) -> None:
         self._resolver, self._kinds, self._timeout = resolver, kinds, timeout
@@ -134,6 +131,6 @@ async def resolve_addresses(host: str, port: int) -> list[str]:
     try:
         infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except ValueError as error:
-        # a label of more than 63 letters, or an empty one, is not even asked for
+        # reject invalid names without a query: an empty label, or a label of more than 63 letters
         raise socket.gaierror(socket.EAI_NONAME, "Name cannot be one in DNS") from error
     return sorted({f"[{at[0]}]:{port}" if family == socket.AF_INET6 else f"{at[0]}:{port}" for family, *_, at in infos})

@@ -1,7 +1,7 @@
-"""The limit of sequences per engine: its batch, and `limits.queued` more that wait for the batch.
+"""The limit of sequences per engine: the slots of its batch, and `limits.queued` further slots.
 
-This is the only limit that counts the requests of all callers to a model. The quotas of
-`ratelimit/` limit callers, also for one model (`Quotas.models`).
+This limit counts the requests of all callers to a model. The quotas of `ratelimit/` limit single
+callers, also for one model (`Quotas.models`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llmops.gateway.errors import OverloadedError
 from llmops.gateway.ratelimit.fairness import FairShares
 from llmops.gateway.routing.served_models import GenerativeModel
 
-#: Range of Retry-After in seconds: rejected clients must not return at the same moment.
+#: Range of Retry-After in seconds, so that rejected clients do not all return at once.
 RETRY_AFTER_RANGE = (1.0, 4.0)
 
 
@@ -21,9 +21,9 @@ class EngineSlots:
     """The slots of all engines. Adapters share the slots of their base model's engine."""
 
     def __init__(self, queued: int) -> None:
-        """Create slots for each engine's batch, and for `queued` more sequences.
+        """Create slots for each engine's batch, and `queued` further slots per engine.
 
-        One client cannot take all of the `queued` slots (see FairShares).
+        One client cannot take all of the `queued` slots; see FairShares.
         """
         self._queued = queued
         self._engines: dict[tuple[str, str], FairShares] = {}
@@ -33,15 +33,15 @@ class EngineSlots:
 
         Args:
             model: The model that generates.
-            sequences: Sequences of the request.
-            caller: Share of the caller, as in `Caller.share`.
+            sequences: Number of sequences that the request generates.
+            caller: Key of the caller's fair share, `Caller.share`.
 
         Returns:
             A function that releases the slots. It may be called more than once.
 
         Raises:
-            OverloadedError: The queue is full, or the caller's share of it. A request alone always
-                fits.
+            OverloadedError: The queue is full, or the caller's share of the queue is. A request
+                that finds the queue empty always fits.
         """
         name = (model.parent or model.name, model.version)
         slots = self._engines.get(name) or self._engines.setdefault(name, FairShares(self._queued))

@@ -62,37 +62,40 @@ from llmops.gateway.telemetry.event_loop_lag import PROCESS_STALL_THRESHOLD
 
 log = logging.getLogger(__name__)
 
-#: Failovers allowed per sequence. Preemptions do not count: the request did nothing to cause them.
+#: Maximum number of failovers per sequence. Preemptions do not count, because the request did not
+#: cause them.
 MAX_FAILOVERS = 3
 
-#: Number of the latest failovers that a trace shows: a request may be preempted any number of times.
+#: Maximum number of failovers that a trace shows, the latest, because a request may be preempted
+#: any number of times.
 MAX_RECORDED_FAILOVERS = 16
 
-#: Replicas that may fail without producing a token. A request that crashes every replica must not
-#: visit them all.
+#: Maximum number of replicas that may fail in sequence without producing a token, so that a request
+#: that crashes replicas does not visit all of them.
 MAX_FAILURES_WITHOUT_PROGRESS = 2
 
-#: Seconds that a sequence waits for a free replica before its answer fails. Long enough for a
-#: slot to become free elsewhere, short enough that most clients still wait.
+#: Seconds that a sequence waits for a free replica before its answer fails. Long enough for a slot
+#: to become free, short enough that most clients still wait.
 SEARCH_TIMEOUT = 10.0
 
 #: Seconds between two searches for a free replica.
 SEARCH_INTERVAL = 0.2
 
-#: Checks for stalled streams within one silence timeout. No clock is read per token.
+#: Number of checks for stalled streams within one silence timeout. Stalls are found by checks, so
+#: that no clock is read for each token.
 STALL_CHECKS_PER_TIMEOUT = 4
 
 
 class FailoverReason(StrEnum):
-    """The reason a stream left its replica."""
+    """The reason why a stream left its replica."""
 
     CONNECTION_LOST = "lost"  # the gRPC stream broke
     ENGINE_FAILED = "failed"  # the engine returned an error for this request
     QUEUE_FULL = "refused"
     DRAINING = "drain"
-    NO_PROGRESS = "suspect"  # no token for the silence timeout
-    PREEMPTED = "preempted"  # made room for a request of a higher tier
-    GATEWAY_LOST = "gateway"  # the gateway that read the stream died or ended
+    NO_PROGRESS = "suspect"  # no token within the silence timeout
+    PREEMPTED = "preempted"  # the request made room for a request of a higher tier
+    GATEWAY_LOST = "gateway"  # the gateway that read the stream ended or crashed
 
 
 class StreamState(Enum):
@@ -110,9 +113,9 @@ class Attempt(NamedTuple):
     """A stream on one replica.
 
     Attributes:
-        stream: The tokens of the replica.
-        state: The state in which the FailoverStream reads it first.
-        restarts: True if the sequence starts over and its known tokens are discarded.
+        stream: The token stream of the replica.
+        state: The state of the FailoverStream when it begins to read `stream`.
+        restarts: True if the sequence starts over, so that its known tokens are discarded.
     """
 
     stream: TokenStream
@@ -121,7 +124,7 @@ class Attempt(NamedTuple):
 
 
 class FailoverStream(TokenStream):
-    """The tokens of one request, whichever replicas generate them."""
+    """The token stream of one request, whichever replicas generate the tokens."""
 
     def __init__(
         self,
@@ -141,9 +144,9 @@ class FailoverStream(TokenStream):
             engine: The engine that opens replacements.
             request: The request as the client sent it.
             attempt: The stream to start with.
-            known: Tokens of each sequence that the reader has.
-            failed_replicas: Replicas that failed on this request, in this order.
-            failover_count: Failovers so far that count towards MAX_FAILOVERS.
+            known: For each sequence, the tokens that the reader already has.
+            failed_replicas: Replicas that failed on this request, in the order of the failures.
+            failover_count: Number of failovers so far that count towards MAX_FAILOVERS.
         """
         self._engine, self._request = engine, request
         self._failed_replicas, self._failover_count, self._failures_without_progress = (
@@ -151,8 +154,7 @@ class FailoverStream(TokenStream):
             failover_count,
             0,
         )
-        # tokens that the reader has: batches since the last count, and all before them at four
-        # bytes per token
+        # Tokens that the reader has: recent batches, and all earlier tokens at four bytes each.
         self._recent: list[TokenBatch] = []
         self._known = list(known) or [array("i") for _ in range(request.n)]
         self._ended_sequences: set[int] = set()
@@ -164,12 +166,11 @@ class FailoverStream(TokenStream):
         self._verified = 0
         self._cancelled = self._is_awaited = False
         self._error: ApiError | None = None
-        # the search for a replica, the replacement that a LEAVING stream has found, and the tokens
-        # held back
+        # search for a replica, replacement that a LEAVING stream has found, and tokens held back
         self._search: asyncio.Future[Any] | None = None
         self._replacement: Attempt | None = None
         self._held: deque[TokenBatch] = deque()
-        # tokens that the last check for a stall found, and its time
+        # number of tokens at the last check for a stall, and the time of that check
         self._progress = (0, 0.0)
         self._attempt, self._state = attempt, attempt.state
         self._enter(attempt)
@@ -177,7 +178,7 @@ class FailoverStream(TokenStream):
 
     @property
     def replica(self) -> str:  # type: ignore[override]
-        """Return the replica that generates the tokens; empty once the request is split."""
+        """Return the replica that generates the tokens, or "" once the request is split."""
         return self._attempt.stream.replica
 
     @property
@@ -190,9 +191,9 @@ class FailoverStream(TokenStream):
 
     @property
     def cached_tokens(self) -> int | None:  # type: ignore[override]
-        """Return the prompt tokens that the first replica found in its cache.
+        """Return the number of prompt tokens that the first replica found in its cache.
 
-        Clients do not pay for tokens that a failover recomputes.
+        Clients do not pay for tokens that a failover computes again.
         """
         return self._cached_tokens if self._known_at_start else self._attempt.stream.cached_tokens
 
@@ -226,7 +227,7 @@ class FailoverStream(TokenStream):
             self._is_awaited = False
 
     def leave(self, reason: FailoverReason) -> None:
-        """Continue on another replica. The current replica keeps generating until one is found."""
+        """Continue on another replica, which is searched while the current replica generates."""
         if self._state is StreamState.STREAMING and not self._held and self._failover_count < MAX_FAILOVERS:
             self._state = StreamState.LEAVING
             self._attempt.stream.attach(_decline_batch)
@@ -235,8 +236,8 @@ class FailoverStream(TokenStream):
     def is_stalled(self, now: float, timeout: float) -> bool:
         """Return True if the reader has waited for `timeout` seconds since the last token.
 
-        Must be called several times per `timeout`: the time counts from the first call that finds
-        no new token.
+        Must be called several times per `timeout`, because the wait is counted from the first call
+        that finds no new token.
         """
         known = self._count_known()
         if (
@@ -255,7 +256,7 @@ class FailoverStream(TokenStream):
 
     # -- reading -----------------------------------------------------------------------------------
     async def _read(self) -> TokenBatch | None:
-        """Return the next batch for the reader, or None after a step that yields none."""
+        """Return the next batch for the reader, or None after a step without a batch."""
         match self._state:
             case StreamState.STREAMING | StreamState.ENDED if self._held:
                 batch = self._held.popleft()
@@ -295,7 +296,7 @@ class FailoverStream(TokenStream):
         return await self._compare(batch) if self._state is StreamState.REPLAYING else batch
 
     async def _compare(self, batch: TokenBatch) -> TokenBatch | None:
-        """Return the tokens of a replay that the reader does not have."""
+        """Return the tokens of a replay that the reader does not have yet."""
         known = self._known[0][self._verified : self._verified + len(batch.tokens)]
         count = len(known)
         if known.tolist() != list(batch.tokens[:count]):
@@ -316,7 +317,7 @@ class FailoverStream(TokenStream):
             self._attempt.stream.attach(self._sink, self._recent)
 
     def _count_known(self) -> int:
-        """Move the recent batches to `_known` and return the number of tokens that the reader has."""
+        """Move the recent batches to `_known`. Return the number of tokens that the reader has."""
         for batch in self._recent:
             self._known[batch.sequence].extend(batch.tokens)
         self._recent.clear()
@@ -324,13 +325,13 @@ class FailoverStream(TokenStream):
 
     # -- searching ---------------------------------------------------------------------------------
     async def _find_replacement(self, reason: FailoverReason) -> None:
-        """Find a replica while the current one generates, then cancel the current stream."""
+        """Find a replica while the current replica generates, then cancel the current stream."""
         try:
             self._replacement = await self._open_replacement(reason)
         except ApiError as error:
             log.info("Failover cancelled, the answer continues on its replica: %s", error.full_message)
         except Exception:
-            # a bug must not hold back tokens
+            # after a bug too, the tokens held back must be delivered
             log.exception("Failover cancelled, the answer continues on its replica")
         if self._replacement is not None:
             self._attempt.stream.cancel()
@@ -344,7 +345,7 @@ class FailoverStream(TokenStream):
     async def _recover(self) -> None:
         """Continue on another replica after an error.
 
-        Raises that error if no replica can continue.
+        Raise the error if no replica can continue.
         """
         error = self._error
         assert error is not None
@@ -362,7 +363,7 @@ class FailoverStream(TokenStream):
         else:
             self._failures_without_progress = 0
         is_spent = self._failover_count >= MAX_FAILOVERS and reason != FailoverReason.PREEMPTED
-        # an answer that fell back to another version has lost that version's replicas too
+        # if the answer fell back to another version, the failed replicas are that version's too
         is_spent |= self._attempt.stream.version != self._engine.version
         if is_spent or self._failures_without_progress >= MAX_FAILURES_WITHOUT_PROGRESS:
             raise error
@@ -371,7 +372,7 @@ class FailoverStream(TokenStream):
         except CancelledStreamError:
             raise
         except ApiError as failure:
-            log.warning("An answer could not be continued on another replica: %s", failure.full_message)
+            log.warning("An answer could not be continued on another replica and fails: %s", failure.full_message)
             raise error from None
         if attempt is None:
             self._held.clear()
@@ -380,14 +381,15 @@ class FailoverStream(TokenStream):
             self._enter(attempt)
 
     async def _continue_without_replay(self) -> None:
-        """Continue from the known tokens after a replay diverged.
+        """Continue from the known tokens after a replay diverged from them.
 
-        Raises UnavailableError if a grammar's state is lost.
+        Raises:
+            UnavailableError: The request has a grammar, whose state is lost.
         """
         self._attempt.stream.cancel()
         if self._request.guide is not None:
             raise UnavailableError(
-                "The answer could not be continued on another replica: its grammar's state was lost."
+                "The answer could not be continued on another replica: the state of its grammar is lost; send it again."
             )
         del self._splices["exact"]
         self._enter(await self._interruptible(self._open_sequence(0, self._failed_replicas, replay=False)))
@@ -423,7 +425,7 @@ class FailoverStream(TokenStream):
     async def _split(self, sequences: Sequence[int], failed: tuple[str, ...], failover_count: int) -> Attempt:
         """Open each sequence as a request of its own.
 
-        Raises the first error if one of them finds no replica.
+        Raise the first error if any cannot be opened.
         """
         opened = await asyncio.gather(
             *(self._open_sequence(sequence, failed) for sequence in sequences), return_exceptions=True
@@ -450,7 +452,8 @@ class FailoverStream(TokenStream):
     async def _open_sequence(self, sequence: int, failed: tuple[str, ...], *, replay: bool = True) -> Attempt:
         """Open the rest of one sequence on another replica.
 
-        The sequence is replayed from its prompt where only a replay restores the engine's state.
+        If only a replay restores the engine's state, the sequence is generated again from its
+        prompt.
         """
         request, tokens = single_sequence_request(self._request, sequence), self._known[sequence]
         if not tokens:
@@ -460,7 +463,7 @@ class FailoverStream(TokenStream):
             return Attempt(await self._open(request, failed), restarts=True)
         replays = must_replay and is_deterministic(request)
         if request.guide is not None and not replays:
-            raise UnavailableError("The state of a grammar cannot be moved.")
+            raise UnavailableError("The state of a grammar cannot be moved to another replica; send the request again.")
         stream = await self._open(request if replays else remaining_request(request, tokens), failed)
         exact = replays or (is_greedy(request) and not needs_replay(request))
         self._splices["exact" if exact and self._engine.exact else "approximate"] += 1
@@ -469,8 +472,8 @@ class FailoverStream(TokenStream):
     async def _open(self, request: EngineRequest, failed: tuple[str, ...], is_fresh: bool = False) -> TokenStream:
         """Open a request on a replica that has not failed on this request.
 
-        If all have failed, any replica but the last that failed is used. If no token has been
-        generated (`is_fresh`), a replica of another version is used before one that has failed.
+        If all have failed, use any replica except the last that failed. If no token has been
+        generated (`is_fresh`), prefer a replica of another version to a replica that has failed.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SEARCH_TIMEOUT
@@ -486,12 +489,12 @@ class FailoverStream(TokenStream):
             await asyncio.sleep(SEARCH_INTERVAL)
 
     def _enter(self, attempt: Attempt) -> None:
-        """Read `attempt` from now on."""
+        """Read `attempt` from now on, instead of the stream before."""
         self._held = deque(batch for batch in self._held if batch.restarts)
         self._search = self._replacement = None
         self._cached_tokens, self._verified = self.cached_tokens, 0
         if attempt.restarts and self._count_known():
-            # the reader discards the tokens when it gets this batch
+            # this batch makes the reader discard its tokens
             self._known = [array("i")]
             self._held.append(TokenBatch(0, (), restarts=True))
         self._known_at_start = self._count_known()
@@ -541,13 +544,14 @@ class FailoverEngine(Engine):
         """Wrap `engine`, which chooses a replica for each request.
 
         Args:
-            engine: The engine that opens requests; it respects `EngineRequest.without`.
+            engine: The engine that opens requests. It must not use the replicas in
+                `EngineRequest.without`.
             count_failover: Called with the reason of each failover.
             exact: True if the tokens of a request do not depend on the other requests in its batch.
             silence: Seconds without a token after which a stream leaves its replica.
             version: The version of the model that `engine` serves.
-            fallback: Returns the engine of another version that can answer a request of which no
-                token has been generated, or None.
+            fallback: Returns the engine of another version that can answer a request without
+                generated tokens, or None.
         """
         self.version, self._fallback = version, fallback
         self.exact, self.gated = exact, engine.gated
@@ -571,9 +575,10 @@ class FailoverEngine(Engine):
     async def reopen(self, request: EngineRequest, is_fresh: bool = False) -> TokenStream:
         """Open a request for one of this engine's streams.
 
-        A request of which no token has been generated (`is_fresh`) falls back to another version.
+        If no token has been generated (`is_fresh`), the request may fall back to another version.
 
-        Raises UnavailableError if no replica can take it.
+        Raises:
+            UnavailableError: No replica can take the request.
         """
         try:
             return await self._engine.open(request)
@@ -586,9 +591,12 @@ class FailoverEngine(Engine):
         return await fallback.open(request)
 
     def continue_stream(self, request: EngineRequest, known: array[int], cached: int | None) -> TokenStream:
-        """Return the rest of an answer whose tokens `known` were read by a gateway that is gone.
+        """Return the rest of an answer that another gateway, which is gone, has begun.
 
-        `cached` are the tokens of the prompt that its first replica found in its cache.
+        Args:
+            request: The request as the client sent it.
+            known: The tokens of the answer that the other gateway has read.
+            cached: Number of prompt tokens that the first replica found in its cache.
         """
         return FailoverStream(self, request, Attempt(_LostStream(cached, self.version)), known=[known])
 
@@ -600,7 +608,7 @@ class FailoverEngine(Engine):
     def leave(self, replica: str, reason: FailoverReason) -> None:
         """Continue all streams of `replica` on other replicas.
 
-        Streams for which there is none stay.
+        A stream stays on its replica if no other replica takes it.
         """
         for stream in [stream for stream in self.streams if stream.replica == replica]:
             stream.leave(reason)
@@ -611,7 +619,7 @@ class FailoverEngine(Engine):
 
     def _leave_stalled(self) -> None:
         now = asyncio.get_running_loop().time()
-        # a late timer means that this process stood still, and the replica is not to blame
+        # a late timer means that this process was stopped, so the replica is not to blame
         if self._stall_check is not None and now - self._stall_check.when() < PROCESS_STALL_THRESHOLD:
             for stream in [stream for stream in self.streams if stream.is_stalled(now, self._silence)]:
                 stream.leave(FailoverReason.NO_PROGRESS)
@@ -625,7 +633,7 @@ class _GatewayLostError(UnavailableError):
 
 
 class _LostStream(TokenStream):
-    """The stream of a gateway that is gone."""
+    """The stream that stands for the stream of a gateway that is gone."""
 
     def __init__(self, cached: int | None, version: str) -> None:
         self.cached_tokens, self.version = cached, version

@@ -1,4 +1,4 @@
-"""Several token streams merged into one."""
+"""The merge of several token streams into one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from llmops.gateway.interfaces import Failover, TokenBatch, TokenStream
 
 
 class MergedStream(TokenStream):
-    """The tokens of several streams, in the order in which they arrive."""
+    """A token stream with the tokens of several streams, in the order of their arrival."""
 
     def __init__(self, streams: Sequence[TokenStream], first: Sequence[int]) -> None:
         """Merge `streams`.
 
-        The first sequence of stream i is sequence `first[i]` here; its others follow.
+        Args:
+            streams: The streams to merge.
+            first: For each stream, the number of its first sequence here. Its other sequences
+                follow.
         """
         self._streams = streams
         self._queue: asyncio.Queue[TokenBatch | ApiError | None] = asyncio.Queue(maxsize=64)
@@ -26,13 +29,13 @@ class MergedStream(TokenStream):
 
     @property
     def cached_tokens(self) -> int | None:  # type: ignore[override]
-        """Return the sum over all prompts, or None if one of the engines does not report it."""
+        """Return the sum over all prompts, or None if an engine does not report cached tokens."""
         found = [stream.cached_tokens for stream in self._streams]
         return None if None in found else sum(one or 0 for one in found)
 
     @property
     def version(self) -> str:  # type: ignore[override]
-        """Return the version of the first request."""
+        """Return the version that answers the first stream."""
         return self._streams[0].version
 
     @property

@@ -1,4 +1,4 @@
-"""The kinds of models: how each is recognised on a server, and how its metadata becomes a model."""
+"""The kinds of models: how a model is recognised on a server, and how its metadata is loaded."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ from llmops.tokenizer_files import is_panic
 
 
 class ModelLoadError(LlmopsError):
-    """An error for a part of a model that cannot be used.
-
-    `fault` names the part, the message adds the reason.
-    """
+    """An error in a part of a model. `fault` names the part, and the message adds the reason."""
 
     def __init__(self, fault: str, why: BaseException) -> None:
         super().__init__(f"{fault}: {str(why) or repr(why)}")
@@ -35,7 +32,7 @@ class ModelLoadError(LlmopsError):
 
 
 class ModelKind(ABC, Generic[M]):
-    """A kind of models. `suffix` ends their names in Triton, `model` is their class."""
+    """A kind of models. `suffix` ends the models' names in Triton, `model` is their class."""
 
     suffix: str
     model: type[M]
@@ -44,18 +41,19 @@ class ModelKind(ABC, Generic[M]):
         self._settings = settings
 
     def served(self, triton_names: Iterable[str]) -> Mapping[str, str]:
-        """Return the models of this kind among Triton's, each with its served name."""
+        """Return the models of this kind among Triton's models, each with its served name."""
         return {one: one.removesuffix(self.suffix) for one in triton_names if one.endswith(self.suffix)}
 
     @abstractmethod
     def read_card(self, text: str, name: str) -> Any:
-        """Parse the metadata of a model. Raises InputError if it is invalid."""
+        """Parse the metadata of a model. Raises InputError if the metadata is invalid."""
 
     @abstractmethod
     def make(self, card: Any, triton: TritonClient, triton_name: str) -> M:
-        """Create a model.
+        """Create a model. Reads files and therefore runs in a thread.
 
-        Reads files, so it runs in a thread. Raises ModelLoadError for a part that cannot be used.
+        Raises:
+            ModelLoadError: A part of the model cannot be used.
         """
 
     def _overrides(self, name: str) -> ModelOverrides:
@@ -65,7 +63,7 @@ class ModelKind(ABC, Generic[M]):
 class GenerativeKind(ModelKind[GenerativeModel]):
     """The kind of models that generate tokens.
 
-    The settings may name more of them: `models.NAME.engine_model`.
+    `models.NAME.engine_model` in the settings can name further models of this kind.
     """
 
     suffix, model = ENGINE_SUFFIX, GenerativeModel
@@ -141,7 +139,7 @@ class SingleModelKind(ModelKind[M]):
 
 
 def create_model_kinds(settings: GatewaySettings) -> list[ModelKind[Any]]:
-    """Return all kinds, in the order in which GET /v1/models lists their models."""
+    """Return all kinds, in the order of their models in GET /v1/models."""
     return [GenerativeKind(settings), EmbeddingKind(settings), CrossEncoderKind(settings)]
 
 
@@ -152,9 +150,9 @@ def _load_tokenizer(directory: str) -> TextTokenizer:
 
 @contextmanager
 def _loading_part(fault: str) -> Iterator[None]:
-    """Raise ModelLoadError for any exception, and for a panic of the tokenizers' library.
+    """Turn any exception, and a panic of the tokenizers' library, into ModelLoadError.
 
-    Its text may name files, so clients get `fault` alone.
+    The exception's text may name files, so clients get only `fault`.
     """
     try:
         yield

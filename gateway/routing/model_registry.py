@@ -30,7 +30,7 @@ from llmops.gateway.routing.served_models import M, Model, ModelReadiness
 from llmops.gateway.routing.triton_server import ModelServer
 from llmops.gateway.settings import GatewaySettings
 
-#: Seconds that a check of readiness waits for servers: probes often wait for a second.
+#: Maximum seconds that a readiness check waits for servers, because probes often wait for a second.
 READINESS_SECONDS = 0.8
 
 
@@ -44,15 +44,15 @@ class ModelReplica(Generic[M]):
 
 
 def first_ready(places: Sequence[ModelReplica[M]]) -> ModelReplica[M]:
-    """Return the first replica that is ready, or the first of all if none is.
+    """Return the first replica that is ready, or the first replica if none is ready.
 
     The engine of a replica that is not ready explains why.
     """
     return next((place for place in places if place.ready), places[0])
 
 
-#: Called with the name of a server, and a function that returns whether it is reachable; None once
-#: it is not used.
+#: A function that is called with the name of a server that is used, and a function that returns
+#: whether the server is reachable. None means that the server is no longer used.
 ReachabilityCallback = Callable[[str, "Callable[[], bool] | None"], None]
 
 
@@ -64,11 +64,11 @@ class ReplicaRegistry(Protocol):
     async def close(self) -> None: ...
 
     def combine(self, places: Mapping[str, Sequence[ModelReplica[Any]]]) -> Mapping[str, ModelReplica[Any]]:
-        """Return the model to use for each name. `places` are all replicas that there are now."""
+        """Return the model to use for each name. `places` has all current replicas."""
         ...
 
     def is_idle(self, server: str) -> bool:
-        """Return True if no request is open on a server."""
+        """Return True if no request is in progress on a server."""
         ...
 
     def describe(self) -> Mapping[str, Sequence[dict[str, Any]]]:
@@ -78,7 +78,7 @@ class ReplicaRegistry(Protocol):
 
 @dataclass(slots=True)
 class ModelEntries:
-    """The models of one kind: the replicas of each model and the replica in use.
+    """The models of one kind: the replicas of each model, and the replica in use.
 
     Models without a usable replica are listed with their problems.
     """
@@ -89,9 +89,9 @@ class ModelEntries:
 
 
 class ModelRegistry:
-    """A registry of all models on the servers that it watches between `start` and `close`.
+    """A registry of all models on the servers, which it watches between `start` and `close`.
 
-    A model stays known while its servers are away.
+    A model remains known while its servers cannot be reached.
     """
 
     def __init__(
@@ -112,13 +112,14 @@ class ModelRegistry:
             servers: The servers to watch.
             kinds: The kinds of models to recognise.
             refresh_seconds: Seconds between two refreshes.
-            patience: Seconds that `start` waits for the first refresh.
-            find: Returns the servers to watch from now on, known ones as the same objects; None for
-                fixed servers.
-            replica_registries: Combines the replicas of a kind; without one the first ready replica
-                is used.
-            on_server: Called with each server that is used, and again once it is not.
-            aliases: Names that stand for models, first choice first.
+            patience: Maximum seconds that `start` waits for the first refresh.
+            find: Returns the servers to watch from now on, with the same objects for known servers.
+                None if the servers never change.
+            replica_registries: Combines the replicas of a kind. Without an entry for a kind, the
+                first ready replica is used.
+            on_server: Called with each server that is used, and again when the server is no longer
+                used.
+            aliases: Models that each alias stands for, the first choice first.
         """
         self.aliases = aliases
         self._servers, self._kinds, self._patience = list(servers), kinds, patience
@@ -148,25 +149,25 @@ class ModelRegistry:
             await server.close()
 
     def of(self, kind: type[M]) -> ModelLookup[M]:
-        """Return a lookup of the models of one kind, or of several kinds with this base class."""
+        """Return a lookup of the models of one kind, or of all kinds derived from a base class."""
         return ModelLookup(self, [one.model for one in self._kinds if issubclass(one.model, kind)])
 
     def places(self, name: str, kind: type[M]) -> Sequence[ModelReplica[M]]:
-        """Return the replicas of a model in server order; empty if the model is unknown."""
+        """Return the replicas of a model in server order. An unknown model has no replicas."""
         return self.entries[kind].places.get(name, [])
 
     def all(self) -> list[ModelReplica[Any]]:
-        """Return every known model on the replica in use."""
+        """Return every known model, on the replica in use."""
         return [found for entries in self.entries.values() for found in entries.chosen.values()]
 
     def problems(self) -> dict[str, str]:
-        """Return the models that cannot serve and why, in a sentence for clients."""
+        """Return the models that cannot serve, each with the reason as a sentence for clients."""
         return {name: problem for entries in self.entries.values() for name, problem in entries.broken.items()}
 
     @property
     def problem(self) -> str | None:
-        """Return why no model can be known, or None as long as one server answers."""
-        problems = [server.problem for server in self._servers] or ["No replica is known yet."]
+        """Return the reason why no model is known, or None if at least one server answers."""
+        problems = [server.problem for server in self._servers] or ["No replica is known yet; try again later."]
         return None if None in problems else next(iter(problems), None)
 
     def describe_replicas(self) -> dict[str, list[dict[str, Any]]]:
@@ -178,13 +179,13 @@ class ModelRegistry:
         return dict(sorted(rows.items()))
 
     def unreachable_servers(self) -> dict[str, str]:
-        """Return the servers that did not answer the latest refresh, and why."""
+        """Return the servers that did not answer the latest refresh, each with the reason."""
         return {server.name: server.problem for server in self._servers if server.problem is not None}
 
     async def check_readiness(self) -> ModelReadiness:
         """Refresh, and return which models can serve.
 
-        Servers that take longer than READINESS_SECONDS count as they were.
+        Servers that take longer than READINESS_SECONDS count with their previous state.
         """
         await self._update_servers()
         checks = [self._check_soon(server) for server in self._servers]
@@ -196,9 +197,9 @@ class ModelRegistry:
         return ModelReadiness(ready, self.problems(), self.problem)
 
     async def check_answer(self, name: str, seconds: float) -> str | None:
-        """Have a model do minimal work.
+        """Let a model do minimal work.
 
-        Return None if it answers within `seconds`, otherwise why it did not.
+        Return None if the model answers within `seconds`, otherwise the reason as a sentence.
         """
         model = next((found.model for found in self.all() if found.model.name == name), None)
         if model is None:
@@ -214,7 +215,7 @@ class ModelRegistry:
         return None
 
     def _check_soon(self, server: ModelServer) -> asyncio.Task[bool]:
-        """Return the check of a server that runs, or a new one."""
+        """Return the running check of a server, or start a check."""
         check = self._checks.get(server)
         if check is None:
             check = self._checks[server] = asyncio.create_task(self._check(server))
@@ -233,15 +234,16 @@ class ModelRegistry:
     async def refresh(self) -> None:
         """Read the models of all servers.
 
-        A change at one server counts at once, however long another takes. Without a change, the
-        models are combined once for all servers: that takes longer the more servers there are.
+        A change at one server is visible at once, however long other servers take. Without a
+        change, the models are combined only once for all servers, because combining takes longer
+        the more servers exist.
         """
         await self._update_servers()
         await asyncio.gather(*(self._refresh_server(server) for server in self._servers))
         self._collect()
 
     async def _update_servers(self) -> None:
-        """Connect new servers, and close those that left when their last answer has ended."""
+        """Connect new servers. Close servers that left once their last answer has ended."""
         if self._find is None:
             return
         servers = await self._find()
@@ -249,7 +251,7 @@ class ModelRegistry:
             if server not in self._servers:
                 server.start()
                 self._on_server(server.name, partial(_is_reachable, server))
-        # servers that left at an earlier refresh: since then no request has been sent to them
+        # servers that left at an earlier refresh, to which no requests have been sent since
         for server in [server for server in self._leaving if self._is_idle(server)]:
             self._leaving.remove(server)
             await server.close()
@@ -300,12 +302,12 @@ class ModelLookup(Generic[M]):
         self._registry, self._kinds = registry, kinds
 
     def candidates(self, name: str, caller: Caller) -> Sequence[str]:
-        """Return the models that `name` stands for, first choice first.
+        """Return the models that `name` stands for, the first choice first.
 
-        These are the models of an alias, or the name itself if it is not an alias.
+        These are the models of an alias, or only `name` if it is not an alias.
 
         Raises:
-            ModelNotAllowedError: The caller may use neither the alias nor one of its models.
+            ModelNotAllowedError: The caller may use neither the alias nor any of its models.
         """
         names: Sequence[str] = self._registry.aliases.get(name, (name,))
         if caller.models is None:
@@ -316,12 +318,13 @@ class ModelLookup(Generic[M]):
         return allowed
 
     def find(self, name: str) -> M:
-        """Return the model with this name, which is no alias.
+        """Return the model with this name, which must not be an alias.
 
         Raises:
             ModelNotFoundError: No model has this name.
             ModelKindError: The model is of another kind.
-            UnavailableError: The model cannot serve, or Triton is down and no model is known.
+            UnavailableError: The model cannot serve, or Triton cannot be reached and no model is
+                known.
         """
         registry = self._registry
         for kind in self._kinds:
@@ -338,18 +341,18 @@ class ModelLookup(Generic[M]):
         raise ModelNotFoundError(name)
 
     def is_ready(self, name: str) -> bool:
-        """Return True if the model with this name is served now."""
+        """Return True if the model with this name can serve now."""
         entries = self._registry.entries
         return any((found := entries[kind].chosen.get(name)) is not None and found.ready for kind in self._kinds)
 
     def get(self, name: str, caller: Caller) -> M:
-        """Return the model with this name, or the first model of an alias that is served.
+        """Return the model with this name, or the first served model of an alias.
 
         Raises:
-            ModelNotAllowedError: The name is not among the caller's models, whether it exists or
-                not.
+            ModelNotAllowedError: The caller may not use the name, whether it exists or not.
             ModelNotFoundError: No model has this name.
-            UnavailableError: The model cannot serve, or Triton is down and no model is known.
+            UnavailableError: The model cannot serve, or Triton cannot be reached and no model is
+                known.
         """
         *others, last = self.candidates(name, caller)
         for one in others:
@@ -371,8 +374,8 @@ def create_model_registry(
 ) -> ModelRegistry:
     """Return the registry of all models on the servers of `settings.replicas`.
 
-    If the settings name no replicas, the servers at `addresses` are used. `resolver` finds the
-    servers in place of one that knows the settings only.
+    If the settings name no replicas, the servers at `addresses` are used. A `resolver` replaces the
+    default resolver, which knows only the settings.
     """
     kinds, timeout = create_model_kinds(settings), settings.timeouts.connect
     resolver = resolver or AddressResolver([parse_replica(one) for one in settings.replicas])

@@ -1,7 +1,8 @@
 """Other OpenAI-compatible providers, to which chats overflow when an alias has no room left.
 
-A provider's model has the name `PROVIDER/MODEL`, under which it has a price, a line in the usage,
-and a place at the end of an alias. Its key is read at the start and is part of no message.
+A provider's model is named `PROVIDER/MODEL`. Under this name, it has a price, a line in usage
+reports, and a place at the end of an alias. A provider's key is read at startup and never appears
+in messages.
 """
 
 from __future__ import annotations
@@ -35,25 +36,27 @@ from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.settings import EVERY_TENANT, GatewaySettings, ProviderSettings
 from llmops.gateway.text.tokenizer import TextTokenizer
 
-#: A request with this header came from another gateway's overflow and overflows no further.
+#: Header of requests that come from another gateway's overflow. They do not overflow again, which
+#: prevents loops.
 OVERFLOW_HEADER = "x-llmops-overflow"
-#: UTF-8 bytes that count as one token until the provider reports its own count. English text has
-#: about four; three reserve a little more than is used.
+#: UTF-8 bytes that are counted as one token until the provider reports its count. English text has
+#: about four bytes per token; three reserve a little more than is used.
 BYTES_PER_TOKEN = 3
-#: Tokens that a provider's chat template may add to the bytes of a request.
+#: Maximum number of tokens that a provider's chat template is assumed to add to a request.
 TEMPLATE_TOKENS = 1024
-#: Bytes of one line of a provider's stream: a delta has a few hundred.
+#: Maximum size of a line in a provider's stream, in bytes. A delta has a few hundred bytes.
 MAX_LINE_BYTES = 1 << 20
-#: Seconds between two log lines about the same failure: each request may cause one.
+#: Seconds between two log lines about the same failure, because each request may cause it.
 LOG_INTERVAL = 1.0
-#: Events that wait for the client. Beyond this the provider's connection is not read.
+#: Maximum number of events that wait for the client. Above it, the provider's connection is not
+#: read.
 MAX_WAITING_EVENTS = 64
-#: The longest wait that a provider's `retry-after` asks of a client, in seconds.
+#: Maximum seconds that are passed on to clients from a provider's `retry-after`.
 MAX_RETRY_AFTER = 60.0
 
 
 class ProviderError(ApiError):
-    """502: a provider answered with something that is no usable answer."""
+    """A 502 response: the answer of a provider cannot be used."""
 
     status = 502
     type = "server_error"
@@ -62,7 +65,7 @@ class ProviderError(ApiError):
 
 
 class _Chunk(BaseModel):
-    """A part of a provider's stream. Unknown fields are left out, and wrong types are an error."""
+    """A part of a provider's stream. Unknown fields are ignored, and wrong types are an error."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -75,7 +78,7 @@ class FunctionPart(_Chunk):
 
 
 class CallPart(_Chunk):
-    """A part of a tool call."""
+    """A part of a tool call in a delta."""
 
     index: int = Field(default=0, ge=0, lt=1024)
     id: str | None = None
@@ -83,7 +86,7 @@ class CallPart(_Chunk):
 
 
 class ProviderDelta(_Chunk):
-    """The part of a message that a chunk adds."""
+    """The addition of a chunk to a message."""
 
     content: str | None = None
     refusal: str | None = None
@@ -93,7 +96,7 @@ class ProviderDelta(_Chunk):
 
 
 class ChunkChoice(_Chunk):
-    """The part of a choice that a chunk adds."""
+    """The addition of a chunk to a choice."""
 
     index: int = Field(default=0, ge=0)
     delta: ProviderDelta = ProviderDelta()
@@ -132,13 +135,13 @@ class _ProviderChunk(_Chunk):
 
 
 class ProviderBatch(TokenBatch):
-    """The addition of one chunk of a provider to one choice, in place of tokens."""
+    """A batch that holds a provider's chunk for one choice instead of tokens."""
 
     choice: ChunkChoice
 
     @classmethod
     def of(cls, choice: ChunkChoice) -> ProviderBatch:
-        """Return the batch of a chunk's choice."""
+        """Return the batch for one choice of a chunk."""
         batch = cls(choice.index, ())
         batch.choice = choice
         return batch
@@ -146,27 +149,27 @@ class ProviderBatch(TokenBatch):
 
 @dataclass(frozen=True, slots=True)
 class ProviderModel(GenerativeModel):
-    """A model of a provider. It has no tokenizer, template or engine here."""
+    """A model of a provider. This gateway has no tokenizer, template or engine for the model."""
 
     provider: Provider | None = None
     upstream_name: str = ""
 
     def open(self, body: Mapping[str, Any]) -> ProviderStream:
-        """Send a chat request, whose deltas come from the returned stream."""
+        """Send a chat request. The returned stream has the deltas of the answer."""
         assert self.provider is not None
         return ProviderStream(self.provider, {**body, "model": self.upstream_name}, self.card.max_seq_len)
 
 
 class Provider:
-    """A provider with its key, and the connections to it."""
+    """A provider, with its key and the connections to it."""
 
     def __init__(self, name: str, settings: ProviderSettings, connect: float) -> None:
-        """Read the key.
+        """Create a provider and read its key.
 
         Args:
-            name: The name in the settings.
-            settings: The provider's settings.
-            connect: Seconds for connecting.
+            name: Name of the provider in the settings.
+            settings: Settings of the provider.
+            connect: Maximum seconds for connecting.
 
         Raises:
             InputError: The key cannot be read.
@@ -182,7 +185,7 @@ class Provider:
         )
 
     def log_detail(self, kind: str, detail: str) -> str | None:
-        """Return an error's detail for the log, None if the log had one of its kind a moment ago."""
+        """Return an error's detail for the log, or None if such an error was logged just now."""
         suffix = self._log_lines.suffix(kind)
         return None if suffix is None else detail + suffix
 
@@ -202,7 +205,8 @@ class Provider:
             vocab_size=1,
             end_ids=(),
             max_batch_size=self.settings.concurrent,
-            # what a provider cannot do is found when the request is translated for it
+            # capabilities are not limited here: translating a request finds what the provider
+            # cannot do
             capabilities=Capabilities(
                 logprobs=True,
                 top_logprobs=20,
@@ -222,7 +226,7 @@ class Providers:
     """The providers of a gateway.
 
     Attributes:
-        models: The providers' models at the end of each alias that has some.
+        models: For each alias, the providers' models at its end, if there are any.
     """
 
     def __init__(self, settings: GatewaySettings | None = None) -> None:
@@ -242,7 +246,7 @@ class Providers:
             self.models[alias] = [self._providers[provider].model(model) for provider, model in named]
 
     def find(self, alias: str, context: RequestContext) -> ProviderModel | None:
-        """Return the first of the alias's models that may answer a request, None if there is none."""
+        """Return the first of the alias's models that may answer a request, or None."""
         if OVERFLOW_HEADER.encode() in context.headers:
             return None
         caller = context.caller
@@ -262,14 +266,15 @@ class Providers:
 
 
 def bounded_usage(usage: Usage, body: Mapping[str, Any], context_tokens: int) -> Usage:
-    """Return the counts of a provider, but not more than the request can have caused.
+    """Return a provider's token counts, limited to counts that the request can have caused.
 
-    A budget has reserved the prompt and the longest answer, and the caller pays what is counted.
+    The caller's budget has reserved the prompt and the longest possible answer, and the caller pays
+    the returned counts.
 
     Args:
         usage: The counts of the provider.
         body: The request as it was sent.
-        context_tokens: The most tokens of a prompt or of a choice.
+        context_tokens: Maximum number of tokens of the prompt, and of each choice.
     """
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     longest = context_tokens if limit is None else min(limit, context_tokens)
@@ -282,14 +287,14 @@ def bounded_usage(usage: Usage, body: Mapping[str, Any], context_tokens: int) ->
 
 
 class ProviderStream(TokenStream):
-    """The deltas of one answer of a provider.
+    """The deltas of an answer of a provider.
 
     Attributes:
-        usage: The tokens that the provider reported, None before its last event.
+        usage: The token counts that the provider reported, or None before its last event.
     """
 
     def __init__(self, provider: Provider, body: Mapping[str, Any], context_tokens: int) -> None:
-        """Send the request. Errors come from the iteration, also those of the connection."""
+        """Send the request. Reading the stream raises all errors, including connection errors."""
         self.usage: Usage | None = None
         self._provider, self._body, self._context_tokens = provider, body, context_tokens
         self._events: asyncio.Queue[ProviderBatch | ApiError | None] = asyncio.Queue(MAX_WAITING_EVENTS)
@@ -314,7 +319,7 @@ class ProviderStream(TokenStream):
         return event
 
     def cancel(self) -> None:
-        """Close the connection, on which the provider stops to generate."""
+        """Close the connection, which makes the provider stop generating."""
         if not self._cancelled.is_set():
             self._cancelled.set()
             self._task.cancel()
@@ -366,17 +371,23 @@ class ProviderStream(TokenStream):
         await self._events.put(None)
 
     def _refusal(self, response: httpx.Response) -> ApiError:
-        """Return the error for a status that is not 200. The body is not read: it may repeat the key."""
+        """Return the error for a status other than 200.
+
+        The body is not read, because it may repeat the key.
+        """
         status, name = response.status_code, self._provider.name
         if status in (429, 503, 529):
             wait = _retry_after(response.headers.get("retry-after", ""))
             return UnavailableError(
-                f"The models here are full or away, and the provider {name} takes no more requests now; try again.",
+                f"The models of this gateway and the provider {name} are busy; try again later.",
                 code="provider_busy",
                 retry_after=wait,
             )
         if status in _REJECTIONS:
-            message = f"The provider {name}, to which this request overflowed, rejected it with status {status}."
+            message = (
+                f"The provider {name}, to which this request overflowed, rejected it with status {status}; "
+                "correct the request, or try again later."
+            )
             return ProviderError(message, should_retry=False)
         return self._unusable(f"status {status}")
 
@@ -394,31 +405,32 @@ class ProviderStream(TokenStream):
         )
 
 
-#: Statuses with which a provider says that the request is wrong, not the provider or its key.
+#: Statuses with which a provider rejects the request itself. For other statuses, the provider or
+#: its key is at fault.
 _REJECTIONS = frozenset({400, 413, 422})
 
 
 class _NoEngine(Engine):
-    """The engine of a provider's model, which is reached by its `open` only."""
+    """The engine of a provider's model, which rejects requests: they use `ProviderModel.open`."""
 
     async def open(self, request: EngineRequest) -> TokenStream:
         raise UnavailableError("A provider answers chats only.")
 
 
 class _EstimatingTokenizer:
-    """The part of a tokenizer that cuts a long history, with estimated counts."""
+    """The part of a tokenizer that cuts a long history, with estimated token counts."""
 
     def encode(self, text: str, **_options: Any) -> Sequence[int]:
         return range(estimate_tokens(text))
 
 
 def estimate_tokens(text: str) -> int:
-    """Return about how many tokens a text has, rounded up."""
+    """Return an estimate of a text's tokens, rounded up."""
     return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
 
 
 def _read_key(name: str, settings: ProviderSettings) -> str:
-    """Return the provider's key, empty if the settings name none. Raises InputError."""
+    """Return the provider's key, or "" if the settings name no key. Raises InputError."""
     if settings.key_file is not None:
         try:
             key, place = settings.key_file.read_text().strip(), f"the file {settings.key_file}"
@@ -439,7 +451,7 @@ def _read_key(name: str, settings: ProviderSettings) -> str:
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield the lines of a response without their ends. Raises ValueError for a line that is too long."""
+    """Yield the lines of a response without line ends. Raises ValueError for too long a line."""
     rest = b""
     async for data in response.aiter_raw():
         *lines, rest = (rest + data).split(b"\n")

@@ -1,4 +1,4 @@
-"""The request that continues an answer on another replica.
+"""Requests that continue an answer on another replica.
 
 The code is pure: it uses neither a clock nor I/O.
 """
@@ -10,14 +10,14 @@ from dataclasses import replace
 
 from llmops.gateway.interfaces import EngineRequest, SamplingParams
 
-#: Added to the seed per known token, so that later tokens are drawn with another seed: 2^64 divided
-#: by the golden ratio.
+#: Increase of the seed per known token, so that later tokens are drawn with another seed: 2^64
+#: divided by the golden ratio.
 _SEED_STRIDE = 0x9E3779B97F4A7C15
 _SEED_COUNT = 2**64
 
 
 def single_sequence_request(request: EngineRequest, sequence: int) -> EngineRequest:
-    """Return one sequence of a request as a request of its own.
+    """Return a request for one sequence of a request.
 
     The new request has the seed that the engine would have used for the sequence.
     """
@@ -29,7 +29,7 @@ def single_sequence_request(request: EngineRequest, sequence: int) -> EngineRequ
 
 
 def has_finished(request: EngineRequest, tokens: Sequence[int]) -> bool:
-    """Return True if a sequence with these tokens has ended, whether or not the engine reported it."""
+    """Return True if a sequence with these tokens has ended, even without the engine's report."""
     if len(tokens) >= request.max_tokens:
         return True
     if not tokens or len(tokens) < request.min_tokens:
@@ -40,9 +40,8 @@ def has_finished(request: EngineRequest, tokens: Sequence[int]) -> bool:
 def remaining_request(request: EngineRequest, tokens: Sequence[int]) -> EngineRequest:
     """Return the request for the rest of an answer.
 
-    The prompt and the known tokens are the new prompt.
-
-    A seed is changed, because the same seed would draw the same random numbers again.
+    Its prompt is the old prompt and the known tokens. A seed is changed, because the same seed
+    would draw the same random numbers again.
     """
     done = len(tokens)
     return replace(
@@ -58,8 +57,8 @@ def remaining_request(request: EngineRequest, tokens: Sequence[int]) -> EngineRe
 def needs_replay(request: EngineRequest) -> bool:
     """Return True if the engine has state that a longer prompt does not restore.
 
-    This is the state of a grammar, the counts of output tokens (repetition_penalty alone counts the
-    prompt too), and the beginning of a stop word or banned word of several tokens.
+    Such state is the state of a grammar, the counts of output tokens (only repetition_penalty
+    counts the prompt too), and the beginning of a stop word or banned word of several tokens.
     """
     sampling = request.sampling
     counted = sampling.presence_penalty or sampling.frequency_penalty
@@ -70,7 +69,7 @@ def needs_replay(request: EngineRequest) -> bool:
 def is_deterministic(request: EngineRequest) -> bool:
     """Return True if the same request always gives the same tokens.
 
-    The composition of the engine's batch may still change the tokens.
+    Even then, the other requests in the engine's batch may change the tokens.
     """
     return is_greedy(request) or request.sampling.seed is not None
 

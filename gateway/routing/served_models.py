@@ -1,4 +1,4 @@
-"""The models as endpoints use them, each with everything that a request to it needs."""
+"""The models as endpoints use them, each with everything that a request to the model needs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from llmops.gateway.triton.model_metadata import EncoderMetadata
 
 
 class Model(ABC):
-    """A model of GET /v1/models. For an adapter `parent` is the name of its base model."""
+    """A model of GET /v1/models. `parent` is the name of an adapter's base model."""
 
-    # words for a model that did not answer a readiness check in time, or failed on it
+    # predicates for a model that did not answer a readiness check in time, or failed in it
     silent: ClassVar[str] = "did not answer"
     failed: ClassVar[str] = "does not answer"
 
@@ -37,11 +37,11 @@ class Model(ABC):
 
     @abstractmethod
     def abilities(self) -> dict[str, Any]:
-        """Return what GET /v1/models shows beyond the fields that all models have."""
+        """Return the fields of GET /v1/models that only some models have."""
 
     @abstractmethod
     async def answer_once(self) -> None:
-        """Do the least work that shows that the model can serve. Raises ApiError."""
+        """Do the least work that shows that the model can serve. Raises ApiError if it cannot."""
 
     async def close(self) -> None:
         """Close the connections of the model."""
@@ -56,8 +56,8 @@ E = TypeVar("E", bound="EncoderModel")
 class GenerativeModel(Model):
     """A model that generates text. An adapter shares the parts of its base model.
 
-    `extras` are sent with every request, as in EngineRequest. `version` is empty for a model that
-    has had no roll-out.
+    `extras` are sent with every request; see EngineRequest. `version` is "" for a model that has
+    had no roll-out.
     """
 
     silent: ClassVar[str] = "made no token"
@@ -99,7 +99,7 @@ class GenerativeModel(Model):
 
 
 class EncoderInput(NamedTuple):
-    """One row of an encoder's input: token ids, and for each token the number of its text."""
+    """A row of an encoder's input: token ids, and the token type of each token."""
 
     ids: Sequence[int]
     types: Sequence[int] | None = None
@@ -107,7 +107,7 @@ class EncoderInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncoderModel(Model):
-    """A model that encodes texts. It can score the relevance of documents to a query."""
+    """A model that encodes texts and can score how relevant documents are to a query."""
 
     # True if the query is encoded again with each document
     reads_pairs: ClassVar[bool] = False
@@ -120,14 +120,14 @@ class EncoderModel(Model):
 
     @abstractmethod
     def room(self, query: int) -> int:
-        """Return the tokens that a document may have beside a query of `query` tokens.
+        """Return the maximum tokens of a document beside a query of `query` tokens.
 
         The result is 0 if the query is too long.
         """
 
     @abstractmethod
     def rows(self, query: Sequence[int], documents: Sequence[Sequence[int]]) -> list[EncoderInput]:
-        """Return the rows that `scores` needs. Token ids are without special tokens."""
+        """Return the rows that `scores` needs. Token ids must not include special tokens."""
 
     @abstractmethod
     async def scores(self, rows: Sequence[EncoderInput], caller: str = "", trace: str = "") -> NDArray[np.float32]:
@@ -139,7 +139,7 @@ class EncoderModel(Model):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingModel(EncoderModel):
-    """A model that turns each text into a vector; scores are cosines, from -1 to 1."""
+    """A model that turns each text into a vector. Scores are cosines, from -1 to 1."""
 
     def abilities(self) -> dict[str, Any]:
         does = {"embeddings": True, "rerank": True, "dimensions": self.card.dimensions, "chat": False}
@@ -149,7 +149,7 @@ class EmbeddingModel(EncoderModel):
         await self.embed([[0]])
 
     async def embed(self, rows: Sequence[Sequence[int]], caller: str = "", trace: str = "") -> NDArray[np.float32]:
-        """Return vectors FP32 [len(rows), dimensions] in order.
+        """Return the vectors of `rows` in order, FP32 [len(rows), dimensions].
 
         Raises the errors of TritonEncoder.
         """
@@ -170,7 +170,7 @@ class EmbeddingModel(EncoderModel):
 
 @dataclass(frozen=True, slots=True)
 class CrossEncoder(EncoderModel):
-    """A model that encodes query and document together; scores are from 0 to 1."""
+    """A model that encodes query and document together. Scores are from 0 to 1."""
 
     reads_pairs: ClassVar[bool] = True
 
@@ -198,10 +198,10 @@ class ModelReadiness:
     """The readiness of all models.
 
     Attributes:
-        ready: Names of ready models with the model that serves each; for an adapter that is its
-            base model.
-        broken: Names of the others with their problem, in a sentence for clients.
-        problem: Why no model can be known, or None.
+        ready: For each ready model, the name of the model that serves it: its own name, or the base
+            model's for an adapter.
+        broken: For each other model, its problem as a sentence for clients.
+        problem: Reason why no model is known, or None.
     """
 
     ready: Mapping[str, str] = field(default_factory=dict)

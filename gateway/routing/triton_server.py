@@ -1,4 +1,4 @@
-"""One Triton server: its models, which of them are ready, and what is wrong with the others."""
+"""A Triton server: its models, which of them are ready, and the problems of the others."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from llmops.gateway.triton.grpc_client import TritonClient
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which a broken model is loaded again although its metadata has not changed.
+#: Seconds after which a broken model is loaded again, even if its metadata has not changed.
 RELOAD_INTERVAL = 30.0
-#: Least pause before that, in times of what the last attempt took: reading a tokenizer of 35 MB
-#: keeps the interpreter's lock, and all callers waiting, for a second.
+#: Minimum pause before a broken model is loaded again, as a multiple of the duration of the last
+#: attempt: reading a tokenizer of 35 MB holds the GIL, and delays all callers, for a second.
 RELOAD_PAUSE = 100.0
-#: The longest pause: a file system that hung does not keep a mended model away for longer.
+#: Maximum pause in seconds before a broken model is loaded again, so that a file system that hung
+#: once does not keep a repaired model away for longer.
 MAX_RELOAD_INTERVAL = 600.0
 
 
@@ -47,7 +48,8 @@ class LoadFailure:
 class ModelServer:
     """A Triton server and its models.
 
-    They stay known while it is away, so that requests get 503 and not 404.
+    The models remain known while the server cannot be reached, so that requests get 503 and not
+    404.
     """
 
     def __init__(self, address: str, kinds: Sequence[ModelKind[Any]], timeout: float, name: str = "") -> None:
@@ -56,19 +58,19 @@ class ModelServer:
         Args:
             address: HOST:PORT of the gRPC endpoint.
             kinds: The kinds of models to recognise.
-            timeout: Seconds that the server may take to answer a question.
-            name: Name that distinguishes it from others with the same address.
+            timeout: Maximum seconds for an answer of the server.
+            name: Name that distinguishes the server from others with the same address.
         """
         self.address, self.name = address, name or address
         self.models: Mapping[OfferedModel, Model] = {}
-        self.problem: str | None = "The gateway has not reached Triton yet."
+        self.problem: str | None = "The gateway has not reached Triton yet; try again later."
         self._kinds, self._timeout = kinds, timeout
         self._client: TritonClient | None = None
         self._ready: frozenset[OfferedModel] = frozenset()
         self._not_ready: dict[OfferedModel, str] = {}
         self._failures: dict[OfferedModel, LoadFailure] = {}
-        # the metadata of models when they were made: parsing it at each refresh takes a tenth of what
-        # an idle gateway does
+        # Parsed metadata of models, kept because parsing it at each refresh takes a tenth of the
+        # CPU time of an idle gateway.
         self._loaded_metadata: dict[OfferedModel, str] = {}
         self._retired: list[Model] = []
         self._refreshing = asyncio.Lock()
@@ -79,7 +81,7 @@ class ModelServer:
         return self._client
 
     def start(self) -> None:
-        """Connect. Must be called in the event loop that refreshes."""
+        """Connect. Must be called in the event loop that runs `refresh`."""
         self._client = TritonClient(self.address, timeout=self._timeout)
 
     async def close(self) -> None:
@@ -93,18 +95,21 @@ class ModelServer:
         return offer in self._ready
 
     def problems(self) -> dict[OfferedModel, str]:
-        """Return the models that cannot serve, known ones first, and why, in one sentence each."""
+        """Return the models that cannot serve, each with the reason as one sentence.
+
+        Models that are known come first.
+        """
         missing = sorted(set(self.models) - self._ready, key=lambda offer: offer.name)
         return {**{offer: _not_ready_message(offer) for offer in missing}, **self._not_ready}
 
     async def answers(self) -> bool:
-        """Return True if the server says now that it is ready."""
+        """Return True if the server now answers that it is ready."""
         return await self._triton.server_ready()
 
     async def refresh(self) -> bool:
         """Read the models and their metadata again. Return True if something changed.
 
-        A problem is kept for the clients, and logged once.
+        A problem is kept for clients, and logged once.
         """
         before = self._served()
         try:
@@ -118,12 +123,16 @@ class ModelServer:
         return self._served() != before
 
     def _served(self) -> tuple[object, ...]:
-        # a model is an object of its own as long as its metadata stays
+        # the object of a model is kept as long as its metadata does not change
         return {offer: id(model) for offer, model in self.models.items()}, self._ready, self._not_ready, self.problem
 
     def _set_problem(self, error: Exception) -> None:
         is_expected = isinstance(error, ApiError)
-        problem = error.message if isinstance(error, ApiError) else "The gateway cannot read Triton's models."
+        problem = (
+            error.message
+            if isinstance(error, ApiError)
+            else "The gateway cannot read Triton's models; its log says why."
+        )
         if problem != self.problem:
             detail = error.full_message if isinstance(error, ApiError) else problem
             log.warning("%s", detail, exc_info=None if is_expected else error)
@@ -142,18 +151,18 @@ class ModelServer:
         self._ready, self._not_ready = frozenset(set(self.models) - set(not_ready)), not_ready
 
     async def _is_up(self, offer: OfferedModel, loaded: Mapping[str, bool]) -> bool:
-        """Return True if a model is loaded by Triton's index and answers that it is ready.
+        """Return True if Triton's index lists the model as loaded, and the model answers as ready.
 
         The engine of a loaded model may have ended.
         """
         return loaded.get(offer.triton_name, True) and await self._triton.model_ready(offer.triton_name)
 
     async def _load(self, offer: OfferedModel) -> str | None:
-        """Make the model servable, again when its metadata has changed.
+        """Load a model, or load it again if its metadata has changed.
 
         Returns:
-            What is wrong with the model, or None. Any problem concerns this model alone: the others
-            are served.
+            The problem of the model, or None. A problem concerns this model alone: the others are
+                served.
         """
         try:
             text = await self._triton.metadata_text(offer.triton_name)
@@ -175,7 +184,7 @@ class ModelServer:
         return None
 
     def _log_problem(self, offer: OfferedModel, problem: str, detail: str, error: Exception | None = None) -> str:
-        """Log a problem when it is new, with a traceback only for an unexpected exception."""
+        """Log a problem once, with a traceback only for an unexpected exception."""
         if self._not_ready.get(offer) != problem:
             is_bug = error is not None and not isinstance(error, LlmopsError)
             log.warning("%s (%s)", problem, detail, exc_info=error if is_bug else None)
@@ -191,18 +200,18 @@ class ModelServer:
         log.info("Serving model %s (target %s, %d tokens of context)", offer.name, card.target, card.max_seq_len)
 
     def _retire(self, offers: set[OfferedModel]) -> None:
-        """Forget models that went, changed or broke.
+        """Retire models that were removed, changed or broken.
 
-        They are closed with the server, so open streams may end.
+        Retired models are closed with the server, so that open streams can end.
         """
         self._retired += [model for offer, model in self.models.items() if offer in offers]
         self.models = {offer: model for offer, model in self.models.items() if offer not in offers}
 
 
 def _client_message(error: Exception) -> str:
-    """Return the part of an error that a client may know.
+    """Return the part of an error that clients may see.
 
-    Metadata errors are shown in full; for all others, only the broken part is named.
+    Errors of metadata are shown in full. For all other errors, only the broken part is named.
     """
     if isinstance(error, ModelLoadError):
         return f"{error.fault}; the gateway's log says why."

@@ -1,4 +1,4 @@
-"""The routing policy: choose the replica on which a request has its first token soonest."""
+"""The routing policy, which chooses the replica with the lowest cost for a request."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from llmops.gateway.routing.cost_model import can_serve, decode_weight, kv_cache
 from llmops.gateway.routing.placement.prefix_index import CachedPrefix, PrefixIndex
 from llmops.kv_blocks import block_hashes
 
-#: Share of a KV cache above which a replica gets no requests while another one is below.
+#: Share of a KV cache above which a replica gets no requests if another replica is below.
 KV_CACHE_WATERMARK = 0.9
-#: Replicas up to which all are compared. Of more, the holders of the prefix and two random ones are
-#: compared.
+#: Maximum number of replicas of which all are compared. In a larger fleet, only the holders of the
+#: prefix and two random replicas are compared.
 MAX_COMPARED_REPLICAS = 8
-#: Holders of the longest prefix that are compared.
+#: Maximum number of holders of the longest prefix that are compared.
 MAX_PREFIX_HOLDERS = 4
-#: Difference in cost that counts as a tie: the first candidate wins, not chance.
+#: Difference in cost up to which two candidates tie. The earlier candidate wins a tie, so that
+#: noise does not decide.
 TIE_TOLERANCE = 1e-9
 
 
 class LeastCostPolicy:
     """The RoutingPolicy of a gateway.
 
-    Its cost is also the guard against hot spots: a queue outweighs a cache hit.
+    The cost also prevents hot spots, because a long queue outweighs a cache hit.
     """
 
     def __init__(self, index: PrefixIndex | None = None, rng: random.Random | None = None) -> None:
-        """Create a policy. Without an index no prefixes are known and none are hashed."""
+        """Create a policy. Without an `index`, prompts are not hashed and no prefixes are known."""
         self.index = index
         self._rng = rng or random.Random()
-        # results for the latest request, which is looked up again when it is sent
+        # results for the latest request, which are needed again when the request is sent
         self._hashed: tuple[RoutingRequest | None, int, Sequence[int]] = (None, 0, [])
         self._found: tuple[RoutingRequest | None, Sequence[CachedPrefix]] = (None, ())
 
@@ -103,9 +104,9 @@ class LeastCostPolicy:
         return _cached_blocks(held, self.index.bit(view.replica_id)) * view.tokens_per_block
 
     def _sample(self, places: list[int]) -> list[int]:
-        """Return two random replicas, or all of them from a random start if there are few.
+        """Return two random replicas, or all replicas in a random rotation if they are few.
 
-        Without the random start, the first replica would win every tie.
+        Without the random rotation, the first replica would win every tie.
         """
         count = len(places)
         start = int(self._rng.random() * count)
@@ -124,7 +125,7 @@ class LeastCostPolicy:
         for load, place in zip(loads, candidates, strict=True):
             view = views[place]
             new = tokens - known.get(view.replica_id, 0) * size
-            # the last token is always computed: its logits are the first of the answer
+            # at least one token is computed: the logits of the last token are the first output
             uncached = new if new > 0 else 1
             seconds = routing_cost(view, uncached, answer, weight, load, below)
             if seconds < below and kv_cache_load(view, uncached) <= KV_CACHE_WATERMARK:
@@ -145,11 +146,11 @@ def _prefix_candidates(
     views: Sequence[ReplicaView],
     affinity: int | None = None,
 ) -> list[int]:
-    """Return the replicas to consider for a prompt: holders of its prefix, the longest first.
+    """Return the replicas to consider for a prompt: the holders of its prefix, the longest first.
 
     The last candidate is the replica that all gateways choose for the new part of the prompt. With
-    an `affinity`, the replica that all gateways choose for it comes first instead: it wins every
-    tie, such as one among the holders of a system prompt, and loses to a longer prefix or a shorter
+    an `affinity`, the replica that all gateways choose for the affinity comes first. It wins every
+    tie, such as between the holders of a system prompt, and loses to a longer prefix or a shorter
     queue.
     """
     if affinity is not None:
@@ -162,10 +163,10 @@ def _prefix_candidates(
 
 
 def _prefix_holders(known: Mapping[str, int], places: Sequence[int], views: Sequence[ReplicaView]) -> list[int]:
-    """Return the replicas that hold most of a prefix.
+    """Return the replicas that hold the longest part of a prefix.
 
-    Of many that hold the same part, those with most room are taken: otherwise the first would get
-    every request.
+    If many hold the same part, those with the most room are returned, because otherwise the first
+    replica would get every request.
     """
     holders = [(-known[view.replica_id], place) for place in places if (view := views[place]).replica_id in known]
     holders.sort()
@@ -178,9 +179,9 @@ def _prefix_holders(known: Mapping[str, int], places: Sequence[int], views: Sequ
 
 
 def _rendezvous_choice(key: int, places: Sequence[int], views: Sequence[ReplicaView]) -> int:
-    """Choose a replica by rendezvous hashing, so that all gateways choose the same one.
+    """Choose a replica by rendezvous hashing, so that all gateways choose the same replica.
 
-    A replica that leaves moves only its own keys.
+    When a replica leaves, only its own keys move to other replicas.
     """
     scores = [xxh3_64_intdigest(views[place].replica_id.encode(), key) for place in places]
     return places[scores.index(max(scores))]

@@ -1,4 +1,4 @@
-"""The index of prefixes that replicas have cached, as far as this gateway knows."""
+"""The index of the prefixes in the caches of replicas, as far as this gateway knows."""
 
 from __future__ import annotations
 
@@ -7,31 +7,30 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
-#: Blocks in the index; about 100 bytes each.
+#: Maximum number of blocks in the index, which bounds the memory: a block takes about 100 bytes.
 MAX_ENTRIES = 200_000
 
 
 def tenant_cache_salt(tenant: str) -> int:
     """Return the salt that separates a tenant's cached blocks from other tenants' blocks.
 
-    Without a tenant the salt is 0, which all such callers share.
+    Callers without a tenant share the salt 0.
     """
     return xxh3_64_intdigest(tenant.encode()) if tenant else 0
 
 
-#: The number of leading blocks of a prompt, and the replicas that hold them as a bit set of their
-#: numbers.
+#: The number of leading blocks of a prompt, and the replicas that hold these blocks, as a bit set
+#: of replica numbers.
 CachedPrefix = tuple[int, int]
 
 
 class PrefixIndex:
     """A map from block hash to the bit set of the replicas that hold the block.
 
-    The map keeps about the `entries` most recently used blocks.
-
-    Two generations approximate the order of use: an entry that is used moves from the old to the
-    young generation. When the young one is full it becomes the old one, and what is left of the
-    former old one is forgotten.
+    The map keeps about the `entries` most recently used blocks. Two generations approximate the
+    order of use: an entry that is used moves from the old to the young generation. When the young
+    generation is full, it becomes the old generation, and the entries of the previous old
+    generation are forgotten.
     """
 
     def __init__(self, entries: int = MAX_ENTRIES) -> None:
@@ -40,13 +39,13 @@ class PrefixIndex:
         self._old: dict[int, int] = {}
         self._numbers: dict[str, int] = {}
         self._names: dict[int, str] = {}
-        # bits of replicas that are gone stay in the entries; a number is free again after both
-        # generations were replaced
+        # Entries keep the bits of replicas that are gone. The number of such a replica is free
+        # again after both generations were replaced.
         self._live = 0
         self._turns = 0
         self._resting: list[tuple[int, int]] = []
-        # blocks of replicas that report no evictions, the least recently used first, and how many
-        # they hold
+        # for replicas that report no evictions: their blocks, the least recently used first, and
+        # the maximum number of blocks
         self._recent: dict[str, OrderedDict[int, None]] = {}
         self._limits: dict[str, int] = {}
 
@@ -54,9 +53,9 @@ class PrefixIndex:
         return len(self._young) + len(self._old)
 
     def held(self, hashes: Sequence[int]) -> list[CachedPrefix]:
-        """Return how much of a prompt's prefix each replica holds, the longest first.
+        """Return the length of the prompt's prefix on each replica, the longest first.
 
-        Replicas that hold none of the prefix are left out.
+        Replicas that hold no part of the prefix are left out.
         """
         young, old, alive = self._young, self._old, self._live
         found: list[CachedPrefix] = []
@@ -66,8 +65,8 @@ class PrefixIndex:
             if bits == same:
                 continue
             if bits is None:
-                # an entry that moves drops the bits of replicas that are gone, so that their
-                # numbers become free
+                # moving an entry drops the bits of replicas that are gone, so that their numbers
+                # become free
                 bits = old.pop(name, 0) & self._live
                 if bits:
                     young[name] = bits
@@ -97,7 +96,7 @@ class PrefixIndex:
             self._use(replica_id, hashes)
 
     def limit(self, replica_id: str, blocks: int) -> None:
-        """Forget all but the `blocks` most recently stored blocks of a replica.
+        """Forget all except the `blocks` most recently stored blocks of a replica.
 
         The limit also applies to each later `store`.
         """
@@ -105,12 +104,13 @@ class PrefixIndex:
         self._use(replica_id, ())
 
     def has_limit(self, replica_id: str) -> bool:
-        """Return True if blocks must be stored again each time that they are used."""
+        """Return True if blocks must be stored again whenever they are used."""
         return replica_id in self._limits
 
     def _use(self, replica_id: str, hashes: Sequence[int]) -> None:
         recent = self._recent.setdefault(replica_id, OrderedDict())
-        # a prompt's end is evicted before its beginning, without which it is not found
+        # store a prompt's end first, so that it is evicted first: without the beginning, the rest
+        # is not found
         for name in reversed(hashes):
             recent[name] = None
             recent.move_to_end(name)
@@ -141,12 +141,12 @@ class PrefixIndex:
             self._resting.append((self._turns, number))
 
     def bit(self, replica_id: str) -> int:
-        """Return the bit of a replica; 0 if nothing is known of it."""
+        """Return the bit of a replica, or 0 if the index has nothing about the replica."""
         number = self._numbers.get(replica_id)
         return 0 if number is None else 1 << number
 
     def names(self, bits: int) -> list[str]:
-        """Return the replicas of a bit set."""
+        """Return the replicas in a bit set."""
         found = []
         while bits:
             highest = bits.bit_length() - 1

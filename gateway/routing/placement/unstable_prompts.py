@@ -1,6 +1,7 @@
 """Detection of prompts that differ early and agree after the difference.
 
-A timestamp at the top of a prompt, for example, costs the whole prefix cache.
+Such a difference, for example a timestamp at the top of the prompt, makes the whole prefix cache
+useless.
 """
 
 from __future__ import annotations
@@ -9,26 +10,26 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 _BYTES_PER_TOKEN = 4
-#: Tokens that must be equal after the difference.
+#: Number of tokens that must be equal after the difference.
 SAMPLE_TOKENS = 32
-#: Tokens that may differ.
+#: Maximum number of tokens that may differ.
 MAX_CHANGED_TOKENS = 64
-#: Prompts of a tenant before it is reported.
+#: Minimum number of a tenant's prompts before the tenant is reported.
 MIN_PROMPTS = 20
 #: Share of unstable prompts from which a tenant is reported.
 REPORT_THRESHOLD = 0.5
-#: Share below which a tenant may be reported again.
+#: Share of unstable prompts below which a tenant can be reported again.
 RESET_THRESHOLD = 0.25
-#: Weight of the newest prompt in the share.
+#: Weight of the newest prompt in the share of unstable prompts.
 UNSTABLE_SHARE_SMOOTHING = 0.05
-#: Tenants that are remembered, the most recently seen ones.
+#: Maximum number of remembered tenants, the most recently seen, which bounds the memory.
 MAX_TENANTS = 10_000
 
 
 class PromptDivergence(NamedTuple):
-    """The finding that many of a tenant's prompts differ early and agree after that.
+    """The finding that many of a tenant's prompts differ early and agree after the difference.
 
-    The share `share` of the prompts differs at `token`, counted from 0.
+    `share` is the share of such prompts. `token` is the position of the difference, counted from 0.
     """
 
     tenant: str
@@ -44,7 +45,7 @@ class _TenantPrompts:
 class UnstablePromptDetector:
     """A detector that compares each prompt of a tenant with the tenant's previous prompt.
 
-    A comparison costs a few memory comparisons.
+    A comparison costs only a few comparisons of memory.
     """
 
     def __init__(self, tenants: int = MAX_TENANTS) -> None:
@@ -54,7 +55,7 @@ class UnstablePromptDetector:
     def record(self, tenant: str, ids: bytes) -> PromptDivergence | None:
         """Record a prompt (token ids, INT32).
 
-        Return a divergence once when a tenant begins to send unstable prompts.
+        Return a divergence, once, when a tenant begins to send unstable prompts, otherwise None.
         """
         seen = self._seen.get(tenant)
         if seen is None:
@@ -74,7 +75,7 @@ class UnstablePromptDetector:
 
 
 def divergence_point(one: bytes, other: bytes) -> int | None:
-    """Return the token at which two prompts (INT32) differ if they soon agree again, or None."""
+    """Return the first differing token of two prompts (INT32) that agree again soon, or None."""
     token = _common_prefix_bytes(one, other) // _BYTES_PER_TOKEN
     at = token * _BYTES_PER_TOKEN
     if at >= len(one) or at >= len(other):

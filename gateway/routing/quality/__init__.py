@@ -1,1 +1,1 @@
-"""The quality watch: golden prompts that show whether the answers of replicas are still right."""
+"""The quality watch, which checks with golden prompts that the answers of replicas are right."""

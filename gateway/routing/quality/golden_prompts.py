@@ -1,4 +1,4 @@
-"""Golden prompts: questions with a known answer, from the package or a file of the operator."""
+"""Golden prompts: questions with known answers, from the package or a file of the operator."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from typing import Any
 from llmops.errors import InputError
 from llmops.input_files import MALFORMED, parse_json, read_bounded
 
-#: Bytes of a file of prompts. A sweep of more would be an evaluation.
+#: Maximum size of a file of prompts in bytes. A sweep with more prompts would be an evaluation.
 MAX_FILE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
 class GoldenPrompt:
-    """A question and the pattern of right answers.
+    """A question, and the pattern of right answers.
 
     Attributes:
-        name: The prompt's id.
+        name: Id of the prompt.
         prompt: The question, as a user writes it.
-        expect: Found in every right answer, without regard to case. None compares replicas only.
-        max_tokens: The most tokens of an answer.
+        expect: Regular expression that is found in every right answer, without regard to case. With
+            None, the answers of replicas are only compared with each other.
+        max_tokens: Maximum number of tokens of an answer.
     """
 
     name: str
@@ -33,20 +34,20 @@ class GoldenPrompt:
     max_tokens: int = 24
 
     def data(self) -> dict[str, Any]:
-        """Return the prompt as a line of a file has it."""
+        """Return the prompt in the form of a file's line."""
         expect = None if self.expect is None else self.expect.pattern
         return {"id": self.name, "prompt": self.prompt, "expect": expect, "max_tokens": self.max_tokens}
 
     def score(self, answer: str) -> float | None:
-        """Return 1 for a right answer and 0 for a wrong one; None if no answer is known."""
+        """Return 1 for a right answer and 0 for a wrong answer, or None if `expect` is None."""
         return None if self.expect is None else float(self.expect.search(answer) is not None)
 
 
 def load_golden_prompts(path: Path | None) -> Sequence[GoldenPrompt]:
-    """Return the prompts of a JSONL file, or those of the package.
+    """Return the prompts in a JSONL file, or the prompts of the package if `path` is None.
 
     Raises:
-        InputError: The file cannot be read, or a line is no golden prompt.
+        InputError: The file cannot be read, or a line is not a golden prompt.
     """
     if path is None:
         return _parse(files(__package__).joinpath("golden_prompts.jsonl").read_text(), "golden_prompts.jsonl")

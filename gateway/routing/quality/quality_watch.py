@@ -37,28 +37,34 @@ from llmops.sequences import common_prefix_length
 
 log = logging.getLogger(__name__)
 
-#: Tokens of a user's prompt that is repeated. Longer ones would cost every replica too much.
+#: Maximum length in tokens of a user's prompt that is repeated. Longer prompts would cost every
+#: replica too much.
 MAX_SHADOW_TOKENS = 2048
-#: Mean similarity from which two replicas count as equal. Copies of a version stay above 0.8 also
-#: where batches change roundings; a corrupted one is below 0.3.
+#: Mean similarity from which two replicas count as equal. Copies of a version stay above 0.8 even
+#: if different batches change roundings; corrupted replicas are below 0.3.
 AGREEMENT = 0.5
-#: Golden prompts that every replica of a version answers, and tokens of these answers.
-COMPARED_PROMPTS, COMPARED_TOKENS = 12, 16
-#: Requests of the watch that one replica has at a time.
+#: Number of golden prompts that every replica of a version answers in a sweep.
+COMPARED_PROMPTS = 12
+#: Maximum number of tokens in the answers that are compared.
+COMPARED_TOKENS = 16
+#: Maximum number of concurrent requests of the watch on one replica, so that users keep the other
+#: slots.
 CONCURRENCY = 2
-#: Seconds for one answer. A replica that is slower is not corrupted, only not compared.
+#: Maximum seconds for an answer. A slower replica is not compared, because slow does not mean
+#: corrupted.
 ANSWER_TIMEOUT = 60.0
-#: Characters of an engine's fingerprint that stand for the version of a model without versions.
+#: Number of leading characters of an engine's fingerprint that are used as the version of a model
+#: without versions.
 VERSION_CHARACTERS = 12
 
 #: The answers of one replica to the same prompts, as token ids. None stands for a failed request.
 Answers = Sequence[Sequence[int] | None]
-#: Called with a model, a version and the score of each prompt after a sweep.
+#: A function that is called after a sweep with a model, a version and the score of each prompt.
 ScoreCallback = Callable[[str, str, Mapping[str, float]], None]
 
 
 class ShadowSample:
-    """A uniform sample of `size` prompts per model, since it was last taken."""
+    """A uniform sample of the prompts since the last `take`, with `size` prompts per model."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -84,17 +90,20 @@ class ShadowSample:
 
 
 def similarity(one: Answers, other: Answers) -> float | None:
-    """Return the mean share of a common beginning, or None if no prompt was answered by both."""
+    """Return the mean share of the common beginning of answers to the same prompts.
+
+    Return None if both replicas answered none of the same prompts.
+    """
     shares = [_common_share(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
     return sum(shares) / len(shares) if shares else None
 
 
 class ReplicaComparison(NamedTuple):
-    """The result of a comparison.
+    """The result of a comparison of replicas.
 
     Attributes:
-        outliers: Replicas that differ from a majority.
-        agreed: True if there are several replicas and all of them are equal.
+        outliers: Replicas whose answers differ from a majority.
+        agreed: True if at least two replicas answered and all are equal.
     """
 
     outliers: Collection[str]
@@ -104,12 +113,12 @@ class ReplicaComparison(NamedTuple):
 def compare_replicas(answers: Mapping[str, Answers], reference: Answers | None) -> ReplicaComparison:
     """Compare the answers of a version's replicas.
 
-    Two replicas that differ accuse each other, so that only answers from the past can decide.
+    Of two replicas that differ, either can be wrong. Only earlier answers can then decide.
 
     Args:
         answers: The answers by replica.
-        reference: Answers of the same version on which its replicas agreed earlier, or None. They
-            count as one more replica.
+        reference: Earlier answers of the same version on which its replicas agreed, or None. They
+            count as a further replica.
     """
     voters: dict[str | None, Answers] = {name: own for name, own in answers.items() if any(own)}
     replicas = len(voters)
@@ -130,7 +139,7 @@ def _common_share(one: Sequence[int], other: Sequence[int]) -> float:
 
 
 class QualityWatch:
-    """Sweeps of golden prompts over all replicas."""
+    """The watch that sends golden prompts to all replicas in sweeps."""
 
     def __init__(
         self,
@@ -140,10 +149,10 @@ class QualityWatch:
         shadow: ShadowSample,
         on_scores: ScoreCallback | None = None,
     ) -> None:
-        """Read the prompts.
+        """Create the watch and read its prompts.
 
         Args:
-            settings: The prompts.
+            settings: The settings of the watch.
             pools: The replicas.
             metrics: Receives the scores.
             shadow: Prompts of users that are compared as well.
@@ -157,12 +166,12 @@ class QualityWatch:
         self._on_scores = on_scores
         self._scores = metrics.numbers(metric_definitions.QUALITY_SCORE)
         self._removed = metrics.numbers(metric_definitions.CORRUPTED_REPLICAS)
-        # answers on which a version's replicas agreed, by prompt
+        # for each version, the answers on which its replicas agreed, by prompt
         self._references: dict[tuple[str, str], Mapping[tuple[int, ...], Sequence[int]]] = defaultdict(dict)
         self._log_once = LogOnce()
 
     async def sweep(self) -> None:
-        """Send the golden prompts to all replicas that are ready, and draw the conclusions."""
+        """Send the golden prompts to all ready replicas, then score versions and drain outliers."""
         for pool in self._pools.pools:
             by_version: dict[str, list[Replica]] = defaultdict(list)
             for replica in pool.replicas.values():
@@ -173,29 +182,30 @@ class QualityWatch:
                 await self._score(pool, version, [one for one in replicas if one.view.state == "ready"])
 
     async def _compare(self, model: str, version: str, replicas: Sequence[Replica]) -> None:
-        """Compare the replicas of a version, and take out one that differs twice."""
+        """Compare the replicas of a version, and take out a replica that differs in two sweeps."""
         if len(replicas) < 2:
             return
         prompts = [tuple(_input_ids(replicas[0].model, prompt)) for prompt in self.prompts[:COMPARED_PROMPTS]]
-        # a user may send texts on which healthy replicas differ: golden prompts alone reach AGREEMENT
+        # At most half of the prompts are users' prompts. A user may send texts on which healthy
+        # replicas differ, and equal answers to the golden prompts alone then still reach AGREEMENT.
         prompts += self._shadow.take(model)[: len(prompts)]
         found = await self._ask_all(model, version, replicas, prompts)
         if found.agreed:
             self._log_once.is_new((model, version), None)
             return
-        # once more at once: a batch that rounded differently does not repeat itself
+        # ask again at once: a rounding that differed with the batch will not differ again
         again = await self._ask_all(model, version, replicas, prompts)
         for replica in replicas:
             if replica.replica_id in found.outliers and replica.replica_id in again.outliers:
                 self._take_out(model, version, replica, len(replicas))
-                # the next sweep finds out whether the others are really right
+                # take out one replica per sweep: the next sweep checks whether the others are right
                 return
         names = ", ".join(replica.replica_id for replica in replicas)
         problem = None if again.agreed or again.outliers else names
         if self._log_once.is_new((model, version), problem) and problem:
             log.error(
                 "The replicas %s of %s have the same version %s and answer differently, and none of them is in a "
-                "majority. Restart the one that you trust less; with a third replica the watch can decide.",
+                "majority. Restart the replica that you trust less. With a third replica, the watch could decide.",
                 *(names, model, version),
             )
 
@@ -212,10 +222,11 @@ class QualityWatch:
         return compared
 
     async def _score(self, pool: ReplicaPool, version: str, replicas: Sequence[Replica]) -> None:
-        """Score a version by the golden prompts, which its replicas share."""
+        """Score a version with the golden prompts, which are divided among its replicas."""
         if not replicas:
             return
-        # a version is asked as users ask it; replicas without one may differ, and are asked one by one
+        # A version is asked in the way that users ask it. Replicas of a model without versions may
+        # differ, so each is asked.
         engines = [self._pools.engine_of(pool)] if pool.version else [replica.engine for replica in replicas]
         shares = [self.prompts[at :: len(engines)] for at in range(len(engines))]
         found = await asyncio.gather(

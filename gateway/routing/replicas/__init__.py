@@ -1,4 +1,4 @@
 """Several replicas as one model: their state, and the Engine that sends requests to them.
 
-The choice among them belongs to `placement/`.
+`placement/` chooses the replica for each request.
 """

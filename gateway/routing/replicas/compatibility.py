@@ -1,4 +1,4 @@
-"""Compatibility of replicas: only equal models can continue each other's answers token for token."""
+"""Compatibility of replicas: only equal models can continue each other's answers."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ _ENCODER_FIELDS = {
 
 
 def describe_model_differences(one: ModelMetadata, other: ModelMetadata) -> str:
-    """Return the properties of `other` that `one` lacks, such as "another engine".
+    """Return the differences of `other` from `one` as text, such as "another engine".
 
-    The text is empty if the two models are compatible.
-
-    LoRA adapters may be loaded on some replicas only, but under the same id.
+    The text is empty if the two models are compatible. An adapter may be loaded on some replicas
+    only, but must have the same id on all.
     """
     differences = _describe_differences(_MODEL_FIELDS, one, other)
     ids = {adapter.name: adapter.id for adapter in one.adapters}
@@ -51,7 +50,7 @@ def describe_model_differences(one: ModelMetadata, other: ModelMetadata) -> str:
 
 
 def describe_encoder_differences(one: EncoderMetadata, other: EncoderMetadata) -> str:
-    """Return what the encoder `other` has that `one` has not; empty if they are compatible."""
+    """Return the differences of the encoder `other` from `one` as text, empty if compatible."""
     return ", ".join(_describe_differences(_ENCODER_FIELDS, one, other))
 
 
@@ -60,10 +59,10 @@ def incompatible_replicas(
     places: Sequence[ModelReplica[Any]],
     describe: Callable[[Any, Any], str] = describe_model_differences,
 ) -> dict[str, str]:
-    """Return the replicas to exclude and why: all that differ from the largest group of equal ones.
+    """Return the replicas to exclude and why: all outside the largest group of equal replicas.
 
-    Among groups of the same size the first one counts. All gateways come to the same result,
-    whatever they saw first.
+    Of groups of the same size, the first counts. All gateways come to the same result, in whatever
+    order they found the replicas.
     """
     groups: list[list[ModelReplica[Any]]] = []
     for place in places:
@@ -82,7 +81,7 @@ def incompatible_replicas(
 
 
 def log_incompatible_replicas(model: str, problems: Mapping[str, str], before: Mapping[str, str]) -> None:
-    """Log why replicas are excluded, unless that was their problem before."""
+    """Log why replicas are excluded, except those with an unchanged problem."""
     for replica, problem in problems.items():
         if before.get(replica) != problem:
             log.warning("Replica %s is excluded from model %s: %s", replica, model, problem)

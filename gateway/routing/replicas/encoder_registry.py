@@ -1,6 +1,7 @@
 """Encoders on several servers.
 
-Batches are balanced by rows, and a batch is hedged when its server does not answer.
+Batches are balanced by rows. A batch is sent to a second server if the first does not answer
+(hedging).
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ HANG_CHECK_INTERVAL = 0.25
 
 @dataclass(slots=True, eq=False)
 class EncoderReplica:
-    """An encoder on one server. Times are monotonic seconds.
+    """An encoder on one server. Times are in monotonic seconds.
 
     Attributes:
         replica: Address of the server.
-        encoder: Connection to the encoder.
-        ready: True if Triton calls the model ready.
-        is_member: False once the replica has left the model; batches may still be open.
-        rows: Rows of the open batches.
+        encoder: Client of the encoder.
+        ready: True if Triton reports that the model is ready.
+        is_member: False once the replica has left the model. It may still have open batches.
+        rows: Number of rows in the open batches.
         last_turn: Number of the latest batch, by which equal replicas alternate.
         failed_until: Time until which other replicas are preferred after a failure.
         last_answer: Time of the latest answer, or of the first open batch after an idle time.
@@ -63,19 +64,20 @@ class EncoderReplica:
 class EncoderLoadBalancer:
     """A load balancer that sends the batches of a model to its replicas.
 
-    The balancer is called like the connection of one encoder."""
+    It is called in the same way as the client of one encoder.
+    """
 
     def __init__(self, silence: float) -> None:
         """Create a balancer without replicas.
 
-        A replica with open batches that is silent for `silence` seconds counts as hanging.
+        A replica with open batches that sends no answer for `silence` seconds counts as hanging.
         """
         self.replicas: list[EncoderReplica] = []
         self._silence, self._turns = silence, 0
         self._calls: set[asyncio.Future[Any]] = set()
 
     def update(self, places: Iterable[ModelReplica[EncoderModel]]) -> None:
-        """Replace the replicas. Those that left stay as long as they have open batches."""
+        """Replace the replicas. Replicas that left remain as long as they have open batches."""
         known = {(replica.replica, replica.encoder): replica for replica in self.replicas}
         current = []
         for place in places:
@@ -96,22 +98,25 @@ class EncoderLoadBalancer:
         ]
 
     async def __call__(self, request: Any, *metadata: Any) -> Any:
-        """Return the first answer to a batch, from one replica or a second one.
+        """Return the first answer to a batch.
 
-        The second replica gets the batch if the first does not answer.
+        The batch is sent to a second replica if the first replica fails or does not answer.
 
         Raises:
             UnavailableError: No replica can be reached.
         """
         first = self._best()
         if first is None:
-            raise UnavailableError("The model is on no server any more.")
+            raise UnavailableError(
+                "No server has the model any longer; GET /v1/models lists the models of this gateway."
+            )
         calls = [self._send(first, request, metadata)]
         try:
             second = await self._hedge(first, calls[0])
             if second is not None:
                 calls.append(self._send(second, request, metadata))
-            # the first replica keeps its batch: it gets no more batches as long as it answers none
+            # do not cancel the first call: a hanging replica gets no further batches until it
+            # answers
             return await _first_answer(calls)
         except asyncio.CancelledError:
             for call in calls:
@@ -119,9 +124,9 @@ class EncoderLoadBalancer:
             raise
 
     async def _hedge(self, first: EncoderReplica, call: asyncio.Future[Any]) -> EncoderReplica | None:
-        """Wait for an answer of `first`, or return the replica that gets the batch too.
+        """Wait for an answer of `first`, or return a second replica for the batch.
 
-        A second replica gets the batch because `first` fails or hangs.
+        A second replica is returned if `first` fails or hangs.
         """
         while True:
             await asyncio.wait([call], timeout=HANG_CHECK_INTERVAL)
@@ -150,14 +155,14 @@ class EncoderLoadBalancer:
         return self._hangs(replica) or monotonic() < replica.failed_until
 
     def _best(self, excluded: EncoderReplica | None = None) -> EncoderReplica | None:
-        """Return the healthy replica with the fewest rows; equal replicas alternate."""
+        """Return the healthy replica with the fewest rows. Equal replicas alternate."""
         candidates = [replica for replica in self.replicas if replica.is_member and replica is not excluded]
         return min(candidates, key=lambda one: (self._is_avoided(one), one.rows, one.last_turn), default=None)
 
     def _send(self, replica: EncoderReplica, request: Any, metadata: Sequence[Any]) -> asyncio.Future[Any]:
         """Send a batch.
 
-        Its rows count at once, because the next batch is assigned before this one has left.
+        The rows count at once, because the next batch is assigned before this batch has been sent.
         """
         rows = request.inputs[0].shape[0]
         self._turns += 1
@@ -182,7 +187,7 @@ class EncoderLoadBalancer:
 
 
 async def _first_answer(calls: Sequence[asyncio.Future[Any]]) -> Any:
-    """Return the first result. Raises UnavailableError if all calls do."""
+    """Return the first result. Raises UnavailableError if all calls raise it."""
     pending = set(calls)
     while True:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -198,8 +203,9 @@ class EncoderRegistry:
         """Create a registry without models.
 
         Args:
-            queued: Rows that may wait for each model.
-            silence: Seconds without an answer after which a replica with open batches hangs.
+            queued: Maximum number of waiting rows per model.
+            silence: Seconds without an answer after which a replica with open batches counts as
+                hanging.
         """
         self._queued, self._silence = queued, silence
         self._balancers: dict[str, EncoderLoadBalancer] = {}
@@ -232,7 +238,7 @@ class EncoderRegistry:
         }
 
     def _combine_model(self, name: str, places: Sequence[ModelReplica[EncoderModel]]) -> ModelReplica[EncoderModel]:
-        """Return one model for its replicas. Its batch size is the smallest of theirs."""
+        """Return one model for its replicas, with the smallest batch size of all replicas."""
         problems = incompatible_replicas(name, places, describe_encoder_differences)
         log_incompatible_replicas(name, problems, self._problems.get(name, {}))
         self._problems[name] = problems
@@ -250,7 +256,7 @@ class EncoderRegistry:
 
 
 def create_encoder_registries(settings: GatewaySettings) -> dict[type[Model], ReplicaRegistry]:
-    """Return a registry per kind of encoder; none for a single server."""
+    """Return a registry for each kind of encoder, or no registries for a single server."""
     kinds = (EmbeddingModel, CrossEncoder) if settings.replicas else ()
     silence = settings.timeouts.idle * SILENCE_SHARE
     return {kind: EncoderRegistry(settings.limits.queued_inputs, silence) for kind in kinds}

@@ -1,8 +1,7 @@
 """Gauges of engines that do not report their state.
 
-NVIDIA's C++ backend exports these gauges on the server's metrics port.
-
-Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/custom_metrics_reporter/`.
+NVIDIA's C++ backend exports these gauges on the server's metrics port. They are defined in
+NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/custom_metrics_reporter/`.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two scrapes.
 SCRAPE_INTERVAL = 0.5
-#: Seconds that a server may take to answer a scrape.
+#: Maximum seconds for a server's answer to a scrape.
 SCRAPE_TIMEOUT = 2.0
-#: Bytes of a metrics page: a longer one is rejected before it is parsed.
+#: Maximum size of a metrics page in bytes. A longer page is rejected before it is parsed.
 MAX_PAGE_BYTES = 8 * 2**20
-#: The largest plausible value of a gauge. Larger ones and NaN are left out.
+#: The largest plausible value of a gauge. Larger values and NaN are ignored.
 MAX_VALUE = 2.0**53
 GAUGE_LABELS = {REQUESTS: "request_type", BLOCKS: "kv_cache_block_type", GENERAL: "general_type"}
 
-#: Values of one model by metric family and label.
+#: The values of one model's gauges, by metric family and label.
 GaugeValues = Mapping[str, Mapping[str, float]]
 
 
 class GaugeScraper:
-    """A reader of the metrics pages of measured replicas' servers.
+    """A reader of the metrics pages of servers whose replicas do not report their state.
 
-    The gauges show the requests of other gateways and the KV cache, which a gateway cannot measure
+    The gauges show the requests of other gateways and the KV cache, which a gateway cannot observe
     itself.
     """
 
@@ -55,7 +54,7 @@ class GaugeScraper:
         self._log_once = LogOnce()
 
     async def scrape(self, replicas: Iterable[Replica]) -> None:
-        """Update the measured ones of `replicas` from their servers' gauges."""
+        """Update the replicas that do not report their state from their servers' gauges."""
         by_server: dict[str, list[Replica]] = defaultdict(list)
         for replica in replicas:
             if replica.load_estimator is not None:
@@ -77,7 +76,11 @@ class GaugeScraper:
             found = parse_metrics_page(body.decode())
         except (TimeoutError, httpx.HTTPError, ValueError) as error:
             if self._log_once.is_new(url, "unreadable"):
-                log.warning("%s cannot be read (%s); other gateways' requests there are not known", url, error)
+                log.warning(
+                    "%s cannot be read (%s); requests of other gateways to this server are ignored until it can",
+                    url,
+                    error,
+                )
             for replica in replicas:
                 replica.update_gauges(None)
             return
@@ -91,7 +94,8 @@ class GaugeScraper:
 def parse_metrics_page(text: str) -> Mapping[str, GaugeValues]:
     """Return the values of each engine model on a metrics page.
 
-    Raises ValueError for any other text.
+    Raises:
+        ValueError: The text is not a metrics page.
     """
     found: dict[str, dict[str, dict[str, float]]] = {}
     for sample in parse_samples(text, tuple(GAUGE_LABELS)):
@@ -105,7 +109,7 @@ def parse_metrics_page(text: str) -> Mapping[str, GaugeValues]:
 def gauges_from_values(values: GaugeValues) -> EngineGauges | None:
     """Return a model's gauges, or None if the page does not show its requests.
 
-    Gauges of the cache may be missing.
+    The gauges of the KV cache may be missing.
     """
     requests, blocks = values.get(REQUESTS, {}), values.get(BLOCKS, {})
     if "active" not in requests:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from llmops.gateway.interfaces import ReplicaState
 from llmops.gateway.telemetry.event_loop_lag import PROCESS_STALL_THRESHOLD
 
-#: Seconds without a report after which a replica is suspect. Engines report every second.
+#: Seconds without a report after which a replica is suspect. Engines report at least every second.
 SUSPECT_TIMEOUT = 5.0
-#: Seconds without a report after which a replica that Triton calls not ready is gone.
+#: Seconds without a report after which a replica is gone if Triton reports that it is not ready.
 GONE_TIMEOUT = 2.0
-#: Seconds for which a replica without reports is suspect after a failed request.
+#: Seconds for which a replica that does not report its state is suspect after a failed request.
 FAILURE_COOLDOWN = 5.0
 
 
@@ -20,9 +20,9 @@ class HealthCheck:
     """The health of one replica."""
 
     def __init__(self, is_reporting: bool, now: float) -> None:
-        """Start without any report.
+        """Create a check without any report.
 
-        `is_reporting` says that the engine reports its state by itself.
+        `is_reporting` is True if the engine reports its state.
         """
         self.is_reporting, self.draining = is_reporting, False
         self._last_report: float | None = None
@@ -35,7 +35,7 @@ class HealthCheck:
         self._last_report, self._disconnected, self.draining = now, False, draining
 
     def record_disconnect(self) -> None:
-        """Record that the connection ended."""
+        """Record that the connection to the engine ended."""
         self._disconnected = self._last_report is not None
 
     def record_failure(self, now: float) -> None:
@@ -43,18 +43,18 @@ class HealthCheck:
         self._failed, self._failed_until = True, now + FAILURE_COOLDOWN
 
     def set_loaded(self, is_loaded: bool) -> None:
-        """Record whether Triton calls the model ready."""
+        """Record whether Triton reports that the model is ready."""
         self._is_loaded = is_loaded
 
     def silent_seconds(self, now: float) -> float | None:
-        """Return the seconds since the last report, or None if there was none."""
+        """Return the seconds since the last report, or None before the first report."""
         return None if self._last_report is None else max(now - self._last_report, 0.0)
 
     def update(self, now: float) -> ReplicaState:
         """Return the current state. Must be called several times a second."""
         stall = now - self._updated
         if stall > PROCESS_STALL_THRESHOLD and self._last_report is not None:
-            # this process stood still, so reports that arrived meanwhile are not read yet
+            # this process was stopped, so that reports have arrived and are not read yet
             self._last_report += stall
         self._updated = now
         if self._failed and not now < self._failed_until <= now + FAILURE_COOLDOWN:
@@ -72,9 +72,9 @@ class HealthCheck:
         return "draining" if self.draining else "ready"
 
     def _derived_state(self) -> ReplicaState:
-        """Derive the state of a replica from Triton's readiness and recent failures.
+        """Return the state of a replica that reports no state.
 
-        This is for an engine that reports no state.
+        The state follows from Triton's readiness and recent failures.
         """
         if not self._is_loaded:
             return "gone" if self._last_report is not None else "starting"

@@ -1,9 +1,7 @@
-"""Requests that were sent to a replica and that its state does not include yet.
+"""Requests that were sent to a replica and are not included in its reported state yet.
 
-The code is pure: it uses neither a clock nor I/O.
-
-A replica that reports its state names the slots that the state includes. On a measured replica a
-request leaves the in-flight requests with its first token.
+The code is pure: it uses neither a clock nor I/O. A replica that reports its state names the slots
+that the state includes. On other (measured) replicas, a request is in flight until its first token.
 """
 
 from __future__ import annotations
@@ -17,12 +15,12 @@ class InFlightRequest:
     """A request on a replica.
 
     Attributes:
-        prompt: Tokens of the prompt.
-        tokens: Tokens of the prompt that were not cached, as far as the gateway knows.
-        slot: Slot of the request, on a replica that reports which slots it has taken.
+        prompt: Number of prompt tokens.
+        tokens: Number of prompt tokens that were not cached, as far as the gateway knows.
+        slot: Slot of the request, on a replica that reports its state.
         sent_at: Time at which the request was sent to a measured replica, in seconds.
         step: Number of the step with the latest token, negative before the first token.
-        output: Output tokens so far.
+        output: Number of output tokens so far.
     """
 
     def __init__(self, tokens: int, prompt: int = 0) -> None:
@@ -31,10 +29,10 @@ class InFlightRequest:
 
 
 class InFlightTracker:
-    """The in-flight requests of one replica, in the order in which they were sent."""
+    """The in-flight requests of one replica, in the order of sending."""
 
     def __init__(self, view: ReplicaView) -> None:
-        """Keep the in-flight counts of `view` up to date."""
+        """Create a tracker, which keeps the in-flight counts of `view` up to date."""
         self.view = view
         self._requests: dict[InFlightRequest, None] = {}
 
@@ -42,9 +40,9 @@ class InFlightTracker:
         return len(self._requests)
 
     def add(self, tokens: int, is_counted: bool, prompt: int = 0) -> InFlightRequest:
-        """Add a request of `prompt` tokens, `tokens` of them uncached.
+        """Add a request of `prompt` prompt tokens, of which `tokens` are not cached.
 
-        `is_counted`: the view includes it already.
+        `is_counted` is True if the counts of the view include the request already.
         """
         request = InFlightRequest(tokens, prompt)
         self._requests[request] = None
@@ -54,7 +52,7 @@ class InFlightTracker:
         return request
 
     def remove_below(self, slot: float) -> None:
-        """Remove the requests in slots below `slot`, which the replica's state includes now."""
+        """Remove the requests in slots below `slot`, which the replica's state now includes."""
         for request in [request for request in self._requests if request.slot < slot]:
             self.remove(request)
 

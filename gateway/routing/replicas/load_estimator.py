@@ -1,12 +1,12 @@
 """An estimate of the state of a replica that does not report it, from this gateway's own streams.
 
-NVIDIA's C++ backend sends no step messages. What a gateway can see is when it sent a request, when
-tokens arrive, and twice a second the server's gauges. From this it derives the fields of a
-`ReplicaView`. The code is pure: the caller brings the time, so the simulator runs this code
+NVIDIA's C++ backend sends no step messages. A gateway knows when it sent a request and when tokens
+arrive, and reads the server's gauges twice a second. From these, it derives the fields of a
+`ReplicaView`. The code is pure: callers pass the time, so that the simulator runs this code
 unchanged.
 
-A decoding sequence gets one token per step. So a step has ended when a sequence gets its second
-token since the last step ended. A request without a first token is still to be read.
+A decoding sequence gets one token per step. A step has therefore ended when a sequence gets its
+second token since the last step ended. A request without a first token still waits for its prefill.
 """
 
 from __future__ import annotations
@@ -18,42 +18,41 @@ from llmops.gateway.interfaces import ReplicaView
 from llmops.gateway.routing.replicas.in_flight import InFlightRequest, InFlightTracker
 from llmops.gateway.routing.replicas.step_time_model import OBSERVATION_WINDOW, FittedStepTimeModel
 
-#: Steps without a prompt that make one observation: few enough for a batch to stay as it is.
+#: Number of steps without a prompt in one observation, few enough that the batch does not change.
 DECODE_STEPS_PER_OBSERVATION = 8
-#: Steps after which a group is dropped in which a prompt waits and none is finished.
+#: Number of steps after which a group with a waiting prompt and no finished prefill is dropped.
 MAX_STEPS_PER_OBSERVATION = 512
-#: Share of the newest step in the mean of prompt tokens per step, as `Replica` has it for reported
-#: steps.
+#: Weight of the newest step in the mean of prompt tokens per step. `Replica` uses the same weight
+#: for reported steps.
 PROMPT_TOKENS_SMOOTHING = 0.1
 #: Share of the decoding sequences that must have a token of a step before the next step can begin.
-#: Tokens that one slow reader finds at once are no steps.
+#: Many tokens that a slow reader finds at once are therefore not counted as steps.
 STEP_MAJORITY = 0.5
 
-#: Tokens of such steps that make one observation at least: it bounds the cost per token of a small
-#: batch.
+#: Minimum number of tokens in an observation without a prompt, which bounds the cost per token of a
+#: small batch.
 DECODE_TOKENS_PER_OBSERVATION = 32
 
 #: Seconds after the end of a step in which a request that is sent still takes part in the next
 #: step.
 SAME_STEP_TOLERANCE = 1e-4
 
-#: Weight of the newest gauges in the mean by which they exceed this gateway's requests.
+#: Weight of the newest gauges in the mean of their excess over this gateway's requests.
 GAUGE_SMOOTHING = 0.5
-#: Seconds for which the last gauges say what other gateways have sent, while no new ones can be
-#: read.
+#: Seconds for which the last gauges are used while no newer gauges can be read.
 GAUGES_MAX_AGE = 2.0
 
 
 class EngineGauges(NamedTuple):
-    """The gauges of an engine model, as the server's metrics `nv_trt_llm_*` show them.
+    """The gauges of an engine model, from the server's metrics `nv_trt_llm_*`.
 
     Attributes:
-        active: Requests of the engine, waiting ones included.
-        waiting: Requests whose prompt is still to be computed.
-        iterations: Steps so far.
-        blocks: Blocks of the KV cache; 0 while unknown.
-        free_blocks: Blocks that are free.
-        tokens_per_block: Tokens in each block.
+        active: Number of requests in the engine, including waiting requests.
+        waiting: Number of requests whose prompt is still to be computed.
+        iterations: Number of steps so far.
+        blocks: Number of blocks in the KV cache, 0 if unknown.
+        free_blocks: Number of free blocks.
+        tokens_per_block: Number of tokens in each block.
     """
 
     active: int = 0
@@ -65,9 +64,9 @@ class EngineGauges(NamedTuple):
 
 
 class _StepTotals:
-    """Sums over one or several engine steps: sequences, cached tokens, prompt tokens, seconds.
+    """Sums over engine steps: sequences, cached tokens, prompt tokens and seconds.
 
-    The seconds of steps with prefill are also summed separately.
+    `reading` is the sum of the seconds of steps with prefill.
     """
 
     def __init__(self) -> None:
@@ -84,7 +83,7 @@ class _StepTotals:
 
 
 class LoadEstimator:
-    """An estimate of one replica's state, kept in its view.
+    """An estimator of one replica's state, which keeps the replica's view up to date.
 
     In the view, `in_flight` counts the requests without a first token and `running` the others.
     `running` and `waiting` include requests of other gateways as far as the gauges show them.
@@ -94,37 +93,36 @@ class LoadEstimator:
         view.source = "measured"
         self._view, self._in_flight = view, in_flight
         self._model = FittedStepTimeModel()
-        # tokens per second of the latest prefills, and their tokens
+        # tokens per second of the latest prefills, and the number of tokens of each
         self._rates: deque[tuple[float, float]] = deque(maxlen=OBSERVATION_WINDOW)
         self._next_rate = 1
-        # own decoding sequences, their tokens in the cache, how many of these were cached before,
-        # and all own requests
+        # own decoding sequences, their tokens in the cache, the part of these that was cached
+        # before, and the number of all own requests
         self._decoding = self._context = self._shared = self._open = 0
-        # number of the current step, time at which the last one ended, and sequences with a token
+        # number of the current step, end time of the previous step, and sequences with a token
         # since
         self._step, self._step_ended, self._advanced = 0, 0.0, 0
-        # first tokens since the last step ended: time, and prompt tokens that were computed for
+        # first tokens since the previous step ended: the time, and the prompt tokens computed for
         # each
         self._first_tokens: list[tuple[float, int]] = []
-        # requests without a first token when the last step ended: only these can be in the next
-        # step's prefill
+        # Number of requests without a first token when the previous step ended. Only these can be
+        # in the prefill of the next step.
         self._waiting_before = 0
-        # the last step, to which late first tokens may still belong, and the group that it will
+        # the previous step, to which late first tokens may still belong, and the group that it will
         # join
         self._last_step, self._group = _StepTotals(), _StepTotals()
-        # steps that can still be counted without a look at each, those that were, and the time and
-        # the context before the first of them
+        # steps that may still be merged without looking at each, the number of merged steps, and
+        # time and context before the first of them
         self._steady = self._merged = 0
         self._merged_since, self._merged_context = 0.0, 0
         self._prompt_tokens_mean = 0.0
-        # decoding sequences of other gateways, and the mean of uncached tokens in this gateway's
+        # decoding sequences of other gateways, and mean of uncached tokens in this gateway's
         # prompts
         self._others, self._prompt_mean = 0, 0.0
         # smoothed excess of the gauges over own requests, and over own requests without a first
         # token
         self._excess = self._excess_waiting = 0.0
-        # the latest gauges, their time, and the tokens that own sequences had added to the cache by
-        # then
+        # latest gauges, their time, and tokens that own sequences had added to the cache by then
         self._gauges, self._gauges_at, self._added_before = EngineGauges(), 0.0, 0
 
     def record_sent(self, request: InFlightRequest, now: float) -> None:
@@ -132,11 +130,11 @@ class LoadEstimator:
         request.sent_at, request.step = now, -1
         self._open += 1
         self._add_merged()
-        # a request sent as soon as a step ends is there when the next one begins
+        # a request that is sent as soon as a step ends arrives before the next step begins
         self._waiting_before += now - self._step_ended < SAME_STEP_TOLERANCE
 
     def record_tokens(self, request: InFlightRequest, count: int, now: float) -> bool:
-        """Record a message with `count` tokens of a request. Return True if it is the first one."""
+        """Record a message with `count` tokens of a request. Return True for its first message."""
         step = request.step
         first = step < 0
         if first:
@@ -170,9 +168,8 @@ class LoadEstimator:
     def update_gauges(self, gauges: EngineGauges, now: float) -> None:
         """Update the estimate from the server's gauges.
 
-        Requests beyond this gateway's own belong to other gateways.
-
-        Gauges are a little older than this gateway's counts, so the difference is smoothed.
+        Requests beyond this gateway's own requests belong to other gateways. Gauges are a little
+        older than this gateway's counts, so the difference is smoothed.
         """
         view, before = self._view, self._gauges
         self._excess += GAUGE_SMOOTHING * (gauges.active - self._open - self._excess)
@@ -180,10 +177,10 @@ class LoadEstimator:
         others = max(round(self._excess), 0)
         view.waiting = min(max(round(self._excess_waiting), 0), others)
         self._others = others - view.waiting
-        # assume prompts as long as this gateway's own
+        # assume that other gateways' prompts are as long as this gateway's
         view.waiting_tokens = round(view.waiting * self._prompt_mean)
         if not self._decoding and before.active and gauges.active and gauges.iterations > before.iterations:
-            # only steps of other gateways' requests can be counted
+            # without own sequences, only the gauge can count the steps of other gateways' requests
             view.step_seconds = (now - self._gauges_at) / (gauges.iterations - before.iterations)
         self._gauges, self._gauges_at = gauges, now
         if gauges.blocks:
@@ -192,7 +189,7 @@ class LoadEstimator:
         self._publish()
 
     def gauges_unavailable(self, now: float) -> None:
-        """Forget other gateways' requests once the latest gauges are too old."""
+        """Ignore other gateways' requests once the latest gauges are too old."""
         if now - self._gauges_at > GAUGES_MAX_AGE:
             self._excess = self._excess_waiting = 0.0
             self.update_gauges(EngineGauges(self._open, len(self._in_flight)), now)
@@ -204,7 +201,7 @@ class LoadEstimator:
         alone = not self._decoding and len(self._in_flight) == 1
         self._in_flight.remove(request)
         if alone:
-            # its prefill began at once
+            # the prefill of this request began at once
             self._model.start((now - request.sent_at) / tokens)
             self._rate(tokens, now - request.sent_at)
         if self._decoding:
@@ -219,7 +216,7 @@ class LoadEstimator:
         self._publish()
 
     def _add_merged(self) -> None:
-        """Add the steps that were only counted to the last one, and look at each step again."""
+        """Add the merged steps to the previous step, and handle each further step alone."""
         last, count = self._last_step, self._merged
         if count:
             last.count += count
@@ -231,8 +228,8 @@ class LoadEstimator:
     def _begin_totals(self, last: _StepTotals, now: float) -> None:
         """Add `last` to its group, and begin new totals with the step that ended now.
 
-        In a small batch without prompts nothing changes from step to step but the context: the next
-        steps are counted until they have enough tokens for an observation.
+        In a small batch without prompts, only the context changes between steps. The next steps are
+        therefore merged until they have enough tokens for an observation.
         """
         self._add_merged()
         middle = (self._step_ended + now) / 2
@@ -250,7 +247,7 @@ class LoadEstimator:
         step.count, step.seconds = 1, now - self._step_ended
         step.batches, step.contexts = self._decoding + self._others, self._context
         size = self._view.max_batch_size
-        # no prefill runs in a full batch
+        # a full batch admits no prefill
         if waited > 0 and (not size or step.batches <= size):
             step.reading = step.seconds
         elif step.batches and not (step.prompt_tokens or self._waiting_before):
@@ -294,7 +291,7 @@ class LoadEstimator:
             self._view.prefill_rate = _weighted_median(self._rates)
 
     def _idle(self) -> None:
-        """Close the open group: steps are visible only while a sequence of this gateway decodes."""
+        """Close the open group, because steps are visible only while an own sequence decodes."""
         self._add_merged()
         if self._last_step.count:
             self._join(self._last_step)
@@ -314,9 +311,9 @@ class LoadEstimator:
 
 
 def _weighted_median(rates: deque[tuple[float, float]]) -> float:
-    """Return the median of the rates, weighted by tokens.
+    """Return the median of the rates, weighted by their tokens.
 
-    Short prompts only show how long a step takes.
+    Short prompts only show how long a step takes, so they must not count as much as long prompts.
     """
     half, passed, median = sum(tokens for _, tokens in rates) / 2, 0.0, 0.0
     for rate, tokens in sorted(rates):

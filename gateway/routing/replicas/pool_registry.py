@@ -38,44 +38,45 @@ T = TypeVar("T")
 #: Seconds between two checks for silent replicas.
 HEALTH_CHECK_INTERVAL = 0.25
 #: Seconds that a broken step stream has to reconnect before its answers fail over. Long enough for
-#: a connection that was cut, shorter than the restart of a server.
+#: a connection that was cut, and shorter than the restart of a server.
 RECONNECT_TIMEOUT = 0.3
-#: Tenants with a metric series of their own; the others share one series.
+#: Maximum number of tenants with a metric series of their own. The other tenants share one series.
 MAX_TENANT_SERIES = 100
-#: Label of the series that the other tenants share.
+#: Label of the series that all other tenants share.
 OTHER_TENANTS = "other"
-#: Part of the idle timeout without a token after which a stream fails over.
+#: Share of the idle timeout after which a stream without a token fails over.
 SILENCE_SHARE = 1 / 4
 
 
 class VersionSource:
-    """The versions of models. In the base class no model has versions."""
+    """A source of the versions of models. In the base class, no model has versions."""
 
     def version_of(self, model: str, replica: str) -> str | None:
         """Return the version of a replica.
 
-        It is empty for a model without versions, and None for a replica that is not used.
+        The version is "" for a model without versions, and None for a replica that must not be
+        used.
         """
         return ""
 
     def names(self, model: str) -> Sequence[str]:
-        """Return the versions in use, the oldest first; empty for a model without versions."""
+        """Return the versions in use, the oldest first, or nothing for a model without versions."""
         return ()
 
     def preferred(self, model: str) -> Sequence[str]:
-        """Return the versions in use, the one with the most requests first."""
+        """Return the versions in use, the version with the most requests first."""
         return ()
 
 
 class PoolKey(NamedTuple):
-    """A version of a model; the version is empty for a model without versions."""
+    """A version of a model. `version` is "" for a model without versions."""
 
     model: str
     version: str = ""
 
 
 class PoolRegistry:
-    """One ReplicaPool per version of a generative model.
+    """A registry with one ReplicaPool per version of a generative model.
 
     Adapters belong to the pool of their base model.
     """
@@ -95,20 +96,21 @@ class PoolRegistry:
         """Create a registry without models.
 
         Args:
-            create_pool: Returns a new pool for a version of the model of this name.
-            create_engine: Wraps the engine of a version in one with failover. The function returns
-                the engine to fall back to. Without `create_engine` answers end with their replica.
+            create_pool: Returns a new pool for a name and version of a model.
+            create_engine: Adds failover to the engine of a version. Receives a function that
+                returns the engine to fall back to. Without `create_engine`, answers end when their
+                replica does.
             restarts: Counts the restarts of each model's replicas.
-            on_misrouted: Called with a model of which another engine answers than its metadata
+            on_misrouted: Called with a model if another engine answers than the model's metadata
                 announces.
             scraper: Reads the gauges of replicas that do not report their state.
             reconnect_timeout: Seconds that a broken step stream has to reconnect.
-            versions: The versions of the models' replicas, None without versions.
+            versions: The versions of the models' replicas, or None if no model has versions.
             degradation: Receives the saturation of all models several times a second.
         """
         self._degradation = degradation
         self._source = versions or VersionSource()
-        # replaces the engine of a version, for rehearsals that plant faults
+        # replaces the engine of a version, for rehearsals that inject faults
         self.wrap_engine: Callable[[ReplicaPool], Engine] = lambda pool: pool
         # models by name and version, the oldest version first
         self.versions: dict[str, dict[str, ModelReplica[GenerativeModel]]] = {}
@@ -117,11 +119,11 @@ class PoolRegistry:
         # pools by model and version
         self._pools: dict[PoolKey, ReplicaPool] = {}
         self._engines: dict[PoolKey, FailoverEngine] = {}
-        # replicas by pool and id, with duplicates of a replica under another address
+        # replicas by pool and id, including duplicates of a replica under another address
         self._replicas: dict[PoolKey, dict[str, Replica]] = {}
-        # replicas that were removed before their last answer ended
+        # replicas that were removed and still have open answers
         self._left: list[Replica] = []
-        # why replicas are excluded, by pool and replica
+        # reasons for the exclusion of replicas, by pool and replica
         self._problems: dict[PoolKey, dict[str, str]] = {}
         self._scraper, self._reconnect_timeout = scraper, reconnect_timeout
         self._tasks: list[PeriodicTask] = []
@@ -191,9 +193,9 @@ class PoolRegistry:
         return {version: models[version] for version in sorted(models, key=order.index if order else None)}
 
     def _name_first_versions(self, bases: Mapping[PoolKey, object]) -> None:
-        """Give the pool of a model without versions the name of the version that it becomes.
+        """Rename the pool of a model without versions when the model gets its first version.
 
-        The first roll-out of a model thus keeps its pool with the open answers.
+        The first roll-out of a model thereby keeps its pool with the open answers.
         """
         for key, pool in list(self._pools.items()):
             if not key.version and key not in bases:
@@ -209,7 +211,7 @@ class PoolRegistry:
                         self._engines[renamed].version = renamed.version
 
     def _find_fallback(self, key: PoolKey) -> Engine | None:
-        """Return the engine of an older version with a replica, which reads the same tokens."""
+        """Return the engine of an older version with a replica and the same token ids, or None."""
         versions = self.versions.get(key.model, {})
         own = versions.get(key.version)
         for version, found in versions.items():
@@ -239,7 +241,7 @@ class PoolRegistry:
     def _combine_model(self, key: PoolKey, places: Sequence[ModelReplica[Any]]) -> ModelReplica[Any]:
         """Return one model that stands for all its replicas.
 
-        Its batch is as large as all replicas and the queue together.
+        Its batch size is the sum of all replicas' batches and the queue.
         """
         first = first_ready(places)
         base = key._replace(model=first.model.parent or key.model)
@@ -253,7 +255,10 @@ class PoolRegistry:
         return ModelReplica(first.replica, model, is_ready)
 
     def _update(self, key: PoolKey, places: Sequence[ModelReplica[Any]]) -> None:
-        """Replace the replicas of a pool. A replica whose metadata changed is a new one."""
+        """Replace the replicas of a pool.
+
+        A replica whose metadata changed counts as a new replica.
+        """
         pool = self._pools[key]
         problems = incompatible_replicas(pool.name, places)
         known, current = self._replicas.get(key, {}), {}
@@ -322,7 +327,7 @@ class PoolRegistry:
 class UnstablePromptReporter:
     """A reporter that logs and counts tenants whose prompts change at their beginning.
 
-    Such prompts cost the tenant the prefix cache.
+    Such prompts make the prefix cache useless for the tenant.
     """
 
     def __init__(self, model: str, metrics: GatewayMetrics) -> None:
@@ -330,13 +335,13 @@ class UnstablePromptReporter:
         self._ratio, self._tenants = metrics.numbers(metric_definitions.UNSTABLE_PROMPTS), set[str]()
 
     def record(self, tenant: str, ids: bytes) -> None:
-        """Record a prompt of `tenant`; `ids` are its token ids, INT32."""
+        """Record a prompt of `tenant`. `ids` are the prompt's token ids, INT32."""
         divergence = self._detector.record(tenant, ids)
         if divergence is None:
             return
         log.warning(
-            "%d %% of the prompts of %s for %s differ from token %d on and are equal again after it. Text that "
-            "changes, such as a date, belongs at the end of the prompt",
+            "%d %% of the prompts of %s for %s differ from token %d on and are equal again after it, so the "
+            "prefix cache is useless. Move text that changes, such as a date, to the end of the prompt",
             *(round(100 * divergence.share), tenant or "all tenants", self._model, divergence.token),
         )
         if len(self._tenants) < MAX_TENANT_SERIES:
@@ -351,7 +356,7 @@ def create_pool_registry(
     degradation: Degradation | None = None,
     on_prompt: Callable[[str, bytes], None] | None = None,
 ) -> PoolRegistry | None:
-    """Return the registry, or None for a single server without admission control or quality watch.
+    """Return the registry, or None if a single server needs no admission control or quality watch.
 
     `versions` and `degradation` are as for PoolRegistry. `on_prompt` is called with a model and the
     token ids (INT32) of each of its prompts.
@@ -411,9 +416,9 @@ def _reads_same_tokens(one: ModelMetadata, other: ModelMetadata) -> bool:
 
 
 def _duplicate_addresses(replicas: Iterable[Replica]) -> dict[str, str]:
-    """Return the replicas that repeat another replica under a second address.
+    """Return the replicas that are other replicas under a second address, with the reason.
 
-    Each is mapped to the reason why it is excluded.
+    These replicas are excluded.
     """
     first: dict[str, str] = {}
     problems = {}

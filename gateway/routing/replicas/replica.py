@@ -29,13 +29,13 @@ from llmops.kv_blocks import block_hashes
 
 log = logging.getLogger(__name__)
 
-#: Demand is sent to engines as an integer in units of 1 / DEMAND_SCALE.
+#: Units per request weight in which demand is sent to engines, as an integer.
 DEMAND_SCALE = 1000
 _MAX_INT32 = 2**31 - 1
 
 
 class Replica:
-    """A replica of a model. It observes its engine and keeps a `ReplicaView` up to date."""
+    """A replica of a model, which observes its engine and keeps a `ReplicaView` up to date."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Replica:
         """Create a replica that has not reported its state yet.
 
         Args:
-            replica_id: HOST:PORT of the server, with the engine model where the settings name one.
+            replica_id: HOST:PORT of the server, and the engine model if the settings name it.
             model: The model on this server.
-            policy: The policy that routes to this replica; it learns what the replica caches.
+            policy: The policy that routes to this replica. It is notified of cached blocks.
             on_change: Called when the view has changed.
             on_misrouted: Called when another engine answers than the model's metadata announces.
-            on_restart: Called when the engine's process is another one than before.
+            on_restart: Called when the engine was restarted.
             has_alternative: Returns True if another replica of the model is ready.
             clock: Monotonic clock in seconds.
         """
@@ -68,20 +68,20 @@ class Replica:
             adapters=frozenset(adapter.name for adapter in model.card.adapters),
         )
         self.health = HealthCheck(model.card.state and isinstance(self.engine, StepStreamTransport), clock())
-        # identity of the engine's process, as it reports it, and why the replica is excluded, if it
-        # is
+        # reported identity of the engine's process, and the reason why the replica is excluded, if
+        # it is
         self.instance, self.problem = "", ""
         self.open_streams = 0
         self._policy, self._clock = policy, clock
         self._on_change, self._on_misrouted, self._has_alternative = on_change, on_misrouted, has_alternative
         self._on_restart = on_restart
         self._in_flight = InFlightTracker(self.view)
-        # sequences that run, as the engine reported last
+        # number of running sequences in the engine's last report
         self._reported_running = 0
         self._steps = ReportedSteps()
         # None for a replica that reports its state
         self.load_estimator = None if self.health.is_reporting else LoadEstimator(self.view, self._in_flight)
-        # the error that ended the step stream last, if it is in the log already
+        # error that last ended the step stream, if it has been logged
         self._logged_error = ""
 
     @property
@@ -91,11 +91,14 @@ class Replica:
 
     @property
     def engine_model(self) -> str:
-        """Return the engine's model name in Triton; empty if the settings do not name it."""
+        """Return the engine's model name in Triton, or "" if the settings do not name it."""
         return self.replica_id.rpartition("=")[2].partition("/")[2]
 
     def start(self, reconnect_timeout: float) -> None:
-        """Observe the engine. A broken step stream has `reconnect_timeout` seconds to recover."""
+        """Observe the engine.
+
+        A broken step stream has `reconnect_timeout` seconds to recover.
+        """
         if self.health.is_reporting and isinstance(self.engine, StepStreamTransport):
             self.engine.watch(self, reconnect_timeout)
 
@@ -105,11 +108,12 @@ class Replica:
             self.engine.unwatch()
 
     def reserve(self, tokens: int, is_counted: bool, prompt: int = 0) -> InFlightRequest:
-        """Take a slot until `release`, for a request with `prompt` prompt tokens.
+        """Take a slot for a request, which is held until `release`.
 
-        `tokens` of the prompt tokens are not cached.
-
-        `is_counted` says that the in-flight counts of the view include the request already.
+        Args:
+            prompt: Number of prompt tokens.
+            tokens: Number of prompt tokens that are not cached.
+            is_counted: True if the in-flight counts of the view include the request already.
         """
         self.open_streams += 1
         in_flight = self._in_flight.add(tokens, is_counted, prompt)
@@ -124,14 +128,14 @@ class Replica:
         """
         adapter = request.extras.get(LORA_TASK_ID, 0)
         if adapter and adapter not in {one.id for one in self.model.card.adapters}:
-            raise UnavailableError(f"The replica {self.replica_id} does not have the adapter.")
+            raise UnavailableError(f"The replica {self.replica_id} does not have the adapter; try again later.")
         stream = await self.engine.open(request)
         if isinstance(stream, SlotStream):
             in_flight.slot = stream.number
         return stream
 
     def record_tokens(self, in_flight: InFlightRequest, tokens: int) -> None:
-        """Record a message with tokens of a request, on a measured replica."""
+        """Record a message with tokens of a request, if the replica does not report its state."""
         if self.load_estimator is not None and self.load_estimator.record_tokens(in_flight, tokens, self._clock()):
             self._on_change()
 
@@ -148,7 +152,7 @@ class Replica:
         """Return the current state and publish it in the view.
 
         The open streams of a replica that stopped responding end once another replica can continue
-        them. Until then they stay, because the engine may only be slow.
+        them. Until then, they remain open, because the engine may only be slow.
         """
         before = self.view.state
         state = "gone" if self.problem else self.health.update(self._clock())
@@ -167,9 +171,9 @@ class Replica:
         return state
 
     def declare_demand(self, tokens: int, demand: float) -> None:
-        """Declare the demand that waits in this gateway to the engine.
+        """Declare to the engine the demand that waits in this gateway.
 
-        The engine reports the sum of all declarations to all gateways.
+        The engine reports the sum of all gateways' declarations to every gateway.
         """
         if isinstance(self.engine, StepStreamTransport):
             self.engine.declare_demand(min(tokens, _MAX_INT32), min(round(demand * DEMAND_SCALE), _MAX_INT32))
@@ -183,12 +187,12 @@ class Replica:
 
         `output` has the token ids (INT32) of the answer.
         """
-        # the last token of an answer is never computed
+        # the last token of an answer is never computed, so its block is not cached
         hashes = block_hashes(prompt.ids + output[:-4], self.view.tokens_per_block, prompt.salt)
         self._policy.stored(self.replica_id, hashes)
 
     def update_gauges(self, gauges: EngineGauges | None) -> None:
-        """Update a measured replica from the gauges of its server; None if they could not be read."""
+        """Update a measured replica from its server's gauges, or from None if they are missing."""
         if self.load_estimator is None:
             return
         if gauges is None:
@@ -201,7 +205,7 @@ class Replica:
 
     # -- notifications of the step stream ----------------------------------------------------------
     def on_state(self, state: EngineState) -> None:
-        """Take over the state that the engine reports, unless its numbers contradict each other."""
+        """Apply the state that the engine reports, unless its numbers contradict each other."""
         self.health.record_report(self._clock(), bool(state.draining))
         if min(state) >= 0 and state.free_blocks <= state.blocks:
             self._in_flight.remove_below(state.next_slot)
@@ -222,16 +226,16 @@ class Replica:
             view.step_seconds, view.prefill_rate = self._steps.seconds, self._steps.prefill_rate
 
     def _update_running(self) -> None:
-        """Count own streams that the engine has: they are known better than its report.
+        """Set the number of running sequences from the report and from this gateway's own streams.
 
-        A report comes before the ends of its step, and an engine without work sends the next one
-        after a second.
+        The gateway knows its own streams better than the report does: a report precedes the ends of
+        its step, and an engine without work sends the next report only after a second.
         """
         started = self.open_streams - len(self._in_flight)
         self.view.running = max(self._reported_running, started - self.view.waiting, 0)
 
     def on_cache_event(self, kind: int, hashes: Sequence[int]) -> None:
-        """Pass blocks that the engine stored or evicted to the policy.
+        """Report to the policy the blocks that the engine stored or evicted.
 
         `kind` is KV_STORED, KV_REMOVED or KV_CLEARED.
         """
@@ -248,7 +252,7 @@ class Replica:
         if self.instance and identity.instance != self.instance:
             self._on_restart()
         if identity.instance != self.instance:
-            # another process: what was wrong with the one before says nothing about it
+            # a new process of the engine: problems of the previous process do not apply to it
             self.problem = ""
         self.instance = identity.instance
         self.view.version = identity.version
@@ -258,16 +262,16 @@ class Replica:
             self.update_state()
 
     def take_out(self, problem: str) -> None:
-        """Drain the replica's engine, so that no gateway uses it until it is restarted."""
+        """Drain the replica's engine, so that no gateway uses the replica until it is restarted."""
         self.problem = problem
         if isinstance(self.engine, StepStreamTransport):
             self.engine.drain()
         self.update_state()
 
     def on_disconnect(self, error: ApiError) -> None:
-        """Record that the step stream ended; it is opened again.
+        """Record that the step stream ended.
 
-        Repeated errors are logged once.
+        The stream is opened again, and repeated errors are logged once.
         """
         if error.full_message != self._logged_error:
             self._logged_error = error.full_message
@@ -278,5 +282,5 @@ class Replica:
         self.update_state()
 
     def silent_seconds(self) -> float | None:
-        """Return the seconds since the last report; None without any, and for a measured replica."""
+        """Return the seconds since the last report, or None for a replica without reports."""
         return self.health.silent_seconds(self._clock()) if self.health.is_reporting else None

@@ -18,12 +18,12 @@ REPLICA_STATES: tuple[ReplicaState, ...] = get_args(ReplicaState)
 
 
 class ReplicaMetricsCollector(Collector):
-    """The replica metrics of all models. Adapters count with their base model."""
+    """A collector of the replica metrics of all models. Adapters count with their base model."""
 
     def __init__(self, registry: ModelRegistry, pools: PoolRegistry | None) -> None:
-        """Collect from `registry`.
+        """Create a collector for `registry`.
 
-        Without `pools` a replica is ready or gone, as its Triton says.
+        Without `pools`, a replica is `ready` or `gone`, according to its Triton.
         """
         self._registry, self._pools = registry, pools
 
@@ -33,7 +33,7 @@ class ReplicaMetricsCollector(Collector):
         for found in self._registry.all():
             if found.model.parent is None:
                 count = Counter(self._states(found))
-                # all states, so that a model without a ready replica shows 0
+                # export all states, so that a model without a ready replica shows 0
                 for state in REPLICA_STATES:
                     family.add_metric([found.model.name, state], count[state])
                 for view in self._views(found.model.name):

@@ -1,4 +1,4 @@
-"""The replicas of one model as an Engine: a request goes where its first token comes soonest."""
+"""The replicas of one model as an Engine, which sends each request to the best replica."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ from llmops.kv_blocks import adapter_salt
 
 #: Seconds between two declarations of demand to the engines.
 DEMAND_INTERVAL = 0.1
-#: Seconds between two preemptions: the first must free its blocks before the next is chosen.
+#: Minimum seconds between two preemptions, because the first must free its blocks before a second
+#: request is chosen.
 PREEMPTION_INTERVAL = 0.5
-#: Output tokens expected of a request before any answer has ended.
+#: Output tokens that are expected of a request before any answer has ended.
 INITIAL_OUTPUT_LENGTH = 256.0
 #: Weight of the newest answer in the mean output length.
 POOL_OUTPUT_LENGTH_SMOOTHING = 0.02
@@ -59,10 +60,10 @@ class ReplicaPool(Engine):
         Args:
             name: Name of the model.
             policy: Chooses a replica for each request.
-            controller: Admission control; without it requests are sent at once.
+            controller: Admission control. Without it, requests are sent at once.
             on_prompt: Called with the tenant and the token ids (INT32) of each new prompt.
             clock: Monotonic clock in seconds.
-            version: The version of the model, empty for a model without versions.
+            version: The version of the model, or "" for a model without versions.
         """
         self.name, self.policy, self.version = name, policy, version
         self.replicas: Mapping[str, Replica] = {}
@@ -70,7 +71,7 @@ class ReplicaPool(Engine):
         self._on_prompt, self._clock = on_prompt, clock
         self._output_length = INITIAL_OUTPUT_LENGTH
         self._declared_demand, self._declared_at, self._preempted_at = 0.0, 0.0, 0.0
-        # running requests by replica, where there is admission control
+        # running requests by replica, if the pool has admission control
         self._running: dict[str, dict[QueuedRequest, ReplicaStream]] = {}
 
     @property
@@ -86,7 +87,7 @@ class ReplicaPool(Engine):
 
     @property
     def saturation(self) -> float:
-        """Return the saturation of the queue, 0 without one."""
+        """Return the saturation of the queue, or 0 without a queue."""
         return 0.0 if self.queue is None else self.queue.controller.saturation(self.views)
 
     @property
@@ -94,9 +95,9 @@ class ReplicaPool(Engine):
         return [replica.view for replica in self.replicas.values()]
 
     async def open(self, request: EngineRequest) -> TokenStream:
-        """Open a request on the best replica, or on the next best that can be reached.
+        """Open a request on the best replica, or on the next best replica that can be reached.
 
-        A request that failed over excludes the replicas that failed.
+        For a request that failed over, the replicas that failed are excluded.
 
         Raises:
             UnavailableError: No replica can take the request.
@@ -123,9 +124,10 @@ class ReplicaPool(Engine):
                 return stream
 
     async def _assign(self, request: EngineRequest, routing: RoutingRequest) -> ReplicaStream:
-        """Return a stream that holds a slot of a replica, as soon as there is one.
+        """Wait for a slot of a replica, and return a stream that holds the slot.
 
-        Raises UnavailableError.
+        Raises:
+            UnavailableError: No replica can take the request.
         """
         queued_request = None
         if self.queue is None:
@@ -160,14 +162,14 @@ class ReplicaPool(Engine):
             self.queue.finish(stream.queued_request, stream.tokens)
 
     def update(self) -> None:
-        """Dispatch, declare demand and preempt after the state of a replica has changed."""
+        """Dispatch, declare demand and preempt, after the state of a replica has changed."""
         if self.queue is not None:
             self.queue.update()
             self._declare_demand()
             self._preempt(self.queue.controller)
 
     def _declare_demand(self) -> None:
-        """Declare the waiting requests to the engines, so that other gateways leave room for them."""
+        """Declare the waiting requests to the engines, so that other gateways leave them room."""
         assert self.queue is not None
         waiting, now = self.queue.controller.queue, self._clock()
         demand = waiting.demand()
@@ -215,19 +217,19 @@ class ReplicaPool(Engine):
 
     def _no_replica_message(self, routing: RoutingRequest) -> str:
         if not self.replicas:
-            return f"The model {self.name} has no replicas now."
+            return f"The model {self.name} has no replicas now; send the request again later."
         states = Counter("failed" if view.replica_id in routing.without else view.state for view in self.views)
         counts = ", ".join(f"{count} {state}" for state, count in states.items())
         return f"No replica of the model {self.name} can take the request now ({counts}); send it again."
 
 
 def _affinity(cache_key: str, salt: int) -> int:
-    # JSON can hold half of a surrogate pair
+    # JSON can contain unpaired surrogates, which cannot be encoded as UTF-8
     return xxh3_64_intdigest(cache_key.encode("utf-8", "surrogatepass"), salt)
 
 
 class ReplicaStream(TokenStream):
-    """A request on one replica, where it holds a slot until it ends."""
+    """A request on one replica, which holds a slot until the request ends."""
 
     _stream: TokenStream
 
@@ -239,16 +241,16 @@ class ReplicaStream(TokenStream):
         queued_request: QueuedRequest | None,
         cached_prompt: RoutingRequest | None,
     ) -> None:
-        """Hold a slot; `start` sends the request.
+        """Create a stream that holds a slot. Call `start` to send the request.
 
         Args:
             pool: The pool to notify when the slot is released.
-            replica: The replica that the slot belongs to.
-            in_flight: The request as the replica counts it.
-            queued_request: The request as admission control charges it, if there is admission
-                control.
-            cached_prompt: Prompt to record as cached with its answer, for a replica that does not
-                report its cache.
+            replica: The replica to which the slot belongs.
+            in_flight: The request in the replica's in-flight counts.
+            queued_request: The request in the charges of admission control, if the pool has
+                admission control.
+            cached_prompt: The prompt to record as cached together with its answer, for a replica
+                that does not report its cache.
         """
         self.queued_request, self.tokens = queued_request, 0
         self._pool, self._replica, self._in_flight = pool, replica, in_flight
@@ -281,7 +283,9 @@ class ReplicaStream(TokenStream):
         except BaseException as error:
             self.release(error)
             if self._preempted and isinstance(error, CancelledStreamError):
-                raise PreemptedError("The engine's memory is needed for others; send the request again.") from None
+                raise PreemptedError(
+                    "The engine's memory is needed for other requests; send the request again."
+                ) from None
             raise
         self._record(batch)
         return batch
@@ -291,7 +295,10 @@ class ReplicaStream(TokenStream):
         self._stream.attach(self._take, taken)
 
     def preempt(self) -> None:
-        """Leave the engine. The reader gets PreemptedError and may continue when there is room."""
+        """Remove the request from the engine.
+
+        The reader gets PreemptedError, and may continue the request when a replica has room.
+        """
         self._preempted = True
         self._stream.cancel()
 
@@ -300,14 +307,17 @@ class ReplicaStream(TokenStream):
         self.release()
 
     def release(self, error: BaseException | None = None) -> None:
-        """Release the slot, after `error` if there was one. May be called more than once."""
+        """Release the slot. May be called more than once.
+
+        `error` is the error that ended the request, if any.
+        """
         if self._released:
             return
         self._released = True
         self._replica.release(self._in_flight)
         if self._output and self._cached_prompt is not None:
             self._replica.assume_cached(self._cached_prompt, self._output.tobytes())
-        # a full queue is no failure of the replica
+        # a full queue does not count as a failure of the replica
         if isinstance(error, UnavailableError) and error.code != OVERLOADED:
             self._replica.record_failure()
         self._pool.finish(self)

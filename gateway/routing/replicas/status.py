@@ -1,4 +1,4 @@
-"""The state of replicas as GET /replicas and GET /v1/models show it."""
+"""The state of replicas for GET /replicas and GET /v1/models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmops.gateway.routing.replicas.replica import Replica
 
 
 def summarize_capacity(views: Sequence[ReplicaView]) -> dict[str, Any]:
-    """Return the numbers of replicas by kind, and the sums over those that are ready."""
+    """Return the number of replicas by state, and the sums over the ready replicas."""
     ready = [view for view in views if view.state == "ready"]
     return {
         "replicas": {
@@ -29,7 +29,7 @@ def summarize_capacity(views: Sequence[ReplicaView]) -> dict[str, Any]:
 
 
 def describe_replicas(replicas: Iterable[Replica], problems: dict[str, str]) -> list[dict[str, Any]]:
-    """Return one row of GET /replicas for each replica, the excluded ones included."""
+    """Return a row of GET /replicas for each replica, including excluded replicas."""
     rows = [_describe_replica(replica, problems.get(replica.replica_id, replica.problem)) for replica in replicas]
     shown = {row["replica"] for row in rows}
     return [*rows, *(describe_excluded_replica(*item) for item in problems.items() if item[0] not in shown)]

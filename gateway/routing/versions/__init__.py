@@ -1,4 +1,4 @@
-"""Versions of a model: the choice of a version for each request, and its outcome for the judge.
+"""Versions of a model: the choice of a version for each request, and outcomes for the judge.
 
-Each version has replicas, a prefix index and failover of its own.
+Each version has its own replicas, prefix index and failover.
 """

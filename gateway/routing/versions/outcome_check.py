@@ -14,34 +14,36 @@ from llmops.gateway.interfaces import Outcome
 if TYPE_CHECKING:
     from llmops.gateway.routing.versions.version_directory import VersionDirectory
 
-#: Output tokens from which the time per token is meaningful.
+#: Minimum number of output tokens for which the time per token is meaningful.
 MIN_TPOT_TOKENS = 4
-#: Requests of an owner to a version that count in any case: a single conversation has some.
+#: Number of an owner's requests to a version that always count, because one conversation may have
+#: as many.
 MIN_OWNER_REQUESTS = 30
-#: Percent of the requests above which a version's part of an owner's requests is not checked.
+#: Weight in percent above which a version's share of an owner's requests is not checked.
 MAX_CHECKED_WEIGHT = 40.0
-#: Owners whose requests are counted; beyond this, all counts begin again.
+#: Maximum number of owners whose requests are counted. Above it, all counts begin again, which
+#: bounds the memory.
 MAX_OWNERS = 10_000
 
 
 class OwnerSample:
-    """The requests of each owner to each version.
+    """The requests of each owner to each version, to find owners that choose their version.
 
-    A client can look for names of conversations that a version with few requests answers. The
-    owner's requests are then no random sample, and tell about the owner instead of the version.
+    A client can try out names of conversations until a version with few requests answers. Its
+    requests are then not a random sample, and tell about the owner instead of the version.
     """
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], Counter[str]] = {}
 
     def is_random(self, model: str, owner: str, version: str, weight: float) -> bool:
-        """Count a request, and return False if its owner chose the version.
+        """Count a request. Return False if its owner seems to choose the version.
 
         Args:
-            model: The model.
+            model: Name of the model.
             owner: The caller's owner of conversations.
             version: The version that answered.
-            weight: Percent of all requests that the version gets.
+            weight: Percentage of all requests that the version gets.
         """
         if len(self._counts) >= MAX_OWNERS:
             self._counts.clear()
@@ -49,12 +51,12 @@ class OwnerSample:
         counts[version] += 1
         if counts[version] <= MIN_OWNER_REQUESTS or weight > MAX_CHECKED_WEIGHT:
             return True
-        # twice its part, and what a few long conversations add
+        # twice the version's share, plus an allowance for a few long conversations
         return counts[version] <= (2 * weight / 100 + 0.2) * counts.total()
 
 
 class OutcomeCheck(Check):
-    """Records the outcomes of requests while a roll-out of their model compares versions."""
+    """A check that records the outcomes of requests while a roll-out of their model is judged."""
 
     def __init__(self, directory: VersionDirectory) -> None:
         self._directory, self._sample = directory, OwnerSample()
@@ -69,9 +71,9 @@ class OutcomeCheck(Check):
 
 
 def _outcome_values(context: RequestContext, outcome: Outcome) -> Mapping[str, Any] | None:
-    """Return the fields of control's RequestOutcome, or None for a request that failed by itself.
+    """Return the fields of control's RequestOutcome, or None if the outcome tells nothing.
 
-    Clients that leave and invalid requests say nothing about a version.
+    Clients that disconnect and invalid requests tell nothing about a version.
     """
     meter, usage, finish = context.meter, outcome.usage, outcome.finish or context.finish_reason
     status = outcome.status

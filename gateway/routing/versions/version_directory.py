@@ -1,4 +1,4 @@
-"""The versions of models, read from the store again and again, and outcomes written to it."""
+"""The versions of models, read from the store periodically, and outcomes written to it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from llmops.store.rollouts import RETIRED, add_outcomes, list_pins, list_version
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two reads of the weights. `llmops rollout rollback` takes this long.
+#: Seconds between two reads of the weights, and thereby the delay of `llmops rollout rollback`.
 REFRESH_INTERVAL = 1.0
-#: Seconds after which a store that has not answered counts as away. The weights stay as they were.
+#: Seconds without an answer after which the store counts as unreachable. The weights remain
+#: unchanged.
 STORE_TIMEOUT = 5.0
-#: Outcomes of each version that a gateway writes at once; at higher rates it writes a sample.
+#: Maximum number of outcomes per version that a gateway writes at once. At higher rates, it writes
+#: a sample.
 MAX_OUTCOMES = 200
 
 
 class VersionDirectory(VersionSource):
-    """The current versions. They stay as they were while the store is away.
+    """The current versions of models. They remain unchanged while the store cannot be reached.
 
     Attributes:
         on_change: Called after the versions have changed.
@@ -86,7 +88,7 @@ class VersionDirectory(VersionSource):
         except (LlmopsError, *MALFORMED) as error:
             reason = error.message if isinstance(error, LlmopsError) else type(error).__name__
             if self._log_once.is_new("store", reason):
-                log.error("The versions of models cannot be read (%s); the known weights stay.", reason)
+                log.error("The versions of models cannot be read (%s); the known weights remain in use.", reason)
         else:
             if self._log_once.is_new("store", None):
                 log.warning("The versions of models can be read again.")
@@ -108,10 +110,7 @@ class VersionDirectory(VersionSource):
             self.on_change()
 
     def _addresses(self, is_retired: bool) -> Sequence[ReplicaAddress | DnsAddress]:
-        """Return the replicas that versions in use, or retired ones, name.
-
-        An address that cannot be read keeps no other from being used.
-        """
+        """Return the replicas that versions name. A replica that cannot be parsed is left out."""
         versions = [one for versions in self.table.models.values() for one in versions if one.is_retired == is_retired]
         found = []
         for text in sorted({address for one in versions for address in one.replicas}):
@@ -119,5 +118,5 @@ class VersionDirectory(VersionSource):
                 found.append(parse_replica(text))
             except ValueError as error:
                 if self._log_once.is_new(text, str(error)):
-                    log.error("A version in the store has a replica that is left out: %s.", error)
+                    log.error("A version in the store has an invalid replica, which is not used: %s.", error)
         return found

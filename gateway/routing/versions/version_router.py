@@ -1,4 +1,4 @@
-"""The version of a model that answers a request."""
+"""The choice of the model version that answers a request."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 
 
 class VersionRouter:
-    """A router that chooses each request's version, before the version's tokenizer reads the prompt."""
+    """A router that chooses each request's version before a tokenizer reads the prompt."""
 
     def __init__(self, directory: VersionDirectory, pools: PoolRegistry) -> None:
         self._directory, self._pools = directory, pools
 
     def route(self, model: GenerativeModel, body: object, context: RequestContext) -> GenerativeModel:
-        """Return the version of `model` for a request, and note it in `context`.
+        """Return the version of `model` for a request, and record it in `context`.
 
-        A version without a ready replica is replaced by an older one that has one.
+        If the chosen version has no ready replica, an older version with a ready replica is
+        returned.
         """
         context.version = model.version
         if not model.version:
@@ -45,6 +46,6 @@ class VersionRouter:
         return self._directory.table.is_judged(model)
 
     def find(self, model: GenerativeModel, version: str) -> GenerativeModel | None:
-        """Return a version of `model`, None if it has no replica."""
+        """Return a version of `model`, or None if the version has no replica."""
         found = self._pools.versions.get(model.name, {}).get(version)
         return found.model if found is not None else None

@@ -1,4 +1,7 @@
-"""The versions of all models as of one moment, and the choice of a version. Pure: no clock, no I/O."""
+"""An immutable table of all models' versions, and the choice of a version.
+
+The code is pure: it uses neither a clock nor I/O.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from types import MappingProxyType
 
 from llmops.gateway.interfaces import Caller
 
-#: Characters of a prompt that identify a conversation which has no id.
+#: Number of leading characters of a prompt that identify a conversation without an id.
 PROMPT_CHARACTERS = 1000
-#: Fields of request bodies that name a conversation or an end user, the narrowest first.
+#: Fields of request bodies that name a conversation or an end user, the most specific first.
 _ID_FIELDS = ("conversation_id", "conversation", "prompt_cache_key", "user")
 
 
@@ -20,9 +23,11 @@ class ServedVersion:
     """A version of a model.
 
     Attributes:
-        replicas: Addresses as in the setting `replicas`; empty for those of the settings.
-        weight: Percent of the requests.
-        is_retired: True if its replicas are not used any longer.
+        name: Name of the version.
+        replicas: Addresses in the form of the setting `replicas`. Empty for the replicas of the
+            settings.
+        weight: Percentage of the requests that the version gets.
+        is_retired: True if its replicas are no longer used.
     """
 
     name: str
@@ -33,7 +38,7 @@ class ServedVersion:
 
 @dataclass(frozen=True, slots=True)
 class VersionTable:
-    """The versions by model, the oldest first, and the pins of keys by model and key id."""
+    """The versions of each model, the oldest first, and the pinned version by model and key id."""
 
     models: Mapping[str, Sequence[ServedVersion]] = field(default_factory=lambda: MappingProxyType({}))
     pins: Mapping[tuple[str, str], str] = field(default_factory=lambda: MappingProxyType({}))
@@ -41,12 +46,12 @@ class VersionTable:
     def version_of(self, model: str, address: str) -> str | None:
         """Return the version of a replica, or None if the version is retired.
 
-        Replicas that no version lists belong to the oldest version, and the replicas of a model
-        without versions to the version with an empty name.
+        Replicas that no version lists belong to the oldest version. The replicas of a model without
+        versions belong to the version "".
 
         Args:
-            model: The model's name.
-            address: The replica's address as in the setting `replicas`.
+            model: Name of the model.
+            address: Address of the replica in the form of the setting `replicas`.
         """
         versions = self.models.get(model)
         if not versions:
@@ -60,12 +65,12 @@ class VersionTable:
         return [version.name for version in self.models.get(model, ()) if not version.is_retired]
 
     def preferred(self, model: str) -> Sequence[str]:
-        """Return the versions in use, the one with the most requests first."""
+        """Return the versions in use, the version with the most requests first."""
         weights = {version.name: version.weight for version in self.models.get(model, ())}
         return sorted(self.names(model), key=lambda name: -weights[name])
 
     def weight(self, model: str, name: str) -> float:
-        """Return the percent of the requests that a version gets, 0 for an unknown version."""
+        """Return the percentage of requests that a version gets, 0 for an unknown version."""
         return next((version.weight for version in self.models.get(model, ()) if version.name == name), 0.0)
 
     def is_split(self, model: str) -> bool:
@@ -78,15 +83,15 @@ class VersionTable:
         return len(active) > 1 and active[-1].weight < 100
 
     def choose(self, model: str, conversation: str, key_id: str = "") -> str:
-        """Return the version for a request; empty for a model without versions.
+        """Return the version for a request, or "" for a model without versions.
 
-        The requests of a conversation stay on a version while its weight does not fall: the
-        youngest version has the lowest hashes, so a conversation that it has got stays with it.
+        The requests of a conversation stay on a version while its weight does not fall. The
+        youngest version gets the lowest hashes, so a conversation that has moved to it stays there.
 
         Args:
-            model: The model's name.
-            conversation: The conversation's key (`conversation_key`).
-            key_id: The caller's API key.
+            model: Name of the model.
+            conversation: Key of the conversation, from `conversation_key`.
+            key_id: Id of the caller's API key.
         """
         versions = self.models.get(model)
         if not versions:
@@ -111,8 +116,9 @@ class VersionTable:
 def conversation_key(body: object, caller: Caller) -> str:
     """Return a text that is the same for all requests of a conversation.
 
-    It is the first of: the conversation's id, the client's cache key or end user, the messages up
-    to the first of a user, the beginning of the prompt. Without any of them it is the caller alone.
+    The text is the first that exists of: the conversation's id, the client's cache key or end user,
+    the messages up to the user's first message, the beginning of the prompt. If none exists, the
+    text is the caller alone.
     """
     for name in _ID_FIELDS:
         value = getattr(body, name, None)
