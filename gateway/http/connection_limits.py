@@ -8,9 +8,11 @@ new ones.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import logging
 import resource
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -34,6 +36,9 @@ MAX_PIPELINED_BYTES_TOTAL = 16 * 2**20
 MAX_UNREAD_BYTES_TOTAL = 64 * 2**20
 #: Bytes of incomplete headers of all connections. Only headers of more than 4 KiB count.
 MAX_HEADER_BYTES_TOTAL = 16 * 2**20
+#: Pipelined requests that start in one turn of the event loop, on all connections. A turn that
+#: started one of each of 400 connections would keep new connections and other clients waiting.
+PIPELINED_REQUESTS_PER_TURN = 8
 #: The search for connections to close is expensive, so one in this many is closed at once.
 EVICTION_DIVISOR = 64
 #: The place of connections that do not read a response among those to close, behind those whose
@@ -61,6 +66,9 @@ class Connection(Protocol):
 
     def abort(self) -> None:
         """Drop the connection and everything its client has not read."""
+
+    def read_pipelined(self) -> None:
+        """Parse what arrived behind the request that has been answered."""
 
 
 @dataclass(slots=True)
@@ -130,6 +138,19 @@ class ConnectionLimits:
     descriptors: int = field(default_factory=lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     _lines: RepeatedLines = field(default_factory=lambda: RepeatedLines(LOG_INTERVAL))
     _next_eviction: float = 0.0
+    _answered: deque[Connection] = field(default_factory=deque)
+
+    def queue_pipelined(self, connection: Connection) -> None:
+        """Let a connection go on with the bytes behind its answered request, when it is its turn."""
+        self._answered.append(connection)
+        if len(self._answered) == 1:
+            asyncio.get_running_loop().call_soon(self._read_pipelined)
+
+    def _read_pipelined(self) -> None:
+        for _ in range(min(PIPELINED_REQUESTS_PER_TURN, len(self._answered))):
+            self._answered.popleft().read_pipelined()
+        if self._answered:
+            asyncio.get_running_loop().call_soon(self._read_pipelined)
 
     def reason_to_reject(self, descriptor: int, address: str) -> str | None:
         """Return why a new connection cannot be accepted, None if it can.

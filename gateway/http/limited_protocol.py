@@ -361,6 +361,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(RESPONSE_LINGER, self.transport.close)
         self._watch_unread()
         if self._pipelined and not self.transport.is_closing():
+            self.limits.queue_pipelined(self)
+
+    def read_pipelined(self) -> None:
+        """Parse what arrived behind the request that has been answered."""
+        if self._pipelined and not self.transport.is_closing():
             self.flow.held = False
             self.data_received(self._take_pipelined())
             self.flow.resume_reading()

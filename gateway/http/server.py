@@ -22,6 +22,9 @@ from llmops.gateway.settings import GatewaySettings
 #: The kernel's send buffer of a connection. By default it grows to 4 MB for a client that does not
 #: read.
 SEND_BUFFER_BYTES = 128 * 1024
+#: Connections that a listener accepts in one turn of the event loop. libuv accepts one per turn and
+#: file descriptor, so a new connection would wait for as many turns as others came before it.
+ACCEPTS_PER_TURN = 16
 #: Seconds that closing may take after a second signal. A store that is unavailable must not hold
 #: the process.
 FORCED_SHUTDOWN_TIMEOUT = 2.0
@@ -72,8 +75,9 @@ class DrainingServer(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal ends the server."""
+        listeners = [one.dup() for one in sockets or () for _ in range(ACCEPTS_PER_TURN)]
         try:
-            super().run(sockets)
+            super().run(listeners)
         finally:
             self._exit_timer.cancel()
 
