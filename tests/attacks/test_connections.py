@@ -40,6 +40,21 @@ def test_idle_connections_keep_nobody_out(start):
             assert other.seconds
 
 
+def test_clients_that_leave_without_reading_leave_nothing(start):
+    """Before the fix, each left its connection's objects for the 75 s of a timer: 876 MB after 109,000 of them."""
+    gateway = start()
+    assert status(gateway, LIVE) == 200
+    before = gateway.memory()
+    for _ in range(scaled(5, 33)):
+        with contextlib.ExitStack() as stack:
+            hold(stack, gateway, 1000, 3, LIVE)
+            time.sleep(1.0)
+    assert status(gateway, LIVE) == 200
+    grown = gateway.memory() - before
+    record(f"{grown / MIB:.0f} MiB grown")
+    assert grown < scaled(25, 75) * MIB
+
+
 def test_unread_answers_keep_nobody_out(start):
     """Before the fix, three addresses that read nothing kept others out: 152 of 159 requests failed."""
     limit = scaled(90, 500)
