@@ -168,7 +168,10 @@ class ChatTemplate:
     def _render(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
         limit = thread_limit.cpu_seconds
         try:
-            return within_budget(min(self._seconds, limit), template.render, context)
+            text = within_budget(min(self._seconds, limit), template.render, context)
+            # a template, or JSON in a text, can write half of a surrogate pair that no body may have
+            text.encode()
+            return text
         except TemplateTimeoutError:
             if limit < self._seconds:
                 self._slow_until = monotonic() + SLOW_SECONDS

@@ -4,6 +4,7 @@ import pytest
 
 from llmops.errors import InputError
 from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.generation.parsers.tool_messages import messages_for_template
 from llmops.gateway.text.chat_template import ChatTemplate
 
 TEMPLATES = {
@@ -34,6 +35,15 @@ def test_renders_as_transformers_does(name):
     )
     rendered = ChatTemplate(TEMPLATES[name], tokens).render(MESSAGES, tools=TOOLS).text
     assert rendered == expected[0]
+
+
+@pytest.mark.parametrize("source", [r"{{ '\ud800' }}", "{{ messages[0].tool_calls[0].function.arguments.a }}"])
+def test_half_a_character_in_a_prompt_is_refused(source):
+    """Before the fix, the tokenizer raised on it: the request got 500, and the log a traceback of 2 KB."""
+    call = {"type": "function", "function": {"name": "now", "arguments": r'{"a": "\ud800"}'}}
+    messages = messages_for_template([{"role": "assistant", "tool_calls": [call]}])
+    with pytest.raises(InvalidRequestError, match=r"cannot render these messages: .*surrogates not allowed"):
+        ChatTemplate(source, {}).render(messages)
 
 
 def test_a_refusal_of_the_template_is_the_clients_error():
