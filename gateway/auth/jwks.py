@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -39,7 +39,8 @@ _MAX_BYTES = 2**20
 #: Fields of a key that are kept. The private fields, which an issuer may publish by mistake, would
 #: make each check of a token take 0.4 s.
 _PUBLIC_FIELDS = frozenset({"kty", "kid", "alg", "n", "e", "crv", "x", "y"})
-_PUBLIC_KEY_TYPES = frozenset({"RSA", "EC", "OKP"})
+#: Types of public keys by the first letters of their signature algorithms.
+_KEY_TYPES = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 DISCOVERY_PATH = "/.well-known/openid-configuration"
 
 
@@ -55,7 +56,7 @@ class JwksCache:
         self, issuer: str, url: str | None, refresh: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._issuer, self._url, self._refresh, self._clock = issuer, url, refresh, clock
-        self._keys: Mapping[str | None, Mapping[str, Any]] | None = None
+        self._keys: Mapping[str | None, Sequence[Mapping[str, Any]]] | None = None
         self._read_at = self._tried_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
         self._client: httpx.AsyncClient | None = None
@@ -65,14 +66,17 @@ class JwksCache:
         self._begun = self._keys_from = 0
         self._waiting = 0
 
-    async def find(self, kid: str | None) -> Mapping[str, Any] | None:
-        """Return the key with this id, or None if the issuer has no such key.
+    async def find(self, kid: str | None, algorithm: str) -> Mapping[str, Any] | None:
+        """Return the key with this id for an algorithm, or None if the issuer has no such key.
+
+        Keys of different types may share an id (RFC 7517, section 4.5).
 
         An unknown key id waits for the next fetch: strangers who invent ids must neither decide
         when the keys are fetched nor cause tokens with a new key to be refused.
 
         Args:
             kid: The key id in the token's header; None stands for the issuer's only key.
+            algorithm: The signature algorithm, such as RS256.
 
         Raises:
             CredentialUnavailableError: The keys could not be fetched since the token arrived, or
@@ -88,7 +92,8 @@ class JwksCache:
             raise UnavailableError("Tokens cannot be checked now; try again.", code="keys_unavailable")
         if not self._knows(kid, begun):
             await self._next_reading(kid, begun)
-        return self._keys.get(kid)
+        kind = _KEY_TYPES[algorithm[:2]]
+        return next((key for key in self._keys.get(kid, ()) if key["kty"] == kind), None)
 
     def _is_due(self) -> bool:
         now = self._clock()
@@ -153,7 +158,7 @@ class JwksCache:
         self._away, self._read_at, self._keys = False, self._clock(), keys
         self._keys_from = self._begun
 
-    async def _fetch(self) -> Mapping[str | None, Mapping[str, Any]]:
+    async def _fetch(self) -> Mapping[str | None, Sequence[Mapping[str, Any]]]:
         """Return the issuer's public signing keys by their ids.
 
         A single key is also found without an id.
@@ -170,8 +175,11 @@ class JwksCache:
             for key in keys
             if isinstance(key, dict) and _is_signing_key(key)
         ]
-        by_id: dict[str | None, Mapping[str, Any]] = {key["kid"]: key for key in fit if isinstance(key.get("kid"), str)}
-        return by_id | ({None: fit[0]} if len(fit) == 1 else {})
+        by_id: dict[str | None, list[Mapping[str, Any]]] = {None: fit} if len(fit) == 1 else {}
+        for key in fit:
+            if isinstance(key.get("kid"), str):
+                by_id.setdefault(key["kid"], []).append(key)
+        return by_id
 
     async def _discovered(self) -> str:
         document = await self._json(self._issuer.rstrip("/") + DISCOVERY_PATH)
@@ -196,6 +204,6 @@ class JwksCache:
 def _is_signing_key(key: dict[str, Any]) -> bool:
     """Return True for a public signing key of a supported type and size."""
     kind, modulus = key.get("kty"), key.get("n", "")
-    if not isinstance(kind, str) or kind not in _PUBLIC_KEY_TYPES or key.get("use") == "enc":
+    if not isinstance(kind, str) or kind not in _KEY_TYPES.values() or key.get("use") == "enc":
         return False
     return isinstance(modulus, str) and len(modulus) <= _MAX_MODULUS_LENGTH

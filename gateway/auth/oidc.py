@@ -117,7 +117,7 @@ class OidcDirectory(Directory):
                 f"This gateway accepts tokens signed with {', '.join(self._settings.algorithms)}; this token is "
                 "signed with another."
             )
-        jwk = await self._jwks.find(kid)
+        jwk = await self._jwks.find(kid, algorithm)
         if jwk is None:
             raise InvalidKeyError(INVALID_TOKEN_MESSAGE)
         try:

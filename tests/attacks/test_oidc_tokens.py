@@ -409,6 +409,6 @@ async def test_private_parts_of_a_published_key_are_not_read():
     with PageServer(lambda _: Page(json.dumps({"keys": [private]}))) as server:
         cache = JwksCache("https://issuer.example", f"{server.url}/keys", 300)
         try:
-            assert set(await cache.find("k") or ()) == {"kty", "n", "e", "kid"}
+            assert set(await cache.find("k", "RS256") or ()) == {"kty", "n", "e", "kid"}
         finally:
             await cache.close()

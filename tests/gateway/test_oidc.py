@@ -318,6 +318,16 @@ async def test_keys_that_are_not_for_signatures_are_none(issuer, monkeypatch):
         assert await tokens.find(jwt.encode(claims, issuer.private["ec"], "ES256"))
 
 
+async def test_keys_of_two_types_may_share_an_id(issuer, monkeypatch):
+    """Before the fix, only the key that was listed last existed, so the tokens of the other were refused."""
+    both = [issuer.public("rsa", kid="k"), issuer.public("ec", kid="k")]
+    async with tokens_of(issuer, jwks=f"{issuer.url}/keys") as tokens:
+        for keys in (both, both[::-1]):
+            monkeypatch.setattr(issuer, "answer", lambda path, keys=keys: {"keys": keys})
+            assert await tokens.find(issuer.token("rsa", headers={"kid": "k"}))
+            assert await tokens.find(issuer.token("ec", "ES256", headers={"kid": "k"}))
+
+
 # -- at the gateway --------------------------------------------------------------------------------------------------
 
 
