@@ -93,11 +93,12 @@ if [ ! -s compose.digests.yaml ]; then
   } >.compose.digests.part
   mv .compose.digests.part compose.digests.yaml
 fi
-if [ ! -e .env ]; then
+if [ ! -s .env ]; then
   {
     echo "COMPOSE_FILE=compose.yaml:compose.digests.yaml"
     [ -z "${REPOSITORY:-}" ] || echo "REPOSITORY=$REPOSITORY"
     [ -z "${RUNBOOKS:-}" ] || echo "RUNBOOKS=$RUNBOOKS"
-  } >.env
+  } >.env.part
+  mv .env.part .env
 fi
 exec docker compose up -d "$@"

@@ -245,8 +245,13 @@ def test_the_first_start_makes_every_password_and_the_second_none(tmp_path):
     assert files["redis"] == f"redis://:{files['valkey_password']}@valkey:6379/0"
     for user in ("broker", "gateway", "control"):
         assert f'user_{user}="{files[f"kafka_{user}"]}"' in files["kafka.jaas"]
+    settings = (deploy / ".env").read_text()
+    assert "COMPOSE_FILE=compose.yaml:compose.digests.yaml\n" in settings
+    # a disk that was full left an empty file, with which containers ran by tag instead of digest
+    (deploy / ".env").write_text("")
     started(tmp_path)
     assert {path.name: path.read_text() for path in secrets.iterdir()} == files
+    assert (deploy / ".env").read_text() == settings
 
 
 @pytest.mark.parametrize("secret", ["\n", " ", 'a" user_mallory="x', "a\nmasterauth b", None])
