@@ -22,6 +22,8 @@ def with_transformers4_keys(config: dict[str, Any]) -> dict[str, Any]:
     parameters = old.get("rope_parameters")
     if isinstance(parameters, dict):
         old.update(_rope(parameters))
+        if old.get("model_type") == "phi3" and old["rope_scaling"]:
+            old.update(_phi3(old["rope_scaling"]))
     if isinstance(old.get("text_config"), dict):
         old["text_config"] = with_transformers4_keys(old["text_config"])
     return old
@@ -36,6 +38,13 @@ def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
     fields = {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters}
     scaled = rest.get("rope_type", "default") != "default"
     return {**fields, "rope_scaling": {**rest, "type": rest["rope_type"]} if scaled else None}
+
+
+def _phi3(scaling: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of Phi-3's scaling: 4.57's Phi3Config refuses any but three in `rope_scaling`."""
+    names = ("type", "short_factor", "long_factor")
+    beside = {key: value for key, value in scaling.items() if key == "original_max_position_embeddings"}
+    return {**beside, "rope_scaling": {key: scaling[key] for key in names if key in scaling}}
 
 
 def rewrite_config(folder: Path, dtype: str) -> None:

@@ -1,5 +1,6 @@
 """Builds that cannot work are rejected before any work, with what would work."""
 
+import copy
 import dataclasses
 import json
 import shutil
@@ -19,6 +20,7 @@ from llmops.build.quantize.calibration import (
     load_texts,
     pack_sequences,
 )
+from llmops.build.quantize.hf_config import with_transformers4_keys
 from llmops.build.spec import BuildSpec
 from llmops.build.target_facts import NAMES, TARGETS
 from llmops.build.targets import pytorch, tensorrt
@@ -345,6 +347,19 @@ def test_a_checkpoint_of_transformers_5_keeps_its_rotation_for_transformers_4(tm
     before = json.loads((source.path / "config.json").read_text())
     assert "rope_theta" not in before
     assert {key: config[key] for key in before} == before
+
+
+def test_the_scaling_of_phi_is_as_transformers_4_wants_it():
+    """4.57.3: "`rope_scaling` must be a dictionary with three fields, `type`, `short_factor` and `long_factor`"."""
+    from transformers import Phi3Config
+
+    factors = {"short_factor": [1.0] * 36, "long_factor": [2.0] * 36}
+    original = {"rope_theta": 1e4, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": "longrope", **factors}}  # fmt: skip
+    loaded = Phi3Config(**copy.deepcopy(original))  # of Phi-4 mini
+    written = with_transformers4_keys(loaded.to_dict())
+    assert {key: written[key] for key in original} == original
+    assert Phi3Config(**written).rope_parameters == loaded.rope_parameters
 
 
 def test_experts_in_w4a8_are_not_for_blackwell(checkpoint, tmp_path):
