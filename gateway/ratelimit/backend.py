@@ -40,6 +40,8 @@ class Limiter(ABC):
     #: A number that changes when the record of spending may be lost. Budgets then query the ledger
     #: again.
     generation = 0
+    #: Number of processes that share the limits, including this process.
+    gateways = 1
 
     async def start(self) -> None:
         """Connect to the backend's server, if the backend has one.

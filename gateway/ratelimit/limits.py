@@ -6,6 +6,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from math import inf
 from time import monotonic
 
 from starlette.types import Scope
@@ -61,8 +62,9 @@ class RateLimits:
         self.limiter, self.clock, self.now = limiter, clock, now
         self.budgets = Budgets(limiter, costs, now, clock) if costs is not None else None
         self.expected, self.refused = OutputLengthEstimate(), RejectionCache()
-        # Number of open requests whose request and slot are not reserved yet.
-        self.waiting = 0
+        # Number of postponed entries that no reservation covered, and how many of them ended so: a
+        # limit's level, once read, lacks every one that ended since.
+        self.waiting = self.settled = 0
         self.open: set[Reservation] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -226,7 +228,7 @@ class Reservation(QuotaReservation):
         # Tokens used by a request that never reserved tokens.
         unasked = total if total and not self._model else 0
         if self._owes_entry:
-            limits.waiting -= 1
+            limits.settled += 1
         if self._owes_entry or unasked:
             limits.limiter.settle(self._plan.before.all, Settlement(int(self._owes_entry), unasked))
         spent = self._spent(usage) if usage is not None else 0
@@ -241,10 +243,11 @@ class Reservation(QuotaReservation):
     # -- reserving
 
     async def _reserve(self, bounds: ModelLimits, asks: Sequence[LimitRequest]) -> ReserveResult:
-        limits, plan = self._limits, self._plan
+        limits, plan, settled = self._limits, self._plan, self._limits.settled
         self._latest = reserved = await limits.limiter.reserve(bounds.all, asks)
         decision = reserved.decision
-        plan.note(decision.left)
+        # A fallback limiter is not charged for postponed entries, and therefore leaves no room.
+        plan.note(decision.left, limits.limiter.gateways if reserved.by is limits.limiter else inf, settled)
         # A request rejected for its size is still charged as one request; one rejected for the
         # number of requests or slots is not.
         if self._owes_entry and (decision.lacking is None or decision.of in _ENTRY_DIMENSIONS):

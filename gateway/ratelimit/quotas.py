@@ -58,8 +58,9 @@ class CallerLimits:
         before: The limits before the model is known.
         budgets: The quotas with a budget, and their limits.
         holds: True if open requests hold slots or money, which they give back.
-        room: The smallest amount of requests or slots beyond half of a limit, as this process last
-            saw it. If it is positive, a request reserves its entry together with its tokens, in one
+        room: This process's part of the smallest amount of requests or slots beyond half of a
+            limit, as last seen, plus `RateLimits.settled` at that time. While it is above
+            `RateLimits.waiting`, a request reserves its entry together with its tokens, in one
             exact step instead of two.
         fresh: The time of the clock until which the periods of `budgets` are valid.
         generation: The limiter's generation when the periods were read.
@@ -85,10 +86,13 @@ class CallerLimits:
         """Return the limits on requests for `model`."""
         return self._models.get(model, self.before)
 
-    def note(self, left: Sequence[Remaining]) -> None:
+    def note(self, left: Sequence[Remaining], gateways: float, settled: int) -> None:
         """Update `room` from the amounts left in the limits of `plain`.
 
-        The amounts of other limits may follow in `left`.
+        Args:
+            left: The amounts; those of other limits may follow.
+            gateways: The number of processes that share the limits.
+            settled: The value of `RateLimits.settled` before the amounts were read.
         """
         room = UNLIMITED
         for at, (half, half_places) in enumerate(self._halves):
@@ -97,7 +101,7 @@ class CallerLimits:
                 room = requests - half
             if places - half_places < room:
                 room = places - half_places
-        self.room = room
+        self.room = room / gateways + settled
 
 
 def _limit_of_quota(quota: Quota) -> Limit:

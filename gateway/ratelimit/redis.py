@@ -111,8 +111,6 @@ class RedisLimiter(Limiter):
         self._script = self._client.register_script(_SCRIPT.read_bytes())
         self._alone = _FallbackLimiter(self._carry, clock)
         self.up = asyncio.Event()
-        # Number of gateways that use this Redis, including this gateway.
-        self.gateways = 1
         self._process, self._gone, self._epoch = "", "", ""
         self._settled: PendingSettlements = {}
         # Slots and money that open requests of this process hold.

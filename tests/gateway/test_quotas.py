@@ -127,6 +127,14 @@ async def test_requests_per_minute(bounded):
     assert (await bounded.post(CHAT, json=BODIES[CHAT])).status_code == 200
 
 
+async def test_requests_without_an_answer_count_one_after_another(bounded):
+    bounded.quota(rpm=10)
+    bodies = [(CHAT, {}), (CHAT, {**BODIES[CHAT], "model": "unknown"}), ("/tokenize", {"model": "m"})]
+    statuses = [(await bounded.post(path, json=body)).status_code for path, body in bodies * 10]
+    assert 429 not in statuses[:10]
+    assert set(statuses[10:]) == {429}
+
+
 async def test_a_rejection_is_remembered_for_its_caller_alone(bounded):
     """Before the fix, one request for a long answer had all others of the tenant rejected for up to a minute."""
     bounded.keys.quotas = (Quota("tenant acme", tpm=200),)

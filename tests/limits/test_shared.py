@@ -6,6 +6,8 @@ import time
 from contextlib import AsyncExitStack
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmops.gateway.errors import RateLimitError
 from llmops.gateway.interfaces import Budget, Outcome, Quota, Usage
@@ -271,3 +273,48 @@ def test_callers_that_come_and_go_take_no_memory():
     # five minutes repay five thousand of them
     assert limiter.reserve_now(tokens, [LimitRequest()]).decision.left[0][1] == pytest.approx(-4000)
     assert limiter.reserve_now(debtor, [LimitRequest()]).decision.left[0][3] == 30
+
+
+async def passed(gateways: list[RateLimits], plans: list[list[CallerLimits]], requests) -> int:
+    """Return how many requests pass, one after another; each is a gateway, a caller, and True to ask for tokens."""
+    count = 0
+    for gateway, caller, generates in requests:
+        limits = gateways[gateway]
+        reservation = limits.new_reservation(plans[gateway][caller])
+        try:
+            await reservation.enter()
+            if generates:
+                await reservation.tokens("m", 1, 1)
+            count += 1
+        except RateLimitError:
+            pass
+        reservation.close(Outcome(200, usage=Usage(1, 1)) if generates else Outcome(400))
+    return count
+
+
+RPM = 10
+REQUESTS = st.lists(st.tuples(st.just(0), st.integers(0, 2), st.booleans()), min_size=3 * RPM, max_size=60)
+
+
+@given(REQUESTS, st.sampled_from([None, 1_000_000]))
+def test_rpm_holds_whatever_requests_ask_for_tokens(requests, tpm):
+    """A caller passes `rpm` times. Callers who share a quota may pass half of it more, which they owe."""
+    for callers in (1, 3):
+        plans = [CallerLimits([Quota("tenant", RPM, tpm)], f"caller {one}") for one in range(callers)]
+        asked = [(0, caller % callers, generates) for _, caller, generates in requests]
+        count = asyncio.run(passed([RateLimits(InMemoryLimiter(Clock()))], [plans], asked))
+        assert RPM <= count <= (RPM if callers == 1 else RPM + RPM // 2)
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["Redis", "without Redis"])
+async def test_rpm_holds_for_requests_without_tokens_at_several_gateways(valkey, prefix, away):
+    async with AsyncExitStack() as stack:
+        limiters = [await stack.enter_async_context(shared(valkey.url, prefix, Clock())) for _ in range(4)]
+        gateways = [RateLimits(one) for one in limiters]
+        for one in (*limiters, *limiters):  # each learns how many they are
+            await one.reserve([Limit("other", 9)], [LimitRequest()])
+        if away:
+            valkey.kill()
+        plans = [[CallerLimits([Quota("key", 40)])] for _ in gateways]
+        count = await passed(gateways, plans, [(at % 4, 0, False) for at in range(400)])
+        assert 40 <= count <= 61  # half more while settlements travel, and what refills meanwhile
