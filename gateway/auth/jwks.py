@@ -175,7 +175,7 @@ class JwksCache:
             for key in keys
             if isinstance(key, dict) and _is_signing_key(key)
         ]
-        by_id: dict[str | None, list[Mapping[str, Any]]] = {None: fit} if len(fit) == 1 else {}
+        by_id: dict[str | None, list[dict[str, Any]]] = {None: fit} if len(fit) == 1 else {}
         for key in fit:
             if isinstance(key.get("kid"), str):
                 by_id.setdefault(key["kid"], []).append(key)
