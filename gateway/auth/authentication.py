@@ -80,7 +80,7 @@ class RevocationWatch:
 
 def _abort_request(context: RequestContext, scope: Scope) -> None:
     """End the request as if its client had left."""
-    log.info("Request %s: its key was revoked with --now; the answer ends", context.request_id)
+    log.info("The answer of request %s ends, because its key was revoked with --now.", context.request_id)
     if context.background_task is not None:
         context.background_task.cancel()
     transport = getattr(getattr(scope.get(SERVER_SEND_KEY), "__self__", None), "transport", None)

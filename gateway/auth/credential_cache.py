@@ -21,9 +21,10 @@ STALE_SECONDS = 3600.0
 #: Seconds between two attempts to use a directory that is unavailable: short, so that callers get
 #: in soon after its return.
 RETRY_SECONDS = 1.0
-#: Maximum numbers of valid and of invalid credentials in the cache. Each kind has its own bound, so
-#: that an attacker's invalid credentials cannot evict the credentials of callers.
+#: Maximum number of valid credentials in the cache.
 MAX_KNOWN_CREDENTIALS = 100_000
+#: Maximum number of invalid credentials in the cache. They have a bound of their own, so that an
+#: attacker's invalid credentials cannot evict the credentials of callers.
 MAX_REJECTED_CREDENTIALS = 20_000
 EXPIRED_KEY_MESSAGE = "This API key has expired; use another."
 

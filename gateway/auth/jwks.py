@@ -169,7 +169,7 @@ class JwksCache:
         found = await self._json(self._url or await self._discovered())
         keys = found.get("keys")
         if not isinstance(keys, list):
-            raise ValueError("the response has no list `keys`")
+            raise ValueError("the response has no list named `keys`")
         fit = [
             {name: value for name, value in key.items() if name in _PUBLIC_FIELDS}
             for key in keys

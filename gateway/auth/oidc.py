@@ -34,7 +34,10 @@ _REJECTION_MESSAGES: tuple[tuple[type[Exception], str], ...] = (
     (jwt.InvalidIssuedAtError, "This token was issued in the future; check the clock of its issuer."),
     (jwt.InvalidAudienceError, "This token is for another audience; get one for this gateway."),
     (jwt.InvalidIssuerError, "This token is from another issuer; use one of this gateway's identity provider."),
-    (jwt.MissingRequiredClaimError, "This token lacks one of the claims exp, iss, aud and sub."),
+    (
+        jwt.MissingRequiredClaimError,
+        "This token lacks one of the claims exp, iss, aud and sub; get a token with all of them.",
+    ),
 )
 #: Exceptions that parsing an arbitrary token can raise. Each of them means that the token is
 #: rejected.
@@ -79,11 +82,17 @@ class OidcDirectory(Directory):
         subject = str(claims["sub"])
         user = _text(claims, wanted.user) or subject
         if not tenant:
-            raise InvalidKeyError(f"This token has no claim '{wanted.tenant}', which names its tenant.")
+            raise InvalidKeyError(
+                f"This token has no claim '{wanted.tenant}', which names its tenant; ask the operator."
+            )
         if any(not 0 < len(name) <= _MAX_NAME_LENGTH or not is_safe_text(name) for name in (tenant, user, subject)):
-            raise InvalidKeyError("This token names its tenant or user with characters that names must not have.")
+            raise InvalidKeyError(
+                "This token names its tenant or user with characters that names must not have; ask the operator."
+            )
         if user != subject and _is_unverified(claims, wanted.user):
-            raise InvalidKeyError("The address in this token is not verified by its issuer.")
+            raise InvalidKeyError(
+                "The address in this token is not verified by its issuer; verify it there and get a new token."
+            )
         until = _expiry(claims["exp"]) + self._settings.leeway
         scopes = self._scopes(claims)
         if self._members is not None:
@@ -115,7 +124,7 @@ class OidcDirectory(Directory):
         if algorithm not in self._settings.algorithms:
             raise InvalidKeyError(
                 f"This gateway accepts tokens signed with {', '.join(self._settings.algorithms)}; this token is "
-                "signed with another."
+                "signed with another algorithm."
             )
         jwk = await self._jwks.find(kid, algorithm)
         if jwk is None:

@@ -26,9 +26,10 @@ log = logging.getLogger(__name__)
 #: Seconds that an answer runs on without a reader: long enough to reload a page or to change
 #: networks.
 UNREAD_TIMEOUT = 30.0
-#: Seconds for which an ended answer can still be read, and the maximum number of such answers in
-#: memory.
-RETENTION_SECONDS, MAX_RETAINED_RUNS = 60.0, 1000
+#: Seconds for which an ended answer can still be read: long enough for a reader to reconnect.
+RETENTION_SECONDS = 60.0
+#: Maximum number of ended answers in memory, whose oldest are dropped first.
+MAX_RETAINED_RUNS = 1000
 #: Seconds between two writes of an unfinished answer to the store. A crash of the gateway loses the
 #: text of this time.
 SAVE_INTERVAL = 2.0

@@ -20,7 +20,8 @@ T = TypeVar("T")
 
 # Seconds that a request waits for the store before the store counts as unavailable.
 STORE_TIMEOUT = 5.0
-#: Maximum number of searches and reads of whole conversations that a gateway process runs at once.
+#: Maximum number of searches and reads of whole conversations that a gateway process runs at once,
+#: so that other work finds a free connection and a core.
 MAX_LONG_READS = 2
 #: Minimum seconds between two log lines about failures: a caller that sends many requests at once
 #: can make its own requests time out.

@@ -79,7 +79,7 @@ def _add(messages: list[MessageDict], item: Mapping[str, Any], param: str) -> No
         shown = [_text(item[name], f"{param}.{name}") for name in ("content", "summary") if item.get(name)]
         messages.append({"role": "assistant", "content": None, "reasoning_content": next(filter(None, shown), None)})
     else:
-        raise InvalidRequestError(f"Items of type '{kind}' are not supported.", param=f"{param}.type")
+        raise InvalidRequestError(f"Items of type '{kind}' are not supported; leave them out.", param=f"{param}.type")
 
 
 def _add_message(messages: list[MessageDict], item: Mapping[str, Any], param: str) -> None:
@@ -112,7 +112,7 @@ def _call(item: Mapping[str, Any], param: str) -> MessageDict:
 def _require_text(item: Mapping[str, Any], key: str, param: str) -> str:
     value = item.get(key)
     if not isinstance(value, str):
-        raise InvalidRequestError(f"'{param}.{key}' must be a text.", param=f"{param}.{key}")
+        raise InvalidRequestError(f"'{param}.{key}' must be a string.", param=f"{param}.{key}")
     return value
 
 
@@ -120,7 +120,7 @@ def _text(content: object, param: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidRequestError(f"'{param}' must be a text or a list of parts.", param=param)
+        raise InvalidRequestError(f"'{param}' must be a string or a list of parts.", param=param)
     return "".join(_part_text(part, f"{param}[{at}]") for at, part in enumerate(content))
 
 
@@ -130,5 +130,5 @@ def _part_text(part: object, param: str) -> str:
         raise InvalidRequestError(f"Content of type '{kind}' is not supported; send text only.", param=f"{param}.type")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
-        raise InvalidRequestError(f"'{param}.text' must be a text.", param=f"{param}.text")
+        raise InvalidRequestError(f"'{param}.text' must be a string.", param=f"{param}.text")
     return text

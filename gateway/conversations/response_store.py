@@ -308,6 +308,6 @@ def ensure_item_id(item: Item, param: str) -> Item:
         return {**item, "id": new_id(prefixes.get(str(item.get("type")), "msg"))}
     if not isinstance(given, str) or len(given) > MAX_ITEM_ID_LENGTH or not given.isprintable():
         raise InvalidRequestError(
-            f"The id of an item must be a printable text of at most {MAX_ITEM_ID_LENGTH} characters.", param=param
+            f"The id of an item must be a printable string of at most {MAX_ITEM_ID_LENGTH} characters.", param=param
         )
     return item

@@ -1,6 +1,6 @@
 """Stored responses in SQLite or PostgreSQL.
 
-Every gateway of a deployment that uses the store finds them there.
+All gateways of a deployment that use the store find the same responses.
 """
 
 from __future__ import annotations

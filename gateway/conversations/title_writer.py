@@ -17,9 +17,10 @@ from llmops.gateway.interfaces import Caller, Outcome
 
 log = logging.getLogger(__name__)
 
-#: Maximum length of a title in tokens, and of the question and the answer that the model reads in
-#: characters.
-MAX_TITLE_TOKENS, MAX_READ_CHARACTERS = 24, 1000
+#: Maximum length of a title in tokens: enough for six words.
+MAX_TITLE_TOKENS = 24
+#: Maximum length of the question and of the answer that the model reads for a title, in characters.
+MAX_READ_CHARACTERS = 1000
 _INSTRUCTION = (
     "Write a title of at most six words for this conversation, in its language. Answer with the title alone.\n\n"
     "User: {question}\n\nAssistant: {answer}"

@@ -70,7 +70,7 @@ def _check_best_of(body: CompletionRequest, model: GenerativeModel) -> None:
         return
     if body.stream:
         raise InvalidRequestError(
-            "best_of chooses among whole answers; it cannot be streamed; set stream to false.", param="best_of"
+            "best_of chooses among whole answers, which cannot be streamed; set stream to false.", param="best_of"
         )
     can = model.card.capabilities
     if best_of > can.n or not can.logprobs:

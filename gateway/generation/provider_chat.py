@@ -58,9 +58,12 @@ _OWN_FIELDS = frozenset(
 #: Estimated number of tokens that a chat template adds to each message.
 _TOKENS_PER_MESSAGE = 8
 
-#: Maximum UTF-8 bytes per token, and bytes beyond this product, after which a provider counts as
-#: not stopping at `max_tokens`: most tokens have at most 16 bytes.
-MAX_BYTES_PER_TOKEN, MAX_UNCOUNTED_BYTES = 64, 16_384
+#: Maximum UTF-8 bytes per token of `max_tokens` before a provider counts as not stopping at this
+#: maximum: most tokens have at most 16 bytes.
+MAX_BYTES_PER_TOKEN = 64
+#: UTF-8 bytes that an answer may have in addition to `MAX_BYTES_PER_TOKEN` for each token, so that
+#: short answers are not cut.
+MAX_UNCOUNTED_BYTES = 16_384
 
 
 async def start_provider_chat(chat: Generation[ChatRequest], model: ProviderModel) -> Answer:

@@ -200,7 +200,7 @@ def resolve_stop_conditions(body: SamplingFields, card: ModelMetadata, limits: R
         # be banned as bad words on engines that support those; `stop_token_ids` cannot.
         if body.stop_token_ids:
             raise UnsupportedError(
-                f"min_tokens does not hold for stop_token_ids with target {card.target}: leave one of them out.",
+                f"min_tokens does not hold for stop_token_ids with target {card.target}; leave one of the two out.",
                 param="min_tokens",
             )
         if len(ids) > 1 and not card.capabilities.bad_words:

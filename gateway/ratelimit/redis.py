@@ -442,7 +442,7 @@ def _read_reply(reply: Any, calls: Sequence[_Call]) -> tuple[int, str, list[Any]
     try:
         gateways, epoch, spent, answers = _REPLY.validate_json(reply)
     except ValidationError:
-        raise ValueError("its reply is not that of the limits' script") from None
+        raise ValueError("its reply is not from the limits' script") from None
     asked = [len(bounds) for bounds, *_ in calls]
     if [len(left) for *_, left in answers] != asked or any(
         lacking > count for (lacking, *_), count in zip(answers, asked, strict=True)

@@ -37,9 +37,11 @@ from llmops.input_files import read_lines
 
 log = logging.getLogger(__name__)
 
-#: Maximum number of texts of `/v1/moderations`, and of prompts and windows of answers per filter,
-#: that are judged at once. The HTTP client of a filter's service has 100 connections.
-MAX_MODERATIONS, MAX_JUDGED = 16, 64
+#: Maximum number of texts of `/v1/moderations` that are judged at once.
+MAX_MODERATIONS = 16
+#: Maximum number of texts that a filter judges at once, below the 100 connections that the HTTP
+#: client of a filter's service has.
+MAX_JUDGED = 64
 #: Seconds between two log lines about findings of one filter for one tenant, and about a filter's
 #: failures. Bounds the log, because a caller can cause a line with every request.
 LOG_INTERVAL = 1.0

@@ -245,7 +245,7 @@ def _width(name: str, pattern: str) -> int:
         )
     if widest > MAX_WIDTH:
         raise InputError(
-            f"The safety filter {name} has a pattern without a bound: {pattern!r} may match more than {MAX_WIDTH} "
+            f"The safety filter {name} has a pattern that is too wide: {pattern!r} may match more than {MAX_WIDTH} "
             "characters; write {1,N} instead of + and *."
         )
     return int(widest)

@@ -37,13 +37,15 @@ MAX_ANSWER_BYTES = 1 << 20
 #: dimensions take 20 MB.
 MAX_HEAD_BYTES = 32 * 2**20
 
-#: Length of a passage and its overlap with the next passage, in characters: embedding models read
-#: about 256 tokens.
-PASSAGE, PASSAGE_OVERLAP = 800, 100
+#: Length of a passage for an embedding model, in characters: such models read about 256 tokens.
+PASSAGE = 800
+#: Characters that a passage shares with the next, so that no sentence is only judged in two halves.
+PASSAGE_OVERLAP = 100
 
-#: Length of a passage for a guard model, in characters, and the maximum number of passages that the
-#: model reads at once for one filter.
-GUARD_PASSAGE, MAX_GUARD_REQUESTS = 4000, 8
+#: Length of a passage for a guard model, in characters.
+GUARD_PASSAGE = 4000
+#: Maximum number of passages that a guard model reads at once for one filter.
+MAX_GUARD_REQUESTS = 8
 #: Maximum length of a guard model's verdict, in tokens.
 MAX_VERDICT_TOKENS = 32
 

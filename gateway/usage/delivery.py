@@ -30,9 +30,10 @@ MAX_CONFIRMATIONS = 2000
 #: Seconds between two batches that are not full, so that the events of a second are one transaction
 #: of the ledger.
 BATCH_DELAY = 1.0
-#: Seconds until an unconfirmed event is sent again, and the upper bound of this time, which grows
-#: with each repetition.
-RESEND_TIMEOUT, MAX_RESEND_TIMEOUT = 10.0, 60.0
+#: Seconds until an unconfirmed event is sent again. The time doubles with each repetition.
+RESEND_TIMEOUT = 10.0
+#: Maximum seconds until an unconfirmed event is sent again, after any number of repetitions.
+MAX_RESEND_TIMEOUT = 60.0
 
 
 class UsageDelivery:

@@ -140,7 +140,7 @@ def decode_event(encoded: EncodedEvent) -> UsageEvent:
         values[_AT] = datetime.fromisoformat(values[_AT])
         event = UsageEvent(*values)
     except (TypeError, IndexError) as error:
-        raise ValueError("the values are no event") from error
+        raise ValueError("the values are not an event") from error
     if event.id != encoded.id:
         raise ValueError("the event has another id")
     return event

@@ -42,9 +42,11 @@ _EVENT_OFFSET = TEXT_BYTES
 _MAX_EVENT_BYTES = SLOT_BYTES - NUMBERS_BYTES - TEXT_BYTES - _EVENT_HEADER.size
 #: Upper bound of a plausible number of tokens: a larger number means that the slot is damaged.
 MAX_TOKENS = 2**31 - 1
-#: Bounds of a plausible start time, the years 2001 and 2200 in microseconds since 1970: a time
-#: outside them means that the slot is damaged.
-EARLIEST, LATEST = 10**15, 7_258_118_400_000_000
+#: Earliest plausible start in microseconds since 1970, in 2001: an earlier start means that the slot
+#: is damaged.
+EARLIEST = 10**15
+#: Latest plausible start in microseconds since 1970, in 2200: a later start means the same.
+LATEST = 7_258_118_400_000_000
 _SEPARATOR = "\x1f"
 
 

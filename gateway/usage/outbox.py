@@ -190,7 +190,7 @@ class UsageOutbox:
         return {row[0] for row in self._writer.execute(statement, (json.dumps(sorted(ids)),))}
 
     def oldest(self) -> datetime | None:
-        """Return the time of the first event; None without events or if it is unreadable."""
+        """Return the time of the first event; None without events, or if the event is unreadable."""
         try:
             row = self._writer.execute(f"SELECT {_COLUMNS} FROM events ORDER BY place LIMIT 1").fetchone()
             return decode_event(EncodedEvent(*row[1:])).at if row else None

@@ -118,7 +118,7 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
         ({"if": OBJECT, "then": OBJECT}, "'if' cannot be enforced"),
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, "'dependentRequired' cannot be enforced"),
         ({"type": "object", "minProperties": 2}, "'minProperties' of more than"),
-        ({"type": "number", "multipleOf": 0.3}, "'multipleOf' 0.3 without bounds"),
+        ({"type": "number", "multipleOf": 0.3}, "'multipleOf' 0.3 needs bounds"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "'oneOf' whose parts may be valid at the same time"),
         ({"type": "string", "pattern": r"^(a\b)$"}, "'pattern'"),
         ({"type": "integer", "minimum": 1, "exclusiveMaximum": 1}, "no value is allowed"),

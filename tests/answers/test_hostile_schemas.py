@@ -191,7 +191,7 @@ def test_what_is_remembered_has_no_more_than_so_many_characters(asked):
         ({"items": 5}, "'items' must be a schema"),
         ({"unevaluatedProperties": "x"}, "'unevaluatedProperties' must be a schema"),
         ({"minimum": "x"}, "'minimum' must be a number"),
-        ({"format": []}, "'format' must be a text"),
+        ({"format": []}, "'format' must be a string"),
     ],
 )
 def test_a_keyword_of_the_wrong_kind_is_named_with_its_place(schema, says):
@@ -231,7 +231,7 @@ def test_each_character_of_a_grammar_is_read_once(text):
         assert part.start() == at
         at = part.end()
         if part.lastgroup == "unclosed":
-            assert find_ebnf_error(text) == "a text, a character class or a repetition is not closed"
+            assert find_ebnf_error(text) == "a string, a character class or a repetition is not closed"
             return
     assert at == len(text)
 
@@ -248,12 +248,12 @@ MANY = (
     [
         ('root ::= "a" # b "\n', None),
         ("root ::= [\\]] | [^\"]", None),
-        ("root ::= x{1,3}\nx\n::= ('a' )", "a text, a character class or a repetition is not closed"),
+        ("root ::= x{1,3}\nx\n::= ('a' )", "a string, a character class or a repetition is not closed"),
         ("root ::= x{1,3}\nx\n::= (\"a\" )", None),
-        ("root ::= x{1,3", "a text, a character class or a repetition is not closed"),
-        ('root ::= "a', "a text, a character class or a repetition is not closed"),
-        ('root ::= "a\\"', "a text, a character class or a repetition is not closed"),
-        ("root ::= [a\n]", "a text, a character class or a repetition is not closed"),
+        ("root ::= x{1,3", "a string, a character class or a repetition is not closed"),
+        ('root ::= "a', "a string, a character class or a repetition is not closed"),
+        ('root ::= "a\\"', "a string, a character class or a repetition is not closed"),
+        ("root ::= [a\n]", "a string, a character class or a repetition is not closed"),
         ("root ::= a b\na ::= \"x\"", "the rule 'b' is used but not defined"),
         ("a ::= \"x\"", "it has no rule 'root ::= …'"),
         ("root ::= (\"x\"", "its parentheses do not match"),
@@ -265,11 +265,11 @@ MANY = (
         ('root # comment\n ::= a-b.c\na-b.c ::= "x"', None),
         ('root ::= "x" \0', "it has the character U+0000"),
         ('root ::= c | b\nd ::= "x"', "the rule 'b' is used but not defined"),
-        ("root ::= 'x'", "a text, a character class or a repetition is not closed"),
+        ("root ::= 'x'", "a string, a character class or a repetition is not closed"),
         # 25,000 levels overflow the stack of the engine's process in xgrammar 0.1.25
         ("root ::= " + "(" * 257 + '"x"' + ")" * 257, "its parentheses are nested deeper than 256 levels"),
         ("root ::= " + "(" * 256 + '"x"' + ")" * 256, None),
-        ("root ::= [a]]", "a text, a character class or a repetition is not closed"),
+        ("root ::= [a]]", "a string, a character class or a repetition is not closed"),
         ("root ::= " + '"a"? ' * 2047, None),
         ("root ::= " + '"a"? ' * 2048, MANY),
         ("root ::= " + '("a"|"b") ' * 1024, MANY),
@@ -284,13 +284,13 @@ def test_what_is_wrong_with_a_grammar(text, problem):
     ("text", "problem"),
     [
         ("root ::= .", "the rule '.' is used but not defined"),
-        ('root ::= é\né ::= "x"', "it has 'é' outside of a text"),
-        ('root ::= "a", "b"', "it has ',' outside of a text"),
+        ('root ::= é\né ::= "x"', "it has 'é' outside of a string"),
+        ('root ::= "a", "b"', "it has ',' outside of a string"),
         ('root ::= "a"\nroot ::= "b"', "the rule 'root' is defined twice"),
-        ('root ::= "a" |', 'an alternative is empty: write "" for the empty text'),
-        ('root ::= a\na ::=\nb ::= "x"', 'an alternative is empty: write "" for the empty text'),
-        ('root ::= "a" (| "b")', 'an alternative is empty: write "" for the empty text'),
-        ('root ::= ("a" | )', 'an alternative is empty: write "" for the empty text'),
+        ('root ::= "a" |', 'an alternative is empty: write "" for the empty string'),
+        ('root ::= a\na ::=\nb ::= "x"', 'an alternative is empty: write "" for the empty string'),
+        ('root ::= "a" (| "b")', 'an alternative is empty: write "" for the empty string'),
+        ('root ::= ("a" | )', 'an alternative is empty: write "" for the empty string'),
         ('root ::= "a" | *', "a repetition has nothing before it"),
         ('root ::= "a"??', "a repetition follows another, which engines read in different ways: use parentheses"),
         ('root ::= "a"{1} {1}', "a repetition follows another, which engines read in different ways: use parentheses"),
@@ -306,9 +306,9 @@ def test_what_is_wrong_with_a_grammar(text, problem):
         ("root ::= [^\\n-\\t]", "the character class [^\\n-\\t] has a range whose end is before its beginning"),
         ("root ::= [b--]", "the character class [b--] has a range whose end is before its beginning"),
         ('root ::= "a"{1 2}', "{1 2} is not a number of repetitions"),
-        ('root ::= # c\r"a', "a text, a character class or a repetition is not closed"),
-        ('root ::= "a\rb"', "a text, a character class or a repetition is not closed"),
-        ('root ::=\f"a"', "it has '\\x0c' outside of a text"),
+        ('root ::= # c\r"a', "a string, a character class or a repetition is not closed"),
+        ('root ::= "a\rb"', "a string, a character class or a repetition is not closed"),
+        ('root ::=\f"a"', "it has '\\x0c' outside of a string"),
         ('"a"\nroot ::= "b"', "it does not begin with a rule"),
         ('root ::= "a" b ::= "b"', "the rule 'b' does not begin a line"),
         ('root ::= ("a"\nb ::= "b")', "its parentheses do not match"),
@@ -363,7 +363,7 @@ def test_a_class_beyond_ascii_has_a_rule_of_its_own_beside_a_repetition():
 
 def test_a_grammar_has_a_limit():
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "guided_grammar": "root ::= " + "a" * 65_536}
-    with pytest.raises(InvalidRequestError, match="must be an EBNF text of 1 to 65536 characters"):
+    with pytest.raises(InvalidRequestError, match="must be an EBNF grammar of 1 to 65536 characters"):
         parse_guide(ChatRequest(**body))
 
 

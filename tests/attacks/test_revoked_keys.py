@@ -96,7 +96,7 @@ def test_an_answer_that_another_gateway_took_over_ends_with_its_key(start, progr
     other.found("(continues after)")
     llmops("key", "revoke", key, "--now", "--store", store)
     began = time.monotonic()
-    wait_until(lambda: "its key was revoked with --now" in other.log, "the end of the answer")
+    wait_until(lambda: "because its key was revoked with --now" in other.log, "the end of the answer")
     record(f"ended {time.monotonic() - began:.1f} s after the command")
     assert time.monotonic() - began < BOUND
     second = llmops("key", "create", "--tenant", "acme", "--user", "a@acme.example", "--store", store)

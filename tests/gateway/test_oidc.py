@@ -129,8 +129,10 @@ async def test_tenants_whose_names_have_slashes_share_no_cache_and_no_queue(issu
 
 
 WRONG = "This token is malformed, or its issuer did not sign it; get a new one."
-OTHER = "This gateway accepts tokens signed with RS256, PS256, ES256, EdDSA; this token is signed with another."
-LACKS = "This token lacks one of the claims exp, iss, aud and sub."
+OTHER = (
+    "This gateway accepts tokens signed with RS256, PS256, ES256, EdDSA; this token is signed with another algorithm."
+)
+LACKS = "This token lacks one of the claims exp, iss, aud and sub; get a token with all of them."
 
 BAD = {
     "unsigned": (lambda one: one.token(algorithm="none"), OTHER),
@@ -167,7 +169,7 @@ BAD = {
     "without an audience": (lambda one: one.token(without=("aud",)), LACKS),
     "without a tenant": (
         lambda one: one.token(without=("tenant",)),
-        "This token has no claim 'tenant', which names its tenant.",
+        "This token has no claim 'tenant', which names its tenant; ask the operator.",
     ),
     "no JSON": (lambda one: "bm90IGpzb24.e30.AAAA", WRONG),
     "no base64": (lambda one: "a.b.c", WRONG),

@@ -148,7 +148,7 @@ def _from_choice(value: list[str], param: str, limits: SchemaLimits) -> Guide:
 
 def _from_grammar(value: str, param: str, limits: SchemaLimits) -> Guide:
     if not isinstance(value, str) or not value.strip() or len(value) > limits.size:
-        raise InvalidRequestError(f"'{param}' must be an EBNF text of 1 to {limits.size} characters.", param=param)
+        raise InvalidRequestError(f"'{param}' must be an EBNF grammar of 1 to {limits.size} characters.", param=param)
     try:
         with step_budget(MAX_STEPS):
             problem = find_ebnf_error(value) or find_ambiguity(value)

@@ -221,7 +221,7 @@ def _value_problem(node: Mapping[str, Any]) -> str | None:
             return f"'{key}' must be a number"
     if not isinstance(node.get("patternProperties"), dict | None):
         return "'patternProperties' must be an object"
-    return None if isinstance(node.get("format"), str | None) else "'format' must be a text"
+    return None if isinstance(node.get("format"), str | None) else "'format' must be a string"
 
 
 def _list_problem(node: Mapping[str, Any]) -> str | None:
@@ -279,7 +279,7 @@ def _patterns_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | No
 def pattern_problem(pattern: object, limits: SchemaLimits = DEFAULT_LIMITS) -> str | None:
     """Return the reason why a regular expression cannot be used, or None if it can."""
     if not isinstance(pattern, str) or not pattern:
-        return "a pattern must be a text that is not empty"
+        return "a pattern must be a string that is not empty"
     if problem := _pattern_size_problem(pattern, limits):
         return problem
     if unknown := _UNSUPPORTED.search(pattern.replace(r"\\", "")):

@@ -109,7 +109,7 @@ def find_ebnf_error(text: str) -> str | None:
     for match in _TOKEN.finditer(text):
         kind = match.lastgroup
         if kind == "unclosed":
-            return "a text, a character class or a repetition is not closed"
+            return "a string, a character class or a repetition is not closed"
         if kind == "nothing":
             continue
         parts += _NUMBER_WEIGHT if match[0].startswith("{") else _WEIGHTS.get(kind or "", 0)
@@ -169,7 +169,7 @@ def _find_wrong_name(token: _Token, following: str, ends_rule: bool, rules: set[
     """Return the error in a rule's name or beside it, or None; add a new rule to `rules`."""
     kind, part, begins_line = token
     if kind == "other":
-        return f"it has {part!r} outside of a text"
+        return f"it has {part!r} outside of a string"
     if not kind and not ends_rule:
         return "it does not begin with a rule"
     if kind == "name" and part in _WORDS:
@@ -191,7 +191,7 @@ def _find_wrong_part(token: _Token, following: str, ends_rule: bool) -> str | No
     kind, part, _ = token
     ends_alternative = ends_rule or following in ("or", "close")
     if (kind in ("defines", "or") and ends_alternative) or (kind, following) == ("open", "or"):
-        return 'an alternative is empty: write "" for the empty text'
+        return 'an alternative is empty: write "" for the empty string'
     if kind in ("defines", "or", "open") and following == "repeat":
         return "a repetition has nothing before it"
     if kind == following == "repeat":

@@ -164,7 +164,7 @@ def object_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str
     additional, most = _additional_member(compiler, flat, path, properties), flat.get("maxProperties")
     least = max(flat.get("minProperties", 0) - len(required), 0)
     if least > 1:
-        compiler.refuse("'minProperties' of more than the required ones and one")
+        compiler.refuse("'minProperties' of more than the required properties and one")
     room = None if most is None else max(most - len(members), 0)
     return rules.add(f'"{{" {SPACE} {_object_members(rules, members, additional, room, may_be_empty=not least)}')
 

@@ -230,7 +230,8 @@ def _character_class(ranges: Ranges) -> str:
 def _in_class(ranges: Iterable[tuple[int, int]]) -> str:
     parts = [part for part in ranges if part[0] <= part[1]]
     ends = [chr(code) for part in parts for code in part]
-    # Escape all or none: xgrammar may read a letter after an escape as one of its digits.
+    # Escape all characters of the class or none: xgrammar may read a letter after an escape as a
+    # digit of the escape.
     spelt = str if all(one.isascii() and one.isalnum() for one in ends) else _escaped
     return "".join(spelt(chr(low)) + (f"-{spelt(chr(high))}" if high > low else "") for low, high in parts)
 

@@ -308,10 +308,10 @@ def _decimal(flat: Mapping[str, Any], key: str) -> Decimal | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise NotEnforceableError(f"'{key}' must be a number; {json.dumps(value)}")
+        raise NotEnforceableError(f"'{key}' must be a number, not {json.dumps(value)}")
     if key == "multipleOf" and value <= 0:
-        raise NotEnforceableError("'multipleOf' must be more than 0; this")
+        raise NotEnforceableError("'multipleOf' must be more than 0")
     text = json.dumps(value)
     if len(text) > _MAX_NUMBER_LENGTH:
-        raise NotEnforceableError(f"'{key}' has more than {_MAX_NUMBER_LENGTH} digits; this")
+        raise NotEnforceableError(f"'{key}' has more than {_MAX_NUMBER_LENGTH} digits")
     return Decimal(text)

@@ -96,7 +96,9 @@ def pattern_string(pattern: str, least: int, most: int | None) -> RegularLanguag
     content = regex_language(pattern, json_character)
     if least or most is not None:
         if max(least, most or 0) > _MAX_LENGTH_WITH_PATTERN:
-            raise NotEnforceableError(f"with a pattern, lengths of up to {_MAX_LENGTH_WITH_PATTERN} can be enforced")
+            raise NotEnforceableError(
+                f"with a pattern, only lengths of up to {_MAX_LENGTH_WITH_PATTERN} can be enforced"
+            )
         content = all_of((content, repeat(json_character([(0, LAST_CODE_POINT)]), least, most)))
     return quoted(content)
 
