@@ -21,7 +21,7 @@ from tests.support import forked_cli
 from tests.support.engines import UP_CACHE, UP_ENGINE
 from tests.support.processes import runs
 from tests.support.servers import free_port
-from tests.support.tiny_models import AWQ, write_checkpoint
+from tests.support.tiny_models import write_checkpoint
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -169,11 +169,6 @@ def test_the_commands_of_a_page_run(page, scratch, full_triton, base_url):
         write_checkpoint(scratch / "tiny", "llama", fitted=True)
     if "build ./llama " in script:
         write_checkpoint(scratch / "llama", "llama")
-    if "./llama-awq" in script:
-        config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "quantization_config": AWQ}
-        write_checkpoint(scratch / "llama-awq", "llama")
-        file = scratch / "llama-awq" / "config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
     if "cut.gguf" in script:
         (scratch / "cut.gguf").write_bytes(b"GGUF" + bytes(20))
     if "llmops build smollm2 " in script:
