@@ -308,7 +308,8 @@ class QuotaReservation(ABC):
         """Reserve tokens for the prompt and all answers.
 
         Args:
-            model: The model's name.
+            model: The model's name; empty for tokens of no bill, which no usage settles. They count
+                and cost nothing, but a used-up budget rejects them.
             prompt: Tokens of the prompt.
             most: The most tokens of all answers together.
             answers: The number of answers.

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from llmops.gateway.api.generation_response import json_response
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError
 from llmops.gateway.generation.app_state import AppState
-from llmops.gateway.generation.prompt_limits import check_prompt_characters
+from llmops.gateway.generation.prompt_limits import BYTES_PER_TOKEN, check_prompt_characters
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_context import UNKNOWN_CALLER, context_of
 from llmops.gateway.interfaces import Caller
@@ -56,8 +56,11 @@ class ModerationsEndpoint:
         body = await self._service.intake.load(ModerationRequest, request)
         texts = [body.input] if isinstance(body.input, str) else [_text(one, at) for at, one in enumerate(body.input)]
         check_prompt_characters(sum(map(len, texts)), self._service.limits, "input")
-        caller = context_of(request).caller
-        results = [await self._result(text, caller) for text in texts]
+        context = context_of(request)
+        if context.reservation is not None:
+            size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+            await context.reservation.tokens("", max(size // BYTES_PER_TOKEN, 1))
+        results = [await self._result(text, context.caller) for text in texts]
         return json_response({"id": f"modr-{secrets.token_hex(12)}", "model": "llmops-safety", "results": results})
 
     async def _result(self, text: str, caller: Caller) -> dict[str, Any]:

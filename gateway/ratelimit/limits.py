@@ -173,7 +173,7 @@ class Reservation(QuotaReservation):
         amount = self._amount(bounds, prompt, most) if known is None else known
         money = least = 0
         if self._plan.budgets and self._limits.budgets is not None:
-            self._tariff = tariff = self._limits.budgets.tariff(model)
+            self._tariff = tariff = self._limits.budgets.tariff(model) if model else _unpriced
             # Costs of the longest and of the shortest possible answer.
             money, least = tariff(prompt, 0, most), tariff(prompt, 0, min(most, answers))
             plan, generation = self._plan, self._limits.limiter.generation
@@ -183,7 +183,7 @@ class Reservation(QuotaReservation):
         asks = bounds.asks(amount if known is None else 0, money, least, entered)
         reserved = await self._reserve(bounds, asks)
         if not entered or not bounds.own:
-            self._reserved.append(ReservedAmounts(reserved, reserved.bounds, asks[0], amount))
+            self._reserved.append(ReservedAmounts(reserved, reserved.bounds, asks[0], amount if model else 0))
         else:
             plain = len(bounds.plain)
             self._reserved.append(ReservedAmounts(reserved, reserved.bounds[:plain], asks[0], amount))
@@ -324,6 +324,11 @@ class _CostByLength(Sequence[int]):
 
     def __getitem__(self, tokens: int) -> int:  # type: ignore[override]
         return self._tariff(self._prompt, 0, tokens)
+
+
+def _unpriced(prompt: int, cached: int, answer: int) -> int:
+    """Return the least cost that a used-up budget rejects; the settlement gives it back."""
+    return 1
 
 
 def _total_tokens(usage: Usage) -> int:

@@ -19,6 +19,7 @@ from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.ratelimit.output_length import INITIAL_TOKENS
 from llmops.gateway.ratelimit.quotas import CallerLimits
 from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck
+from llmops.gateway.safety.services import ModerationFilter
 from llmops.gateway.settings import GatewaySettings, Quotas
 from tests.support.gateway_stack import BODIES, CHAT, COMPLETIONS, END, MESSAGES, running
 from tests.support.scripted_triton import Step
@@ -333,6 +334,33 @@ async def test_litellm_25374_budgets_come_from_the_ledger(bounded):
     bounded.stack.say("Hello")
     assert (await bounded.post(CHAT, json=BODIES[CHAT])).json()["error"]["code"] == "insufficient_quota"
     assert bounded.ledger.asked == [("key-a", datetime(2026, 11, 22, tzinfo=UTC))]
+
+
+async def test_no_filter_judges_texts_over_a_quota_or_budget(card, tokenizer, monkeypatch):
+    """Before the fix, each text for `/v1/moderations` was a free generation of a guard model."""
+    judged = []
+
+    async def judge(self, text: str) -> None:
+        judged.append(text)
+
+    monkeypatch.setattr(ModerationFilter, "judge", judge)
+    clock, ledger, keys = Clock(), Ledger(), Keys()
+    gate = RateLimits(InMemoryLimiter(clock), ledger, clock, lambda: NOON)
+    filters = {"filters": {"http": {"kind": "http", "url": "http://127.0.0.1:9/v1/moderations"}}}
+    checks = [keys, RateLimitCheck(gate, Quotas())]
+    async with running(card, tokenizer, checks=checks, safety=filters) as stack:
+
+        async def moderated(**quota) -> list[int]:
+            keys.quotas, clock.now = (Quota("key-a", **quota),), clock.now + 60  # no rejection is remembered
+            texts = [{"input": text} for text in ("a knife", "a spoon", ["a fork", "a plate"], "a pot")]
+            return [(await stack.client.post("/v1/moderations", json=one)).status_code for one in texts]
+
+        ledger.known = 100
+        assert await moderated(budget=Budget(100, "day")) == [429] * 4
+        assert await moderated(rpm=100, tpm=2) == [200, 200, 429, 429]  # a token for 4 bytes
+        assert judged == ["a knife", "a spoon"]
+        assert await moderated(budget=Budget(101, "month")) == [200] * 4  # they cost nothing
+    await gate.close()
 
 
 def test_periods():
