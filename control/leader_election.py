@@ -58,7 +58,11 @@ async def run_while_leading(
                     problems.is_new("leading", None)
                     await _run_until_first_ends(work, watch)
         except (LlmopsError, SQLAlchemyError) as error:
-            reason = error.message if isinstance(error, LlmopsError) else f"The store failed ({type(error).__name__})."
+            reason = (
+                error.message
+                if isinstance(error, LlmopsError)
+                else f"The store failed ({type(error).__name__}); see the log of the database server."
+            )
             if problems.is_new("leading", reason):
                 log.error("This process cannot become the leader and tries again. %s", reason)
         finally:
@@ -89,7 +93,9 @@ async def _file_lock(store: Path) -> AsyncIterator[LockWatch | None]:
         yield None
         return
     except OSError as error:
-        raise ResourceError(f"{lock.lock_file} cannot be written ({error.strerror}).") from error
+        raise ResourceError(
+            f"{lock.lock_file} cannot be written ({error.strerror}); let this user write to its folder."
+        ) from error
     try:
         yield asyncio.Event().wait
     finally:
@@ -115,7 +121,7 @@ async def _postgres_lock(store: StoreUrl) -> AsyncIterator[LockWatch | None]:
                     await wait_with_timeout(WATCH_TIMEOUT, connection.execute(text("SELECT 1")))
                 except TimeoutError as error:
                     raise ResourceError(
-                        "The store does not answer; this process gives up the leadership until it does."
+                        "The store does not answer; this process gives up the leadership until the store answers."
                     ) from error
 
         yield watch

@@ -50,7 +50,8 @@ ResultT = TypeVar("ResultT")
 #: Name of the Kafka consumer group to which all ledgers of a topic belong.
 CONSUMER_GROUP = "llmops-ledger"
 
-#: Maximum number of records in a batch, which one transaction writes.
+#: Maximum number of records in a batch, which one transaction writes. Other writers of SQLite wait
+#: for the transaction.
 BATCH_SIZE = 1000
 
 #: Maximum number of records in a batch after a batch without any event. A program can send small
@@ -58,7 +59,8 @@ BATCH_SIZE = 1000
 #: wait.
 FLOOD_BATCH_SIZE = 5000
 
-#: Milliseconds without a heartbeat after which Kafka removes this consumer from its group.
+#: Milliseconds without a heartbeat after which Kafka removes this consumer from its group, so that
+#: the ledger of the next leader gets its partitions.
 SESSION_TIMEOUT_MS = 10_000
 
 #: Milliseconds between two polls after which Kafka removes this consumer from its group. A day, so
@@ -76,10 +78,11 @@ MAX_EVENT_BYTES = 64 * 1024
 #: the topic's `max.message.bytes` bounds it.
 PARTITION_BYTES = 2**20
 
-#: Maximum bytes of all partitions in the response to a fetch.
+#: Maximum bytes of all partitions in the response to a fetch, which bounds the memory.
 FETCH_BYTES = 8 * 2**20
 
-#: Number of processes that may crash at an offset before the ledger skips the offset.
+#: Number of processes that may crash at an offset before the ledger skips the offset. More than
+#: one, because a single crash may have another cause.
 MAX_CRASHES = 2
 
 #: Number of records that are read one by one after a crash, to find the record that caused it.

@@ -1,4 +1,4 @@
-"""GET /api/models: the models that a caller may use, their capabilities and their prices."""
+"""The endpoint /api/models, which lists the models of a caller with abilities and prices."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ _KEY_HEADERS = ("authorization", "x-api-key")
 #: Maximum size of the gateway's list of models in bytes. A model takes about 500 bytes.
 MAX_LISTING_BYTES = 4 * 2**20
 
-#: Maximum seconds for the whole list from the gateway.
+#: Maximum seconds for the whole list from the gateway, because the caller waits for it.
 LISTING_TIMEOUT = 10.0
 
 router = make_router(tags=["usage"])

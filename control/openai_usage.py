@@ -1,4 +1,4 @@
-"""OpenAI's GET /v1/organization/usage/completions and /v1/organization/costs.
+"""OpenAI's endpoints /v1/organization/usage/completions and /v1/organization/costs.
 
 The organization is the caller's tenant. Fields and limits follow
 https://platform.openai.com/docs/api-reference/usage. Projects and batches do not exist here.
@@ -27,10 +27,10 @@ from llmops.store.usage_queries import UsageSum
 #: Width of a bucket in seconds, by the API's name of the width.
 BUCKET_SECONDS = {"1m": 60, "1h": 3600, "1d": 86_400}
 
-#: Default and maximum number of buckets in a page of usage, by bucket width.
+#: Default and maximum number of buckets in a page of usage, by bucket width, the same as OpenAI's.
 USAGE_LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 
-#: Default and maximum number of buckets in a page of costs.
+#: Default and maximum number of buckets in a page of costs, the same as OpenAI's.
 COST_LIMITS = (7, 180)
 
 #: Groups of the usage queries, by the API's names. Other names are accepted without effect.
@@ -212,7 +212,7 @@ def _time_span(query: _Query, default: int, maximum: int) -> _TimeSpan:
     width = BUCKET_SECONDS[query.bucket_width]
     limit = default if query.limit is None else query.limit
     if limit > maximum:
-        message = f"A page has at most {maximum} buckets of {query.bucket_width}."
+        message = f"A page has at most {maximum} buckets of {query.bucket_width}; lower 'limit'."
         raise InvalidRequestError(message, param="limit", code="invalid_value")
     end_time = int(time.time()) if query.end_time is None else query.end_time
     start = _page_start(query, width)

@@ -1,4 +1,4 @@
-"""GET /api/admin/replicas and /api/admin/alerts, for the administration page."""
+"""The endpoints of the administration page, /api/admin/replicas and /api/admin/alerts."""
 
 import asyncio
 from typing import Annotated, Any
@@ -20,8 +20,10 @@ from llmops.urls import fetch_bounded, without_secrets
 #: Maximum size of an answer of Prometheus or of a gateway in bytes. An alert takes about a
 #: kilobyte.
 MAX_ANSWER_BYTES = 4 << 20
-#: Maximum seconds for a whole answer of Prometheus, and for all answers of the gateway together.
-PROMETHEUS_TIMEOUT, GATEWAY_TIMEOUT = 5.0, 10.0
+#: Maximum seconds for a whole answer of Prometheus, because the page waits for it.
+PROMETHEUS_TIMEOUT = 5.0
+#: Maximum seconds for all answers of the gateway together, because the page waits for them.
+GATEWAY_TIMEOUT = 10.0
 
 router = make_router(prefix="/api/admin", tags=["admin"], route_class=AdminRoute)
 

@@ -38,7 +38,8 @@ _SUM = f"{SERVED_TOKENS_METRIC}_sum"
 #: Maximum size of a metrics page in bytes. A longer page is rejected before it is parsed.
 MAX_PAGE_BYTES = 8 * 2**20
 
-#: Maximum seconds for one metrics page, from the connection to the last byte.
+#: Maximum seconds for one metrics page, from the connection to the last byte, so that a server that
+#: hangs does not hold up the report.
 PAGE_TIMEOUT = 10.0
 
 
@@ -65,7 +66,9 @@ async def served_tokens(pages: Sequence[str]) -> dict[str, int]:
                         tokens[model] = tokens.get(model, 0) + round(sample.value)
             except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, *MALFORMED) as error:
                 place = without_secrets(page)
-                raise ResourceError(f"The metrics page {place} cannot be read ({type(error).__name__}).") from error
+                raise ResourceError(
+                    f"The metrics page {place} cannot be read ({type(error).__name__}); check that its server runs."
+                ) from error
     return tokens
 
 

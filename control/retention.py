@@ -13,7 +13,7 @@ from llmops.store.factory import open_store
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two deletions.
+#: Seconds between two deletions. Entries are kept for days, so a later deletion does no harm.
 PRUNE_INTERVAL = 6 * 3600.0
 
 

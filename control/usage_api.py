@@ -1,4 +1,4 @@
-"""GET /api/usage: the caller's own usage, its cost, and the remaining budgets."""
+"""The endpoint /api/usage: the caller's own usage, its cost, and the remaining budgets."""
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime

@@ -32,7 +32,8 @@ from llmops.store.tables import conversations, messages
 
 MAX_TITLE_LENGTH = 500
 MAX_MODEL_LENGTH = 50
-#: Maximum number of conversations that one statement of a purge deletes.
+#: Maximum number of conversations that one statement of a purge deletes, because other writers wait
+#: for it.
 PURGE_BATCH_SIZE = 50
 #: Maximum number of characters that one statement of a purge deletes, because other writers wait
 #: for it. Deleting 390 MB took SQLite two seconds.

@@ -22,8 +22,8 @@ BUSY_TIMEOUT = 10.0
 CONNECT_TIMEOUT = 10.0
 #: Maximum seconds to close a connection, because a server that hangs does not confirm it.
 CLOSE_TIMEOUT = 1.0
-#: Maximum number of connections beyond the pool, which are opened while all others are in use and
-#: closed after use.
+#: Maximum number of connections beyond the pool, for bursts. They are opened while all others are
+#: in use and closed after use.
 MAX_OVERFLOW = 10
 _WRITES = "llmops_writes"
 ResultT = TypeVar("ResultT")

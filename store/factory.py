@@ -44,9 +44,11 @@ async def within(seconds: float, work: Awaitable[ResultT]) -> ResultT:
     try:
         return await wait_with_timeout(seconds, work)
     except TimeoutError as error:
-        raise ResourceError(f"The store did not answer within {seconds:g} s.") from error
+        raise ResourceError(f"The store did not answer within {seconds:g} s; check the database server.") from error
     except SQLAlchemyError as error:
-        raise ResourceError(f"The store failed ({type(error).__name__}).") from error
+        raise ResourceError(
+            f"The store failed ({type(error).__name__}); see the log of the database server."
+        ) from error
 
 
 class LazyStore:

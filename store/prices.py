@@ -36,7 +36,7 @@ class Price:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.model) <= 255:
-            raise InputError("A model's name has 1 to 255 characters.")
+            raise InputError("A model's name has 1 to 255 characters; give a shorter name.")
         for micros in (self.input_micros, self.cached_micros, self.output_micros):
             if not 0 <= micros <= MAX_PRICE_MICROS:
                 raise InputError(f"A price is $0 to ${MAX_PRICE_MICROS // MILLION:,} per million tokens.")

@@ -36,7 +36,7 @@ INITIAL_VERSION = "initial"
 MAX_NAME_LENGTH = 64
 #: Suffix of the name of a baseline twin, which is a fresh copy of the stable version.
 TWIN_SUFFIX = "-twin"
-#: Maximum number of batches of outcomes that one query reads.
+#: Maximum number of batches of outcomes that one query reads, which bounds the memory.
 OUTCOME_BATCHES = 500
 
 _damaged = LogOnce()

@@ -129,7 +129,7 @@ async def _check(client: httpx.AsyncClient, condition: Condition) -> AnalysisRes
         place = without_secrets(str(client.base_url))
         return AnalysisResult("no data", f"{place} does not answer like Prometheus; check its URL.")
     if not values:
-        return AnalysisResult("no data", f"Prometheus has no value of '{condition.query}'.")
+        return AnalysisResult("no data", f"Prometheus has no value of '{condition.query}'; check the query.")
     compare = _OPERATORS[condition.operator]
     for value in values:
         if not compare(value, condition.limit):

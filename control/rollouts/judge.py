@@ -44,7 +44,8 @@ RowState = Literal["ok", "unclear", "worse", "no data", "shown"]
 #: and few enough to compare with the current load instead of the load an hour ago.
 WINDOW = 4000
 
-#: Minimum number of the stable version's outcomes for a comparison.
+#: Minimum number of the stable version's outcomes for a comparison, because the share or quantile
+#: of fewer outcomes is unreliable.
 MIN_STABLE = 50
 
 #: Maximum seconds that count between two readings of the clock: a clock that jumps, or a paused
@@ -76,7 +77,8 @@ INCIDENT_SHARE = 0.05
 #: Factor by which the median output length may change in either direction.
 LENGTH_TOLERANCE = 1.5
 
-#: Minimum number of prompts for which a comparison of scores can stop a roll-out.
+#: Minimum number of prompts for which a comparison of scores can stop a roll-out, because the mean
+#: of fewer scores is unreliable.
 MIN_GOLDEN = 20
 
 #: Loss of the mean score on golden prompts, relative to the stable version's score, from which a

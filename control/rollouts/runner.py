@@ -42,9 +42,10 @@ TICK = 0.5
 WEIGHTS_DELAY = 3.0
 #: Maximum seconds by which a batch of outcomes may be written later than a newer batch.
 LATE_BATCH = 5.0
-#: Age of the outcomes that a new process reads, so that its judge knows the stable version.
+#: Time before the current step from which a new process reads outcomes, so that its judge knows the
+#: stable version.
 RESUMED_TIME = timedelta(minutes=10)
-#: Maximum seconds for a webhook's receiver to answer.
+#: Maximum seconds for a webhook's receiver to answer, because the roll-outs wait meanwhile.
 WEBHOOK_TIMEOUT = 5.0
 ACTOR = "control"
 #: Events that a verdict causes. The verdict "continue" causes none.
@@ -243,7 +244,12 @@ class RolloutRunner(LeaderJob):
             for version in await self._versions(rollout, name, *twin):
                 await self._replicas.stop(version, RolloutSettings.of(rollout).drain_timeout)
         except LlmopsError as error:
-            log.warning("The replicas of %s %s could not be stopped. %s", rollout.model, name, error.message)
+            log.warning(
+                "The replicas of %s %s could not be stopped and still run; stop them. %s",
+                rollout.model,
+                name,
+                error.message,
+            )
             return RolloutEvent.STOPPED, f"{rollout.reason}; the replicas of {name} are still there: {error.message}"
         return RolloutEvent.STOPPED, rollout.reason
 

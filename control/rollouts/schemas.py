@@ -28,7 +28,7 @@ MAX_REPLICAS = 256
 #: Maximum number of conditions, because control queries Prometheus for all of them at once.
 MAX_CONDITIONS = 16
 
-#: The name of a model or version. Folders contain the name in theirs.
+#: The name of a model or version. Names of folders contain it.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
 
 

@@ -35,9 +35,11 @@ LARGE = "large"
 MAX_CONVERSATIONS = 100_000
 #: Maximum number of texts whose scores are remembered, which bounds the memory.
 MAX_SCORES = 10_000
-#: Maximum number of a user's texts that are scored, the latest first.
+#: Maximum number of a user's texts that are scored, the latest, which bounds the time for a long
+#: conversation.
 MAX_SCORED_TEXTS = 8
-#: Maximum seconds for the embedding model, after which the request continues without a score.
+#: Maximum seconds for the embedding model, because the client waits. The request then continues
+#: without a score.
 SCORE_TIMEOUT = 0.25
 _CODE = re.compile(
     r"```|^[^\S\n]*+(def|class|import|from|function|const|public|#include|SELECT|CREATE TABLE)\b.*[({;:]", re.M

@@ -14,7 +14,8 @@ from llmops.gateway.interfaces import ReplicaView, RoutingPolicy, RoutingRequest
 DEFAULT_PREFILL_RATE = 20_000.0
 #: Number of steps over which the mean step time is computed.
 STEP_TIME_STEPS = 10
-#: Multiple of the expected time up to which a reported step counts.
+#: Multiple of the expected time up to which a reported step counts, so that a step that was held up
+#: does not distort the mean.
 OUTLIER_FACTOR = 3.0
 #: Seconds per step that are assumed until a replica's step time is known.
 DEFAULT_STEP_SECONDS = 0.02

@@ -40,7 +40,7 @@ class EngineSlots:
             A function that releases the slots. It may be called more than once.
 
         Raises:
-            OverloadedError: The queue is full, or the caller's share of the queue is. A request
+            OverloadedError: The queue, or the caller's share of the queue, is full. A request
                 that finds the queue empty always fits.
         """
         name = (model.parent or model.name, model.version)
@@ -61,5 +61,5 @@ class EngineSlots:
 
 
 def _queue_full_message(model: GenerativeModel, taken: int, queued: int) -> str:
-    which = "as many as it may" if taken >= model.card.max_batch_size + queued else "as many as one client may add to"
+    which = "its maximum" if taken >= model.card.max_batch_size + queued else "to which one client may not add more"
     return f"The model '{model.name}' has {taken} answers in progress or waiting, {which}; try again."

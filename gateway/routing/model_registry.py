@@ -191,7 +191,7 @@ class ModelRegistry:
         checks = [self._check_soon(server) for server in self._servers]
         done = (await asyncio.wait(checks, timeout=READINESS_SECONDS))[0] if checks else ()
         if not any(not check.cancelled() and check.exception() is None and check.result() for check in done):
-            return ModelReadiness(problem="Triton is not ready.")
+            return ModelReadiness(problem="Triton is not ready; try again later.")
         self._collect()
         ready = {found.model.name: found.model.parent or found.model.name for found in self.all() if found.ready}
         return ModelReadiness(ready, self.problems(), self.problem)
@@ -203,7 +203,7 @@ class ModelRegistry:
         """
         model = next((found.model for found in self.all() if found.model.name == name), None)
         if model is None:
-            return f"The model {name} is no longer there."
+            return f"The model {name} is no longer served."
         try:
             async with asyncio.timeout(seconds):
                 await model.answer_once()
@@ -335,7 +335,7 @@ class ModelLookup(Generic[M]):
             if name in registry.entries[kind].broken:
                 raise UnavailableError(registry.entries[kind].broken[name])
         if registry.problem is not None or not registry.all():
-            raise UnavailableError(registry.problem or "Triton serves no model yet.")
+            raise UnavailableError(registry.problem or "Triton serves no model yet; try again later.")
         if any(name in entries.chosen for entries in registry.entries.values()):
             raise ModelKindError(name)
         raise ModelNotFoundError(name)

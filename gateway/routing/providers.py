@@ -48,10 +48,11 @@ TEMPLATE_TOKENS = 1024
 MAX_LINE_BYTES = 1 << 20
 #: Seconds between two log lines about the same failure, because each request may cause it.
 LOG_INTERVAL = 1.0
-#: Maximum number of events that wait for the client. Above it, the provider's connection is not
-#: read.
+#: Maximum number of events that wait for the client, which bounds the memory for a slow client.
+#: While as many wait, the provider's connection is not read.
 MAX_WAITING_EVENTS = 64
-#: Maximum seconds that are passed on to clients from a provider's `retry-after`.
+#: Maximum seconds of a provider's `retry-after` that are passed on to clients, because models here
+#: may have room sooner.
 MAX_RETRY_AFTER = 60.0
 
 
@@ -437,7 +438,8 @@ def _read_key(name: str, settings: ProviderSettings) -> str:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise InputError(
-                f"The key of the provider {name} cannot be read from {settings.key_file} ({reason})."
+                f"The key of the provider {name} cannot be read from {settings.key_file} ({reason}); "
+                "correct the file or the setting key_file."
             ) from None
     elif settings.key_env is not None:
         key, place = os.environ.get(settings.key_env, "").strip(), f"the environment variable {settings.key_env}"

@@ -221,4 +221,4 @@ def _client_message(error: Exception) -> str:
 
 
 def _not_ready_message(offer: OfferedModel) -> str:
-    return f"The model {offer.name} is not ready."
+    return f"The model {offer.name} is not ready; try again later."

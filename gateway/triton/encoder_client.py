@@ -73,7 +73,7 @@ class TritonEncoder:
             FP32 [len(rows), dimensions], in the order of the rows.
 
         Raises:
-            OverloadedError: The queue is full, or the caller's share of the queue is. A request
+            OverloadedError: The queue, or the caller's share of the queue, is full. A request
                 that finds the queue empty always fits.
             ApiError: Triton rejects the request or fails on it.
         """

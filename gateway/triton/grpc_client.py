@@ -14,8 +14,8 @@ from llmops.contract import ENGINE_SUFFIX, METADATA_PARAMETER
 from llmops.gateway.errors import TRITON_NOT_RESPONDING, TRITON_UNREACHABLE, UnavailableError
 from llmops.gateway.triton.response_reader import error_from_message
 
-#: Maximum size of a message from Triton, in bytes. The largest messages are batches of vectors and
-#: log-probabilities of prompts.
+#: Maximum size of a message from Triton in bytes, which bounds the memory. The largest messages are
+#: batches of vectors and log-probabilities of prompts.
 MAX_MESSAGE_BYTES = 32 * 2**20
 
 #: Milliseconds of silence after which the connection is checked with a ping. `llmops serve` makes

@@ -63,7 +63,10 @@ class ResponseReader:
         self._positions: dict[str, int] = {}
 
     def read(self, response: service_pb2.ModelInferResponse) -> TokenBatch | None:
-        """Return the new tokens, or None for a response without tokens, such as the last."""
+        """Return the new tokens, or None for a response without tokens.
+
+        The final response of a stream may have no tokens.
+        """
         count = len(response.outputs)
         if count == 0:
             return None
@@ -115,17 +118,19 @@ def error_from_message(message: str, guided: bool = True) -> ApiError:
     if colon and name in INPUT_TENSORS:
         if _is_client_message(reason):
             return UnsupportedError(message, param=name)
-        return UnsupportedError(f"{name}: the engine cannot take it.", param=name, detail=message)
+        return UnsupportedError(
+            f"{name}: the engine rejected this value; change it or leave it out.", param=name, detail=message
+        )
     condition = condition_from_message(message)
     if condition is not None:
         return condition
     lowered = message.lower()
     if guided and ("xgrammar" in lowered or "grammar_compiler" in lowered):
         # some engines compile a grammar only when its request is scheduled
-        refused = f"{contract.GUIDE}: the engine cannot compile it."
+        refused = f"{contract.GUIDE}: the engine cannot compile this grammar; simplify it."
         return UnsupportedError(refused, param=contract.GUIDE.name, detail=message)
     if _NOT_TAKEN in lowered:
-        refused = f"{contract.INPUT_IDS}: the engine cannot take it."
+        refused = f"{contract.INPUT_IDS}: the engine cannot take this prompt; shorten it."
         return UnsupportedError(refused, param=contract.INPUT_IDS.name, detail=message)
     if "maximum queue size" in lowered:
         # Triton rejects the request itself: the model's queue is full

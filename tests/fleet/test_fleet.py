@@ -136,7 +136,7 @@ async def test_an_answer_of_another_engine_is_counted_and_the_replica_left():
     assert (wrong, replica.view.state) == ([], "ready")
     replica.on_identity(EngineIdentity("tiny", "1", "f" * 64, "i"))
     assert (wrong, replica.view.state) == ([1], "gone")
-    assert replica.problem == f"it answers with engine {'f' * 12}, and its card says {'e' * 12}"
+    assert replica.problem == f"it answers with engine {'f' * 12}, and its metadata announces {'e' * 12}"
 
 
 async def test_on_a_replica_that_reports_nothing_a_request_waits_until_its_first_token_and_leaves_its_blocks():

@@ -147,7 +147,7 @@ async def test_a_card_that_triton_does_not_give_is_this_model_s_alone(card):
     async with beside(card, "boom in /opt/tritonserver/models/other") as (client, _):
         assert (await client.get("/health/ready")).json() == {
             "status": "degraded",
-            "models": {"tiny": {"ready": True}, "other": unready("The model other is not ready.")},
+            "models": {"tiny": {"ready": True}, "other": unready("The model other is not ready; try again later.")},
         }
 
 

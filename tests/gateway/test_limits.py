@@ -457,7 +457,7 @@ async def test_one_client_leaves_places_in_the_queue_for_others(card, tokenizer)
         await eventually(lambda: stack.triton.active == 4 and sum(task.done() for task in tasks) == 3)
         refused = next(task.result() for task in tasks if task.done())
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
-        assert "4 answers in progress or waiting, as many as one client may add to" in refused.text
+        assert "4 answers in progress or waiting, to which one client may not add more" in refused.text
         tasks.append(asyncio.create_task(ask("modest")))
         await eventually(lambda: stack.triton.active == 5)
         await stop_tasks(*tasks)

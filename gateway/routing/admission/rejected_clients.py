@@ -20,9 +20,11 @@ RETURN_FACTOR = 2.0
 RETRY_AFTER_JITTER = (0.8, 1.2)
 #: Weight of the newest Retry-After in the mean.
 SMOOTHING = 0.01
-#: Maximum number of a tenant's clients that count for the Retry-After of other tenants.
+#: Maximum number of a tenant's clients that count for the Retry-After of other tenants, so that
+#: clients that ignore Retry-After do not delay other tenants.
 MAX_OF_TENANT = 2000
-#: Seconds for which the sum over all tenants is reused.
+#: Seconds for which the sum over all tenants is reused, because summing at each rejection would be
+#: slow.
 SUM_INTERVAL = 0.5
 #: Maximum seconds over which the returns are spread.
 MAX_SPREAD = 3600.0

@@ -16,7 +16,8 @@ _TTFT_HEADER_BYTES, _FAIRNESS_HEADER_BYTES = TTFT_HEADER.encode(), FAIRNESS_HEAD
 #: Scope of keys that send requests for others. Each fairness id of such a key is queued like a
 #: tenant.
 FAIRNESS_SCOPE = "fairness"
-#: Maximum length of a fairness id in characters. Longer ids are cut off.
+#: Maximum length of a fairness id in characters. Longer ids are cut off, because clients choose
+#: them and the queue stores them.
 MAX_FAIRNESS_ID_LENGTH = 128
 
 

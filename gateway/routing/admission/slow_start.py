@@ -12,7 +12,7 @@ from llmops.gateway.interfaces import ReplicaView
 from llmops.gateway.routing.admission.wait_prediction import THROUGHPUT_TIME_CONSTANT
 from llmops.gateway.routing.cost_model import DEFAULT_PREFILL_RATE
 
-#: Share of its prefill rate that a replica gets at first.
+#: Share of its prefill rate that a replica gets at first. Small, because its caches are empty.
 INITIAL_SHARE = 0.1
 #: Factor by which the share grows each second.
 GROWTH_PER_SECOND = 1.5

@@ -17,7 +17,8 @@ KV_CACHE_WATERMARK = 0.9
 #: Maximum number of replicas of which all are compared. In a larger fleet, only the holders of the
 #: prefix and two random replicas are compared.
 MAX_COMPARED_REPLICAS = 8
-#: Maximum number of holders of the longest prefix that are compared.
+#: Maximum number of holders of the longest prefix that are compared, which bounds the time of a
+#: choice.
 MAX_PREFIX_HOLDERS = 4
 #: Difference in cost up to which two candidates tie. The earlier candidate wins a tie, so that
 #: noise does not decide.

@@ -10,15 +10,18 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 _BYTES_PER_TOKEN = 4
-#: Number of tokens that must be equal after the difference.
+#: Number of tokens that must be equal after the difference. So many equal tokens are not a
+#: coincidence.
 SAMPLE_TOKENS = 32
-#: Maximum number of tokens that may differ.
+#: Maximum number of tokens that may differ. Dates and ids have fewer tokens.
 MAX_CHANGED_TOKENS = 64
-#: Minimum number of a tenant's prompts before the tenant is reported.
+#: Minimum number of a tenant's prompts before the tenant is reported, so that a few prompts cause
+#: no report.
 MIN_PROMPTS = 20
 #: Share of unstable prompts from which a tenant is reported.
 REPORT_THRESHOLD = 0.5
-#: Share of unstable prompts below which a tenant can be reported again.
+#: Share of unstable prompts below which a tenant can be reported again. Lower than
+#: REPORT_THRESHOLD, so that a share around it does not cause repeated reports.
 RESET_THRESHOLD = 0.25
 #: Weight of the newest prompt in the share of unstable prompts.
 UNSTABLE_SHARE_SMOOTHING = 0.05

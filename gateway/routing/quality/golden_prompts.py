@@ -55,7 +55,7 @@ def load_golden_prompts(path: Path | None) -> Sequence[GoldenPrompt]:
         text = read_bounded(path, MAX_FILE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(f"The golden prompts {path} cannot be read ({reason}).") from error
+        raise InputError(f"The golden prompts {path} cannot be read ({reason}); name another file.") from error
     return _parse(text, str(path))
 
 

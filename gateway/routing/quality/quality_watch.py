@@ -43,9 +43,11 @@ MAX_SHADOW_TOKENS = 2048
 #: Mean similarity from which two replicas count as equal. Copies of a version stay above 0.8 even
 #: if different batches change roundings; corrupted replicas are below 0.3.
 AGREEMENT = 0.5
-#: Number of golden prompts that every replica of a version answers in a sweep.
+#: Number of golden prompts that every replica of a version answers in a sweep. Few, because each
+#: replica spends the time.
 COMPARED_PROMPTS = 12
-#: Maximum number of tokens in the answers that are compared.
+#: Maximum number of tokens in the answers that are compared. Few, because after a different rounding,
+#: the answers of healthy replicas differ to their end.
 COMPARED_TOKENS = 16
 #: Maximum number of concurrent requests of the watch on one replica, so that users keep the other
 #: slots.

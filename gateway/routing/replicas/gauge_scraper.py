@@ -28,11 +28,12 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two scrapes.
 SCRAPE_INTERVAL = 0.5
-#: Maximum seconds for a server's answer to a scrape.
+#: Maximum seconds for a server's answer to a scrape, so that a server that hangs is tried again.
 SCRAPE_TIMEOUT = 2.0
 #: Maximum size of a metrics page in bytes. A longer page is rejected before it is parsed.
 MAX_PAGE_BYTES = 8 * 2**20
-#: The largest plausible value of a gauge. Larger values and NaN are ignored.
+#: The largest plausible value of a gauge, up to which floats represent all integers. Larger values
+#: and NaN are ignored.
 MAX_VALUE = 2.0**53
 GAUGE_LABELS = {REQUESTS: "request_type", BLOCKS: "kv_cache_block_type", GENERAL: "general_type"}
 

@@ -40,11 +40,13 @@ HEALTH_CHECK_INTERVAL = 0.25
 #: Seconds that a broken step stream has to reconnect before its answers fail over. Long enough for
 #: a connection that was cut, and shorter than the restart of a server.
 RECONNECT_TIMEOUT = 0.3
-#: Maximum number of tenants with a metric series of their own. The other tenants share one series.
+#: Maximum number of tenants with a metric series of their own, which bounds the size of /metrics.
+#: The other tenants share one series.
 MAX_TENANT_SERIES = 100
 #: Label of the series that all other tenants share.
 OTHER_TENANTS = "other"
-#: Share of the idle timeout after which a stream without a token fails over.
+#: Share of the idle timeout after which a stream without a token fails over, so that another
+#: replica can answer before the timeout.
 SILENCE_SHARE = 1 / 4
 
 
@@ -276,7 +278,7 @@ class PoolRegistry:
                 pool.policy.forget(name)
                 if self._restarts is not None and name not in current:
                     self._restarts.forget(pool.name, name)
-                log.warning("Replica %s of %s: gone", name, pool.name)
+                log.warning("Replica %s of %s is gone and gets no more requests", name, pool.name)
         self._replicas[key] = current
         problems |= _duplicate_addresses(current.values())
         pool.replicas = {name: replica for name, replica in current.items() if name not in problems}

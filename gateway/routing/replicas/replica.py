@@ -258,7 +258,7 @@ class Replica:
         self.view.version = identity.version
         if announced and identity.engine and identity.engine != announced:
             self._on_misrouted()
-            self.problem = f"it answers with engine {identity.engine[:12]}, and its card says {announced[:12]}"
+            self.problem = f"it answers with engine {identity.engine[:12]}, and its metadata announces {announced[:12]}"
             self.update_state()
 
     def take_out(self, problem: str) -> None:
@@ -275,7 +275,12 @@ class Replica:
         """
         if error.full_message != self._logged_error:
             self._logged_error = error.full_message
-            log.info("The stream from replica %s of %s ended: %s", self.replica_id, self.model.name, error.full_message)
+            log.info(
+                "The stream from replica %s of %s ended and is opened again: %s",
+                self.replica_id,
+                self.model.name,
+                error.full_message,
+            )
         self.health.record_disconnect()
         self._policy.forget(self.replica_id)
         self._in_flight.clear()

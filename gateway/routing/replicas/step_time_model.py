@@ -16,7 +16,8 @@ OBSERVATION_WINDOW = 96
 FIT_INTERVAL = 32
 #: Number of passes of reweighted least squares, which approximate the least absolute deviation.
 REWEIGHTING_PASSES = 4
-#: Multiple of the expected duration up to which an observation counts.
+#: Multiple of the expected duration up to which an observation counts, so that a step that was held
+#: up does not distort the fit.
 OUTLIER_FACTOR = 3.0
 #: Weight of the ridge penalty, which keeps coefficients that the window tells nothing about, such
 #: as the time per prompt token while no prompts arrive.

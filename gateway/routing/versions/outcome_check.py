@@ -14,7 +14,8 @@ from llmops.gateway.interfaces import Outcome
 if TYPE_CHECKING:
     from llmops.gateway.routing.versions.version_directory import VersionDirectory
 
-#: Minimum number of output tokens for which the time per token is meaningful.
+#: Minimum number of output tokens for a time per token, because the mean over fewer tokens says
+#: little.
 MIN_TPOT_TOKENS = 4
 #: Number of an owner's requests to a version that always count, because one conversation may have
 #: as many.

@@ -25,8 +25,8 @@ REFRESH_INTERVAL = 1.0
 #: Seconds without an answer after which the store counts as unreachable. The weights remain
 #: unchanged.
 STORE_TIMEOUT = 5.0
-#: Maximum number of outcomes per version that a gateway writes at once. At higher rates, it writes
-#: a sample.
+#: Maximum number of outcomes per version that a gateway writes at once, which bounds the size of a
+#: row. At higher rates, it writes a sample.
 MAX_OUTCOMES = 200
 
 
