@@ -456,6 +456,11 @@ def test_a_model_is_no_part_of_the_mpirun_that_started_triton(monkeypatch, launc
     job = {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_UNIVERSE_SIZE", "OMPI_FIRST_RANKS", "PMIX_RANK",
            "OMPI_APP_CTX_NUM_PROCS", "OMPI_MCA_orte_x", "ORTE_x", "PMIX_SERVER_URI2", "PMI_RANK"}  # fmt: skip
     settings = {"OMPI_MCA_btl", "PMIX_MCA_gds"}
+    # Open MPI 5 forks `prte` to spawn workers, which as root wants both of these (openpmix/prrte, "prte has detected
+    # an attempt to run as root"); without, 5.0.11 and NVIDIA's image of 1.3.0rc27 ended with MPI_ERR_UNKNOWN
+    root = ["PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM"]
+    for name in root:
+        monkeypatch.setenv(name, "0")
     for name in job | settings:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("TLLM_SPAWN_PROXY_PROCESS", "1" if launched else "")
@@ -463,6 +468,7 @@ def test_a_model_is_no_part_of_the_mpirun_that_started_triton(monkeypatch, launc
     metadata = {"tokenizer_dir": "t", "max_batch_size": 1, "end_ids": [2], "capabilities": {}}
     left = engine.create({"gpt_model_path": "m", "llm_profiles": "[]"}, metadata)
     assert (job | settings).intersection(left) == (job | settings if launched else settings)
+    assert [left[name] for name in root] == (["0", "0"] if launched else ["1", "1"])
 
 
 def test_a_model_sees_its_own_gpus(monkeypatch):

@@ -36,6 +36,10 @@ _MPI_JOB = (
     *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_FIRST_", "OMPI_APP_", "OMPI_MCA_orte_"),
     *("ORTE_", "PRTE_LAUNCHED", "PMIX_", "PMI_"),
 )
+# let root start the daemon through which Open MPI 5, of NVIDIA's images from 1.3.0rc27 on, spawns
+# workers. Without them it fails with MPI_ERR_UNKNOWN (ompi/dpm/dpm.c, start_dvm). mpirun removes
+# them from the environment of its processes.
+_ALLOW_ROOT = {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # capabilities that differ between releases and samplers
 _SAMPLING = ("min_p", "seed", "penalties", "logit_bias", "top_logprobs", "prompt_logprobs")
 
@@ -163,6 +167,8 @@ def restrict_visible_gpus(ids: str) -> None:
 def leave_mpi_job() -> None:
     """Forget the mpirun that started Triton for another model, whose rank 0 this process would be.
 
+    Workers can be spawned then, also by root.
+
     NVIDIA's own model over the LLM API does the same
     (triton_backend/all_models/llmapi/tensorrt_llm/1/model.py).
     """
@@ -171,6 +177,7 @@ def leave_mpi_job() -> None:
     for name in list(os.environ):
         if name.startswith(_MPI_JOB) and not name.startswith("PMIX_MCA_"):
             del os.environ[name]
+    os.environ.update(_ALLOW_ROOT)
 
 
 def as_tensor(values: np.ndarray, size: int = 0) -> Any:
