@@ -1,4 +1,4 @@
-"""HTTP: connections, bodies, event streams, errors, request contexts and checks.
+"""HTTP connections, request bodies, event streams, errors, request contexts and checks.
 
-Nothing here knows a model, and of an API only the format of its errors.
+Modules here do not depend on models, and depend on APIs only for the formats of their errors.
 """

@@ -1,6 +1,6 @@
 """Errors in the format of Anthropic's API.
 
-Every layer can raise one, so the format is not part of `api/anthropic`.
+Every layer can raise an error, so the format is not part of `api/anthropic`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from llmops.gateway.errors import ApiError
 
 _PATH_PREFIX = "/v1/messages"
 _VERSION_HEADER = b"anthropic-version"
-#: The response header by which Anthropic's clients name a request.
+#: Name of the response header from which Anthropic's clients read the request id.
 REQUEST_ID_HEADER = "request-id"
 
-#: Anthropic's own status for an overloaded server. Its clients tell it apart from an unavailable
-#: one.
+#: Anthropic's status for an overloaded server, which its clients distinguish from 503
+#: (unavailable).
 OVERLOADED = 529
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -35,20 +35,21 @@ _ERROR_TYPES = {
 def is_anthropic(scope: Scope) -> bool:
     """Return True if the client speaks Anthropic's API.
 
-    The path shows it, or the header that all of Anthropic's clients send.
+    Such a request has a path of the API, or the header `anthropic-version`, which all of
+    Anthropic's clients send.
     """
     return scope["path"].startswith(_PATH_PREFIX) or _VERSION_HEADER in dict(scope["headers"])
 
 
 def status_of(error: ApiError) -> int:
-    """Return the HTTP status of `error`, which is 529 for an overloaded gateway."""
+    """Return the HTTP status of `error`, which is 529 if the gateway is overloaded."""
     return OVERLOADED if error.code == "overloaded" else error.status
 
 
 def envelope_json(error: ApiError, request_id: str) -> bytes:
-    """Return the error as JSON.
+    """Return the JSON body of an error response.
 
-    Its `type` follows from the status; the format has no field for `param`.
+    `type` follows from the status. Anthropic's format has no field for `param`.
     """
     status = status_of(error)
     kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")

@@ -1,8 +1,7 @@
 """The API reference: /docs, /redoc and /openapi.json.
 
-Its scripts are served by the gateway, so that it works without the internet.
-
-The files belong to the package fastapi-offline, of which no code runs.
+The gateway serves the scripts of the reference itself, so that the reference works without internet
+access. The scripts belong to the package fastapi-offline, whose Python code is not run.
 """
 
 from __future__ import annotations
@@ -24,17 +23,18 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 ASSETS_PACKAGE = "fastapi_offline"
-#: Media types of the files that are served, by name. Other files of the package are not served.
+#: Media types of the files that are served, by file name. Other files of the package are not
+#: served.
 ASSET_FILES = {
     "swagger-ui-bundle.js": "text/javascript",
     "swagger-ui.css": "text/css",
     "redoc.standalone.js": "text/javascript",
     "favicon.png": "image/png",
 }
-#: The routes of the reference. They show nothing but the source code of a release, so they require
-#: no API key.
+#: Routes of the reference, which require no API key: they show only what a release's source code
+#: shows.
 DOCS_ROUTES = frozenset({"/docs", "/redoc", "/openapi.json", "/docs/{file}"})
-# by default swagger-ui sends the document to a validator on the internet
+# By default, swagger-ui sends the document to a validator on the internet.
 _SWAGGER = {"validatorUrl": None}
 
 
@@ -43,11 +43,11 @@ def add_docs_pages(app: FastAPI) -> None:
 
     @lru_cache(maxsize=1)
     def encoded_document(root_path: str) -> bytes:
-        # strangers may read it: encoding it again for each would take 3 ms
+        # Encoding takes 3 ms, and clients without a key can request the document.
         servers = {"servers": [{"url": root_path}]} if root_path else {}
         return json.dumps({**app.openapi(), **servers}, ensure_ascii=False, separators=(",", ":")).encode()
 
-    # the first document takes 0.3 s, in a thread; those who ask meanwhile wait for it
+    # Creating the first document takes 0.3 s in a thread. Concurrent requests wait for the result.
     making = asyncio.Lock()
 
     async def document(request: Request) -> Response:
@@ -80,7 +80,7 @@ def add_docs_pages(app: FastAPI) -> None:
 
 
 async def docs_asset(request: Request) -> Response:
-    """Return a file of the reference.
+    """Return a script, style sheet or icon of the reference.
 
     Raises:
         NotFoundError: The reference has no such file.
@@ -99,5 +99,5 @@ def _folder() -> Path:
 
 
 def _with_root_path(request: Request, path: str) -> str:
-    """Return the path that browsers use, also behind a proxy that adds a prefix."""
+    """Return `path` with the prefix that a proxy adds, as browsers must request it."""
     return str(request.scope.get("root_path", "")).rstrip("/") + path

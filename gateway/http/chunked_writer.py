@@ -1,10 +1,8 @@
-"""A writer of event streams that bypasses ASGI: no coroutine runs per write.
+"""A writer of event streams that bypasses ASGI, so that no coroutine runs per write.
 
-The chunks go to uvicorn's connection directly.
-
-ASGI's `send` is a coroutine that examines every message, and middleware has nothing to do with
-single tokens. The writer uses the one transfer encoding that event streams have
-(docs/decisions/0003).
+The writer passes chunks to uvicorn's connection directly. ASGI's `send` is a coroutine that
+examines every message, and middleware has nothing to do with single tokens. The writer supports
+only chunked transfer encoding, which all event streams have (docs/decisions/0003).
 """
 
 from __future__ import annotations
@@ -15,47 +13,47 @@ from collections.abc import Callable
 from starlette.types import Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-#: Keys of the ASGI scope.
+#: Keys of the ASGI scope under which the middleware stores the server's `send` and the batch of
+#: writes.
 SERVER_SEND_KEY, WRITE_BATCH_KEY = "llmops.server_send", "llmops.write_batch"
 
 
 class WriteBatch:
-    """The writes of one event loop iteration.
+    """A batch of the writes of one event loop iteration.
 
-    The tokens of an engine step are first all rendered, then all written. Each phase stays in the
-    CPU caches, and clients on the same machine preempt it less often.
+    All tokens of an engine step are rendered first, and then all are written. Each phase stays in
+    the CPU caches, and clients on the same machine preempt the gateway less often.
     """
 
     def __init__(self) -> None:
         self._writes: list[tuple[Callable[[bytes], None], bytes]] = []
 
     def add(self, write: Callable[[bytes], None], data: bytes) -> None:
-        """Call `write` with `data` at the end of this iteration."""
+        """Call `write` with `data` at the end of the current event loop iteration."""
         if not self._writes:
             asyncio.get_running_loop().call_soon(self.flush)
         self._writes.append((write, data))
 
     def flush(self) -> None:
-        """Perform the collected writes now."""
+        """Perform all collected writes now."""
         writes, self._writes = self._writes, []
         for write, data in writes:
             try:
                 write(data)
             except RuntimeError:
-                # uvloop raises for a connection that an earlier write found closed; the others are
-                # open
+                # uvloop raises for a connection that was closed since. The other writes must go on.
                 continue
 
 
 class ChunkedWriter:
-    """A connection whose response has started.
+    """A writer to a connection whose response has started.
 
-    Chunks can be written at any time unless it is `blocked`.
+    Chunks can be written at any time, unless the writer is `blocked`.
 
     Attributes:
         wrote: True after a write. The code that checks for recent writes resets it.
-        flush: Performs the pending writes. Needed before `send`: the coroutine that calls it may
-            have been woken before a write of the same loop iteration and would overtake it.
+        flush: Performs the pending writes. Must be called before `send`: the coroutine that calls
+            `send` may have been woken before a write of the same iteration and would overtake it.
     """
 
     def __init__(self, cycle: RequestResponseCycle, batch: WriteBatch) -> None:
@@ -67,19 +65,22 @@ class ChunkedWriter:
 
     @property
     def blocked(self) -> bool:
-        """Return True if the buffer is full or the client has disconnected.
+        """Return True if the send buffer is full or the client has disconnected.
 
-        A buffer is full if the client does not read.
+        The buffer is full if the client does not read.
         """
         return self._flow.write_paused or self._cycle.disconnected
 
     def write(self, data: bytes) -> None:
-        """Write one chunk (RFC 9112, 7.1). `data` must not be empty: an empty chunk ends the body."""
+        """Write `data` as one chunk (RFC 9112, 7.1).
+
+        `data` must not be empty, because an empty chunk ends the body.
+        """
         self.wrote = True
         self._batch.add(self._write, b"%x\r\n%b\r\n" % (len(data), data))
 
     def abort(self) -> None:
-        """Drop the connection and everything the client has not read."""
+        """Close the connection at once and drop everything that the client has not read."""
         self._cycle.transport.abort()
 
 
@@ -95,7 +96,7 @@ def chunked_writer_of(scope: Scope) -> ChunkedWriter | None:
 
 
 def abort_response(send: Send) -> bool:
-    """Drop the connection of a response that cannot be completed, so that its client notices.
+    """Close the connection of a response that cannot be completed, so that the client notices.
 
     Return False if the server is not uvicorn with httptools.
     """

@@ -1,9 +1,8 @@
-"""Bounds on all connections of one gateway together.
+"""Limits on all connections of a gateway together.
 
-They bound the number of connections, and the bytes that wait behind or in front of them.
-
-When all connections are in use, connections without a complete request are closed to make room for
-new ones.
+The limits bound the number of connections, and the bytes that wait before or after requests. When
+all connections are in use, connections without a complete request are closed to make room for new
+ones.
 """
 
 from __future__ import annotations
@@ -24,73 +23,87 @@ from llmops.gateway.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two lines in the log with the same reason.
+#: Minimum number of seconds between two log lines with the same reason. Bounds the log, because
+#: clients can cause such lines at any rate.
 LOG_INTERVAL = 10.0
-#: File descriptors reserved for Triton, stores and files. Clients get the others.
+#: Number of file descriptors reserved for Triton, stores and files. Clients get the rest.
 RESERVED_DESCRIPTORS = 64
-#: Bytes that may wait behind requests of all connections. Reading a socket once yields up to 256
-#: KiB.
+#: Maximum number of bytes that wait behind requests, over all connections. A single read of a
+#: socket yields up to 256 KiB.
 MAX_PIPELINED_BYTES_TOTAL = 16 * 2**20
-#: Bytes of responses that clients do not read, of all connections. Only what exceeds 64 KiB per
-#: connection counts.
+#: Maximum number of bytes in responses that clients do not read, over all connections. Only the
+#: bytes over 64 KiB of a connection count.
 MAX_UNREAD_BYTES_TOTAL = 64 * 2**20
-#: Bytes of incomplete headers of all connections. Only headers of more than 4 KiB count.
+#: Maximum number of bytes in incomplete headers, over all connections. Only headers of more than 4
+#: KiB count.
 MAX_HEADER_BYTES_TOTAL = 16 * 2**20
-#: Pipelined requests that start in one turn of the event loop, on all connections. A turn that
-#: started one of each of 400 connections would keep new connections and other clients waiting.
+#: Maximum number of pipelined requests that start in one iteration of the event loop, over all
+#: connections. If all of 400 connections started one, new connections and other clients would wait.
 PIPELINED_REQUESTS_PER_TURN = 8
-#: The search for connections to close is expensive, so one in this many is closed at once.
+#: Divisor of the connection limit that gives the number of connections to close at once. The search
+#: for these connections is too expensive to repeat for each of them.
 EVICTION_DIVISOR = 64
-#: The place of connections that do not read a response among those to close, behind those whose
-#: `progress` is a number.
+#: Rank of connections that do not read their response in the order of eviction: after the
+#: connections whose `progress` is 0, 1 or 2.
 UNREAD = 3
-#: Seconds without another search after one that found no connection to close.
+#: Seconds until the next search after a search that found no connection to close. Bounds the cost
+#: of searches while all connections are busy.
 EVICTION_RETRY_DELAY = 0.1
 
 
 class Connection(Protocol):
-    """A connection, as the limits see it."""
+    """An interface to a connection, for the limits.
+
+    Attributes:
+        address: The network of the client, None for a connection that does not count.
+    """
 
     address: str | None
 
     @property
     def progress(self) -> int | None:
-        """Return how far the connection's next request has come.
+        """Return the progress of the connection's next request.
 
         The number is 0 before the first request, 1 between requests, 2 within a request, and None
         during a response.
         """
 
     def evict(self) -> None:
-        """Close the connection to make room for another."""
+        """Close the connection to make room for another connection."""
 
     def abort(self) -> None:
-        """Drop the connection and everything its client has not read."""
+        """Close the connection at once and drop everything that its client has not read."""
 
     def read_pipelined(self) -> None:
-        """Parse what arrived behind the request that has been answered."""
+        """Parse the bytes that arrived behind the request that has been answered."""
 
 
 @dataclass(slots=True)
 class HeldBytes:
-    """Bytes that wait on connections: at most `limit` on all of them together."""
+    """The bytes that wait on connections, with a limit on their sum.
+
+    Attributes:
+        limit: The maximum number of bytes on all connections together.
+        sizes: The number of bytes on each connection.
+        total: The number of bytes on all connections.
+    """
 
     limit: int
     sizes: dict[Connection, int] = field(default_factory=dict)
     total: int = 0
 
     def hold(self, connection: Connection, size: int) -> Sequence[Connection]:
-        """Note how many bytes wait on a connection.
+        """Set the number of bytes that wait on a connection.
 
-        Beyond the limit, return the connections to be dropped: those of the addresses that hold the
-        most.
+        Return the connections to drop: none up to the limit, and beyond the limit the connections
+        of the addresses that hold the most bytes.
         """
         self.release(connection)
         self.sizes[connection] = size
         self.total += size
         dropped: list[Connection] = []
         if self.total > self.limit:
-            # a quarter at once: the order is expensive
+            # Dropping a quarter at once saves further sorting, which is expensive.
             for worst in _worst_first(self.sizes):
                 if self.total <= self.limit * 3 // 4:
                     break
@@ -99,28 +112,28 @@ class HeldBytes:
         return dropped
 
     def release(self, connection: Connection) -> None:
-        """Stop counting the bytes of a connection."""
+        """Remove a connection and its bytes from the sum."""
         self.total -= self.sizes.pop(connection, 0)
 
 
 @dataclass(slots=True)
 class ConnectionLimits:
-    """The limits of all connections of one gateway, and what counts against them.
+    """The limits of all connections of a gateway, and the state that is compared with the limits.
 
     Attributes:
-        header_bytes: The largest header of a request.
-        connections: The most connections.
-        per_client: The most connections of one address, 0 for any number.
-        header_seconds: Time for a client to send a header.
-        client_seconds: Time within which a client must read some of its response.
-        metrics: Count rejected connections, if there are any.
-        open: Open connections.
-        clients: Connections by address, the oldest first.
-        rejecting: Connections that are being rejected.
-        pipelined: Bytes that wait behind requests.
-        unread: Connections whose clients do not read, with the bytes in their buffers.
-        unfinished: Bytes of large headers that are incomplete.
-        descriptors: File descriptors that the process may have.
+        header_bytes: The maximum size of a request's header.
+        connections: The maximum number of connections.
+        per_client: The maximum number of connections of an address, 0 for any number.
+        header_seconds: The seconds within which a client must send a header.
+        client_seconds: The seconds within which a client must read some of its response.
+        metrics: The gateway's metrics, which count rejected connections; None to count nothing.
+        open: The number of open connections.
+        clients: The connections of each address, the oldest first.
+        rejecting: The number of connections that are being rejected.
+        pipelined: The bytes that wait behind requests.
+        unread: The connections whose clients do not read, with the bytes in their buffers.
+        unfinished: The bytes of large incomplete headers.
+        descriptors: The maximum number of file descriptors of the process.
     """
 
     header_bytes: int
@@ -141,7 +154,7 @@ class ConnectionLimits:
     _answered: deque[Connection] = field(default_factory=deque)
 
     def queue_pipelined(self, connection: Connection) -> None:
-        """Let a connection go on with the bytes behind its answered request, when it is its turn."""
+        """Queue a connection to continue, in its turn, with the bytes behind its answered request."""
         self._answered.append(connection)
         if len(self._answered) == 1:
             asyncio.get_running_loop().call_soon(self._read_pipelined)
@@ -153,9 +166,12 @@ class ConnectionLimits:
             asyncio.get_running_loop().call_soon(self._read_pipelined)
 
     def reason_to_reject(self, descriptor: int, address: str) -> str | None:
-        """Return why a new connection cannot be accepted, None if it can.
+        """Return the reason why a new connection cannot be accepted, or None if it can.
 
-        `descriptor` is the lowest free one.
+        Args:
+            descriptor: The number of the connection's file descriptor, which is the lowest free
+                number.
+            address: The network of the client.
         """
         if self.per_client and len(self.clients.get(address, ())) >= self.per_client:
             return f"{address} has {self.per_client}, as many as limits.connections_per_client allows"
@@ -166,12 +182,12 @@ class ConnectionLimits:
         return None
 
     def add(self, address: str, connection: Connection) -> None:
-        """Count a connection."""
+        """Count a new connection of `address`."""
         self.open += 1
         self.clients.setdefault(address, {})[connection] = None
 
     def remove(self, address: str, connection: Connection) -> None:
-        """Stop counting a connection."""
+        """Stop counting a connection of `address`."""
         self.open -= 1
         same_client = self.clients[address]
         del same_client[connection]
@@ -179,32 +195,46 @@ class ConnectionLimits:
             del self.clients[address]
 
     def hold_pipelined(self, connection: Connection, size: int) -> None:
-        """Note the bytes that wait behind a request. Beyond the limit, drop the worst connections."""
+        """Set the bytes that wait behind a request.
+
+        Beyond the limit, the connections of the addresses that hold the most bytes are dropped.
+        """
         for worst in self.pipelined.hold(connection, size):
-            self.report("pipeline", f"Too many requests of {worst.address} wait behind others; dropped.")
+            self.report(
+                "pipeline",
+                f"{worst.address} sent too many requests without waiting for responses; its connection was closed.",
+            )
             worst.abort()
 
     def hold_unread(self, connection: Connection, size: int) -> None:
-        """Note that a client does not read.
+        """Record a connection whose client does not read, and the bytes in its buffer.
 
-        Beyond the limit, drop the largest response of the worst address.
+        Beyond the limit, the connection with the most bytes of the worst address is dropped.
         """
         self.unread[connection] = size
         if sum(self.unread.values()) <= MAX_UNREAD_BYTES_TOTAL:
             return
         worst = _worst_first(self.unread)[0]
-        self.report("unread", f"{worst.address} left {self.unread[worst]} bytes of an answer unread; it was dropped.")
+        self.report(
+            "unread", f"{worst.address} left {self.unread[worst]} bytes of an answer unread; its connection was closed."
+        )
         del self.unread[worst]
         worst.abort()
 
     def hold_header(self, connection: Connection, size: int) -> None:
-        """Note the bytes of a large incomplete header. Beyond the limit, drop the worst connections."""
+        """Set the bytes of a large incomplete header.
+
+        Beyond the limit, the connections of the addresses that hold the most bytes are dropped.
+        """
         for worst in self.unfinished.hold(connection, size):
-            self.report("header_bytes", f"A header of {worst.address} was incomplete and too large; dropped.")
+            self.report(
+                "header_bytes",
+                f"{worst.address} sent a header that was incomplete and too large; its connection was closed.",
+            )
             worst.abort()
 
     def report(self, reason: str, message: str) -> None:
-        """Count a closed connection and log it, at most once per LOG_INTERVAL and reason."""
+        """Count a closed connection and log `message`, at most once per LOG_INTERVAL and reason."""
         if self.metrics is not None:
             self.metrics.refused.labels(reason).inc()
         if (suffix := self._lines.suffix(reason)) is not None:
@@ -213,11 +243,11 @@ class ConnectionLimits:
     def _make_room(self) -> bool:
         """Close some of the connections without a complete request, or with an unread response.
 
-        Returns False if there are none.
+        Return False if there are no such connections.
 
-        Connections that never had a request go first, then idle ones, then those whose request is
-        incomplete, and at last those that do not read a response; of each kind those of the address
-        with the most connections, the oldest first.
+        The order is: connections that never had a request, idle connections, connections whose
+        request is incomplete, and connections that do not read a response. Within each kind, the
+        connections of the address with the most connections come first, the oldest first.
         """
         if monotonic() < self._next_eviction:
             return False
@@ -229,7 +259,7 @@ class ConnectionLimits:
         return bool(evicted)
 
     def _evictable(self) -> Iterator[tuple[int, int, int, Connection]]:
-        # the number is unique, so that connections themselves are never compared
+        # The unique number keeps `nsmallest` from comparing connections, which have no order.
         number = 0
         for same_client in self.clients.values():
             for connection in same_client:
@@ -242,7 +272,10 @@ class ConnectionLimits:
 
 
 def _worst_first(held: Mapping[Connection, int]) -> list[Connection]:
-    """Return connections, those of the address that holds the most first, of these the largest."""
+    """Return the connections in the order in which they are to be dropped.
+
+    The connections of the address that holds the most bytes come first, and among them the largest.
+    """
     totals: dict[str | None, int] = {}
     for one, size in held.items():
         totals[one.address] = totals.get(one.address, 0) + size
@@ -250,7 +283,7 @@ def _worst_first(held: Mapping[Connection, int]) -> list[Connection]:
 
 
 def connection_limits(settings: GatewaySettings, metrics: GatewayMetrics | None = None) -> ConnectionLimits:
-    """Return the limits that `settings` describe."""
+    """Return the connection limits for `settings`."""
     limits, timeouts = settings.limits, settings.timeouts
     per_client = limits.connections_per_client
     return ConnectionLimits(

@@ -1,4 +1,4 @@
-"""Exceptions as responses, in the error format of the API that the client speaks.
+"""Conversion of exceptions to responses, in the error format of the client's API.
 
 The formats are OpenAI's and Anthropic's.
 """
@@ -34,16 +34,17 @@ from llmops.validation_errors import explain_error
 
 log = logging.getLogger(__name__)
 
-# The usual mistakes in the configuration of the two SDKs.
+# Hints at the usual mistake in the configuration of each of the two SDKs.
 OPENAI_BASE_URL_HINT = "The base URL of OpenAI's clients ends in /v1, without a slash."
 ANTHROPIC_BASE_URL_HINT = "The base URL of Anthropic's clients has no /v1 and no slash at its end."
 
-#: Handlers by class of exception. A handler returns a response or an awaitable of one.
+#: Exception handlers by class of exception. A handler returns a response or an awaitable of a
+#: response.
 ExceptionHandlers = Mapping[Any, Callable[[Request, Any], Any]]
 
 
 def add_exception_handlers(app: FastAPI) -> None:
-    """Add the handlers of ApiError and of Starlette's and FastAPI's own exceptions to `app`."""
+    """Add handlers for ApiError and for the exceptions of Starlette and FastAPI to `app`."""
     app.add_exception_handler(ApiError, _handle_api_error)
     app.add_exception_handler(HTTPException, _handle_http_error)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)
@@ -63,7 +64,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 async def handle_exception(error: Exception, request: Request, handlers: ExceptionHandlers) -> Response:
     """Return the response of the most specific handler for `error`.
 
-    Without one, log the traceback and return a 500.
+    Without a handler, log the traceback and return a response with status 500.
     """
     handler = next((handlers[kind] for kind in type(error).__mro__ if kind in handlers), _handle_unexpected_error)
     result = handler(request, error)
@@ -77,14 +78,14 @@ async def _handle_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _handle_http_error(request: Request, error: Exception) -> Response:
-    """Handle Starlette's errors: no route has the path, or the route has another method."""
+    """Handle Starlette's errors for a path without a route and for a method that no route has."""
     assert isinstance(error, HTTPException)
     operation = f"{request.method} {request.url.path}"
     if error.status_code == 404:
         return error_response(NotFoundError(f"There is no {operation}.{_path_hint(request)}"), request.scope)
     if error.status_code == 405:
         allowed = _allowed_methods(request)
-        wrong = MethodNotAllowedError(f"{operation} is not possible; use {' or '.join(allowed) or 'another'}.")
+        wrong = MethodNotAllowedError(f"{operation} is not possible; use {' or '.join(allowed) or 'another method'}.")
         response = error_response(wrong, request.scope)
         response.headers.update({**(error.headers or {}), **({"Allow": ", ".join(allowed)} if allowed else {})})
         return response
@@ -92,13 +93,16 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return the methods of all routes with this path; Starlette names only those of the first."""
+    """Return the methods of all routes that have the requested path.
+
+    Starlette's error names only the methods of the first such route.
+    """
     routes = (route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE)
     return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 
 
 _NO_ADMIN_API = "This gateway has no admin API: use `llmops control`, or `llmops up` with a store (--store)."
-#: Paths that only some settings add, and what to do for a gateway without them.
+#: Paths that exist only with some settings, and advice for a gateway without these settings.
 _OPTIONAL_PATHS = {
     "/v1/moderations": "This gateway has no safety filters; describe some in its settings (docs/safety.md).",
     **{f"/api/{name}": _NO_ADMIN_API for name in ("audit", "keys", "prices", "tenants", "usage", "users")},
@@ -106,10 +110,10 @@ _OPTIONAL_PATHS = {
 
 
 def _path_hint(request: Request) -> str:
-    """Return a hint at the path that the client probably meant, or at the list of all paths."""
+    """Return a hint at the path that the client probably meant, or at the list of endpoints."""
     path = request.url.path
     known = {getattr(route, "path", "") for route in request.app.routes}
-    # a client with a wrong base URL doubles or omits /v1, or adds a slash
+    # A client with a wrong base URL doubles or omits /v1, or appends a slash.
     cleaned = re.sub(r"^(/v1)+(?=/)", "/v1", path.rstrip("/"))
     corrected = next((one for one in (cleaned, f"/v1{cleaned}") if one != path and one in known), None)
     if corrected is not None:
@@ -125,7 +129,7 @@ def _path_hint(request: Request) -> str:
 
 
 async def _handle_validation_error(request: Request, error: Exception) -> Response:
-    """Handle FastAPI's error for routes whose parameters it reads."""
+    """Handle FastAPI's validation errors, for routes whose parameters FastAPI reads."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = ".".join(map(str, first["loc"][1:])) or None
@@ -134,9 +138,9 @@ async def _handle_validation_error(request: Request, error: Exception) -> Respon
 
 
 def _handle_unexpected_error(request: Request, error: Exception) -> Response:
-    """Log the traceback, which the client does not get."""
+    """Log the traceback, and return a response without details."""
     context = context_of(request)
     context.finish_reason = "error"
     log.exception("Request %s failed", context.request_id, exc_info=error)
-    message = f"The gateway failed on this request; its log has request {context.request_id}."
+    message = f"The gateway failed on this request. If it fails again, tell the operator its id: {context.request_id}."
     return error_response(InternalError(message), request.scope)

@@ -1,15 +1,14 @@
-"""uvicorn's HTTP protocol with limits on what a client can send and hold.
+"""uvicorn's HTTP protocol with limits on the bytes that a client can make the gateway hold.
 
-The limits hold before any of the client's requests exists.
+The limits apply before the middleware sees a request. The parser keeps an incomplete header in
+memory and scans the whole header again with each piece, so the parser must not receive more than a
+header may have. The parser creates an object for each request, so it receives one request at a
+time: bytes behind a request that is being answered stay unparsed, and the connection is read again
+when the response is complete. Timers bound the time for a header, for a pause between requests, and
+for reading a response.
 
-The parser keeps an unfinished header in memory and examines all of it with each piece, so it must
-not get more than a header may have. The parser makes an object for each request, so it gets one
-request at a time: bytes behind a request that is being answered stay unparsed, and the connection
-is read again when the response is complete. Timers bound how long a header, a pause between
-requests and an unread response may take.
-
-uvicorn has no public interface for this. pyproject.toml pins its version, and
-`check_uvicorn_internals` says which private member another version lacks.
+uvicorn has no public interface for these limits. pyproject.toml pins uvicorn's version, and
+`check_uvicorn_internals` names the private member that another version lacks.
 """
 
 from __future__ import annotations
@@ -35,8 +34,9 @@ from llmops.gateway.errors import (
 from llmops.gateway.http.connection_limits import ConnectionLimits
 from llmops.gateway.http.request_context import client_network
 
-# Members of uvicorn's classes that this module overrides or reads, that chunked_writer.py writes
-# streams with, and from which request_body.py sees that a body is complete.
+# Members of uvicorn's classes that the gateway depends on: this module overrides or reads them,
+# chunked_writer.py writes streams with them, and request_body.py reads from them whether a body is
+# complete.
 PROTOCOL_MEMBERS = (
     *("connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing"),
     *("on_message_begin", "on_header", "on_headers_complete", "on_body", "on_message_complete", "on_response_complete"),
@@ -47,32 +47,43 @@ CYCLE_MEMBERS = (
     *("response_started", "message_event", "more_body", "keep_alive"),
 )
 
-#: Seconds for a rejected client to read why.
+#: Seconds until a rejected connection is closed, so that the client can read the error.
 REJECTION_LINGER = 1.0
-#: Seconds for a client to finish a request that has been answered already.
+#: Seconds for a client to finish sending a request that has been answered already. Closing the
+#: connection earlier would discard the response.
 RESPONSE_LINGER = 10.0
-#: Bytes per second a client must read of a pending response before its connection is closed.
+#: Minimum number of bytes per second that a client must read of a pending response, so that its
+#: connection is not closed.
 MIN_READ_BYTES_PER_SECOND = 1024
-#: Connections that may be in the course of being rejected. More are closed without a response.
+#: Maximum number of connections that are being rejected at a time. Connections beyond it are closed
+#: without a response, because each rejection holds a file descriptor for REJECTION_LINGER.
 MAX_CONNECTIONS_BEING_REJECTED = 64
-#: Bytes behind a request that is being answered, per connection, before it is no longer read.
-#: Reading a connection shows that its client left, and some clients send a blank line.
+#: Number of bytes behind a request that is being answered, per connection, up to which the
+#: connection is still read. Reading shows whether the client has disconnected, and some clients
+#: send a blank line after a request.
 MAX_PIPELINED_BYTES = 4096
-#: Fields of a header. Each costs two objects, so that a header of short fields takes twenty times
-#: its size.
+#: Maximum number of fields in a header. Each field costs two objects, so a header of short fields
+#: takes twenty times its size in memory.
 MAX_HEADER_FIELDS = 256
-#: Bytes of a header that is neither counted nor a reason to close its connection.
+#: Size of a header, in bytes, up to which it is not counted as large. Nearly all headers are
+#: smaller.
 SMALL_HEADER = 4096
-#: Bytes of a chunked body that the parser gets at once, at least: a blank line in it may be the end
-#: of the body.
+#: Minimum number of bytes of a chunked body that are parsed at a time, if as many have arrived. A
+#: piece ends at a blank line, which may be the end of the body; without the minimum, a body of
+#: blank lines would cost a call for each.
 MIN_CHUNKED_FEED = 1024
-#: The same, at most: after so many the framing is compared with the content.
+#: Maximum number of bytes of a chunked body that are parsed at a time. Afterwards the size of the
+#: framing is compared with the size of the content.
 MAX_CHUNKED_FEED = 16384
 END_OF_HEADER = b"\r\n\r\n"
 
 
 def check_uvicorn_internals() -> None:
-    """Raise ResourceError if the installed uvicorn lacks a private member that the gateway needs."""
+    """Check that the installed uvicorn has all private members that the gateway needs.
+
+    Raises:
+        ResourceError: uvicorn lacks a member.
+    """
     for kind, names in ((HttpToolsProtocol, PROTOCOL_MEMBERS), (RequestResponseCycle, CYCLE_MEMBERS)):
         missing = missing_members(kind, names)
         if missing:
@@ -83,19 +94,19 @@ def check_uvicorn_internals() -> None:
 
 
 def missing_members(kind: type, names: Iterable[str]) -> list[str]:
-    """Return those of `names` that neither the class `kind` has nor its constructor sets."""
+    """Return the names that neither the class `kind` defines nor its constructor assigns."""
     constructor = vars(kind).get("__init__")
     known = {*dir(kind), *(constructor.__code__.co_names if constructor is not None else ())}
     return [name for name in names if name not in known]
 
 
 def protocol_class(limits: ConnectionLimits) -> type[LimitedHttpProtocol]:
-    """Return a protocol class for uvicorn's `http`, which makes one object per connection."""
+    """Return the class for uvicorn's setting `http`, which has one object per connection."""
     return type("LimitedHttpProtocolOfGateway", (LimitedHttpProtocol,), {"limits": limits})
 
 
 class _HoldingFlowControl(FlowControl):
-    """uvicorn's flow control, which does not resume reading while `held`."""
+    """uvicorn's flow control, except that reading is not resumed while `held` is True."""
 
     held = False
 
@@ -105,19 +116,24 @@ class _HoldingFlowControl(FlowControl):
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One connection.
+    """An HTTP connection of a client.
 
     Attributes:
         limits: The limits of all connections.
-        address: The client's network, None for a connection that does not count.
-        _head: Bytes since the last request was complete, -1 within a request's body.
-        _pipelined: Bytes behind a request that is being answered.
-        _length: The body's length, 0 for a chunked body, None if it is not known yet.
-        _body: Bytes of the body so far.
-        _parts: Content of the body that the parser has found and uvicorn has not got.
-        _framing: Bytes by which a chunked body's framing exceeds its content so far.
-        _closing: True once everything that arrives is dropped.
+        flow: uvicorn's flow control of the connection.
+        address: The network of the client, None for a connection that does not count.
+        _head: Bytes received since the last request was complete, -1 within a request's body.
+        _pipelined: The bytes received behind a request that is being answered.
+        _length: The length of the body in bytes, 0 for a chunked body, None if it is not known yet.
+        _body: The number of bytes of the body received so far.
+        _parts: Content of the body that the parser has found and that uvicorn has not received yet.
+        _framing: The number of bytes by which the framing of a chunked body exceeds its content so
+            far.
+        _closing: True once all further bytes are dropped.
         _holds_header: True if the limits count the bytes of an incomplete header.
+        _timer: Closes the connection if a header is late, or if the client keeps sending a request
+            that has been answered.
+        _unread_timer: Checks whether the client reads its response.
     """
 
     limits: ConnectionLimits
@@ -136,7 +152,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @property
     def progress(self) -> int | None:
-        """Return how far the connection's next request has come.
+        """Return the progress of the connection's next request.
 
         The number is 0 before the first request, 1 between requests, 2 within a request, and None
         during a response.
@@ -174,17 +190,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def evict(self) -> None:
-        """Close the connection to make room for another."""
+        """Close the connection to make room for another connection."""
         self.limits.report("room", f"An idle connection from {self.address} was closed to make room for a new one.")
         self._release()
         self._drop()
 
     def abort(self) -> None:
-        """Drop the connection and everything its client has not read."""
+        """Close the connection at once and drop everything that its client has not read."""
         self.transport.abort()
 
     def _release(self) -> None:
-        """Stop counting the connection and what it holds."""
+        """Stop counting the connection and the bytes that it holds."""
         if self.address is not None:
             self.limits.remove(self.address, self)
             self.address = None
@@ -198,9 +214,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _disconnect_cycle(self) -> bool:
-        """Let the handler of a running request see that the client left.
+        """Tell the endpoint of a running request that the client has disconnected.
 
-        Returns True if its response has started.
+        Return True if the response to that request has started.
         """
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
@@ -212,7 +228,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # -- requests
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser request by request, until one is complete and its response is not."""
+        """Parse request by request, and stop at a request whose response is not complete."""
         if self._closing:
             return
         if self._pipelined:
@@ -247,7 +263,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _end_of_piece(self, data: bytes, start: int) -> int:
         """Return the offset in `data` up to which the parser may read.
 
-        Up to there it finds at most one request, or little more.
+        The bytes up to the offset contain the end of at most one request.
         """
         size = len(data)
         if self._head >= 0:
@@ -263,9 +279,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return most if end < 0 else end + len(END_OF_HEADER)
 
     def _feed_head(self, data: bytes, *, more: bool) -> bool:
-        """Feed as much as a header may have.
+        """Parse a piece of a header, up to the maximum size of a header.
 
-        Returns True if what follows (`more`) is to be parsed too.
+        Return True if the bytes behind the piece are to be parsed too; `more` is True if there are
+        any.
         """
         limit = self.limits.header_bytes
         if self._head < limit:
@@ -273,15 +290,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._feed(data)
             if self._closing or self.transport.is_closing():
                 return False
-            if self._head < limit or not more:  # it was complete, or it may end here
+            if self._head < limit or not more:  # The header was complete, or may end here.
                 return True
-        self._reject_request("header_bytes", HeaderTooLargeError(f"The request's header has more than {limit} bytes."))
+        self._reject_request(
+            "header_bytes",
+            HeaderTooLargeError(f"The request's header has more than {limit} bytes; send fewer or shorter fields."),
+        )
         return False
 
     def _feed(self, data: bytes) -> None:
-        """Feed the parser. A chunked body must not have much more framing and trailer than content.
+        """Parse a piece of a request. Drop the connection if a chunked body is mostly framing.
 
-        Each chunk costs a call, and uvicorn would copy the whole body for each.
+        Each chunk costs a call, and uvicorn would copy the whole body for each chunk.
         """
         before, is_within = self._body, self._head < 0
         self._unset_keepalive_if_required()
@@ -289,13 +309,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserError:
             if self._head >= 0 and len(self.headers) >= MAX_HEADER_FIELDS:
-                error = HeaderTooLargeError(f"The request's header has more than {MAX_HEADER_FIELDS} fields.")
+                error = HeaderTooLargeError(
+                    f"The request's header has more than {MAX_HEADER_FIELDS} fields; send fewer."
+                )
                 self._reject_request("header_bytes", error)
             else:
-                self._reject_request("invalid", InvalidRequestError("This is not a valid HTTP request."))
+                self._reject_request(
+                    "invalid", InvalidRequestError("This is not a valid HTTP request; send HTTP/1.1 without TLS.")
+                )
             return
         except httptools.HttpParserUpgrade:
-            # the request is answered without a switch to another protocol
+            # The request is answered over HTTP/1.1; the gateway supports no other protocol.
             pass
         if self._parts:
             body, self._parts = b"".join(self._parts), []
@@ -304,7 +328,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         self._framing = max(0, self._framing + len(data) - 2 * (self._body - before))
         if self._framing > self.limits.header_bytes and not self.transport.is_closing():
-            self.limits.report("header_bytes", "A request's chunks have much more framing than content; dropped.")
+            self.limits.report(
+                "header_bytes", "A request's chunks have much more framing than content; its connection was closed."
+            )
             self.transport.abort()
 
     def _keep_pipelined(self, data: bytes) -> None:
@@ -325,7 +351,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head < 0:
-            return  # a field of a trailer, which must not pass for one of the header
+            # Fields of a trailer are ignored, because they must not be taken for fields of the
+            # header.
+            return
         if len(self.headers) >= MAX_HEADER_FIELDS:
             raise ValueError("too many fields")
         super().on_header(name, value)
@@ -339,7 +367,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
         if is_large:
-            # uvicorn would keep the header in memory until the next request
+            # uvicorn would keep the large header in memory until the next request.
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
@@ -359,7 +387,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._head < 0 and self.cycle.response_complete and not self.transport.is_closing():
-            # closing at once would take the response from a client that is still sending
+            # Closing the connection at once would discard the response of a client that is still
+            # sending.
             self._timer = self.loop.call_later(RESPONSE_LINGER, self.transport.close)
         self._watch_unread()
         if self._pipelined and not self.transport.is_closing():
@@ -383,7 +412,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.limits.unread.pop(self, None)
 
     def _watch_unread(self) -> None:
-        """Start a timer if there is unread output.
+        """Start a timer if the client has not read all output.
 
         Unread output stays in memory, and keeps even a closed connection open.
         """
@@ -395,7 +424,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._unread_timer = None
         seconds = self.limits.client_seconds
         if self.transport.get_write_buffer_size() > before - seconds * MIN_READ_BYTES_PER_SECOND:
-            self.limits.report("client", f"{self.client} took nothing more of its answer for {seconds:g} s; dropped.")
+            self.limits.report(
+                "client", f"{self.client} did not read its response for {seconds:g} s; its connection was closed."
+            )
             self.transport.abort()
         else:
             self._watch_unread()
@@ -414,7 +445,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._timer = None
         if self._head > 0:
             seconds = self.limits.header_seconds
-            late = RequestTimeoutError(f"The request's header was not complete after {seconds:g} s.")
+            late = RequestTimeoutError(
+                f"The request's header was not complete after {seconds:g} s; send the request again."
+            )
             self._reject_request("header", late)
         elif not self.transport.is_closing():
             self.transport.close()
@@ -425,13 +458,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.loop.call_later(REJECTION_LINGER, self.transport.abort)
 
     def _reject_connection(self, reason: str) -> None:
-        self.limits.report("connections", f"A new connection was refused: {reason}.")
+        self.limits.report("connections", f"A new connection was rejected: {reason}.")
         if self.limits.rejecting >= MAX_CONNECTIONS_BEING_REJECTED:
             self._closing = True
             self.transport.abort()
             return
         self.limits.rejecting += 1
-        self._respond(UnavailableError("The gateway has no free connections; try again.", code="overloaded"))
+        self._respond(
+            UnavailableError("The gateway has no free connections; send the request again later.", code="overloaded")
+        )
         self.loop.call_later(REJECTION_LINGER, self._end_rejection)
 
     def _end_rejection(self) -> None:
@@ -439,9 +474,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _respond(self, error: ApiError) -> None:
-        """Write the error and end our side.
+        """Write the error response and close the connection for writing.
 
-        What still arrives is dropped: a reset would overtake the response.
+        Bytes that still arrive are dropped. Closing the connection for reading would reset it, and
+        the reset would overtake the response.
         """
         self._closing = True
         if self._disconnect_cycle():

@@ -45,9 +45,9 @@ class Check:
     """A pair of hooks around every request. Subclasses override one of them or both."""
 
     def applies_to(self, method: str, route: str) -> bool:
-        """Return False for a method and path template whose requests neither hook need see.
+        """Return False for a method and path template to which neither hook applies.
 
-        Called once for each pair of them.
+        Called once per method and path template.
         """
         return True
 
@@ -64,7 +64,10 @@ class Check:
         """
 
     def adopt(self, context: RequestContext) -> None:
-        """Prepare a request that another gateway began and this one ends. Must not reject it."""
+        """Prepare to bill a request that another gateway began and this gateway ends.
+
+        Must not reject the request.
+        """
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
         """Record how a request ended.
@@ -76,10 +79,8 @@ class Check:
 class RequestMiddleware:
     """ASGI middleware that gives each request its context and runs the checks.
 
-    It also adds the standard headers.
-
-    Puts the server's own `send` into the scope, for event streams that write past ASGI
-    (http/chunked_writer.py).
+    The middleware also adds the standard response headers, and stores the server's own `send` in
+    the scope, for event streams that bypass ASGI (http/chunked_writer.py).
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class RequestMiddleware:
         """
         self._app, self._route_of, self._handlers = app, route_of, handlers
 
-        # clients can send any method, so the memory must be bounded
+        # Bounded, because clients can send any method.
         @lru_cache(maxsize=1024)
         def hooks_of(method: str, route: str) -> tuple[Sequence[BeforeHook], Sequence[AfterHook]]:
             applying = [check for check in checks if check.applies_to(method, route)]
@@ -110,7 +111,7 @@ class RequestMiddleware:
         self._write_batch = WriteBatch()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection. Lifespan events pass through."""
+        """Handle one HTTP request. Events of the ASGI lifespan are passed through."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -141,7 +142,8 @@ class RequestMiddleware:
                 return
             if status:
                 context.finish_reason = "error"
-                # Starlette's own error says that it cannot answer a second time
+                # Starlette replaces the error with its own, which only says that the response has
+                # already started.
                 failure = error if isinstance(error, ApiError) else error.__cause__
                 if isinstance(failure, ApiError) and abort_response(send):
                     log_detail(failure)
@@ -150,8 +152,8 @@ class RequestMiddleware:
             response = await handle_exception(error, Request(scope, receive), self._handlers)
             await response(scope, receive, send_with_headers)
         finally:
-            # `send` belongs to a server object that holds this scope: without this, a reference
-            # cycle
+            # The server object that `send` belongs to also holds this scope. Removing `send` from
+            # the scope breaks the reference cycle.
             scope.pop(SERVER_SEND_KEY, None)
             if context.background_task is not None:
                 context.background_task.add_done_callback(lambda _: _run_after_hooks(after_hooks, context, status))
@@ -165,17 +167,20 @@ def _run_after_hooks(hooks: Iterable[AfterHook], context: RequestContext, status
         try:
             after(context, outcome)
         except Exception:
-            log.exception("Request %s: a check failed after the request had ended", context.request_id)
+            log.exception(
+                "Request %s: a check failed after the request had ended; the response is not affected",
+                context.request_id,
+            )
 
 
 class GatewayApp(FastAPI):
-    """A FastAPI application with a fast path.
+    """A FastAPI application with a fast path for hot routes.
 
     Checks, middleware and exception handlers apply to both paths.
 
     Attributes:
-        fast_routes: Applications of the fast path, by the path of their POST requests.
-        body_models: Models of bodies that endpoints read themselves, for the OpenAPI document.
+        fast_routes: The ASGI applications of the fast path, by the path of their POST requests.
+        body_models: The models of bodies that endpoints read themselves, for the OpenAPI document.
     """
 
     def __init__(self, *, checks: Sequence[Check] = (), **fastapi: Any) -> None:
@@ -218,7 +223,7 @@ class GatewayApp(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document.
 
-        It includes the schemas of the bodies that endpoints read themselves.
+        The document includes the schemas of bodies that endpoints read themselves.
         """
         if self.openapi_schema is None and self.body_models:
             add_body_schemas(super().openapi(), self.body_models)
@@ -227,23 +232,23 @@ class GatewayApp(FastAPI):
     def add_fast_route(self, path: str, endpoint: Endpoint, **docs: Any) -> None:
         """Serve POST requests to an exact path on the fast path.
 
-        FastAPI gets the route too, for the OpenAPI document (`docs`) and for requests with another
-        method.
+        The route is added to FastAPI too, for the OpenAPI document (`docs`) and for requests with
+        another method.
         """
         self.add_api_route(path, endpoint, methods=["POST"], **docs)
         self.fast_routes[path] = _fast_route(endpoint, self.exception_handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, without the two frames of FastAPI and Starlette."""
+        """Serve one connection, without the stack frames of FastAPI and Starlette."""
         if self.middleware_stack is None:
             self.middleware_stack = self.build_middleware_stack()
         scope["app"] = self
         await self.middleware_stack(scope, receive, send)
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Put the checks and the middleware around both paths.
+        """Return the application with checks and middleware around both paths.
 
-        The checks take the place of ServerErrorMiddleware.
+        RequestMiddleware replaces Starlette's ServerErrorMiddleware.
         """
         middleware, self.user_middleware = self.user_middleware, []
         try:
@@ -264,10 +269,8 @@ class GatewayApp(FastAPI):
     def _route_of(self, scope: Scope) -> str:
         """Return the path template of the route that serves a request.
 
-        The template is empty if no route has the request's path.
-
-        The decision is that of Starlette's router: the first full match, else the first route for
-        another method.
+        As in Starlette's router, the route is the first full match, or else the first route with
+        the path and another method. The template is empty if no route has the request's path.
         """
         if scope["path"] in self.fast_routes and scope["method"] == "POST":
             return str(scope["path"])
@@ -296,7 +299,7 @@ def _fast_route(endpoint: Endpoint, handlers: ExceptionHandlers) -> ASGIApp:
 def _path_template(route: BaseRoute) -> str:
     """Return the path template of a route or mount.
 
-    Host routes, which have none, count as all paths.
+    Host routes, which have no template, count as all paths.
     """
     return getattr(route, "path", "") or "/"
 
@@ -304,7 +307,7 @@ def _path_template(route: BaseRoute) -> str:
 def _is_connection_closed(send: Send) -> bool:
     """Return True if the client's connection is closed.
 
-    uvloop raises at the next write before its server knows.
+    uvloop raises at the next write before uvicorn notices the closed connection.
     """
     transport = getattr(getattr(send, "__self__", None), "transport", None)
     return transport is not None and transport.is_closing()

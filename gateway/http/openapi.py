@@ -1,6 +1,6 @@
-"""The OpenAPI document.
+"""Schemas and descriptions of endpoints for the OpenAPI document.
 
-Endpoints read bodies and write responses themselves, so FastAPI gets their schemas here.
+FastAPI cannot derive the schemas, because endpoints read bodies and write responses themselves.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _REF = "#/components/schemas/{model}"
 
 
 class ResponseModel(BaseModel):
-    """Base of the models of responses. A response may have more fields than its model names."""
+    """A base of response models. A response may have more fields than its model."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class ErrorObject(ResponseModel):
-    """An error: a message with the reason and a remedy, and the parameter at fault."""
+    """An error: a message that says what happened and what to do, and the parameter at fault."""
 
     message: str
     type: str
@@ -31,13 +31,13 @@ class ErrorObject(ResponseModel):
 
 
 class ErrorResponse(ResponseModel):
-    """OpenAI's envelope of an error."""
+    """The body of an error response, in OpenAI's format."""
 
     error: ErrorObject
 
 
 def request_body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return FastAPI's `openapi_extra` of a route whose JSON body is `model`."""
+    """Return the `openapi_extra` of a route whose JSON body is a `model`."""
     schema = {"$ref": _REF.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -53,18 +53,18 @@ def route_docs(
     query_parameters: Mapping[str, tuple[dict[str, Any], str]] = MappingProxyType({}),
     streams: bool | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments with which FastAPI documents a route.
+    """Return the arguments of FastAPI that document a route.
 
     Args:
         summary: The operation in a few words.
         response: The model of the response.
-        tag: The group of operations.
-        errors: The model of an error.
+        tag: The group of operations that the route belongs to.
+        errors: The model of an error response.
         body: The model of the request's body.
-        path_parameters: Descriptions of the path's parameters, by name.
-        query_parameters: Schema and description of the query's parameters, by name.
-        streams: True if the response may be a stream of events. By default, if the body has a field
-            `stream`.
+        path_parameters: The description of each path parameter, by name.
+        query_parameters: The schema and description of each query parameter, by name.
+        streams: True if the response may be an event stream. By default, True if the body has a
+            field `stream`.
     """
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "description": text}
@@ -76,7 +76,7 @@ def route_docs(
     ]
     responses: dict[int | str, dict[str, Any]] = {
         200: {"model": response, "description": (response.__doc__ or "").strip()},
-        "4XX": {"model": errors, "description": "The request is refused."},
+        "4XX": {"model": errors, "description": "The request was rejected; the error says why."},
         "5XX": {"model": errors, "description": "The request failed; x-should-retry says whether to try again."},
     }
     if streams or (streams is None and body is not None and "stream" in body.model_fields):
@@ -88,6 +88,6 @@ def route_docs(
 
 
 def add_body_schemas(document: dict[str, Any], models: Sequence[type[BaseModel]]) -> None:
-    """Add the schemas of the bodies `models` to an OpenAPI document."""
+    """Add the schemas of `models`, which are models of bodies, to an OpenAPI document."""
     _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     document.setdefault("components", {}).setdefault("schemas", {}).update(schemas.get("$defs", {}))

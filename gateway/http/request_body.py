@@ -1,11 +1,12 @@
 """Reading and validation of request bodies.
 
-Bodies are bounded in size, time and JSON cost. pydantic's errors are reported in OpenAI's words.
+The size, time and JSON cost of a body are bounded. Errors of pydantic are reported in OpenAI's
+format.
 
-Parsing JSON holds the interpreter's lock, so a thread would not help against a body that is
-expensive to parse. The cost is estimated from the bytes instead: a body over the limit is rejected
-before it is parsed, and any other takes tens of milliseconds at most. The bytes are examined in
-slices, between which other requests have their turn.
+Parsing JSON holds the interpreter lock, so a thread would not help against a body that is expensive
+to parse. The cost is estimated from the bytes instead: a body over the limit is rejected before it
+is parsed, and any other body takes tens of milliseconds at most. Bytes are examined in slices, and
+other requests run between two slices.
 """
 
 from __future__ import annotations
@@ -38,33 +39,39 @@ from llmops.validation_errors import explain_first_error
 
 M = TypeVar("M", bound=BaseModel)
 
-#: Bytes per second below which a body is rejected once `timeouts.body` has passed.
+#: Minimum rate of a body, in bytes per second, once `timeouts.body` has passed. A slower body is
+#: rejected.
 MIN_BODY_BYTES_PER_SECOND = 1024
-#: A body may take at most this many times `timeouts.body`, however fast it began.
+#: Maximum time for a whole body, as a multiple of `timeouts.body`. Bounds the time that fast first
+#: bytes gain.
 MAX_BODY_TIMEOUT_FACTOR = 10
-#: Bytes of a body that are examined between two turns for other requests.
+#: Number of bytes of a body that are examined before other requests run again.
 SLICE_BYTES = 2**16
-#: Characters of a body that are not its prompt.
+#: Maximum number of characters of a body besides its prompt, for example in tools and schemas.
 NON_PROMPT_CHARACTERS = 2**20
-#: The cost of a key or a container, relative to a value: 0.8 µs against 0.1 µs, measured with the
-#: request models.
+#: Cost of a key or a container relative to the cost of a value. Measured with the request models:
+#: 0.8 µs and 0.1 µs.
 _CONTAINER_COST = 8
-#: Bytes of memory that a unit of that cost takes until its request ends: 7 to 64 in the request
-#: models, measured, and less than that in the messages that are made of them.
+#: Bytes of memory per unit of cost until the request ends. Measured: 7 to 64 in the request models,
+#: and less in the messages made from the models.
 PARSED_BYTES = 48
-#: Bytes of a body that is too small to be weighed: it takes at most 80 KB.
+#: Maximum size of a body whose cost is not computed, in bytes. Such a body takes at most 80 KB of
+#: memory when parsed.
 _UNWEIGHED_BYTES = 2048
-#: Bytes of memory above which the cost is counted again without what stands in strings.
+#: Estimated bytes of memory above which the cost is computed again without the contents of strings.
+#: The exact computation is slower, and matters only for large estimates.
 _EXACT_FROM_BYTES = 2**18
-#: Digits of the longest integer that Python converts to text.
+#: Maximum number of digits of an integer that Python converts to text.
 _MAX_INTEGER_DIGITS = 4300
-#: Bytes by which two slices overlap, so that no suspicious number or escape is cut.
+#: Number of bytes by which two slices overlap, so that no suspicious number or escape is cut.
 _OVERLAP = 512
-#: A character of four bytes in UTF-8, or its escapes in JSON.
+#: Pattern of a character that has four bytes in UTF-8, or of its escape in JSON.
 _WIDE_CHARACTER = re.compile(rb"[\xf0-\xf4]|\\u[dD][89abAB]")
-# The message of the cancellation that ends the wait for a part of a body.
+# Message of the cancellation that ends the wait for a part of a body, which distinguishes it from
+# other cancellations.
 _TIMED_OUT = "the body is late"
-#: Maps digits to 0, exponent marks to e, and everything else to a blank: all numbers look alike.
+#: Translation table that maps digits to 0, exponent marks to e, and other bytes to a blank, so that
+#: all numbers look alike.
 _DIGIT_CLASSES = bytes(48 if chr(byte).isdigit() else 101 if byte in b"eE" else 32 for byte in range(128)) + bytes(128)
 
 
@@ -80,9 +87,9 @@ def _stop_at_first_error(schema: Any) -> None:
 
 
 class FailFastModel(BaseModel):
-    """Base of request models.
+    """A base of request models.
 
-    Validation of a list stops at its first invalid item, so that a hostile body yields one error
+    Validation of a list stops at the first invalid item, so that a hostile body causes one error
     and not millions.
     """
 
@@ -95,13 +102,14 @@ class FailFastModel(BaseModel):
 
 @dataclass(slots=True)
 class BodyReader:
-    """A reader that validates request bodies within the limits of one gateway.
+    """A reader that validates request bodies within the limits of a gateway.
 
     Attributes:
-        limits: Bounds on the size and the JSON cost of a body.
-        timeout: Seconds between two parts of a body, and before a slow body is rejected.
-        hold: Counts bytes against what all requests may hold until they end. Raises
-            UnavailableError if it is too much.
+        limits: The limits on the size and the JSON cost of a body.
+        timeout: The seconds that may pass between two parts of a body, and before a slow body is
+            rejected.
+        hold: Counts bytes against the limit on what all requests hold until they end. Raises
+            UnavailableError beyond the limit.
     """
 
     limits: RequestLimits
@@ -109,10 +117,10 @@ class BodyReader:
     hold: Callable[[int, RequestContext], None]
 
     async def load(self, model: type[M], request: Request) -> M:
-        """Return the request's body as a `model`.
+        """Read the request's body and return it as a `model`.
 
         Raises:
-            ApiError: The body is too large, too slow, malformed or does not match `model`.
+            ApiError: The body is too large, too slow or malformed, or does not match `model`.
         """
         context = context_of(request)
         length = context.headers.get(b"content-length", b"0")
@@ -133,7 +141,7 @@ class BodyReader:
         size, more, started = 0, True, monotonic()
         cycle = getattr(request.receive, "__self__", None)
         while more:
-            # the whole body of most requests has arrived, so that reading it does not wait
+            # The whole body of most requests has arrived already, and reading it does not wait.
             if isinstance(cycle, RequestResponseCycle) and not cycle.more_body:
                 part, more = await _receive_chunk(request)
             else:
@@ -146,29 +154,46 @@ class BodyReader:
         return b"".join(parts)
 
     async def _receive_in_time(self, request: Request, size: int, elapsed: float) -> tuple[bytes, bool]:
-        """Return the part that follows `size` bytes, which took `elapsed` seconds."""
+        """Return the next part of the body, and True if further parts follow.
+
+        Args:
+            request: The request.
+            size: The number of bytes received so far.
+            elapsed: The seconds that these bytes took.
+
+        Raises:
+            RequestTimeoutError: The part did not arrive in time.
+        """
         try:
             return await _receive_chunk_within(self.seconds_left(elapsed, size), request)
         except TimeoutError:
-            raise RequestTimeoutError(f"The body came too slowly: {size} bytes so far.") from None
+            raise RequestTimeoutError(
+                f"The body arrived too slowly ({size} bytes so far); send the request again over a faster connection."
+            ) from None
 
     def seconds_left(self, elapsed: float, size: int) -> float:
         """Return the seconds within which more of a body must arrive.
 
-        A client that sends the first bytes fast must not gain hours of silence with them.
+        The bound on the whole body prevents a client that sends the first bytes fast from being
+        silent for hours.
         """
         slowest = self.timeout + size / MIN_BODY_BYTES_PER_SECOND
         return min(self.timeout, min(slowest, MAX_BODY_TIMEOUT_FACTOR * self.timeout) - elapsed)
 
     def _too_large(self) -> BodyTooLargeError:
-        return BodyTooLargeError(f"The body is larger than this gateway accepts ({self.limits.body_bytes} bytes).")
+        return BodyTooLargeError(
+            f"The body is larger than this gateway accepts ({self.limits.body_bytes} bytes); shorten it."
+        )
 
 
 async def _receive_chunk_within(seconds: float, request: Request) -> tuple[bytes, bool]:
-    """Return the next part of the body. Raises TimeoutError.
+    """Return the next part of the body, and True if further parts follow.
 
-    asyncio.timeout, and a task for each part as in asyncio.wait_for, would cost more than reading
-    the part.
+    `asyncio.timeout`, or a task per part as in `asyncio.wait_for`, would cost more than reading the
+    part.
+
+    Raises:
+        TimeoutError: The part did not arrive within `seconds`.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -194,19 +219,21 @@ async def _receive_chunk(request: Request) -> tuple[bytes, bool]:
 
 
 async def check_json_size(body: bytes, values: int, characters: int) -> tuple[int, bool]:
-    """Check what a body will cost to parse.
-
-    Return the cost, 0 for a small body, and True if the body may hold a number that JSON does not
-    have.
+    """Estimate the cost of parsing a body, and reject a body that is too expensive.
 
     Args:
-        body: The JSON.
-        values: The most JSON values allowed; a key or a container counts for eight.
-        characters: The most characters of prompt allowed.
+        body: The JSON text.
+        values: The maximum cost: a value counts as one, a key or a container as eight.
+        characters: The maximum number of characters of the prompt.
+
+    Returns:
+        The cost, 0 for a small body, and True if the body may contain a number that JSON does not
+        allow.
 
     Raises:
         InvalidRequestError: The body has too many values.
-        ContextLengthError: The body has more text than prompt and other fields may need together.
+        ContextLengthError: The body has more text than the prompt and other fields may have
+            together.
     """
     cost = text_bytes = 0
     if len(body) > values // _CONTAINER_COST:
@@ -214,9 +241,9 @@ async def check_json_size(body: bytes, values: int, characters: int) -> tuple[in
     elif len(body) > _UNWEIGHED_BYTES:
         cost = _json_cost(body)
     if PARSED_BYTES * cost > max(len(body), _EXACT_FROM_BYTES):
-        # code in a prompt has commas and brackets too
+        # Code in a prompt has commas and brackets that are not values.
         cost = await json_cost_outside_strings(body, values)
-    # the body itself is counted
+    # The bytes of the body are already counted, so only the text's additional bytes are added.
     cost += max(0, text_bytes - len(body)) // PARSED_BYTES
     if len(body) <= SLICE_BYTES:
         return cost, may_have_non_finite_number(body)
@@ -228,12 +255,13 @@ async def check_json_size(body: bytes, values: int, characters: int) -> tuple[in
 
 
 def may_have_non_finite_number(body: bytes) -> bool:
-    """Return True if the body may hold a number that is not finite.
+    """Return True if the body may contain a number that is not finite.
 
-    The signs are NaN, Infinity, an exponent of three digits, and 200 digits (of which each tenth is
-    examined). `translate` takes a fraction of the time of a regular expression.
+    Signs of such a number are NaN, Infinity, an exponent of three digits, or about 200 digits in a
+    row, of which every tenth is examined. `translate` takes a fraction of the time of a regular
+    expression.
     """
-    # searching a single byte first is much faster than searching the word
+    # Searching for a single byte first is much faster than searching for the word.
     if (b"N" in body and b"NaN" in body) or (b"I" in body and b"Infinity" in body):
         return True
     classes = body.translate(_DIGIT_CLASSES, b"+")
@@ -241,13 +269,13 @@ def may_have_non_finite_number(body: bytes) -> bool:
 
 
 def reject_non_finite_numbers(body: bytes) -> None:
-    """Reject numbers that JSON does not have, in a body that pydantic accepts.
+    """Reject numbers that JSON does not allow, in a body that pydantic accepts.
 
-    Pydantic allows NaN and Infinity in fields of any type; a response with one of them would not be
-    JSON.
+    Pydantic accepts NaN and Infinity in fields of any type, and a response that contains them would
+    not be valid JSON.
 
     Raises:
-        InvalidRequestError: The body has NaN, Infinity, or a number beyond a double.
+        InvalidRequestError: The body has NaN, Infinity, or a number that no double can represent.
     """
 
     def reject(literal: str) -> NoReturn:
@@ -265,12 +293,11 @@ def reject_non_finite_numbers(body: bytes) -> None:
 
 
 async def _check_total_cost(body: bytes, values: int, characters: int) -> tuple[int, int]:
-    """Return the cost of a body, with what stands in strings, and the bytes that its text may take.
+    """Return the cost of a body including the contents of strings, and the bytes of its text.
 
-    A text takes the memory of its widest character, 1, 2 or 4 bytes, for each of its characters.
-
-    Commas, colons and brackets in strings are not values. They are excluded only if the total is
-    over the limit.
+    The bytes are an estimate of the memory: a Python string takes the width of its widest character
+    (1, 2 or 4 bytes) for each character. Commas, colons and brackets in strings are not values.
+    They are excluded only if the total is over the limit, because excluding them is slow.
 
     Raises:
         InvalidRequestError: The body has more JSON values than allowed.
@@ -282,22 +309,25 @@ async def _check_total_cost(body: bytes, values: int, characters: int) -> tuple[
         total += _json_cost(piece)
         escapes = piece.count(b"\\u")
         if width < 4 and (escapes or not piece.isascii()):
-            # an escape may reach into the next slice
+            # An escape may continue in the next slice.
             width = 4 if _WIDE_CHARACTER.search(body, start, start + SLICE_BYTES + _OVERLAP) else 2
-        # a lower bound for strings, exact for everything else: an escape counts as one character
+        # An escape counts as one character: a lower bound within strings, and exact outside of
+        # them.
         text += len(piece.decode("utf-8", "ignore")) - 5 * escapes - piece.count(b"\\")
         await asyncio.sleep(0)
     if total > values and await json_cost_outside_strings(body, values) > values:
-        raise InvalidRequestError(f"The body has more JSON values than this gateway accepts ({values}).")
+        raise InvalidRequestError(f"The body has more JSON values than this gateway accepts ({values}); send fewer.")
     if text > characters:
-        raise ContextLengthError(f"The body has more text than this gateway accepts ({characters} characters).")
+        raise ContextLengthError(
+            f"The body has more text than this gateway accepts ({characters} characters); shorten it."
+        )
     return total, width * text
 
 
 async def json_cost_outside_strings(body: bytes, limit: int) -> int:
     """Return the cost of everything outside of strings.
 
-    If the cost is above `limit`, some number above `limit` is returned.
+    If the cost is above `limit`, any number above `limit` may be returned.
     """
     total = 0
     for piece in _outside_strings(body):
@@ -309,11 +339,11 @@ async def json_cost_outside_strings(body: bytes, limit: int) -> int:
 
 
 def _outside_strings(body: bytes) -> Iterator[bytes]:
-    """Yield what stands outside of strings, slice by slice."""
+    """Yield the bytes outside of strings, slice by slice."""
     start, inside = 0, False
     while start < len(body):
         piece = body[start : start + SLICE_BYTES]
-        # an escape must not be cut: a backslash at the end of the slice belongs to the next one
+        # An escape must not be cut, so a backslash at the end of a slice moves to the next slice.
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2 and start + len(piece) < len(body):
             piece = piece[:-1]
         start += len(piece)
@@ -323,7 +353,7 @@ def _outside_strings(body: bytes) -> Iterator[bytes]:
 
 
 def json_cost(text: str) -> int:
-    """Return the cost of a text that holds JSON. What stands in its strings counts too."""
+    """Return the cost of a JSON text, including the contents of its strings."""
     return _json_cost(text.encode("utf-8", "replace"))
 
 
@@ -332,22 +362,26 @@ def _json_cost(text: bytes) -> int:
 
 
 async def parse_body(model: type[M], body: bytes) -> M:
-    """Validate JSON against `model`.
+    """Parse a JSON body and return it as a `model`.
 
     Raises:
-        InvalidRequestError: The body is invalid; `param` names the field, as in
+        InvalidRequestError: The body is invalid. `param` names the field, as in
             `messages[0].content`.
     """
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        # the explanation parses the body once more
+        # The explanation parses the body again, so other requests run first.
         await asyncio.sleep(0)
         raise _explain_validation_error(error, body) from error
 
 
 def validate_body(model: type[M], value: dict[str, Any]) -> M:
-    """Validate a parsed body against `model`. Raises InvalidRequestError like `parse_body`."""
+    """Validate a parsed body and return it as a `model`.
+
+    Raises:
+        InvalidRequestError: The body is invalid, as in `parse_body`.
+    """
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -372,8 +406,8 @@ def _explain_validation_error(error: ValidationError, body: bytes) -> InvalidReq
 
 
 def _describe_first_error(errors: list[ErrorDetails], value: dict[str, Any]) -> InvalidRequestError:
-    # a value that fits no branch of a union has one error per branch: the one that got furthest
-    # explains most
+    # A value that fits no branch of a union has an error per branch. The error with the longest
+    # path belongs to the branch that the client probably meant.
     same_field = [error for error in errors if error["loc"][:1] == errors[0]["loc"][:1]]
     first = max(same_field, key=lambda error: len(_field_path(error, value)))
     param = "".join(_field_path(first, value)).lstrip(".") or None
@@ -390,7 +424,8 @@ def _error_code(kind: str) -> str:
 def _field_path(error: ErrorDetails, value: Any) -> list[str]:
     """Return the location of an error as the fields of the body that lead to it.
 
-    The branches of unions are left out: they are not part of the body.
+    The location's entries for branches of unions are left out, because they are not part of the
+    body.
     """
     path = []
     absent = error["loc"][-1] if error["type"] == "missing" else None

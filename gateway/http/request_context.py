@@ -1,7 +1,7 @@
-"""The context of one HTTP request: caller, headers, timings, and how the request ended.
+"""The context of an HTTP request: caller, headers, timings, and how the request ended.
 
-The middleware creates a context per request. Endpoints and checks read and write it; metrics,
-traces, the access log and usage records are made from it when the request has ended.
+The middleware creates a context per request. Endpoints and checks read and write it. When the
+request has ended, metrics, traces, the access log and usage records are created from it.
 """
 
 from __future__ import annotations
@@ -34,61 +34,63 @@ from llmops.gateway.telemetry.trace_context import TraceContext
 
 CONTEXT_KEY = "llmops"
 UNKNOWN_CALLER = Caller()
-#: Bytes of the header `x-llmops-warnings`. Many proxies allow 4 KiB for all headers of a response
-#: together.
+#: Maximum size of the header `x-llmops-warnings`, in bytes. Many proxies allow 4 KiB for all
+#: headers of a response together.
 MAX_WARNING_BYTES = 1500
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
-    """One HTTP request, without its body.
+    """The state of an HTTP request, without its body.
 
     Attributes:
         request_id: The client's `x-request-id` if it is short and printable, else a generated id.
         route: The path template of the matched route, empty if no route matched.
-        caller: The authenticated caller, or an anonymous one.
-        headers: The request's headers; of repeated names the first.
-        started: perf_counter() when the request arrived.
-        engine_seconds: Time spent waiting for the engine.
-        detokenize_seconds: Time spent turning the engine's tokens into text.
-        ignored_fields: Fields of the body that change nothing, for the header `x-llmops-ignored`.
+        caller: The authenticated caller, or an anonymous caller.
+        headers: The request's headers. For repeated names, the first value.
+        started: The time of `perf_counter()` when the request arrived.
+        engine_seconds: The seconds spent waiting for the engine.
+        detokenize_seconds: The seconds spent turning the engine's tokens into text.
+        ignored_fields: The fields of the body without effect, for the header `x-llmops-ignored`.
         warnings: Sentences for the client, for the header `x-llmops-warnings`.
-        stages: Seconds that each stage took, in the order of `mark`: parse, queue, template,
-            tokenise, submit.
-        stage_ended: perf_counter() at the last `mark`, 0 before the first.
-        work_bytes: Size of the text to process: the body, or a stored conversation if that is
-            larger.
-        buffered_bytes: Bytes counted against `limits.held_bytes` until the request ends.
-        overhead_seconds: Time until the response started that was not spent waiting for the engine;
-            0 before.
+        stages: The seconds that each stage took, by the stage's name, in order: parse, queue,
+            template, tokenise, submit.
+        stage_ended: The time of `perf_counter()` at the last `mark`, 0 before the first.
+        work_bytes: The size of the text to process, in bytes: the body's, or that of a stored
+            conversation if it is larger.
+        buffered_bytes: The bytes that count against `limits.held_bytes` until the request ends.
+        overhead_seconds: The seconds until the response started that were not spent waiting for the
+            engine; 0 before the response starts.
         fairness_id: The end user for whom the caller sends this request, from a header; empty if
-            none.
-        end_user: The caller's user for whom the request was sent, from its body; empty if it names
-            none.
-        prompt_cache_key: The body's name for requests that share a prefix; empty if it has none.
-        service_tier: The tier that the body asked for and got, else `default`.
-        ttft_target: Seconds from arrival within which the first token is due, from a header.
+            the request has no such header.
+        end_user: The end user that the body names, empty if the body names none.
+        prompt_cache_key: The body's name for requests that share a prefix, empty if there is none.
+        service_tier: The tier that the body requested and received, else `default`.
+        ttft_target: The seconds from arrival within which the first token is due, from a header.
         reservation: The quota reserved for this request, None if the caller has no quotas.
-        usage_recorder: Records this request's usage for the bill, None if usage is not recorded.
-        model: The model's name, once it is known.
+        usage_recorder: Records the request's usage for billing, None if usage is not recorded.
+        model: The model's name, empty until it is known.
         alias_of: The model that answers a request for an alias, for the header `x-llmops-model`.
-        route_reason: Why an alias chose its model, for the header `x-llmops-route`.
+        route_reason: The reason why an alias chose its model, for the header `x-llmops-route`.
         degraded: The restrictions of degraded mode, None if the model is not degraded.
-        meter: Measures the answer's latencies, once there is an answer.
-        trace: Data for this request's trace, None if traces are off.
-        traceparent: W3C's header for the engine's server, empty if the request is not traced.
-        usage: Tokens that the request used, None if it used none.
-        finish_reason: How the request ended (see `Outcome.finish`), once it is known.
+        meter: Measures the answer's latencies, None before the answer exists.
+        trace: The data of this request's trace, None if traces are off.
+        traceparent: W3C's trace header for the engine's server, empty if the request is not traced.
+        usage: The tokens that the request used, None if it used no tokens.
+        finish_reason: The reason for the end of the request (see `Outcome.finish`), empty until it
+            is known.
         splice: `exact` or `approximate` if the answer failed over to another replica, else empty.
-        dropped_messages: Messages of a stored conversation that did not fit into the model's
-            context.
+        dropped_messages: The number of messages of a stored conversation that did not fit into the
+            model's context.
         replica: The id of the replica that served the answer.
         version: The version of the model that answers, for the header `x-llmops-version`; empty for
             a model without versions.
-        describe_answer: Returns properties of the answer's text, for the judge of a roll-out.
-        failovers: Every time that the answer moved to another replica.
-        background_task: Work that goes on after the response. The request ends when this task ends.
+        describe_answer: Returns properties of the answer's text, for the comparison of versions in
+            a rollout.
+        failovers: The failovers of the answer to other replicas, in order.
+        background_task: A task that continues after the response. The request ends when this task
+            ends.
     """
 
     request_id: str
@@ -131,22 +133,23 @@ class RequestContext:
 
     @property
     def scheduling(self) -> SchedulingParams:
-        """Return the tenant, tier, arrival and deadline by which this request is queued."""
+        """Return the tenant, tier, arrival and deadline, which determine the place in queues."""
         tenant = self.caller.share.partition("/")[0]
         if self.fairness_id:
             tenant = f"{tenant}/{self.fairness_id}"
         return SchedulingParams(tenant, self.caller.tier, self.started, self.started + self.ttft_target)
 
     def mark(self, stage: str) -> None:
-        """Record the seconds since the previous stage ended as those of `stage`."""
+        """Record the seconds since the end of the previous stage as the duration of `stage`."""
         now = perf_counter()
         self.stages[stage] = now - (self.stage_ended or self.started)
         self.stage_ended = now
 
     def response_headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers that the response to every routed request carries, and record the overhead.
+        """Return the headers of the response to any routed request, and record the overhead.
 
-        Called when a response starts: a stream's headers lack what is known later.
+        Called when a response starts, so the headers of a stream do not have values that are known
+        later.
         """
         total = perf_counter() - self.started
         self.overhead_seconds = max(total - self.engine_seconds, 0.0)
@@ -177,9 +180,9 @@ class RequestContext:
 
 
 def _header_value(sentences: Sequence[str]) -> bytes:
-    """Return the value of a header that holds `sentences`.
+    """Return the value of a header that contains `sentences`.
 
-    Whatever is not printable ASCII is escaped.
+    Characters that are not printable ASCII are escaped.
     """
     text = " ".join(sentences)
     printable = "".join(char if char.isprintable() else "?" for char in text)
@@ -187,12 +190,12 @@ def _header_value(sentences: Sequence[str]) -> bytes:
 
 
 def create_context(scope: Scope) -> RequestContext:
-    """Create the context of a request from an anonymous caller and put it into the ASGI `scope`."""
+    """Create a request's context with an anonymous caller, and store it in the ASGI `scope`."""
     headers = dict(reversed(scope.get("headers", ())))
     sent = headers.get(b"x-request-id", b"")
     request_id = sent.decode() if _REQUEST_ID.fullmatch(sent) else "req_" + secrets.token_hex(16)
     credential = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
-    # only a digest of what was sent as a key is kept
+    # The key itself is not kept.
     digest = hashlib.sha256(credential).hexdigest() if credential else ""
     caller = anonymous_caller((scope.get("client") or ("",))[0], digest)
     context = scope[CONTEXT_KEY] = RequestContext(request_id, caller=caller, headers=headers)
@@ -202,7 +205,7 @@ def create_context(scope: Scope) -> RequestContext:
 def context_of(request: Request | Scope) -> RequestContext:
     """Return the context of a request or of its scope.
 
-    Create one if the application runs without the middleware.
+    A context is created if the application runs without the middleware.
     """
     scope = request.scope if isinstance(request, Request) else request
     context = scope.get(CONTEXT_KEY)
@@ -210,7 +213,10 @@ def context_of(request: Request | Scope) -> RequestContext:
 
 
 def client_network(host: str) -> str:
-    """Return the network that counts as one client: an IPv4 address, or the /64 of an IPv6 address."""
+    """Return the network that counts as one client.
+
+    The network of an IPv4 address is the address itself, and that of an IPv6 address is its /64.
+    """
     if ":" not in host:
         return host
     address = IPv6Address(host)
@@ -219,6 +225,12 @@ def client_network(host: str) -> str:
 
 @lru_cache(maxsize=4096)
 def anonymous_caller(host: str, digest: str) -> Caller:
-    """Return the caller at an address. The digest of what was sent as a key distinguishes callers there."""
+    """Return the anonymous caller at an address.
+
+    Args:
+        host: The address.
+        digest: The digest of the API key that was sent, which distinguishes callers at one address;
+            empty without a key.
+    """
     client = client_network(host)
     return Caller(user_id=digest, share=f"{client}/{digest[:16]}" if digest else client)

@@ -1,4 +1,4 @@
-"""The HTTP server: binds the port, limits connections, and lets open streams end before it stops."""
+"""The HTTP server, which binds the port, limits connections, and drains streams before it stops."""
 
 from __future__ import annotations
 
@@ -19,23 +19,27 @@ from llmops.gateway.http.connection_limits import connection_limits
 from llmops.gateway.http.limited_protocol import check_uvicorn_internals, protocol_class
 from llmops.gateway.settings import GatewaySettings
 
-#: The kernel's send buffer of a connection. By default it grows to 4 MB for a client that does not
-#: read.
+#: Size of the kernel's send buffer per connection, in bytes. By default the buffer grows to 4 MB
+#: for a client that does not read.
 SEND_BUFFER_BYTES = 128 * 1024
-#: Connections that a listener accepts in one turn of the event loop. libuv accepts one per turn and
-#: file descriptor, so a new connection would wait for as many turns as others came before it.
+#: Maximum number of connections that a listener accepts in one iteration of the event loop. libuv
+#: accepts one per iteration and file descriptor, so that a new connection would wait for as many
+#: iterations as connections came before it.
 ACCEPTS_PER_TURN = 16
-#: Seconds that closing may take after a second signal. A store that is unavailable must not hold
-#: the process.
+#: Seconds that shutting down may take after a second signal. An unavailable store must not keep the
+#: process alive.
 FORCED_SHUTDOWN_TIMEOUT = 2.0
-#: The exit code if closing takes longer.
+#: Exit code if shutting down takes longer than FORCED_SHUTDOWN_TIMEOUT: that of a process that
+#: SIGINT ended.
 INTERRUPTED_EXIT_CODE = 130
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
+    """Return a socket that listens on `host` and `port`.
 
-    Raises ResourceError if the port is taken or the host is not this machine's.
+    Raises:
+        ResourceError: The port is in use or needs privileges, or the host is not an address of this
+            machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -44,15 +48,15 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        reason, advice = error.strerror, "choose another with --port, or 0 for any"
+        reason, advice = error.strerror, "choose another port with --port, or 0 for any free port"
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             named = isinstance(error, socket.gaierror)
             reason = "that is neither an IP address nor a known name" if named else "that is not this machine's address"
             advice = "give --host an address of this machine, such as 127.0.0.1"
         elif error.errno == errno.EACCES:
-            advice = "ports below 1024 need rights; choose a higher one with --port"
+            advice = "ports below 1024 need privileges; choose a higher port with --port"
         raise ResourceError(f"llmops cannot listen on {host}:{port} ({reason}); {advice}.") from error
-    # accepted connections inherit the size
+    # Accepted connections inherit the size of the send buffer.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     listener.listen(2048)
     listener.setblocking(False)
@@ -62,9 +66,9 @@ def bind(host: str, port: int) -> socket.socket:
 class DrainingServer(uvicorn.Server):
     """A server that drains on SIGTERM or Ctrl-C.
 
-    It accepts no connections from then on, and open streams may end in `drain`. A second signal
-    ends open streams. `run` returns either way, so that the process chooses its exit code; only if
-    closing takes too long after a second signal, the process exits immediately.
+    A draining server accepts no connections, and open streams have `timeouts.drain` seconds to end.
+    A second signal ends open streams. `run` returns in both cases, so that the process chooses its
+    exit code. If shutting down takes too long after a second signal, the process exits immediately.
     """
 
     def __init__(self, config: uvicorn.Config, on_draining: Callable[[], None]) -> None:
@@ -82,7 +86,7 @@ class DrainingServer(uvicorn.Server):
             self._exit_timer.cancel()
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        """Start to drain, or stop immediately on the second signal."""
+        """Start to drain at the first signal, and stop immediately at the second."""
         if self.should_exit and not self.force_exit:
             self.force_exit = True
             self._exit_timer.start()
@@ -90,11 +94,11 @@ class DrainingServer(uvicorn.Server):
         self._on_draining()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the connections and the application."""
+        """Close all connections and shut the application down."""
         await super().shutdown(sockets)
         if self.force_exit:
-            # uvicorn would cancel its tasks and log their tracebacks: here responses end as if
-            # their clients had left, and the application closes as usual
+            # uvicorn would cancel its tasks and log their tracebacks. Here, responses end as if
+            # their clients had disconnected, and the application shuts down as usual.
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
             while self.server_state.tasks:
@@ -103,10 +107,10 @@ class DrainingServer(uvicorn.Server):
 
 
 def tune_garbage_collector() -> None:
-    """Collect garbage rarely, and never in what has been imported.
+    """Collect garbage rarely, and never among imported modules.
 
-    Tokens make short-lived objects without cycles: by default a collection every 700 allocations
-    costs CPU and finds nothing (docs/decisions/0003).
+    Tokens create short-lived objects without cycles. By default, a collection every 700 allocations
+    costs CPU time and finds nothing (docs/decisions/0003).
     """
     gc.collect()
     gc.freeze()
@@ -116,7 +120,8 @@ def tune_garbage_collector() -> None:
 def uvicorn_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
     """Return uvicorn's configuration.
 
-    Raises ResourceError if uvicorn lacks a member that the gateway needs.
+    Raises:
+        ResourceError: uvicorn lacks a private member that the gateway needs.
     """
     check_uvicorn_internals()
     return uvicorn.Config(
@@ -127,7 +132,8 @@ def uvicorn_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
         lifespan="on",
         access_log=False,
         log_config=None,
-        # the gateway logs its own start and stop
+        # uvicorn's messages at level info repeat the gateway's own messages about its start and
+        # stop.
         log_level="warning" if settings.log_level == "info" else settings.log_level,
         proxy_headers=False,
         server_header=False,

@@ -1,8 +1,8 @@
 """Server-sent events: their encoding, and the response that streams them to a client.
 
-While a client keeps reading, its events take plain calls only, from the engine's message to the
-socket (decision 0003). The coroutine of the response handles everything that is rarer: the start,
-the end, failures, a full socket, and servers without a `ChunkedWriter`.
+While a client keeps reading, events pass from the engine's message to the socket in plain function
+calls (docs/decisions/0003). The coroutine of the response handles the rare cases: the start, the
+end, failures, a full socket, and servers without a `ChunkedWriter`.
 """
 
 from __future__ import annotations
@@ -23,68 +23,75 @@ from llmops.gateway.settings import Timeouts
 
 log = logging.getLogger(__name__)
 
-#: Readers of event streams skip comments.
+#: Comment that keeps an idle connection open. Readers of event streams skip comments.
 KEEPALIVE_COMMENT = b": keep-alive\n\n"
-#: Seconds before a DisconnectWatcher starts to listen. Creating a task is a good part of the cost
-#: of a short response, so a client that leaves is noticed that much later.
+#: Seconds before a DisconnectWatcher starts to listen. A short response is over by then and saves
+#: the task, which is a large part of its cost.
 LISTEN_DELAY = 0.1
 
 
 def encode_event(data: bytes, name: str = "") -> bytes:
-    """Return one server-sent event. `data` must not contain line breaks."""
+    """Return a server-sent event, encoded. `data` must not contain line breaks."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data) if name else b"data: %b\n\n" % data
 
 
 def openai_error_event(error: ApiError) -> bytes:
-    """Return the event on which OpenAI's clients raise APIError in the middle of a stream.
+    """Return the event that makes OpenAI's clients raise APIError in the middle of a stream.
 
-    Logs the error's detail.
+    The error's detail is logged.
     """
     log_detail(error)
     return encode_event(error.body_json())
 
 
 class EventSource(ABC):
-    """The events of one response."""
+    """An interface to the source of a response's events."""
 
     async def start(self, context: RequestContext) -> None:
-        """Wait until it is clear that the response can start. Raises ApiError if it cannot."""
+        """Wait until the response can start.
+
+        Raises:
+            ApiError: The response cannot start.
+        """
         return
 
     def start_failed(self, error: Exception) -> None:
         """Handle an error that `start` raised after the response had started.
 
-        The next call of `next` reports it.
+        The next call of `next` returns the error's event.
         """
         raise error
 
     @abstractmethod
     async def next(self) -> bytes | None:
-        """Return the next events (may be empty), or None at the end.
+        """Return the next events, encoded (may be empty), or None at the end.
 
-        Must not raise: failures are events too.
+        Must not raise: failures are returned as events.
         """
 
     def attach(self, writer: ChunkedWriter) -> None:
         """Allow the source to write to `writer` directly.
 
-        It may do so while `next` waits and `writer` is not blocked.
+        The source may write while `next` waits and `writer` is not blocked.
         """
         return
 
     @abstractmethod
     def cancel(self) -> None:
-        """Stop, because the client has disconnected."""
+        """Stop producing events, because the client has disconnected."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything. Called once, whatever happened."""
+        """Release all resources. Called exactly once, also after a failure."""
 
 
 class DisconnectWatcher:
-    """A listener on `receive` that notices when the client disconnects.
+    """A listener on ASGI's `receive` that notices when the client disconnects.
 
-    It listens once the body is read, and notifies its current owner.
+    The watcher listens once the body is read, and calls the callback that was registered last.
+
+    Attributes:
+        disconnected: True once the client has disconnected.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -95,21 +102,22 @@ class DisconnectWatcher:
         self._timer = asyncio.get_running_loop().call_later(LISTEN_DELAY, self._start)
 
     def notify(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the client disconnects, immediately if it already has.
+        """Call `callback` when the client disconnects, or immediately if it already has.
 
-        Replaces the last callback.
+        `callback` replaces the previous callback.
         """
         self._callback = callback
         if self.disconnected:
             callback()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening for a disconnect."""
         self._callback = None
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
-            # a cancelled task holds its frames, and they hold this object: a reference cycle
+            # A cancelled task holds its frames, which hold this object; dropping the task breaks
+            # the cycle.
             self._task = None
 
     def _start(self) -> None:
@@ -124,11 +132,11 @@ class DisconnectWatcher:
 
 
 class EventStreamResponse(Response):
-    """A 200 whose body is an event stream, or the error that occurred before its first event.
+    """A response that streams events, or the error that occurred before the first event.
 
     Proxies close idle connections. After `timeouts.keepalive` seconds without an event the response
-    starts with status 200, and `keepalive_event` is sent at that interval; an error after that is
-    sent as an event. Clients without a ChunkedWriter get the start of the response only.
+    starts with status 200, and `keepalive_event` is sent at that interval. A later error is sent as
+    an event. If the server has no ChunkedWriter, only the start of the response is sent early.
     """
 
     media_type = "text/event-stream"
@@ -145,12 +153,14 @@ class EventStreamResponse(Response):
         """Create the response.
 
         Args:
-            open_source: Returns the events. May wait long, as requests queue for a replica.
-            watcher: Closed when the response has ended.
-            timeouts: `keepalive` (0 for never), and `client`, after which a client that reads
-                nothing is dropped.
-            keepalive_event: Sent when nothing else was sent for `timeouts.keepalive`.
-            error_event: Encodes an error of `open_source` that comes after the response has
+            open_source: Returns the source of events. May wait long, because requests queue for a
+                replica.
+            watcher: The listener for a disconnect, which is closed when the response has ended.
+            timeouts: The setting `keepalive` (0 for never), and `client`, the seconds after which a
+                client that reads nothing is dropped.
+            keepalive_event: The event that is sent after `timeouts.keepalive` seconds without
+                another event.
+            error_event: Encodes an error of `open_source` that occurs after the response has
                 started.
         """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
@@ -163,7 +173,7 @@ class EventStreamResponse(Response):
         self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
+        """Send the response to the client."""
         source: EventSource | None = None
         context = context_of(scope)
         self._scope, self._send = scope, send
@@ -197,7 +207,7 @@ class EventStreamResponse(Response):
 
     async def _stream(self, source: EventSource) -> None:
         writer = self._writer
-        # the server's own `send`, if the application runs behind the middleware
+        # If the application runs behind the middleware, events go to the server's own `send`.
         write: Send = self._scope.get(SERVER_SEND_KEY, self._send)
         if writer is not None:
             source.attach(writer)
@@ -228,7 +238,7 @@ class EventStreamResponse(Response):
         self._writer = chunked_writer_of(self._scope)
 
     async def _is_started_early(self) -> bool:
-        """Return True if the keep-alive has started the response."""
+        """Return True if a keep-alive has started the response, after waiting for that start."""
         if self._early_start is not None:
             await self._early_start
         return self._started
@@ -257,7 +267,7 @@ class EventStreamResponse(Response):
 
 
 class _ErrorSource(EventSource):
-    """A single event: the error because of which there is no other source."""
+    """A source of a single event: the error that prevented the source of the response."""
 
     def __init__(self, error_event: Callable[[ApiError], bytes]) -> None:
         self._error_event = error_event
@@ -265,8 +275,8 @@ class _ErrorSource(EventSource):
 
     def start_failed(self, error: Exception) -> None:
         if not isinstance(error, ApiError):
-            log.error("The stream failed before its first event", exc_info=error)
-            error = InternalError("The gateway failed before the stream began.")
+            log.error("A stream failed before its first event because of an internal error", exc_info=error)
+            error = InternalError("The gateway failed before the stream began; send the request again.")
         log_detail(error)
         self._data = self._error_event(error)
 

@@ -1,6 +1,6 @@
 """Checks that observe requests: metrics, traces and the access log.
 
-Traces and the log exist only if they are set.
+The checks for traces and the access log exist only if the settings enable them.
 """
 
 from __future__ import annotations
@@ -24,35 +24,37 @@ from llmops.gateway.telemetry.metrics import GatewayMetrics
 from llmops.gateway.telemetry.request_timeline import FinishedRequest, is_server_failure
 from llmops.gateway.telemetry.trace_context import TraceContext, parse_traceparent
 
-#: Seconds between two deliveries of traces.
+#: Seconds between two exports of traces.
 TRACE_EXPORT_INTERVAL = 1.0
-#: Seconds between two writes to the access log.
+#: Seconds between two writes to the access log. Short enough to follow the log while requests run.
 LOG_FLUSH_INTERVAL = 0.2
-#: Seconds that a receiver of traces may take for one delivery.
+#: Seconds that an export of traces may take before it fails.
 EXPORT_TIMEOUT = 10.0
-#: Seconds for the last delivery when the gateway ends.
+#: Seconds that the last export may take when the gateway shuts down.
 SHUTDOWN_EXPORT_TIMEOUT = 2.0
-#: Lines of the access log that may wait to be written; more are dropped and counted.
+#: Maximum number of access log lines that wait to be written. Bounds memory if the disk is slow;
+#: further lines are dropped and counted.
 MAX_QUEUED_LOG_LINES = 16_384
-#: Routes that probes and scrapers request all the time.
+#: Routes that are not logged, because probes and scrapers request them continually.
 _UNLOGGED_ROUTES = frozenset({"/", "/health", "/health/live", "/health/ready", "/metrics"})
 
 
 class RequestCounter(Check):
-    """A check that counts requests by route and status, and observes the gateway's own time."""
+    """A check that counts requests by route and status, and measures the gateway's own time."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._total = metrics.overhead.labels("total")
         self._stage = cache(metrics.stages.labels)
-        # only known routes become a label: anything else would let clients grow the metrics at will
+        # Unknown paths share one label, because clients could create any number of labels
+        # otherwise.
         self._requests = cache(lambda route, status: metrics.requests.labels(route or "unknown", str(status)))
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
-        """Count the request, and observe its stages if an engine worked on it."""
+        """Count the request, and record the duration of its stages if an engine worked on it."""
         if context.engine_seconds:
             self._total.observe(context.overhead_seconds)
             stage, detokenize = self._stage, context.detokenize_seconds
-            # `upstream` is the time of the engine, and `write` the rest of the overhead
+            # `upstream` is the engine's time, and `write` the rest of the gateway's overhead.
             write = context.overhead_seconds - sum(context.stages.values()) - detokenize
             stages = {**context.stages, "upstream": context.engine_seconds, "detokenise": detokenize, "write": write}
             for name, seconds in stages.items():
@@ -61,7 +63,7 @@ class RequestCounter(Check):
 
 
 class ExportingCheck(Check):
-    """A check that exports finished requests through a queue."""
+    """A check that exports ended requests through a queue."""
 
     def __init__(
         self, metrics: GatewayMetrics, signal: str, queue: ExportQueue[FinishedRequest], stop: Callable[[], None]
@@ -69,9 +71,9 @@ class ExportingCheck(Check):
         """Create the check.
 
         Args:
-            metrics: Count what was sent and dropped.
-            signal: The metrics' label for this export.
-            queue: Delivers batches of requests in a thread of its own.
+            metrics: The gateway's metrics, which count exported and dropped requests.
+            signal: The value of the metrics' label for this export.
+            queue: Delivers batches of requests in its own thread.
             stop: Closes the file or connection to which `queue` delivers.
         """
         self._queue, self._stop = queue, stop
@@ -80,11 +82,14 @@ class ExportingCheck(Check):
         exports.labels(signal, "dropped").read = lambda: queue.dropped
 
     def start(self) -> None:
-        """Start the queue's thread."""
+        """Start the thread of the queue."""
         self._queue.start()
 
     def close(self) -> None:
-        """Deliver what is queued and stop. Blocks for at most SHUTDOWN_EXPORT_TIMEOUT."""
+        """Export the queued requests and stop.
+
+        Blocks for at most SHUTDOWN_EXPORT_TIMEOUT seconds.
+        """
         self._queue.close(SHUTDOWN_EXPORT_TIMEOUT)
         self._stop()
 
@@ -96,7 +101,7 @@ class PerSecondLimit:
         self._limit, self._left, self._second = limit, 0, -1
 
     def take(self) -> bool:
-        """Count an event. Returns False if it is over the limit."""
+        """Count an event. Return False if the event is over the limit."""
         second = int(monotonic())
         if second != self._second:
             self._second, self._left = second, self._limit
@@ -107,10 +112,9 @@ class PerSecondLimit:
 class TraceCheck(ExportingCheck):
     """A check that exports traces of requests.
 
-    It exports sampled requests, and requests that failed, missed their objective or failed over.
-
-    Each of the two groups is limited to `settings.per_second`, so that neither clients nor an
-    outage can exceed it.
+    Two groups of requests are exported: sampled requests, and notable requests, which failed,
+    missed their latency objective or failed over. Each group is limited to `settings.per_second`
+    requests, so that neither clients nor an outage can overload the export.
     """
 
     def __init__(
@@ -125,7 +129,7 @@ class TraceCheck(ExportingCheck):
         self._sampled, self._notable = PerSecondLimit(settings.per_second), PerSecondLimit(settings.per_second)
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
-        """Decide whether to sample a request: by its `traceparent` if it has one, else by chance."""
+        """Decide whether to sample a request: by its `traceparent`, or at random without it."""
         if scope["method"] != "POST":
             return
         parent = parse_traceparent(scope["headers"])
@@ -148,7 +152,7 @@ class TraceCheck(ExportingCheck):
     def passed(self, name: str) -> Check:
         """Return a check that ends the stage `name` of the trace.
 
-        It follows the checks that make up the stage.
+        The check must run after the checks that make up the stage.
         """
         return _StageTimer(name)
 
@@ -163,16 +167,16 @@ class _StageTimer(Check):
 
 
 class AccessLogCheck(ExportingCheck):
-    """A check that writes a line for every request except those of probes and scrapers."""
+    """A check that logs every request, except requests of probes and scrapers."""
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
-        """Queue the request's line."""
+        """Queue the request's line for the access log."""
         if context.route not in _UNLOGGED_ROUTES:
             self._queue.put(finished_request(context, outcome))
 
 
 def finished_request(context: RequestContext, outcome: Outcome) -> FinishedRequest:
-    """Return the record of a request that ends now."""
+    """Return the record of a request that has just ended."""
     return FinishedRequest(
         at=time(),
         started=context.started,
@@ -199,7 +203,7 @@ def _is_notable(context: RequestContext, outcome: Outcome) -> bool:
 
 
 def create_trace_check(settings: GatewaySettings, metrics: GatewayMetrics) -> TraceCheck | None:
-    """Return the check that exports traces, None if `traces` is not set.
+    """Return the check that exports traces, or None if the setting `traces` is absent.
 
     Raises:
         MissingDependencyError: OpenTelemetry is not installed.
@@ -216,7 +220,7 @@ def create_trace_check(settings: GatewaySettings, metrics: GatewayMetrics) -> Tr
 
 
 def create_access_log_check(settings: GatewaySettings, metrics: GatewayMetrics) -> AccessLogCheck | None:
-    """Return the check that writes the access log, None if `access_log` is not set.
+    """Return the check that writes the access log, or None if the setting `access_log` is absent.
 
     Raises:
         ResourceError: The file cannot be written.
