@@ -21,7 +21,12 @@ class CredentialUnavailableError(UnavailableError):
 
 
 class Identity(NamedTuple):
-    """A person as an identity provider knows it."""
+    """A user of an identity provider.
+
+    Attributes:
+        issuer: The address that identifies the provider.
+        subject: The provider's id of the user.
+    """
 
     issuer: str
     subject: str
@@ -41,7 +46,7 @@ class Directory(ABC):
 
     @abstractmethod
     def takes(self, credential: str) -> bool:
-        """Return True if the credential has the form of one that this directory knows.
+        """Return True if the credential has the form of this directory's credentials.
 
         Costs no look-up.
         """

@@ -85,7 +85,7 @@ class BackgroundReader(AnswerReader):
 
 
 class BackgroundSaver:
-    """A writer of the states of one response to the store, where every gateway finds them."""
+    """A writer of one response's states to the store, in which every gateway can read them."""
 
     def __init__(self, owner: str, form: BackgroundFormat, saver: ResponseSaver, taken_over: bool = False) -> None:
         """Create the writer of one response.

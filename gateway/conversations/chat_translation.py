@@ -83,7 +83,10 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
     if choice.get("type") == "allowed_tools":
         tools = [_tool_choice(tool) for tool in choice.get("tools") or [] if isinstance(tool, dict)]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools}}
-    raise UnsupportedError(f"A tool_choice of type '{choice.get('type')}' is not supported.", param="tool_choice")
+    raise UnsupportedError(
+        f"A tool_choice of type '{choice.get('type')}' is not supported; use 'function' or 'allowed_tools'.",
+        param="tool_choice",
+    )
 
 
 def _format(form: TextFormat | None) -> dict[str, Any] | None:

@@ -189,7 +189,7 @@ class AnswerCheckpoint:
         return self._registered and self._store.up
 
     def add(self, tokens: Sequence[int], cached: int | None) -> None:
-        """Add tokens that arrived together."""
+        """Add tokens that arrived together, and update the number of cached prompt tokens."""
         data = encode_batch(tokens)
         self._unsent += data
         self.size += len(data)

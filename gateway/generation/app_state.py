@@ -260,7 +260,7 @@ B = TypeVar("B", bound=SamplingFields)
 
 @dataclass
 class Generation(Generic[B]):
-    """A request for generated text, until its engine has it.
+    """A request for generated text on its way to the engine.
 
     Attributes:
         state: The gateway's state.

@@ -103,7 +103,7 @@ def validate_chat(body: ChatRequest, model: GenerativeModel, limits: RequestLimi
 
 
 class ChatGeneration(Generation[ChatRequest]):
-    """A chat request, until its engine or its provider has it."""
+    """A chat request on its way to the engine or to a provider."""
 
     async def start(self, *, whole: bool, fit: bool = False, on_tokens: TokenCallback | None = None) -> Answer:
         """Submit the request and return its answer.

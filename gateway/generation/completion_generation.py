@@ -84,7 +84,7 @@ def sequences_per_prompt(body: CompletionRequest) -> int:
 
 
 class CompletionGeneration(Generation[CompletionRequest]):
-    """A completions request, until its engine has it."""
+    """A completions request on its way to the engine."""
 
     async def start(self) -> Answer:
         """Submit one engine request per prompt, and return the answer.

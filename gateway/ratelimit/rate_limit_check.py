@@ -102,7 +102,7 @@ def _limiter(settings: GatewaySettings) -> Limiter:
 def caller_name(caller: Caller) -> str:
     """Return the name under which a caller's requests count: its user, its key, or its address.
 
-    An anonymous client is counted by its address, because it can choose any key.
+    An anonymous client is counted by its address, because the client can send any key.
     """
     if caller.tenant_id and not caller.key_id:
         return f"user {caller.user_id}"

@@ -124,7 +124,7 @@ class RuleFilter(TextFilter):
         """Compile `pattern` and `words`, whose matches have at most `width` characters.
 
         Raises:
-            InputError: RE2 does not take the pattern.
+            InputError: RE2 does not support the pattern.
         """
         self.name, self.categories, self.width = name, (category,), width
         self.finding = Finding(name, category)
@@ -188,7 +188,7 @@ def rule_filter(
     """Return the filter of regular expressions and whole words.
 
     Raises:
-        InputError: A pattern does not compile, can match nothing, or has no bounded width.
+        InputError: A pattern does not compile, matches an empty text, or has no bounded width.
     """
     widths = [_width(name, pattern) for pattern in patterns]
     listed = [word.strip() for word in words if word.strip()]

@@ -1,4 +1,4 @@
-"""The check that records the usage of requests, and the background work that delivers it."""
+"""The check that records the usage of requests, and the tasks that deliver the usage."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class UsageCheck(Check):
         self.find_owners: FindOwners | None = None
 
     async def start(self) -> None:
-        """Open a new outbox under a new gateway id, and start to deliver those of dead gateways.
+        """Open a new outbox under a new gateway id, and start to deliver dead gateways' outboxes.
 
         Raises:
             ResourceError: The outbox cannot be created.

@@ -45,8 +45,8 @@ class JsonScanner:
     def feed(self, text: str, start: int = 0) -> tuple[int, str, bool]:
         """Consume a part of a JSON value from `text`, starting at `start`.
 
-        Return the position after the consumed text, that text as JSON, and True if the value is
-        complete.
+        Return the position after the consumed text, the consumed text as JSON, and True if the
+        value is complete.
         """
         pos = start
         pieces: list[str] = []

@@ -65,7 +65,7 @@ class OutputProcessor(ABC):
 
     @abstractmethod
     def feed(self, text: str) -> Iterator[OutputDelta] | list[OutputDelta]:
-        """Return the deltas that are certain after `text`."""
+        """Add `text`, and return the deltas that are certain now."""
 
     def finish(self) -> Iterator[OutputDelta] | list[OutputDelta]:
         """Return the deltas of the text that was held back. Called once, when the text has ended."""
