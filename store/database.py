@@ -1,9 +1,11 @@
 """An open database: its connections for reading and for writing."""
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import asyncpg
@@ -12,9 +14,11 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from llmops.errors import MissingDependencyError
+from llmops.errors import MissingDependencyError, ResourceError
 from llmops.store.errors import translate_database_errors
 from llmops.store.store_url import StoreUrl
+
+log = logging.getLogger(__name__)
 
 #: Minimum version of SQLite, the first with INSERT … RETURNING.
 MIN_SQLITE_VERSION = (3, 35)
@@ -26,6 +30,8 @@ CLOSE_TIMEOUT = 1.0
 #: in use and closed after use.
 MAX_OVERFLOW = 10
 _WRITES = "llmops_writes"
+_FILE_ID = "llmops_file_id"
+_FileId = tuple[int, int]
 ResultT = TypeVar("ResultT")
 
 
@@ -157,20 +163,65 @@ def _sqlite_engines(location: StoreUrl, pool: dict[str, int], busy_seconds: floa
     alone = create_engine(
         location.url.set(drivername="sqlite"), pool_size=1, connect_args=options, execution_options={_WRITES: True}
     )
+    file = _SqliteFile(Path(str(location.file)))
     for one in (engine.sync_engine, alone):
-        event.listen(one, "connect", _opened)
+        event.listen(one, "do_connect", file.check_log)
+        event.listen(one, "connect", file.set_up)
+        event.listen(one, "checkout", file.discard_if_replaced)
         event.listen(one, "begin", _begin)
     return engine, alone
 
 
-def _opened(connection: Any, _: object) -> None:
+class _SqliteFile:
+    """The file of a store, watched for its replacement by another file, such as a backup.
+
+    A connection to the old file works, and all that it writes is lost.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._log = path, Path(f"{path}-wal")
+        # the identities of the file and its write-ahead log at the last connection
+        self._known: tuple[_FileId | None, _FileId | None] = None, None
+
+    def check_log(self, *_: object) -> None:
+        """Raise ResourceError before a connection would write the log of an old file into a new one."""
+        if self._log.exists() and self._known[1] == _file_id(self._log) and self._known[0] != _file_id(self._path):
+            raise ResourceError(
+                f"The store {self._path} was replaced beside the write-ahead log of the old file, which would damage "
+                f"the new one; remove {self._log} and {self._path}-shm."
+            )
+
+    def set_up(self, connection: Any, record: ConnectionPoolEntry) -> None:
+        try:
+            _set_up(connection)
+            file = record.info[_FILE_ID] = _file_id(self._path)
+            if self._known[0] not in (None, file):
+                log.error("The store %s was replaced by another file, which is used from now on.", self._path)
+            self._known = file, _file_id(self._log) if self._log.exists() else None
+        except BaseException:
+            # SQLAlchemy does not close a connection that fails here, and the connection's thread
+            # would keep the process from ending.
+            connection.close()
+            raise
+
+    def discard_if_replaced(self, _: object, record: ConnectionPoolEntry, __: object) -> None:
+        if record.info[_FILE_ID] != _file_id(self._path):
+            raise DisconnectionError
+
+
+def _file_id(file: Path) -> _FileId:
+    """Return the device and inode of a file.
+
+    Raises:
+        ResourceError: The file was removed, or its folder cannot be read.
+    """
     try:
-        _set_up(connection)
-    except BaseException:
-        # SQLAlchemy does not close a connection that fails here, and the connection's thread would
-        # keep the process from ending.
-        connection.close()
-        raise
+        found = file.stat()
+    except OSError as error:
+        raise ResourceError(
+            f"{file} of the store cannot be found ({error.strerror}); restore the store from a backup."
+        ) from None
+    return found.st_dev, found.st_ino
 
 
 def _begin(connection: Connection) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import random
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,10 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmops.errors import InputError
+from llmops.errors import InputError, ResourceError
 from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.settings import UsageSettings
 from llmops.gateway.usage.event_formats import encode_event, new_event_id
+from llmops.gateway.usage.ledger_sink import LedgerSink
 from llmops.gateway.usage.open_answers import SLOT_BYTES, TOKENS, OpenAnswers
 from llmops.gateway.usage.outbox import UsageOutbox
 from llmops.gateway.usage.sink import NoPrices, UsageSink
@@ -247,3 +249,35 @@ async def test_damage_writes_few_lines_and_keeps_the_log(tmp_path: Path, caplog)
     assert "Its log is kept in" in caplog.text
     (kept,) = (tmp_path / "second").glob("damaged-*-outbox.db-wal-*")
     assert kept.stat().st_size == whole
+
+
+async def test_a_store_whose_file_is_replaced_keeps_every_later_event(tmp_path: Path, caplog) -> None:
+    """Before the fix, a gateway went on with the old file, which confirmed its events: none of them was billed."""
+    file, copy = tmp_path / "store.db", tmp_path / "copy.db"
+    sink = LedgerSink(f"sqlite:///{file}")
+    await sink.write([event(0)])
+    with contextlib.closing(sqlite3.connect(file)) as store, contextlib.closing(sqlite3.connect(copy)) as backup:
+        store.backup(backup)
+    await sink.write([event(1)])
+    for kind in ("", "-wal", "-shm"):
+        Path(f"{file}{kind}").unlink()
+    with pytest.raises(ResourceError, match="cannot be found"):
+        await sink.write([event(2)])
+    shutil.copy(copy, file)
+    later = [event(seq) for seq in range(2, 22)]
+    await sink.write(later)
+    assert len(await sink.confirmed([one.id for one in later])) == len(later)
+    assert not await sink.confirmed([event(1).id])
+    with contextlib.closing(sqlite3.connect(file)) as store:
+        assert store.execute("SELECT count(*) FROM usage_records").fetchone() == (21,)
+    assert caplog.text.count("was replaced by another file") == 1
+    copy.rename(file)
+    with pytest.raises(ResourceError, match=r"remove .*-wal and .*-shm"):
+        await sink.write([event(22)])
+    for kind in ("-wal", "-shm"):
+        Path(f"{file}{kind}").unlink()
+    await sink.write([event(22)])
+    await sink.close()
+    with contextlib.closing(sqlite3.connect(file)) as store:
+        assert store.execute("SELECT count(*) FROM usage_records").fetchone() == (2,)
+        assert store.execute("PRAGMA integrity_check").fetchone() == ("ok",)
