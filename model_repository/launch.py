@@ -57,7 +57,7 @@ from llmops.model_repository.server.triton_log import (
     parse_engine_death,
     parse_line,
     parse_loop_end,
-    parse_rank_failure,
+    parse_worker_failure,
 )
 from llmops.process import Process, descendants, kill_survivors, with_parent_death_signal
 
@@ -185,7 +185,7 @@ class TritonServer:
                 watch = LoadWatch()
             if time.monotonic() - looked > WATCH_INTERVAL:
                 looked = time.monotonic()
-                if lost := watch.find_lost(self.process.pid, looked, self._failed_rank):
+                if lost := watch.find_lost(self.process.pid, looked, self._worker_failure):
                     self._is_broken = True
                     raise ServerError(self._failure(lost))
             if time.monotonic() > deadline:
@@ -306,7 +306,7 @@ class TritonServer:
             self._memory.remove()
             raise
         self.log: deque[LogLine] = deque(maxlen=400)
-        self._failed_rank = self._loop_end = ""
+        self._worker_failure = self._loop_end = ""
         self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
         self._reader.start()
 
@@ -371,9 +371,9 @@ class TritonServer:
                 f"a process of model {lost} ended while it loaded; the kernel kills it when memory runs out (see dmesg)"
             )
         cause = explain_failure(self.log) or ending
-        if self._failed_rank:
+        if self._worker_failure:
             # the model's own exception says no more than that a worker failed
-            cause = f"TensorRT-LLM failed on {self._failed_rank}"
+            cause = f"TensorRT-LLM failed {self._worker_failure}"
         return f"Triton did not start: {cause}."
 
     def _ended_within(self, seconds: float) -> bool:
@@ -403,7 +403,7 @@ class TritonServer:
             if _REQUESTS_DONE in line.message:
                 self._unloading.set()
             self._dead_engine = self._dead_engine or parse_engine_death(line)
-            self._failed_rank = self._failed_rank or parse_rank_failure(line)
+            self._worker_failure = self._worker_failure or parse_worker_failure(line)
             self._loop_end = self._loop_end or parse_loop_end(line)
             self._on_log(line)
 

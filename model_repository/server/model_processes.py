@@ -37,7 +37,8 @@ class LoadWatch:
     """Finds a model that has lost a process while it loads, or on a GPU of which it failed.
 
     TensorRT-LLM 1.2 waits forever in both cases: for all workers, which Open MPI 4.1 ends when one
-    is killed, and for the others where one has failed (NVIDIA/TensorRT-LLM #17578, #16342).
+    is killed, and for the others where one has failed (NVIDIA/TensorRT-LLM #17578, #16342), and any
+    release for workers that did not start (ai-dynamo/dynamo #15060).
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class LoadWatch:
     def find_lost(self, pid: int, now: float, failure: str) -> str:
         """Return what the server `pid` has not ended for within LOSS_GRACE, or an empty text.
 
-        This is the model whose processes are gone, or else the `failure` of a GPU.
+        This is the model whose processes are gone, or else the `failure` of its workers.
         """
         present = Counter({model: len(group) for model, group in model_processes(pid).items()})
         self._most |= present

@@ -85,14 +85,19 @@ def parse_engine_death(line: LogLine) -> tuple[str, str] | None:
     return (match["model"], match["reason"]) if match else None
 
 
-# logged by a worker of TensorRT-LLM's LLM API (1.2.1 executor/worker.py, worker_main)
-_RANK_FAILED = re.compile(r"Failed to initialize executor on (?P<failure>rank \d+: .*)")
+# logged by a worker of TensorRT-LLM's LLM API (1.2.1 executor/worker.py, worker_main), and by mpi4py's
+# thread that could not spawn the workers (mpi4py/futures, _manager_spawn)
+_WORKER_FAILED = re.compile(
+    r"Failed to initialize executor (?P<rank>on rank \d+: .*)|^mpi4py\.MPI\.Exception: (?P<spawn>MPI_ERR_\w+.*)"
+)
 
 
-def parse_rank_failure(line: LogLine) -> str:
-    """Return the GPU on which a model did not load, and why, or an empty text for any other line."""
-    match = _RANK_FAILED.search(line.message)
-    return match["failure"].strip().rstrip(".") if match else ""
+def parse_worker_failure(line: LogLine) -> str:
+    """Return where the workers of a model failed to load, and why, or an empty text for any other line."""
+    match = _WORKER_FAILED.search(line.message)
+    if match is None:
+        return ""
+    return (match["rank"] or f"to start its workers: {match['spawn']}").strip().rstrip(".")
 
 
 # logged by the PyTorch backend of TensorRT-LLM (1.2.1 _torch/pyexecutor/py_executor.py, _event_loop_wrapper)
