@@ -72,16 +72,18 @@ class NewMessage:
     """A message to store.
 
     Attributes:
-        id: Id of the row.
         item_id: Id of the message in the API.
         role: `user`, `assistant`, `system`, `developer` or `tool`.
         content: The text of the message.
         items: JSON of the items of the Responses API that the row represents, or None for a plain
             message.
         status: `completed`, `in_progress` while a gateway generates it, or `incomplete`.
-        token_count: Tokens of the message, counted by the engine.
-        prompt_tokens: Tokens of the prompt that the message answers.
-        cost_micros: Price of the answer in micro-dollars, or None if the model has no price.
+        token_count: Number of tokens in the message, counted by the engine, or None if unknown.
+        prompt_tokens: Number of tokens in the prompt of an answer, or None if unknown.
+        cost_micros: Cost of an answer in micro-dollars, or None if the model has no price.
+        model: Name of the model that wrote an answer, or None.
+        finish_reason: Finish reason of an answer, or None.
+        latency_ms: Duration of an answer in milliseconds, or None.
     """
 
     item_id: str

@@ -1,26 +1,28 @@
-"""The judge of a canary: says whether a new version may get more requests, and why.
+"""The judge of a canary, which decides whether a new version may get more requests.
 
-The judge compares outcomes of requests. It has no input or output and is handed its clock, so that
-control, the simulator and tests run the same code. A roll-out has one judge for all of its steps:
+The judge compares outcomes of requests. It has neither input nor output, and callers pass the
+clock, so that control, the simulator and tests run the same code. A roll-out has one judge for all
+of its steps:
 
     judge = CanaryJudge(JudgeSettings(stable="v1", canary="v2"), time.monotonic)
-    judge.observe(RequestOutcome(version="v2", ok=True, ttft_s=0.2, …))     # of every version
+    judge.observe(RequestOutcome(version="v2", ok=True, ttft_s=0.2, …))     # for each version
     judge.verdict()          # "continue", "promote" (to the next step) or "rollback" (final)
-    judge.begin_step()       # after the weights have moved
+    judge.begin_step()       # after the weights have changed
 
-Each criterion is a sequential test (`sequential.py`). The tests share FALSE_ROLLBACK, so that all
-of them together stop a healthy version with this probability at most, however often the verdict is
+Each criterion is a sequential test (`sequential.py`). The tests share FALSE_ROLLBACK, so that
+together they stop a healthy version with at most this probability, however often the verdict is
 read.
 
-- Errors, refusals and the like: if both versions fail alike, each failure is the canary's with the
-  probability of its part of the requests. An incident that hits the stable version is no evidence.
-- Latencies: a request of the canary exceeds 1.25 × the 95th percentile of the stable version with
-  a probability of 0.05 at most. Every latency is divided by the level of the requests around it,
-  so that a load that swings is no evidence either.
+- Errors, refusals and similar events: if both versions fail alike, the probability that a failure
+  is the canary's equals the canary's share of the requests. An incident that affects the stable
+  version too is therefore not evidence.
+- Latencies: if the canary is healthy, a request exceeds 1.25 × the stable version's 95th percentile
+  with a probability of at most 0.05. Every latency is divided by the level of the requests around
+  it, so that changes of the load are not evidence either.
 
-A canary at 5 % has a cold prefix cache. Its times are compared with a baseline twin, which gets as
-many requests, where there is one. Otherwise the TTFT is compared only with requests of the stable
-version that had a similar number of uncached tokens.
+A canary with 5 % of the requests has a cold prefix cache. If a baseline twin runs, which gets as
+many requests, the canary's times are compared with the twin's. Otherwise, the TTFT is compared only
+with requests of the stable version that had a similar number of uncached tokens.
 """
 
 from __future__ import annotations
@@ -104,23 +106,23 @@ _QUANTILES = ((0.5, True), (0.95, True), (0.99, False))
 
 @dataclass(frozen=True)
 class RequestOutcome:
-    """The end of one request.
+    """The outcome of one request, or of a sweep of golden prompts.
 
     Attributes:
-        version: The version that answered, or the label of the baseline twin.
-        ok: False if the engine, Triton or the gateway failed. Faults of the client are not counted.
-        ttft_s: Seconds to the first token, or None without one.
+        version: Name of the version that answered, or the label of the baseline twin.
+        ok: False if the engine, Triton or the gateway failed. Errors of clients are not failures.
+        ttft_s: Seconds to the first token, or None if no token arrived.
         tpot_s: Mean seconds per token after the first, or None for answers of a few tokens.
-        prompt_tokens: Tokens of the prompt.
-        uncached_tokens: Tokens of the prompt that were not in the prefix cache, or None if unknown.
-        output_tokens: Tokens of the answer.
-        finish_reason: "stop", "length", "tool_calls", …
+        prompt_tokens: Number of prompt tokens.
+        uncached_tokens: Number of prompt tokens outside the prefix cache, or None if unknown.
+        output_tokens: Number of tokens in the answer.
+        finish_reason: Reason why the answer ended, such as "stop" or "length".
         refused: True if the answer is a refusal, or was cut by a safety filter.
         script_mismatch: True if the answer is in another script than the prompt.
         garbled: True if the answer does not look like text or code.
         good: True if the answer was complete and met its objectives; None without objectives.
-        golden: The scores of a sweep of golden prompts by prompt, 0 to 1 or mean log-probabilities.
-            Then there is no request, and only `version` counts besides.
+        golden: Scores of a sweep by golden prompt, from 0 to 1 or mean log-probabilities. If set,
+            the outcome is of a sweep and only `version` is used besides. None for a request.
     """
 
     version: str
@@ -143,11 +145,11 @@ class JudgeSettings:
     """The versions to compare, and the requirements of a promotion.
 
     Attributes:
-        stable: The version that serves now.
-        canary: The version under judgement.
-        twin: The label of the baseline twin's outcomes, or None without a twin.
-        min_requests: Requests of the canary in a step before it can be promoted.
-        min_seconds: Seconds of a step before the canary can be promoted.
+        stable: Name of the version that serves now.
+        canary: Name of the version that is judged.
+        twin: Label of the baseline twin's outcomes, or None if no twin runs.
+        min_requests: Minimum number of the canary's requests in a step before a promotion.
+        min_seconds: Minimum duration of a step in seconds before a promotion.
         quality_tolerance: Mean score that the canary may lose on golden prompts, as calibrated from
             a pair of versions that is known to be healthy.
     """
@@ -162,15 +164,16 @@ class JudgeSettings:
 
 @dataclass(frozen=True)
 class JudgeRow:
-    """A criterion as `llmops rollout status` shows it.
+    """The row of a criterion in the table of `llmops rollout status`.
 
     Attributes:
         metric: Name of the criterion.
         unit: "%", "ms", "tokens" or "".
-        stable: Value of the stable version or its twin, or None.
-        canary: Value of the canary, or None.
-        state: "worse" stops the roll-out, "unclear" and "no data" hold it, "shown" is not judged.
-        note: What the values are compared with, and what is missing.
+        stable: Value of the stable version or its twin, or None if unknown.
+        canary: Value of the canary, or None if unknown.
+        state: "worse" stops the roll-out, "unclear" and "no data" hold the roll-out, and "shown" is
+            not judged.
+        note: Remark on the comparison and on missing data.
     """
 
     metric: str

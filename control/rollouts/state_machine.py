@@ -12,7 +12,7 @@
         └──candidate stopped──▶ ROLLED_BACK
 
 The weights of the versions follow from the state alone: the candidate has `percent` of the
-requests, a baseline twin has as many, and the stable version has the rest.
+requests, a baseline twin has as many, and the stable version has the others.
 """
 
 from __future__ import annotations

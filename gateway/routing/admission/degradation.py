@@ -1,9 +1,10 @@
-"""Degraded mode: less for everyone rather than nothing for some, while a model is saturated.
+"""Degraded mode, which restricts all requests of a saturated model instead of rejecting some.
 
     NORMAL ⇄ SHORT_ANSWERS ⇄ SMALL_MODEL ⇄ SHORT_PROMPTS ⇄ SHED
 
-A level rises when the saturation of the queue, smoothed over seconds, stays above its threshold,
-and falls one by one when the saturation is well below it. The code is pure: callers pass the time.
+The level rises when the smoothed saturation of the queue stays above the threshold of the next
+level. The level falls step by step when the saturation is well below that threshold. The code is
+pure: callers pass the time.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""The quality watch: sends golden prompts to every replica and takes a corrupted one out.
+"""The quality watch, which sends golden prompts to all replicas and drains corrupted replicas.
 
-The watch runs in the gateway, because it needs one replica at a time, whatever the routing would
-choose, and because it must work where there is no control. Every sweep asks two questions:
+The watch runs in the gateway, because it sends requests to chosen replicas past the routing, and
+because it must also work without control. Every sweep answers two questions:
 
 - Are the answers right? Each prompt is answered once per version; the share of right answers is
   `llm_quality_score`, which alerts and the judge of a canary read.
-- Are the replicas of a version equal? All of them answer the same few prompts (with `shadow`, some
-  of users too), and a replica that differs from the majority in two sweeps, one directly after the
-  other, is drained. Wrong weights, a wrong tokenizer and a broken KV cache all show as other
-  tokens.
+- Are the replicas of a version equal? All replicas answer the same few prompts (with `shadow`, also
+  some prompts of users). A replica that differs from the majority twice in succession is drained.
+  Wrong weights, a wrong tokenizer and a broken KV cache all change the tokens.
 """
 
 from __future__ import annotations
