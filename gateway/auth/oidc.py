@@ -45,8 +45,7 @@ _UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, LookupError, AttributeErro
 #: Maximum length of the name of a tenant, user or subject, in characters (OpenID Connect Core 1.0,
 #: section 2).
 _MAX_NAME_LENGTH = 255
-#: Latest end of a token, in seconds since 1970: the year 2200, which every date library can
-#: represent.
+#: Latest end of a token, in seconds since 1970: the year 2200. Later ends count as this time.
 _MAX_EXPIRY = 7_258_118_400.0
 INVALID_TOKEN_MESSAGE = "This token is malformed, or its issuer did not sign it; get a new one."
 

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 UNREAD_TIMEOUT = 30.0
 #: Seconds for which an ended answer can still be read: long enough for a reader to reconnect.
 RETENTION_SECONDS = 60.0
-#: Maximum number of ended answers in memory, whose oldest are dropped first.
+#: Maximum number of answers in memory. Beyond it, ended answers are dropped, first the oldest answer
+#: of the owner with the most.
 MAX_RETAINED_RUNS = 1000
 #: Seconds between two writes of an unfinished answer to the store. A crash of the gateway loses the
 #: text of this time.

@@ -44,7 +44,8 @@ log = logging.getLogger(__name__)
 PREFIX = "{llmops:answers:2}"
 #: Seconds between two writes of a gateway. On average, a token is delayed by half of this time.
 FLUSH_INTERVAL = 0.02
-#: Seconds between two reads of answers that other gateways generate: as often as a reader notices.
+#: Seconds between two reads of answers that other gateways generate: a delay that readers hardly
+#: notice.
 POLL_INTERVAL = 0.05
 #: Seconds after which a call of Redis counts as failed.
 TIMEOUT = 0.5

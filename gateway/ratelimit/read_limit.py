@@ -21,7 +21,7 @@ from llmops.gateway.ratelimit.rate_limit_check import caller_name
 #: Routes without this limit: their cost does not grow with the number of clients, because their
 #: answers are shared or constant.
 _SHARED = frozenset({"/", "/health", "/health/live", "/health/ready", "/metrics"})
-#: Seconds of unused rate that a caller may use at once: pages load several resources together.
+#: Seconds of unused rate that a caller may use at once, as a burst of requests.
 _BURST = 2.0
 #: Maximum number of open reads of a caller. Each reader of a running answer costs as much as the
 #: answer.

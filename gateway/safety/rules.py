@@ -35,8 +35,9 @@ SCRIPTS = frozenset(
      "Malayalam", "Mongolian", "Myanmar", "Oriya", "Sinhala", "Tamil", "Telugu", "Thai", "Tibetan"]
 )  # fmt: skip
 
-#: Number of consecutive letters of other writing systems that make a finding: a name or a quoted
-#: word is shorter. Up to three characters that are not letters may stand between two letters.
+#: Number of consecutive letters of other writing systems that make a finding: shorter runs, such as
+#: a quoted word, are allowed. Up to three characters that are not letters may stand between two
+#: letters.
 FOREIGN_LETTERS = 8
 
 #: Pattern of an escape in JSON or Python. A text that is JSON within JSON has several backslashes.

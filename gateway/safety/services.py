@@ -39,7 +39,7 @@ MAX_HEAD_BYTES = 32 * 2**20
 
 #: Length of a passage for an embedding model, in characters: such models read about 256 tokens.
 PASSAGE = 800
-#: Characters that a passage shares with the next, so that no sentence is only judged in two halves.
+#: Characters that a passage shares with the next, so that text at a boundary is read in one piece.
 PASSAGE_OVERLAP = 100
 
 #: Length of a passage for a guard model, in characters.

@@ -48,8 +48,8 @@ SHRINK_BYTES = 4 * 2**20
 MAX_DAMAGE_LINES = 10
 #: Minimum of the file's page limit; SQLite does not open a smaller file.
 _MIN_PAGES = 16
-#: Seconds that a statement waits for a lock. Only the end of a checkpoint competes for the writer's
-#: lock, and it takes less.
+#: Seconds that a statement waits for the writer's lock, for which only the end of a checkpoint
+#: competes.
 _LOCK_TIMEOUT = 1.0
 _DATABASE, _POSITION = "outbox.db", "position"
 #: Files that SQLite creates beside the database.

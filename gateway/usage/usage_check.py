@@ -45,7 +45,8 @@ log = logging.getLogger(__name__)
 FLUSH_INTERVAL = 0.1
 #: Seconds between two checkpoints, which write the outbox to the disk.
 CHECKPOINT_INTERVAL = 1.0
-#: Seconds between two searches for outboxes of dead gateways: their events are in no hurry.
+#: Seconds between two searches for outboxes of dead gateways, whose old events need no fast
+#: delivery.
 ADOPT_INTERVAL = 30.0
 #: Seconds that a gateway which shuts down takes to deliver its last events.
 DRAIN_TIMEOUT = 2.0

@@ -23,7 +23,7 @@ MAX_SECONDS = 5.0
 _CLOCK_INTERVAL = 1 << 12
 
 #: Maximum CPU seconds counted for one interval between two checks: some hundred times the usual
-#: time of its steps, so that a stalled clock does not use up the budget.
+#: time of its steps, so that a pause of the virtual machine does not use up the budget.
 _MAX_CLOCK_STEP = 0.5
 
 
