@@ -7,6 +7,7 @@ each path.
 """
 
 import ctypes.util
+import errno
 import hashlib
 import importlib.util
 import os
@@ -206,7 +207,14 @@ def _assemble_backends(root: Path, stub: Path) -> Path:
     key = hashlib.sha256(f"{root}:{stub}".encode()).hexdigest()[:16]
     backends = cache_dir() / "triton-backends" / key
     target = backends / "python"
-    target.mkdir(parents=True, exist_ok=True)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
+        raise ResourceError(
+            f"{target} cannot be created ({reason}); remove the file that is in its place, or set LLMOPS_CACHE to "
+            "another folder."
+        ) from error
     check_own_folders(target, cache_dir())
     sources = [*(root / "backends" / "python").glob("*.*"), stub]
     # what the stub's interpreter compiled at an earlier start, or another user put there; a server

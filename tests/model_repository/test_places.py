@@ -57,3 +57,15 @@ def test_the_embedded_server_is_found_with_a_home_that_cannot_be_written(places:
     pytest.importorskip("pytriton")
     installation = find_installation()
     assert (installation.backends / "python" / "triton_python_backend_stub").exists()
+
+
+@pytest.mark.parametrize("put", [Path.touch, os.mkfifo])
+def test_a_file_in_the_place_of_the_backends_is_one_sentence(tmp_path: Path, monkeypatch, put) -> None:
+    """Before the fix, `llmops serve` ended with a traceback."""
+    pytest.importorskip("pytriton")
+    monkeypatch.setenv("LLMOPS_CACHE", str(tmp_path))
+    put(tmp_path / "triton-backends")
+    with pytest.raises(
+        ResourceError, match=r"triton-backends/.* cannot be created \(Not a directory\); remove the file"
+    ):
+        find_installation()
