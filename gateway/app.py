@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: its parts, their start and end, its checks and its routes."""
+"""The gateway as an ASGI application: its components, checks, routes, start-up and shutdown."""
 
 from __future__ import annotations
 
@@ -76,10 +76,11 @@ if TYPE_CHECKING:
     from llmops.gateway.routing.versions.version_directory import VersionDirectory
     from llmops.gateway.usage.billing import Billing
 
-#: Adds its routes when it is called. The context manager that it returns is entered at start-up,
-#: and left at shutdown.
+#: A function that adds routes to the application. The context manager that the function returns is
+#: entered at start-up and left at shutdown.
 Plugin = Callable[[FastAPI], AbstractAsyncContextManager[None]]
-#: Routes of `llmops control`. A gateway with a store and without control says where they are.
+#: Routes of `llmops control`. A gateway that has a store but does not run control answers them with
+#: an error that says where they are.
 CONTROL_PATHS = (
     *("/api/usage", "/api/models", "/api/admin/{rest:path}", "/api/rollouts/{rest:path}"),
     "/v1/organization/{rest:path}",
@@ -91,8 +92,9 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
 
     Args:
         settings: The gateway's settings.
-        checks: Further checks of every request. They run after those of the settings.
-        plugins: What else the application serves.
+        checks: Further checks of every request, which run after the checks that the settings
+            create.
+        plugins: Functions that add routes of other packages, such as `llmops control`.
     """
     metrics = GatewayMetrics(partial(_objectives, settings))
     text_threads = TextThreadPool(settings.text_threads, settings.limits.preparing)
@@ -124,8 +126,9 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     findings = create_audit(settings.store) if settings.store is not None and settings.safety.filters else None
 
     async def ask_guard(model: str, message: str, max_tokens: int) -> str:
-        # no filter judges the request of a filter
-        # its slots are no caller's, who could use them up, and its cached prefixes those of one tenant
+        # A guard's request is not filtered, because a filter must not judge its own request. It has
+        # its own share of the slots, so that a caller cannot use up the guard's slots, and cached
+        # prefixes per tenant.
         caller = Caller(share=f"guard of {JUDGED_TENANT.get()}")
         context = RequestContext(f"req_{secrets.token_hex(16)}", caller=caller, work_bytes=len(message))
         return await answer_message(replace(service, safety=None), model, message, max_tokens, context)
@@ -166,7 +169,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            # closed in the reverse of this order, also if a start fails
+            # Components are closed in the reverse of this order, also if start-up fails.
             stack.push_async_callback(_close_in_threads, exporters)
             stack.callback(text_threads.close)
             stack.push_async_callback(models.close)
@@ -206,9 +209,9 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     app = GatewayApp(
         title="llmops gateway",
         version=__version__,
-        description="OpenAI's API, and Anthropic's messages, over models on NVIDIA Triton Inference Server.",
+        description="OpenAI's API and Anthropic's Messages API for models on NVIDIA Triton Inference Server.",
         lifespan=lifespan,
-        # OpenAI clients do not expect a redirect; they know the API's 404
+        # OpenAI's clients do not expect a redirect, but handle a 404.
         redirect_slashes=False,
         checks=[
             buffered_bytes,
@@ -237,7 +240,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
         CompletionsEndpoint(service),
         responses,
         EmbeddingsEndpoint(service, models.of(EmbeddingModel)),
-        # abstract: any model of its kinds
+        # The lookup returns models of all encoder kinds, so the abstract class is the right key.
         RerankEndpoint(service, models.of(EncoderModel)),  # type: ignore[type-abstract]
         TokenizeEndpoints(service),
         ModelsEndpoint(service, models, pools),
@@ -285,7 +288,7 @@ def _create_response_store(settings: GatewaySettings) -> ResponseStore:
 
 
 def _create_version_directory(settings: GatewaySettings) -> VersionDirectory | None:
-    """Return the versions of models, or None where there can be none: without a store or a fleet."""
+    """Return the directory of model versions, or None without a store or without replicas."""
     if settings.store is None or not settings.replicas:
         return None
     from llmops.gateway.routing.versions.version_directory import VersionDirectory
@@ -294,7 +297,10 @@ def _create_version_directory(settings: GatewaySettings) -> VersionDirectory | N
 
 
 def _score_recorder(versions: VersionDirectory) -> ScoreCallback:
-    """Return a function that hands scores of golden prompts to the judge of a roll-out."""
+    """Return a function that records the scores of golden prompts for the comparison of versions.
+
+    Scores are recorded only while a rollout splits the model's traffic between versions.
+    """
 
     def record(model: str, version: str, scores: Mapping[str, float]) -> None:
         if versions.table.is_split(model):
@@ -304,10 +310,10 @@ def _score_recorder(versions: VersionDirectory) -> ScoreCallback:
 
 
 def _create_checkpoints(settings: GatewaySettings) -> CheckpointStore | None:
-    """Return what other gateways know of this one's answers, None without Redis."""
+    """Return the store of answers that gateways share, or None without Redis."""
     if settings.redis is None:
         return None
-    # Redis's client is an extra
+    # The Redis client is an optional dependency.
     from llmops.gateway.conversations.checkpoints import CheckpointStore
 
     return CheckpointStore(settings.redis, settings.resume.lease)

@@ -1,8 +1,8 @@
-"""The entry point of the gateway: one process, or several independent ones behind one port.
+"""The entry point of the gateway: one process, or several independent processes behind one port.
 
-Each worker is a complete gateway. Workers share the listening socket and nothing else: state that
-more than one of them needs (limits, stored responses, keys) is in Redis or the store. Each worker
-also listens on a port of its own, so that Prometheus can scrape it.
+Each worker is a complete gateway. Workers share only the listening socket: state that several
+workers need (limits, stored responses, keys) is in Redis or the store. Each worker also listens on
+its own port, so that Prometheus can scrape each of them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def run(
     """Serve until SIGTERM or Ctrl-C.
 
     Args:
-        settings: The gateway's settings; `workers` is the number of processes.
-        on_listening: Called with the base URL, and with whether API keys are required, as soon as
-            the port is bound.
-        plugins: What every worker serves beside the gateway.
+        settings: The gateway's settings. `workers` is the number of processes.
+        on_listening: Called as soon as the port is bound, with the base URL and with True if API
+            keys are required.
+        plugins: Functions that add routes of other packages to every worker.
 
     Returns:
         True if a second signal ended the gateway before its responses were complete.
@@ -44,35 +44,40 @@ def run(
         InputError: The host exposes the gateway without API keys and `open` is not set, or several
             workers have no store or Redis for the state that they must share, or a safety filter
             cannot be created.
-        ResourceError: The port is taken.
+        ResourceError: The port is in use, or the host is not an address of this machine.
     """
     _check_workers(settings)
     check_filters(settings.safety)
     _raise_descriptor_limit()
     with ExitStack() as stack:
-        # before the keys: what is said about a host supposes that it is one
+        # The port is bound before keys are checked, because messages about keys assume a valid
+        # host.
         listener = stack.enter_context(closing(bind(settings.host, settings.port)))
         requires_keys = keys_required(settings)
         if on_listening is not None:
             on_listening(_url_of(listener), requires_keys)
         if settings.workers == 1:
             return _serve(settings, [listener], plugins)
-        # created before the first fork, so that a signal finds the supervisor, and a restarted
-        # worker its old port
+        # The supervisor and the ports exist before the first fork, so that a signal finds the
+        # supervisor and a restarted worker keeps its port.
         supervisor = Supervisor(settings.workers)
         first = settings.port + 1 if settings.port else 0
         ports = [first and first + index for index in range(settings.workers)]
         own = [stack.enter_context(closing(bind(settings.host, port))) for port in ports]
-        log.info("Metrics of each worker: %s", ", ".join(f"{_url_of(one)}/metrics" for one in own))
-        # one worker watches the replicas for all: each of them would ask the same
+        log.info(
+            "Prometheus can scrape each worker at its own address: %s",
+            ", ".join(f"{_url_of(one)}/metrics" for one in own),
+        )
+        # Only one worker sends the golden prompts, because all workers would send the same prompts.
         others = settings.model_copy(update={"quality": settings.quality.model_copy(update={"interval": None})})
         return supervisor.run(lambda index: _serve(others if index else settings, [listener, own[index]], plugins))
 
 
 def _check_workers(settings: GatewaySettings) -> None:
-    """Raise InputError if workers would not share state that callers expect them to share.
+    """Check that workers share the state that callers expect them to share.
 
-    This is the case for limits and responses that each worker would hold for itself.
+    Raises:
+        InputError: Each worker would have its own limits or stored responses.
     """
     if settings.workers == 1:
         return
@@ -92,7 +97,7 @@ def _check_workers(settings: GatewaySettings) -> None:
 def _raise_descriptor_limit() -> None:
     """Raise the limit of open files to the system's maximum.
 
-    Each connection is a file, and shells allow 1,024.
+    Each connection is an open file, and shells usually allow 1,024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:

@@ -1,4 +1,4 @@
-"""Logging for people to read: time, level, logger and message, with untrusted text escaped."""
+"""Logging in lines of time, level, logger and message, with untrusted text escaped."""
 
 from __future__ import annotations
 
@@ -13,39 +13,45 @@ from llmops.untrusted_text import escape_unsafe
 #: The id of the request that the current task serves, empty outside of requests.
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 
-#: Characters of a message, which can contain text of a client.
+#: Maximum length of a logged message, in characters. Bounds the log, because a message can contain
+#: text from a client.
 MAX_LOG_MESSAGE_CHARACTERS = 4096
-#: Characters of a traceback.
+#: Maximum length of a logged traceback, in characters. Bounds the log, because an error's text can
+#: contain text from a client.
 MAX_TRACEBACK_CHARACTERS = 32_768
 
 
 class SafeFormatter(logging.Formatter):
     """A formatter that escapes control characters and truncates long messages.
 
-    Untrusted text cannot forge a line.
+    Escaping prevents untrusted text from forging a log line.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
+        """Return the log line of a record."""
         record.message = escape_unsafe(record.message, MAX_LOG_MESSAGE_CHARACTERS)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:
-        """Return a traceback. Its lines are indented, because the error's text can have line breaks."""
+        """Return a traceback with indented lines.
+
+        The indentation marks the lines as parts of a traceback, because an error's text can contain
+        line breaks.
+        """
         text = escape_unsafe(super().formatException(ei), MAX_TRACEBACK_CHARACTERS, lines=True)
         return text.replace("\n", "\n  ")
 
 
 class RepeatedLines:
-    """Leaves out log lines that callers cause again and again, and counts them."""
+    """A limit on log lines that callers can cause repeatedly. Omitted lines are counted."""
 
     def __init__(self, interval: float) -> None:
-        """Allow one line of each kind in `interval` seconds."""
+        """Allow one line of each kind per `interval` seconds."""
         self._interval = interval
         self._last: dict[Hashable, tuple[float, int]] = {}
 
     def suffix(self, kind: Hashable) -> str | None:
-        """Return what a line of this kind ends with, None if it is left out."""
+        """Return the text to append to a line of this kind, or None if the line is omitted."""
         now = monotonic()
         last, left_out = self._last.get(kind, (-self._interval, 0))
         if now - last < self._interval:
@@ -56,7 +62,7 @@ class RepeatedLines:
 
 
 def configure_logging(level: str) -> None:
-    """Set up the process's logging; only command-line entry points call this."""
+    """Set up logging of the process to standard error. Only entry points of commands call this."""
     handler = logging.StreamHandler()
     handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -1,4 +1,4 @@
-"""The connection to a Redis, which may be another program that answers at its address."""
+"""Connection to a Redis server, which may be another program that answers at the address."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-#: What a call raises if Redis is away, or if its reply is not one of Redis.
+#: Exceptions of a call if Redis cannot be reached, or if the server's reply is not a Redis reply.
 FAILURES = (RedisError, OSError, ValueError, EOFError, RecursionError)
 
 
 def connect(url: str, timeout: float, connect_timeout: float, **options: Any) -> Redis:
-    """Return a client that reads a reply for at most `timeout` seconds, and sends nothing twice.
+    """Return a client that waits at most `timeout` seconds for a reply and never repeats a command.
 
-    The parser is not hiredis: that makes room for as many elements as a reply announces, and takes
-    20 s, which a time-out does not end, to give back the room for 2**31.
+    The parser is not hiredis. hiredis allocates memory for as many elements as a reply announces,
+    and for 2**31 elements takes 20 s to free the memory, during which no time-out works.
+
+    Args:
+        url: The URL of the server.
+        timeout: The seconds to wait for a reply.
+        connect_timeout: The seconds to wait for a connection.
+        options: Further arguments of `Redis.from_url`.
     """
     return Redis.from_url(
         url,

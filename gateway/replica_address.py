@@ -1,6 +1,6 @@
-"""Addresses in the setting `replicas`.
+"""Parsing of the addresses in the setting `replicas`.
 
-An address is a server, one engine model of a server, or a DNS name for several servers.
+An address is a server, an engine model of a server, or a DNS name for several servers.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class ReplicaAddress(NamedTuple):
 
     Attributes:
         server: HOST:PORT of Triton's gRPC endpoint.
-        engine_model: The only model of the server to use, empty for all. One Triton can thus have
-            several replicas.
-        name: The name under which the model is served, empty for the engine model's own.
+        engine_model: The only model of the server to use, empty for all models. With it, a Triton
+            server can have several replicas.
+        name: The name under which the model is served, empty for the engine model's own name.
     """
 
     server: str
@@ -27,14 +27,18 @@ class ReplicaAddress(NamedTuple):
 
 
 class DnsAddress(NamedTuple):
-    """All addresses to which a name resolves."""
+    """A DNS name that stands for all addresses to which it resolves."""
 
     host: str
     port: int
 
 
 def parse_replica(text: str) -> ReplicaAddress | DnsAddress:
-    """Parse `HOST:PORT`, `dns:NAME:PORT` or `[NAME=]HOST:PORT/ENGINE_MODEL`. Raises ValueError."""
+    """Parse `HOST:PORT`, `dns:NAME:PORT` or `[NAME=]HOST:PORT/ENGINE_MODEL`.
+
+    Raises:
+        ValueError: `text` has another form.
+    """
     if text.startswith(DNS_PREFIX):
         host, port = _host_port(text, text.removeprefix(DNS_PREFIX))
         return DnsAddress(host, port)
@@ -47,7 +51,7 @@ def parse_replica(text: str) -> ReplicaAddress | DnsAddress:
 
 
 def format_address(address: ReplicaAddress | DnsAddress) -> str:
-    """Return the address as the setting has it. For a ReplicaAddress that is the replica's id."""
+    """Return an address in the form that the setting has. For a ReplicaAddress, this is its id."""
     if isinstance(address, DnsAddress):
         return f"{DNS_PREFIX}{address.host}:{address.port}"
     named = f"{address.name}=" if address.name else ""
@@ -56,7 +60,11 @@ def format_address(address: ReplicaAddress | DnsAddress) -> str:
 
 
 def server_address(replica: str) -> str:
-    """Return HOST:PORT of a replica's Triton server from the replica's id."""
+    """Return HOST:PORT of the Triton server of a replica.
+
+    Args:
+        replica: The id of the replica.
+    """
     return replica.rpartition("=")[2].partition("/")[0]
 
 
@@ -64,5 +72,5 @@ def _host_port(text: str, address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     bare = ":" not in host or (host.startswith("[") and host.endswith("]"))
     if not host or not bare or any(char in host for char in "/= ") or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"{text!r} is not the address of a replica, {ADDRESS_EXAMPLE}")
+        raise ValueError(f"{text!r} is not the address of a replica; write an address {ADDRESS_EXAMPLE}")
     return host, int(port)

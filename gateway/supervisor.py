@@ -1,6 +1,6 @@
-"""Supervision of several gateways on one port.
+"""Supervision of several gateway processes that serve one port.
 
-Each gateway is a process, forked before anything is connected or started.
+The processes are forked before anything is connected or any thread is started.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from types import FrameType
 
 log = logging.getLogger(__name__)
 
-#: Seconds before a worker that died is started again, so that a broken worker is not forked in a
-#: busy loop.
+#: Seconds before a worker that ended is started again. Prevents a worker that fails at its start
+#: from being forked in a busy loop.
 RESTART_DELAY = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
@@ -26,25 +26,25 @@ _libc = ctypes.CDLL(None)
 
 
 class Supervisor:
-    """The process that keeps `count` workers running until SIGTERM or Ctrl-C.
+    """A supervisor that keeps `count` workers running until SIGTERM or Ctrl-C.
 
-    Signals are handled from the creation of the object. They are forwarded to the workers, which
-    drain; a second signal ends the workers immediately.
+    The supervisor handles signals from its creation on. It forwards them to the workers, which
+    drain. A second signal ends the workers immediately.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
-        # process id and index, by the pidfd of the process
+        # Process id and index of each worker, by the pidfd of its process.
         self._workers: dict[int, tuple[int, int]] = {}
         self._stopping = self._forced = False
         for number in _SIGNALS:
             signal.signal(number, self._forward)
 
     def run(self, work: Callable[[int], object]) -> bool:
-        """Run `work(index)` in each worker, and restart workers that die.
+        """Run `work(index)` in each worker, and restart workers that end.
 
         Returns:
-            True if a second signal ended the workers before their answers had ended.
+            True if a second signal ended the workers before their answers were complete.
         """
         self._work = work
         for index in range(self._count):
@@ -54,8 +54,8 @@ class Supervisor:
         return self._forced
 
     def _replace_one(self) -> None:
-        # waits for the workers only: other children of this process, such as Triton, are waited for
-        # by the code that started them
+        # Only workers are waited for. Other children of this process, such as Triton, are waited
+        # for by the code that started them.
         ended = select.poll()
         for descriptor in self._workers:
             ended.register(descriptor, select.POLLIN)
@@ -65,14 +65,19 @@ class Supervisor:
             os.close(descriptor)
             _, status = os.waitpid(pid, 0)
         if not self._stopping:
-            log.error("Worker %d ended with code %d; starting it again", index, os.waitstatus_to_exitcode(status))
+            log.error(
+                "Worker %d ended with exit code %d; the supervisor starts it again. The lines before show why it ended",
+                index,
+                os.waitstatus_to_exitcode(status),
+            )
             time.sleep(RESTART_DELAY)
             self._start(index)
 
     def _start(self, index: int) -> None:
         """Fork a worker.
 
-        Signals are blocked, so that a signal finds either no worker or a registered one.
+        Signals are blocked meanwhile, so that a signal finds either no worker or a registered
+        worker.
         """
         with _block_signals():
             if self._stopping:
@@ -85,7 +90,7 @@ class Supervisor:
                 self._run_worker(index, parent)
 
     def _run_worker(self, index: int, parent: int) -> None:
-        """Run the work in the child process and exit."""
+        """Run the worker's function in the child process, then end the process."""
         code = 1
         try:
             self._leave_supervisor(parent)
@@ -97,11 +102,12 @@ class Supervisor:
             os._exit(code)
 
     def _leave_supervisor(self, parent: int) -> None:
-        """Undo in the child what belongs to the supervisor.
+        """Undo in the child process what belongs to the supervisor.
 
-        Signals are still blocked until the handlers are reset.
+        Signals stay blocked until their handlers are reset.
         """
-        # Ctrl-C goes to a whole process group; a worker must get it only once, from its supervisor
+        # Ctrl-C sends SIGINT to a whole process group. In its own group, a worker receives the
+        # signal only once, from the supervisor.
         os.setpgid(0, 0)
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
@@ -118,7 +124,7 @@ class Supervisor:
 
 @contextmanager
 def _block_signals() -> Iterator[None]:
-    """Defer signals until the end of the block."""
+    """Block SIGINT and SIGTERM until the end of the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield

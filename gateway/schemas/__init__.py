@@ -1,4 +1,4 @@
 """Pydantic models of requests and responses.
 
-Several layers read the requests, and the API reference shows the responses.
+Several layers read the models of requests. The API reference shows both.
 """

@@ -1,4 +1,4 @@
-"""The body of POST /v1/chat/completions."""
+"""The models of the body of POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from llmops.gateway.schemas.request_fields import RequestModel, SamplingFields
 
 
 class ContentPart(RequestModel):
-    """One part of a message.
+    """A part of a message's content.
 
-    It is `text`, `refusal`, or an image, audio or file part with fields of its own.
+    Its type is `text`, `refusal`, or an image, audio or file, which have additional fields.
     """
 
     type: str
@@ -20,14 +20,14 @@ class ContentPart(RequestModel):
 
 
 class FunctionCall(RequestModel):
-    """A call of an earlier assistant message. `arguments` is JSON text."""
+    """The function and arguments of an earlier tool call. `arguments` is JSON text."""
 
     name: str
     arguments: str | None = None
 
 
 class MessageToolCall(RequestModel):
-    """A tool call in the history."""
+    """A tool call in an earlier message of the assistant."""
 
     id: str | None = None
     type: str | None = None
@@ -35,7 +35,7 @@ class MessageToolCall(RequestModel):
 
 
 class RequestMessage(RequestModel):
-    """One turn of the conversation."""
+    """A message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
@@ -49,7 +49,7 @@ class RequestMessage(RequestModel):
 
 
 class FunctionDefinition(RequestModel):
-    """A function that the model may call; `parameters` is its JSON Schema."""
+    """A function that the model may call. `parameters` is a JSON Schema."""
 
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.:-]+$")]
     description: str | None = None
@@ -58,34 +58,34 @@ class FunctionDefinition(RequestModel):
 
 
 class Tool(RequestModel):
-    """An entry of `tools`."""
+    """A tool that the model may call."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class NamedFunction(RequestModel):
-    """The name of a function."""
+    """A reference to a function by its name."""
 
     name: str
 
 
 class NamedToolChoice(RequestModel):
-    """`tool_choice` that forces one function."""
+    """A value of `tool_choice` that forces a call of one function."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class AllowedTools(RequestModel):
-    """The subset of tools that may be called."""
+    """The subset of the tools that the model may call."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedToolChoice]
 
 
 class AllowedToolsChoice(RequestModel):
-    """`tool_choice` that narrows the tools without changing the prompt's list."""
+    """A value of `tool_choice` that restricts calls to some tools without changing the prompt."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -95,7 +95,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedTool
 
 
 class ReasoningOptions(RequestModel):
-    """OpenRouter's and Open WebUI's spelling of reasoning_effort."""
+    """The reasoning effort, as OpenRouter and Open WebUI send it."""
 
     effort: str | None = None
 
@@ -103,7 +103,7 @@ class ReasoningOptions(RequestModel):
 class ChatRequest(SamplingFields):
     """A chat completion request.
 
-    Fields marked "ignored" are listed in the answer's `x-llmops-ignored` header.
+    Fields marked "Ignored" have no effect, and the response header `x-llmops-ignored` lists them.
     """
 
     messages: Annotated[list[RequestMessage], Field(min_length=1)]
@@ -117,8 +117,8 @@ class ChatRequest(SamplingFields):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[dict[str, Any]] | None = Field(default=None, description="Refused: use tools.")
-    function_call: str | dict[str, Any] | None = Field(default=None, description="Refused: use tool_choice.")
+    functions: list[dict[str, Any]] | None = Field(default=None, description="Not supported; use tools.")
+    function_call: str | dict[str, Any] | None = Field(default=None, description="Not supported; use tool_choice.")
 
     reasoning_effort: str | None = None
     reasoning: ReasoningOptions | None = None
@@ -129,19 +129,25 @@ class ChatRequest(SamplingFields):
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None
 
-    audio: dict[str, Any] | None = Field(default=None, description="Refused.")
-    modalities: list[str] | None = Field(default=None, description='Only ["text"].')
-    web_search_options: dict[str, Any] | None = Field(default=None, description="Refused.")
-    prediction: dict[str, Any] | None = Field(default=None, description="Refused: no engine here takes a draft text.")
+    audio: dict[str, Any] | None = Field(default=None, description="Not supported; leave it out.")
+    modalities: list[str] | None = Field(default=None, description='Only ["text"] is supported.')
+    web_search_options: dict[str, Any] | None = Field(default=None, description="Not supported; leave it out.")
+    prediction: dict[str, Any] | None = Field(
+        default=None, description="Not supported: the engines take no draft text. Leave it out."
+    )
     moderation: dict[str, Any] | None = Field(default=None, description="Ignored.")
-    prompt_cache_key: str | None = Field(default=None, description="Requests with equal keys prefer the same replica.")
+    prompt_cache_key: str | None = Field(
+        default=None,
+        description="A key for requests that share a prefix; requests with equal keys prefer the same replica.",
+    )
     prompt_cache_options: dict[str, Any] | None = Field(default=None, description="Ignored.")
     prompt_cache_retention: str | None = Field(default=None, description="Ignored.")
     safety_identifier: Annotated[str, Field(max_length=64)] | None = Field(
-        default=None, description="The caller's user, for the audit log; with the scope fairness, a share of its own."
+        default=None,
+        description="The caller's end user, for the audit log. With the scope fairness, it has its own fair share.",
     )
     service_tier: str | None = Field(
-        default=None, description="A tier of the settings that is not above the key's; else the key's tier."
+        default=None, description="A tier that is not above the key's tier; other values select the key's tier."
     )
     store: bool | None = Field(default=None, description="Ignored.")
     verbosity: str | None = Field(default=None, description="Ignored.")

@@ -1,6 +1,7 @@
-"""Responses in the formats of OpenAI, vLLM and Cohere, for the API reference.
+"""The models of responses in the formats of OpenAI, vLLM and Cohere, for the API reference.
 
-Endpoints write plain JSON and do not use these models. A test validates the responses against them.
+Endpoints write plain JSON and do not use these models. A test validates the responses against the
+models.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class ModerationResult(ResponseModel):
 
 
 class ModerationResponse(ResponseModel):
-    """The verdicts of the safety filters, one for each text."""
+    """The verdicts of the safety filters, one per text."""
 
     id: str
     model: str
@@ -30,7 +31,7 @@ class ModerationResponse(ResponseModel):
 
 
 class UsageCounts(ResponseModel):
-    """Tokens of a request and its answer."""
+    """The token counts of a request and its answer."""
 
     prompt_tokens: int
     total_tokens: int
@@ -47,7 +48,7 @@ class ChatMessage(ResponseModel):
 
 
 class ChatChoice(ResponseModel):
-    """One of the `n` answers."""
+    """One of the `n` answers to a request."""
 
     index: int
     message: ChatMessage
@@ -57,7 +58,8 @@ class ChatChoice(ResponseModel):
 class ChatCompletion(ResponseModel):
     """A chat completion.
 
-    With `stream` it is sent as chunks: server-sent events that end with `data: [DONE]`.
+    With `stream`, the completion is sent as chunks: server-sent events that end with `data:
+    [DONE]`.
     """
 
     id: str
@@ -69,7 +71,7 @@ class ChatCompletion(ResponseModel):
 
 
 class TextChoice(ResponseModel):
-    """One of the `n` texts."""
+    """One of the `n` texts for a prompt."""
 
     index: int
     text: str
@@ -77,9 +79,10 @@ class TextChoice(ResponseModel):
 
 
 class Completion(ResponseModel):
-    """A completion.
+    """A text completion.
 
-    With `stream` it is sent as chunks: server-sent events that end with `data: [DONE]`.
+    With `stream`, the completion is sent as chunks: server-sent events that end with `data:
+    [DONE]`.
     """
 
     id: str
@@ -99,7 +102,7 @@ class EmbeddingEntry(ResponseModel):
 
 
 class EmbeddingList(ResponseModel):
-    """Vectors in the order of the inputs."""
+    """The vectors of all inputs, in the order of the inputs."""
 
     object: Literal["list"]
     data: list[EmbeddingEntry]
@@ -108,14 +111,14 @@ class EmbeddingList(ResponseModel):
 
 
 class RerankResult(ResponseModel):
-    """A document's place in the input, and its score."""
+    """A document's index in the request, and its relevance to the query."""
 
     index: int
     relevance_score: float
 
 
 class RerankResponse(ResponseModel):
-    """The documents, best first."""
+    """The documents, ordered by relevance, the most relevant first."""
 
     id: str
     model: str
@@ -124,7 +127,7 @@ class RerankResponse(ResponseModel):
 
 
 class ResponseObject(ResponseModel):
-    """A response. With `stream` it is sent as typed server-sent events with sequence numbers."""
+    """A response. With `stream`, it is sent as typed server-sent events with sequence numbers."""
 
     id: str
     object: Literal["response"]
@@ -145,14 +148,14 @@ class DeletedResponse(ResponseModel):
 
 
 class InputTokenCount(ResponseModel):
-    """The number of tokens of a response's prompt."""
+    """The number of tokens in a response's prompt."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int
 
 
 class InputItems(ResponseModel):
-    """The items of a response's input, the latest first."""
+    """A page of the items of a response's input, by default the newest first."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]
@@ -162,14 +165,16 @@ class InputItems(ResponseModel):
 
 
 class ModelEntry(ResponseModel):
-    """A model. A request with the header `anthropic-version` gets Anthropic's shape instead."""
+    """A model. Requests with the header `anthropic-version` receive Anthropic's format instead."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     ready: bool
-    max_model_len: int | None = Field(default=None, description="Tokens of prompt and answer together.")
+    max_model_len: int | None = Field(
+        default=None, description="The maximum number of tokens in prompt and answer together."
+    )
 
 
 class ModelEntries(ResponseModel):
@@ -180,7 +185,7 @@ class ModelEntries(ResponseModel):
 
 
 class TokenizeResponse(ResponseModel):
-    """Token ids of a prompt."""
+    """The token ids of a prompt."""
 
     count: int
     max_model_len: int
@@ -195,7 +200,7 @@ class DetokenizeResponse(ResponseModel):
 
 
 class HealthResponse(ResponseModel):
-    """The state of the gateway. A caller with a key also gets the state of each model."""
+    """The state of the gateway. Callers with a key also receive the state of each model."""
 
     status: Literal["live", "ready", "degraded"]
     models: dict[str, Any] | None = None
@@ -204,7 +209,8 @@ class HealthResponse(ResponseModel):
 class ConversationObject(ResponseModel):
     """A stored conversation.
 
-    Under /api it has a title, a model and a system prompt; `get` adds its messages.
+    Under /api, a conversation also has a title, a model and a system prompt. GET of a single
+    conversation adds its messages.
     """
 
     id: str
@@ -214,7 +220,7 @@ class ConversationObject(ResponseModel):
 
 
 class ConversationList(ResponseModel):
-    """A page of conversations, the last changed first."""
+    """A page of conversations, the most recently changed first."""
 
     object: Literal["list"]
     data: list[ConversationObject]
@@ -222,21 +228,21 @@ class ConversationList(ResponseModel):
 
 
 class DeletedConversations(ResponseModel):
-    """The confirmation of a deletion, of one conversation or of a number of them."""
+    """The confirmation that one or several conversations were deleted."""
 
     object: Literal["conversation.deleted", "conversations.deleted"]
     deleted: bool | int
 
 
 class ConversationItem(ResponseModel):
-    """One item of a conversation."""
+    """An item of a conversation."""
 
     id: str
     type: str
 
 
 class ConversationItems(ResponseModel):
-    """Items of a conversation."""
+    """A page of the items of a conversation."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]
@@ -246,7 +252,7 @@ class ConversationItems(ResponseModel):
 
 
 class StoppedRunResponse(ResponseModel):
-    """The state of an answer that was stopped."""
+    """The state of an answer after a request stopped it."""
 
     id: str
     status: str

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses."""
+"""The models of the body of POST /v1/responses."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from llmops.gateway.schemas.request_fields import Metadata, Number, RequestModel
 
 
 class TextFormat(RequestModel):
-    """The format of an answer: text, json_object, or json_schema.
+    """The format of an answer: text, any JSON object, or JSON that follows a schema.
 
-    The schema is a field of the format, not nested as in chat completions.
+    The schema is a field of the format, and not nested as in chat completions.
     """
 
     type: Literal["text", "json_object", "json_schema"]
@@ -23,56 +23,63 @@ class TextFormat(RequestModel):
 
 
 class TextOptions(RequestModel):
-    """The format of the answer."""
+    """Options of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: str | None = Field(default=None, description="Ignored.")
 
 
 class ReasoningChoice(RequestModel):
-    """The effort of reasoning. Summaries are not supported."""
+    """The effort of reasoning. Summaries of reasoning are not supported."""
 
     effort: str | None = None
     summary: str | None = Field(default=None, description="Ignored.")
 
 
 class ResponsesRequest(RequestModel):
-    """A responses request.
+    """A request for a response.
 
-    `input` is text or a list of items; sampling extras are those of chat completions.
+    `input` is a text or a list of items. Sampling parameters of chat completions are accepted too.
     """
 
     model: str
     input: str | list[dict[str, Any]]
-    instructions: str | None = Field(default=None, description="A system message; not kept for the next turn.")
+    instructions: str | None = Field(default=None, description="A system message for this response only.")
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     tools: list[dict[str, Any]] | None = Field(
         default=None,
-        description="Functions, alone or in namespaces. Other types are left out, and x-llmops-warnings names them.",
+        description="Functions, alone or in namespaces. Other tools are not offered to the model (see x-llmops-warnings).",
     )
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningChoice | None = None
     stream: bool | None = None
-    store: bool | None = Field(default=None, description="true when absent; the store is bounded.")
-    background: bool | None = Field(default=None, description="Answer at once, generate meanwhile; needs store.")
+    store: bool | None = Field(
+        default=None, description="Keep the response for later requests; true by default. Old responses are deleted."
+    )
+    background: bool | None = Field(
+        default=None, description="Respond immediately and generate in the background; needs store."
+    )
     previous_response_id: Annotated[str, Field(max_length=64)] | None = None
     metadata: Metadata | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
-    truncation: Literal["auto", "disabled"] | None = Field(default=None, description='Only "disabled".')
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="Refused unless 0.")
+    truncation: Literal["auto", "disabled"] | None = Field(default=None, description='Only "disabled" is supported.')
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="Rejected unless 0.")
     conversation: str | dict[str, Any] | None = Field(
-        default=None, description="Its items stand before `input`, and input and answer are added to it."
+        default=None,
+        description="The conversation to continue: its items precede `input`, and input and answer are added to it.",
     )
-    prompt: dict[str, Any] | None = Field(default=None, description="Refused.")
+    prompt: dict[str, Any] | None = Field(default=None, description="Not supported; leave it out.")
     client_metadata: dict[str, Any] | None = Field(default=None, description="Ignored.")
     include: list[str] | None = Field(default=None, description="Ignored.")
-    max_tool_calls: int | None = Field(default=None, description="Ignored: it is about built-in tools.")
-    service_tier: str | None = Field(default=None, description="As in chat completions.")
+    max_tool_calls: int | None = Field(default=None, description="Ignored: it applies to built-in tools only.")
+    service_tier: str | None = Field(default=None, description="The priority of the request, as in chat completions.")
     safety_identifier: Annotated[str, Field(max_length=64)] | None = None
-    prompt_cache_key: str | None = Field(default=None, description="As in chat completions.")
+    prompt_cache_key: str | None = Field(
+        default=None, description="A key for requests that share a prefix, as in chat completions."
+    )
     prompt_cache_retention: str | None = Field(default=None, description="Ignored.")
     stream_options: dict[str, Any] | None = Field(default=None, description="Ignored.")
