@@ -1,13 +1,13 @@
 """The types that the packages of the gateway exchange.
 
-The architecture can be read from this module:
+The module shows the architecture:
 
     body ─ api ─▶ EngineRequest ─ routing, triton ─▶ TokenStream of TokenBatch
          ─ generation ─▶ OutputDelta ─ api ─▶ chunk
 
-`generation` makes EngineRequests and reads TokenBatches, `triton` does the opposite, and neither
-knows the other. With several replicas a WaitingQueue decides which request is next, and a
-RoutingPolicy which replica gets it.
+`generation` creates EngineRequests and reads TokenBatches. `triton` sends EngineRequests and
+creates TokenBatches. Neither package imports the other. With several replicas, a WaitingQueue
+determines the next request, and a RoutingPolicy the replica that receives it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ from llmops.clocks import period_start
 from llmops.contract import GuideKind as GuideKind
 from llmops.contract import Tensor
 
-#: The finish reason of a choice, set by `generation/choice.py`. OpenAI's chats and completions send
-#: it as it is. The Responses API (`conversations/response_builder.py`) and Anthropic's
-#: (`api/anthropic/stream_events.py`) translate it, and the chat page's CUTS (`web/assets/chat.js`)
-#: explains an early end.
+#: The finish reason of a choice, set by `generation/choice.py`. Chats and completions of OpenAI's
+#: API contain the value itself. The Responses API (`conversations/response_builder.py`) and
+#: Anthropic's API (`api/anthropic/stream_events.py`) translate it. The chat page explains an early
+#: end (CUTS in `web/assets/chat.js`).
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
-#: All finish reasons. The outcome of a request that was cancelled or failed is not among them.
+#: All finish reasons of a choice. They do not include the outcome of a cancelled or failed request.
 FINISH_REASONS: frozenset[str] = frozenset(get_args(FinishReason))
 
 
 class Guide(NamedTuple):
     """A grammar that the output must follow.
 
-    `text` is the JSON Schema, regular expression or EBNF; empty for `json`.
+    Attributes:
+        kind: The language of the grammar.
+        text: The JSON Schema, regular expression or EBNF. Empty for the kind `json`.
     """
 
     kind: GuideKind
@@ -48,7 +50,10 @@ class Guide(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of the choice of the next token. `temperature` 0 is greedy; `top_k` 0 is no limit."""
+    """The sampling parameters of a request.
+
+    `temperature` 0 selects greedy sampling, and `top_k` 0 all tokens.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -63,7 +68,12 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """An amount in micro-dollars for each `day`, `week` (from Monday) or `month` of UTC's calendar."""
+    """A limit on spending per calendar period, in UTC.
+
+    Attributes:
+        micros: The amount in micro-dollars.
+        period: The period: `day`, `week` (which begins on Monday) or `month`.
+    """
 
     micros: int
     period: str
@@ -73,7 +83,7 @@ class Budget:
         return period_start(now, self.period)
 
     def ends(self, now: datetime) -> datetime:
-        """Return the start of the next period."""
+        """Return the end of the period that contains `now`, which is the start of the next."""
         begun = self.begins(now)
         if self.period == "month":
             return (begun + timedelta(days=31)).replace(day=1)
@@ -82,15 +92,15 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Limits of all callers with one name together, for all models or for one. None is no limit.
+    """Limits on all callers of a name together. None is no limit.
 
     Attributes:
         of: The name: a key, a tenant or an address.
-        rpm: Requests per minute.
-        tpm: Tokens per minute, of prompts and answers.
-        concurrent: Requests at once.
-        budget: Money per period.
-        model: The model, None for all.
+        rpm: The maximum number of requests per minute.
+        tpm: The maximum number of tokens per minute, of prompts and answers together.
+        concurrent: The maximum number of requests at a time.
+        budget: The maximum spending per period.
+        model: The model that the limits apply to, None for all models.
     """
 
     of: str
@@ -107,16 +117,16 @@ class Caller:
 
     Attributes:
         tenant_id: The tenant, empty without API keys.
-        user_id: The user. For anonymous callers a digest of what was sent as a key.
-        key_id: The API key.
-        share: The path by which scarce resources are divided fairly: `a/b` is `b`'s part of `a`'s
-            part.
+        user_id: The user. For an anonymous caller, a digest of the key that was sent.
+        key_id: The id of the API key.
+        share: The path by which scarce resources are divided fairly: `a/b` has a part of the part
+            of `a`.
         tier: The tier of the key.
         priority: The priority of the key, for usage records.
-        scopes: What the caller may request.
-        models: Names of models that the caller may use, None for all.
+        scopes: The scopes that the caller's requests may need.
+        models: The names of the models that the caller may use, None for all.
         quotas: The caller's limits, the narrowest first.
-        until: When the credential expires, in Unix seconds.
+        until: The Unix time at which the credential expires, in seconds.
     """
 
     tenant_id: str = ""
@@ -132,9 +142,9 @@ class Caller:
 
     @property
     def owner(self) -> str:
-        """Return the owner of the resources that this caller creates: its user.
+        """Return the owner of resources that this caller creates: its user, or else its tenant.
 
-        Without accounts that is a digest of whatever was sent as a key, empty if nothing was.
+        The user of an anonymous caller is a digest of the key that was sent, empty without a key.
         """
         return self.user_id or self.tenant_id
 
@@ -144,9 +154,14 @@ class Caller:
 
 
 class Usage(NamedTuple):
-    """Tokens that a request has used.
+    """The tokens that a request has used.
 
-    `cached_tokens` are part of the prompt, None if the engine does not report them.
+    Attributes:
+        prompt_tokens: The number of tokens in the prompt.
+        completion_tokens: The number of generated tokens.
+        reasoning_tokens: The number of generated tokens that are reasoning.
+        cached_tokens: The number of prompt tokens that the engine found in its cache, None if the
+            engine does not report it.
     """
 
     prompt_tokens: int
@@ -159,10 +174,10 @@ class Outcome(NamedTuple):
     """The end of a request.
 
     Attributes:
-        status: The HTTP status that was sent, 0 if none was.
+        status: The HTTP status that was sent, 0 if no response was sent.
         finish: The finish reason of the first choice, or `cancelled`, `engine_lost` or `error`;
-            empty if nothing was generated and nothing failed.
-        usage: The tokens, None if none were used.
+            empty if no text was generated and the request did not fail.
+        usage: The tokens that were used, None if no tokens were used.
     """
 
     status: int
@@ -171,19 +186,35 @@ class Outcome(NamedTuple):
 
 
 class UsageEvent(NamedTuple):
-    """One request as it is billed, in outboxes, topics and the ledger.
+    """A billed request, as outboxes, Kafka topics and the ledger store it.
 
-    Outboxes outlive an upgrade: new fields go to the end, with a default.
+    Outboxes outlive an upgrade, so new fields must be at the end and have a default.
 
     Attributes:
-        id: A UUID in the order of time. An event counts once per id.
-        seq: The number of the event in its gateway, from 0.
-        input_tokens: Tokens of the prompt, including `cached_tokens`.
-        cost_micros: The price in micro-dollars by `price_id`. Without an id the ledger looks the
-            price up.
-        status: The HTTP status; 499 if the client left, 0 with `finish_reason` `gateway_lost` if
-            the gateway died.
-        migrations: How often the request moved to another replica.
+        id: A UUID that sorts by time. The ledger counts an event once per id.
+        gateway_id: The id of the gateway.
+        seq: The number of the event at its gateway, from 0.
+        at: The time of the request.
+        request_id: The id of the request.
+        tenant_id: The tenant, empty without API keys.
+        user_id: The user.
+        key_id: The id of the API key.
+        model: The name of the model.
+        input_tokens: The number of tokens in the prompt, including `cached_tokens`.
+        cached_tokens: The number of prompt tokens that the engine found in its cache.
+        output_tokens: The number of generated tokens, including `reasoning_tokens`.
+        reasoning_tokens: The number of generated tokens that are reasoning.
+        cost_micros: The price in micro-dollars, according to `price_id`.
+        price_id: The id of the price. Without it, the ledger looks the price up.
+        status: The HTTP status: 499 if the client disconnected, 0 with the `finish_reason`
+            `gateway_lost` if the gateway was lost.
+        finish_reason: The finish reason of the first choice, or the reason of a failure.
+        ttft_ms: The milliseconds until the first token.
+        latency_ms: The milliseconds until the end.
+        priority: The priority of the key.
+        version: The version of the model.
+        replica: The id of the last replica.
+        migrations: The number of failovers to other replicas.
     """
 
     id: str
@@ -212,7 +243,10 @@ class UsageEvent(NamedTuple):
 
 
 class UsageRecorder(ABC):
-    """A recorder of one request's usage that outlives the process. No method raises or waits."""
+    """A recorder of a request's usage, whose records outlive the process.
+
+    No method raises or waits.
+    """
 
     @property
     @abstractmethod
@@ -228,14 +262,15 @@ class UsageRecorder(ABC):
         Args:
             model: The model's name.
             answer_id: The id of the answer.
-            prompt_tokens: Tokens of all prompts.
-            event_id: The id of the usage event of an answer that another gateway began.
-            known_tokens: Tokens that the other gateway generated. `count` does not include them.
+            prompt_tokens: The number of tokens in all prompts.
+            event_id: The id of the usage event, if another gateway began the answer.
+            known_tokens: The number of tokens that the other gateway generated. `count` does not
+                include them.
         """
 
     @abstractmethod
     def cached(self, tokens: int) -> None:
-        """Record the prompt's tokens that the engine found in its cache."""
+        """Record the number of prompt tokens that the engine found in its cache."""
 
     @abstractmethod
     def count(self, tokens: int) -> None:
@@ -243,30 +278,37 @@ class UsageRecorder(ABC):
 
     @abstractmethod
     def end(self, outcome: Outcome, first: float = 0.0, replica: str = "", moves: int = 0) -> None:
-        """Record the end, before the last bytes of the response are sent.
+        """Record the end of the request, before the last bytes of the response are sent.
 
         Only the first call counts.
 
         Args:
-            outcome: How the request ended.
-            first: perf_counter() at its first tokens, 0 if there were none.
-            replica: The id of its last replica.
-            moves: How often it moved to another replica.
+            outcome: The end of the request.
+            first: The time of `perf_counter()` at the first tokens, 0 without tokens.
+            replica: The id of the last replica.
+            moves: The number of failovers to other replicas.
         """
 
     @abstractmethod
     def hold(self) -> None:
-        """Keep the end back until `settle`: another gateway may have taken the answer over."""
+        """Delay the record of the end until `settle`.
+
+        Another gateway may take the answer over meanwhile, and bill it.
+        """
 
     @abstractmethod
     def settle(self, owner: UsageOwner) -> None:
-        """Write the end that was kept back, or leave the bill to another gateway."""
+        """Write the record of the end, or leave the bill to another gateway.
+
+        Args:
+            owner: The gateway that bills the answer.
+        """
 
 
 def shared_answer_id(owner: str, answer_id: str) -> str:
     """Return the id under which gateways share an answer of `owner`.
 
-    A client may have chosen the id of its own answer, so that two owners may have the same one.
+    The id contains the owner, because clients can choose ids and two owners may choose the same id.
     """
     return f"{owner}:{answer_id}"
 
@@ -274,9 +316,9 @@ def shared_answer_id(owner: str, answer_id: str) -> str:
 class UsageOwner(Enum):
     """The gateway that bills an answer which several gateways generated.
 
-    HERE: this gateway bills all of it. ELSEWHERE: another gateway has taken the answer over and
-    bills all of it. OFFERED: any gateway may take it over, and until one does, what this gateway
-    recorded on its disk is the only record.
+    HERE: this gateway bills the whole answer. ELSEWHERE: another gateway has taken the answer over
+    and bills the whole answer. OFFERED: any gateway may take the answer over, and until then the
+    record on this gateway's disk is the only record.
     """
 
     HERE = 1
@@ -285,15 +327,18 @@ class UsageOwner(Enum):
 
 
 class QuotaReservation(ABC):
-    """The part of its caller's quotas that a request holds.
+    """The part of a caller's quotas that a request holds.
 
-    It is reserved before the work and settled when the request ends.
+    The quota is reserved before the work and settled when the request ends.
     """
 
     @property
     @abstractmethod
     def reserved_tokens(self) -> int:
-        """Return the tokens that are reserved for prompt and answers; 0 without a limit on tokens."""
+        """Return the number of tokens reserved for prompt and answers.
+
+        The number is 0 if no quota limits tokens.
+        """
 
     @abstractmethod
     async def tokens(
@@ -308,18 +353,19 @@ class QuotaReservation(ABC):
         """Reserve tokens for the prompt and all answers.
 
         Args:
-            model: The model's name; empty for tokens of no bill, which no usage settles. They count
-                and cost nothing, but a used-up budget rejects them.
-            prompt: Tokens of the prompt.
-            most: The most tokens of all answers together.
+            model: The model's name. If empty, the tokens are not billed or settled: they count and
+                cost nothing, but an exhausted budget rejects them.
+            prompt: The number of tokens in the prompt.
+            most: The maximum number of tokens in all answers together.
             answers: The number of answers.
-            bounded: True if the client set `most`. Else the usual length of the model's answers is
-                reserved.
-            known: The tokens that a gateway which is gone has reserved for the same request. They
-                are not reserved again.
+            bounded: True if the client set `most`. Otherwise, the usual length of the model's
+                answers is reserved.
+            known: The number of tokens that a lost gateway has reserved for the same request, and
+                which are not reserved again.
 
         Returns:
-            The answer tokens granted, which is less than `most` if the budget pays for less.
+            The number of answer tokens granted, which is less than `most` if the budget pays for
+            less.
 
         Raises:
             RateLimitError: A limit is reached.
@@ -329,7 +375,8 @@ class QuotaReservation(ABC):
     def follow(self, usage: Callable[[], Usage]) -> None:
         """Update the reservation from now on with the usage of a running answer.
 
-        `usage` returns what the answer has used so far.
+        Args:
+            usage: Returns the usage of the answer so far.
         """
 
     @abstractmethod
@@ -338,21 +385,21 @@ class QuotaReservation(ABC):
 
     @abstractmethod
     def hand_over(self) -> None:
-        """Leave the reserved tokens to the gateway that takes the answer over, which settles them."""
+        """Leave the reserved tokens to the gateway that takes the answer over and settles them."""
 
     @abstractmethod
     def close(self, outcome: Outcome) -> None:
-        """Settle the reservation with the usage of `outcome`."""
+        """Settle the reservation with the usage in `outcome`."""
 
 
 class SchedulingParams(NamedTuple):
-    """The attributes by which requests are queued.
+    """The attributes that determine a request's place in queues.
 
     Attributes:
         tenant: The path of the caller's fair share of the replicas.
-        tier: The tier.
-        arrived: perf_counter() at the request's arrival.
-        deadline: perf_counter() at which its first token is due.
+        tier: The name of the priority tier.
+        arrived: The time of `perf_counter()` at the request's arrival.
+        deadline: The time of `perf_counter()` at which the first token is due.
     """
 
     tenant: str = ""
@@ -369,9 +416,9 @@ class DegradedLimits:
     """The restrictions of a request to a model in degraded mode.
 
     Attributes:
-        level: The model's level, above 0.
-        max_tokens: Tokens of the answer.
-        prompt_tokens: Tokens of the prompt; None for any number.
+        level: The model's level of degradation, above 0.
+        max_tokens: The maximum number of tokens in the answer.
+        prompt_tokens: The maximum number of tokens in the prompt, None for no limit.
         is_shed: True if the request is rejected.
     """
 
@@ -383,27 +430,36 @@ class DegradedLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One validated, tokenised request, with the fields of the tensor contract (docs/contract.md).
+    """A validated, tokenized request, with the fields of the tensor contract (docs/contract.md).
 
     Attributes:
-        input_ids: The prompt.
-        max_tokens: The most tokens of each answer.
+        request_id: The id of the request, which the engine's server receives too.
+        input_ids: The token ids of the prompt.
+        max_tokens: The maximum number of tokens in each answer.
+        sampling: The sampling parameters.
         n: The number of answers.
-        end_ids: Tokens that end a sequence; without any, only the length does.
-        stop_words: Token sequences that end a sequence.
-        bad_words: Token sequences that must not be generated.
-        guide: The grammar of the output.
-        caller: `Caller.share`, for fair turns among requests whose grammars are new to the engine.
-        cache_salt: Requests share cached prefixes only with requests that have the same salt.
-        cache_key: The client's name for requests that share a prefix; empty for none.
-        extras: Values of the contract's inputs without a field here. Engine models of others do not
-            get all of them.
-        turn: The attributes by which the request is queued.
-        without: Ids of replicas that must not get the request.
+        min_tokens: The minimum number of tokens in each answer.
+        end_ids: The token ids that end a sequence. Without any, only `max_tokens` ends it.
+        stop_words: The token sequences that end a sequence.
+        bad_words: The token sequences that must not be generated.
+        logprobs: True if the log-probability of each token is requested.
+        top_logprobs: The number of alternatives per token.
+        prompt_logprobs: The number of alternatives per prompt token, None for no log-probabilities.
+        guide: The grammar of the output, None for free text.
+        caller: The value of `Caller.share`, for fair turns among requests with grammars that are
+            new to the engine.
+        cache_salt: A number; requests share cached prefixes only if their salts are equal.
+        cache_key: The client's name for requests that share a prefix, empty without a name.
+        extras: Values of the contract's inputs that have no field here. Engine models of other
+            makers do not receive all of them.
+        streaming: True if the engine sends tokens as they are generated.
+        turn: The attributes that determine the request's place in queues.
+        without: The ids of replicas that must not receive the request.
         moved: True if the request has started on a replica that could not finish it.
-        whole: True if nothing is shown before the answer is complete, so that the answer may start
-            again.
-        trace: W3C's `traceparent` for the engine's server, empty if the request is not traced.
+        whole: True if the client sees the answer only when it is complete, so that the answer may
+            start again.
+        trace: The `traceparent` header of W3C for the engine's server, empty if the request is not
+            traced.
     """
 
     request_id: str
@@ -431,7 +487,7 @@ class EngineRequest:
     trace: str = ""
 
 
-#: The most likely tokens at one position with their log-probabilities, the likeliest first.
+#: The most likely tokens at a position with their log-probabilities, the likeliest first.
 TopLogprobs = Sequence[tuple[int, float]]
 
 
@@ -439,18 +495,19 @@ class TokenBatch(NamedTuple):
     """New tokens of one sequence of a request, in order.
 
     Attributes:
-        sequence: The sequence, 0 to n-1.
-        tokens: The tokens.
+        sequence: The index of the sequence, from 0 to n-1.
+        tokens: The token ids.
         logprobs: The natural logarithm of each token's probability, if requested.
+        restarts: True if the sequence starts again, so that its earlier tokens do not count. Only
+            for requests with `whole`.
         tops: The alternatives of each token, if requested.
-        prompt: The alternatives of each prompt token but the first, with the request's first
-            tokens, if requested.
+        prompt: The alternatives of each prompt token except the first, if requested. Sent with the
+            first tokens of the request.
     """
 
     sequence: int
     tokens: Sequence[int]
     logprobs: Sequence[float] | None = None
-    # the sequence starts again and its earlier tokens do not count; only for `whole` requests
     restarts: bool = False
     tops: Sequence[TopLogprobs] | None = None
     prompt: Sequence[TopLogprobs] | None = None
@@ -460,14 +517,14 @@ TokenSink = Callable[[TokenBatch], bool]
 
 
 class Failover(NamedTuple):
-    """A move of an answer, or of a part of it, to another replica.
+    """A failover of an answer, or of one sequence of an answer, to another replica.
 
     Attributes:
-        reason: Why the answer moved.
-        left: The replica that it left.
-        to: The replica that continues it, empty if several parts moved.
-        began: perf_counter() at the start of the search for a replica.
-        ended: perf_counter() at its end.
+        reason: The reason why the answer left its replica.
+        left: The id of the replica that the answer left.
+        to: The id of the replica that continues the answer, empty if several parts moved.
+        began: The time of `perf_counter()` at the start of the search for a replica.
+        ended: The time of `perf_counter()` at the end of the search.
     """
 
     reason: str
@@ -478,23 +535,22 @@ class Failover(NamedTuple):
 
 
 class TokenStream(ABC):
-    """The tokens of one request as they arrive.
+    """The tokens of a request, as they arrive.
 
-    The iteration ends after the engine's final response.
-
-    Iterating raises EngineError if the engine fails, UnsupportedError if it rejects the request,
-    UnavailableError if Triton is not available, and CancelledStreamError after `cancel`.
+    The iteration ends after the engine's final response. It raises EngineError if the engine fails,
+    UnsupportedError if the engine rejects the request, UnavailableError if Triton cannot be
+    reached, and CancelledStreamError after `cancel`.
 
     Attributes:
-        cached_tokens: Tokens of the prompt in the engine's cache, None before the first token or if
-            unknown.
-        ended: Sequences that have ended, if there are several.
+        cached_tokens: The number of prompt tokens in the engine's cache, None before the first
+            token or if unknown.
+        ended: The indexes of the sequences that have ended, if there are several.
         replica: The id of the current replica, empty if there is only one server.
         version: The version of the model that generates, empty for a model without versions.
-        moves: Every move to another replica.
-        splices: The number of moves by whether the text is the same after them: `exact` or
-            `approximate`.
-        is_failing_over: True during the search for another replica, when silence is no timeout.
+        moves: All failovers to other replicas, in order.
+        splices: The number of failovers after which the text is the same (`exact`) or may differ
+            (`approximate`).
+        is_failing_over: True during the search for another replica, when silence is not a time-out.
     """
 
     cached_tokens: int | None = None
@@ -506,7 +562,7 @@ class TokenStream(ABC):
     is_failing_over: bool = False
 
     def beginning(self) -> Sequence[int]:
-        """Return the tokens of the first sequence so far, where they are kept."""
+        """Return the tokens of the first sequence so far, if the stream keeps them."""
         return ()
 
     def __aiter__(self) -> TokenStream:
@@ -518,12 +574,12 @@ class TokenStream(ABC):
     def attach(self, sink: TokenSink, taken: list[TokenBatch] | None = None) -> None:
         """Offer batches to `sink` directly while the reader waits in `__anext__`.
 
-        By default the reader gets them all.
+        By default, the reader receives all batches.
 
         Args:
-            sink: Returns False for a batch that the reader must get. The reader also gets what
-                `sink` raises.
-            taken: Collects the batches that `sink` took.
+            sink: Returns False for a batch that the reader must receive. The reader also receives
+                exceptions of `sink`.
+            taken: Collects the batches that `sink` accepted.
         """
         return
 
@@ -531,41 +587,47 @@ class TokenStream(ABC):
     def cancel(self) -> None:
         """Remove the request from the engine's batch immediately.
 
-        Further calls, and calls after the end, do nothing.
+        Further calls, and calls after the end, have no effect.
         """
 
 
 class Engine(ABC):
     """A model that turns EngineRequests into TokenStreams.
 
-    If it is `gated`, requests may wait or be rejected.
+    Attributes:
+        gated: True if requests may wait or be rejected before they are sent.
     """
 
     gated = False
 
     def check(self, turn: SchedulingParams) -> None:
-        """Raise UnavailableError if a request would wait too long.
+        """Check, before a request is prepared, that it would not wait too long.
 
-        Called before the request is prepared.
+        Raises:
+            UnavailableError: The request would wait too long.
         """
         return
 
     def has_waiting(self, turn: SchedulingParams) -> bool:
-        """Return True if requests of the same tenant wait."""
+        """Return True if requests of the same tenant are waiting."""
         return False
 
     @abstractmethod
     async def open(self, request: EngineRequest) -> TokenStream:
-        """Submit a request. Waits for a replica if the engine is gated."""
+        """Submit a request. A gated engine may wait for a replica."""
 
     async def close(self) -> None:
-        """Release what the engine holds. Open streams end with UnavailableError."""
+        """Release the engine's resources. Open streams end with UnavailableError."""
         return
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Features of an engine beyond the plain contract. A request that needs another one gets 400."""
+    """Features of an engine beyond the basic contract.
+
+    A request that needs an absent feature is rejected with status 400. docs/contract.md describes
+    each feature.
+    """
 
     logprobs: bool = False
     top_logprobs: int = 0
@@ -608,17 +670,19 @@ class SamplingDefaults:
 class ModelMetadata:
     """The validated metadata that an engine model announces (`llmops_model_metadata`).
 
+    docs/contract.md describes all fields.
+
     Attributes:
         max_seq_len: The context length, in tokens.
         state: True if the step stream reports the engine's state.
         kv_events: True if the step stream reports changes of the KV cache.
         cached_tokens: True if the step stream reports the cached tokens of prompts.
-        batch_invariant: True if an answer does not depend on the other requests of its batch.
+        batch_invariant: True if an answer does not depend on other requests in its batch.
         engine: A digest of the engine. Replicas with equal digests can replace each other.
         tokenizer: A digest of the tokenizer.
         template: A digest of the chat template.
-        built: When the engine was built, in Unix seconds.
-        extra: Further facts.
+        built: The Unix time at which the engine was built, in seconds.
+        extra: Further metadata, by name.
     """
 
     name: str
@@ -647,8 +711,8 @@ class ModelMetadata:
 
 
 ReplicaState = Literal["starting", "ready", "draining", "suspect", "gone"]
-#: The source of a replica's state: its own reports, or the gateway's streams and the server's
-#: metrics.
+#: The source of a replica's state: `reported` by the replica, or `measured` from the gateway's own
+#: streams and the server's metrics.
 ReplicaSource = Literal["reported", "measured"]
 
 
@@ -657,27 +721,30 @@ class ReplicaView:
     """A gateway's view of a model on one server.
 
     Attributes:
-        replica_id: HOST:PORT of the server, with the engine model where the settings name one.
-        model: Name under which the model is served.
-        version: Version that the engine reports.
-        state: Whether requests may be sent; see `HealthCheck`.
-        running: Sequences in the engine's batch.
-        waiting: Sequences in the engine's own queue.
-        waiting_tokens: Prompt tokens of the waiting sequences that are still to be computed.
-        free_blocks: Blocks of the KV cache that no running sequence holds. They may hold cached
-            prefixes.
-        blocks: All blocks of the KV cache; 0 while unknown.
-        tokens_per_block: Tokens in each block.
-        prefill_rate: Prompt tokens per second; 0 while unknown.
-        step_seconds: Mean duration of the latest steps; 0 while unknown.
-        max_batch_size: Sequences in a batch; 0 while unknown.
-        in_flight: Requests that this gateway has sent and the replica's state does not include yet.
-        in_flight_tokens: Uncached prompt tokens of the in-flight requests.
-        subscribers: Gateways that use the replica.
-        demand: Sum of the weights that all gateways declare (`TieredQueue.demand`), this one
-            included.
-        adapters: Names of the loaded LoRA adapters.
-        source: Whether the replica reports its state or the gateway measures it.
+        replica_id: HOST:PORT of the server, with the engine model if the settings name one.
+        model: The name under which the model is served.
+        version: The version that the engine reports.
+        state: The state of the replica; requests may be sent to a `ready` replica (see
+            `HealthCheck`).
+        running: The number of sequences in the engine's batch.
+        waiting: The number of sequences in the engine's own queue.
+        waiting_tokens: The number of prompt tokens of the waiting sequences that are not computed
+            yet.
+        free_blocks: The number of blocks of the KV cache that no running sequence holds. They may
+            contain cached prefixes.
+        blocks: The number of all blocks of the KV cache, 0 while unknown.
+        tokens_per_block: The number of tokens per block.
+        prefill_rate: The number of prompt tokens computed per second, 0 while unknown.
+        step_seconds: The mean duration of the latest steps, 0 while unknown.
+        max_batch_size: The maximum number of sequences in a batch, 0 while unknown.
+        in_flight: The number of requests that this gateway has sent and that the replica's state
+            does not include yet.
+        in_flight_tokens: The number of uncached prompt tokens of the in-flight requests.
+        subscribers: The number of gateways that use the replica.
+        demand: The sum of the weights that all gateways declare (`TieredQueue.demand`), including
+            this gateway.
+        adapters: The names of the loaded LoRA adapters.
+        source: The source of the state: the replica's reports or the gateway's measurements.
     """
 
     replica_id: str
@@ -702,23 +769,23 @@ class ReplicaView:
 
     @property
     def sequences(self) -> int:
-        """Return the sequences that the replica has or is about to get."""
+        """Return the number of sequences that the replica has or is about to receive."""
         return self.running + self.waiting + self.in_flight
 
 
 @dataclass(slots=True, eq=False)
 class RoutingRequest:
-    """The properties of a request on which the choice of a replica depends.
+    """The properties of a request that the choice of a replica depends on.
 
     Attributes:
-        tokens: Tokens of the prompt.
-        ids: Token ids of the prompt as the engine gets them, INT32.
-        answer: Expected output tokens.
-        salt: Number that keeps the prefixes of tenants apart; 0 if they are shared.
-        adapter: Name of the LoRA adapter, empty for none.
-        without: Replicas that failed on this request.
-        hashes: Hashes of the prompt's blocks where they are known already.
-        affinity: Hash of the client's cache key, None without one. Requests with equal hashes
+        tokens: The number of tokens in the prompt.
+        ids: The token ids of the prompt as the engine receives them, as INT32.
+        answer: The expected number of output tokens.
+        salt: The number that separates the cached prefixes of tenants, 0 if tenants share them.
+        adapter: The name of the LoRA adapter, empty without an adapter.
+        without: The ids of replicas that failed on this request.
+        hashes: The hashes of the prompt's blocks, None if they are not known yet.
+        affinity: The hash of the client's cache key, None without a key. Requests with equal hashes
             prefer the same replica.
     """
 
@@ -733,14 +800,14 @@ class RoutingRequest:
 
 
 class RoutingPolicy(Protocol):
-    """The choice of a replica for a request. It has no clock and does not wait."""
+    """An interface to the choice of a replica for a request. It has no clock and does not wait."""
 
     def choose(self, request: RoutingRequest, views: Sequence[ReplicaView]) -> int | None:
         """Return the index of a view, or None if no replica can take the request."""
         ...
 
     def cached(self, request: RoutingRequest, view: ReplicaView) -> int:
-        """Return the tokens of the prompt that the replica has probably cached."""
+        """Return the number of prompt tokens that the replica has probably cached."""
         ...
 
     def sent(self, request: RoutingRequest, view: ReplicaView) -> None:
@@ -756,36 +823,38 @@ class RoutingPolicy(Protocol):
         ...
 
     def limit(self, replica_id: str, blocks: int) -> None:
-        """Assume that a replica holds the `blocks` most recently used blocks.
+        """Assume that a replica keeps only the `blocks` most recently used blocks.
 
         Used for a replica that reports no evictions.
         """
         ...
 
     def forget(self, replica_id: str) -> None:
-        """Record that a replica's cache is empty, or that the replica is gone."""
+        """Record that a replica's cache is empty, or that the replica does not exist any longer."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A request waiting for a replica.
+    """A request that waits for a replica.
 
     Times are in seconds of the clock that the queue is called with.
 
     Attributes:
-        tenant: Tenant that is charged.
-        routing: The properties on which the choice of a replica depends.
-        arrived: Time of arrival.
-        tier: Name of the priority tier.
-        weight: Weight of the tenant.
-        deadline: Latest time of the first token.
-        bytes: Bytes that the request holds while it waits.
-        home: Replica that was best on arrival; it alone may get the request until `home_until`.
-        home_until: Time after which any replica may get the request.
-        moved: True after a failover; the request comes before the others of its tenant.
-        uncached_tokens: Prompt tokens to compute on the replica that the request was dispatched to.
-        payload: Any object of the caller.
+        tenant: The tenant whose fair share the request uses.
+        routing: The properties that the choice of a replica depends on.
+        arrived: The time of arrival.
+        tier: The name of the priority tier.
+        weight: The weight of the tenant.
+        deadline: The latest time of the first token.
+        bytes: The bytes that the request holds while it waits.
+        home: The id of the replica that was best on arrival. Only this replica may receive the
+            request until `home_until`.
+        home_until: The time after which any replica may receive the request.
+        moved: True after a failover. The request then precedes other requests of its tenant.
+        uncached_tokens: The number of prompt tokens to compute on the replica that the request was
+            dispatched to.
+        payload: Any object of the queue's user.
     """
 
     tenant: str
@@ -803,18 +872,20 @@ class QueuedRequest:
 
     @property
     def size(self) -> int:
-        """Return the tokens that the request needs room for: its prompt and the expected output."""
+        """Return the number of tokens that the request needs: prompt and expected output."""
         return self.routing.tokens + self.routing.answer
 
 
 class ReplicaCapacity(NamedTuple):
-    """The requests that a replica can take.
+    """The requests that a replica can accept.
 
     Attributes:
-        tokens: Tokens of prompt and output that fit.
-        replica_id: Requests whose home is this replica come first among equals.
-        accepts: Returns True for requests that the replica can serve; None if it can serve all.
-        must_yield: Returns True for requests that leave the slot to others; None if none has to.
+        tokens: The number of tokens of prompt and output that fit.
+        replica_id: The id of the replica. Among equal requests, those whose home is this replica
+            come first.
+        accepts: Returns True for requests that the replica can serve. None if it can serve all.
+        must_yield: Returns True for requests that must leave the slot to others. None if no request
+            must.
     """
 
     tokens: float = math.inf

@@ -50,7 +50,7 @@ class ResponsesRequest(RequestModel):
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     tools: list[dict[str, Any]] | None = Field(
         default=None,
-        description="Functions, alone or in namespaces. Other tools are not offered to the model (see x-llmops-warnings).",
+        description="Functions, alone or in namespaces. The model is not offered other tools (see x-llmops-warnings).",
     )
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
