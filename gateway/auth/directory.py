@@ -100,7 +100,7 @@ class Directory(ABC):
 
 
 class CombinedDirectory(Directory):
-    """A directory of several directories.
+    """A directory that combines several directories.
 
     A credential is looked up only in the first directory that recognizes its form.
     """

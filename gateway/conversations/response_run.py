@@ -42,7 +42,9 @@ class ResponseSaver:
         try:
             return await self.try_save(entry)
         except ApiError as error:
-            log.warning("Response %s was not stored: %s", entry.id, error.full_message)
+            log.warning(
+                "Response %s was not stored, so later requests cannot refer to it: %s", entry.id, error.full_message
+            )
             # A response that is not stored is not added to its conversation either.
             if self._add is not None:
                 entry.response["conversation"] = None

@@ -248,8 +248,8 @@ class Reservation(QuotaReservation):
         decision = reserved.decision
         # A fallback limiter is not charged for postponed entries, and therefore leaves no room.
         plan.note(decision.left, limits.limiter.gateways if reserved.by is limits.limiter else inf, settled)
-        # A request rejected for its size is still charged as one request; one rejected for the
-        # number of requests or slots is not.
+        # A request rejected for its size is still charged as one request; a request rejected for
+        # the number of requests or slots is not.
         if self._owes_entry and (decision.lacking is None or decision.of in _ENTRY_DIMENSIONS):
             limits.waiting -= 1
             self._owes_entry = False

@@ -65,10 +65,10 @@ def to_argument_json(text: str, kinds: JsonTypes) -> str:
 
 
 def parse_literal(source: str) -> object:
-    """Return the value of JSON or Python text, because models mix up `true` and `True`.
+    """Return the value of JSON or Python text: models mix up `true` and `True`.
 
     Raises:
-        ValueError: The text is neither.
+        ValueError: The text is neither JSON nor a Python literal.
     """
     if source.lower() in ("true", "false", "null", "none"):
         return {"true": True, "false": False}.get(source.lower())
