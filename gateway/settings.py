@@ -1,6 +1,6 @@
 """The gateway's settings.
 
-Flags override LLMOPS_… environment variables, which override the YAML file.
+Command-line flags override environment variables (LLMOPS_…), which override the YAML file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from llmops.urls import http_url_problem, is_loopback, is_secure_url
 from llmops.validation_errors import explain_first_error
 from llmops.yaml_files import read_yaml
 
-#: The prefix of environment variables. `__` leads into a section: LLMOPS_TIMEOUTS__IDLE.
+#: Prefix of environment variables. A double underscore separates a section from a setting in it:
+#: LLMOPS_TIMEOUTS__IDLE.
 PREFIX = "LLMOPS_"
 
 
@@ -56,15 +57,15 @@ _PositiveDuration = Annotated[Seconds, AfterValidator(_above_zero)]
 
 
 class Objectives(_Section):
-    """Service-level objectives; None is no objective.
+    """Service-level objectives. None is no objective.
 
     A latency objective at p95 must be met by 95 of 100 answers. TTFT is the time from the request's
     arrival to the first token, TPOT the mean time per token after it, and E2E the time to the last
     token.
 
     Attributes:
-        availability: The share of requests, such as 99.9%, that the service neither rejects for
-            lack of room nor fails.
+        availability: The fraction of requests, such as 99.9%, that must be neither rejected for
+            lack of capacity nor fail.
     """
 
     ttft_p50: _PositiveDuration | None = None
@@ -86,7 +87,7 @@ class Objectives(_Section):
         return found if self.availability is None else [*found, Objective(AVAILABILITY, share=self.availability)]
 
     def limits(self, metric: str) -> dict[int, float]:
-        """Return the limits of a latency in seconds by percentile."""
+        """Return the limits of a latency in seconds, by percentile."""
         return {round(100 * (one.share or 0)): one.seconds for one in self.listed() if one.metric == metric}
 
 
@@ -94,21 +95,21 @@ class SloSettings(Objectives):
     """The objectives of a model.
 
     Attributes:
-        tiers: Objectives of tiers, each in place of the model's.
+        tiers: The objectives of tiers. Each overrides the model's objectives.
     """
 
     tiers: dict[str, Objectives] = Field(default_factory=dict)
 
 
 class TierSettings(_Section):
-    """Scheduling of one tier under load. Tiers that are listed before it are served first.
+    """Scheduling of a tier under load. Tiers that are listed before others are served first.
 
     Attributes:
-        weight: Weight of each waiting tenant when several gateways share a replica.
-        share: Minimum fraction of all tokens while the tier has waiting requests.
-        max_wait: Requests that would wait longer for their first token are rejected. None: 0.6 of
-            the objective for the first token (p95) in the first tier and in tiers with objectives
-            of their own, 60 s in others.
+        weight: The weight of each waiting tenant when several gateways share a replica.
+        share: The minimum fraction of all tokens while the tier has waiting requests.
+        max_wait: The maximum time to the first token; requests that would wait longer are rejected.
+            None: 0.6 of the objective for the first token (p95) in the first tier and in tiers with
+            their own objectives, 60 s in other tiers.
     """
 
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -117,11 +118,11 @@ class TierSettings(_Section):
 
 
 class QueueSettings(_Section):
-    """Bounds on the requests of a model that wait in this gateway.
+    """Limits on the requests of a model that wait in this gateway.
 
     Attributes:
-        entries: The most waiting requests.
-        bytes: The most memory that they hold.
+        entries: The maximum number of waiting requests.
+        bytes: The maximum memory of the waiting requests, in bytes.
     """
 
     entries: Annotated[int, Field(gt=0)] = 4096
@@ -129,13 +130,14 @@ class QueueSettings(_Section):
 
 
 class DegradedSettings(_Section):
-    """Degraded mode: what a saturated model does without, level by level.
+    """Restrictions on a saturated model in degraded mode, level by level.
 
     Attributes:
-        max_tokens: Level 1: the longest answer.
-        prompt_tokens: Level 3: the longest prompt of callers below the first tier.
-        file: A file with a level (0 to 4), or with levels by model, in place of the automatic ones.
-            It is read again when it changes.
+        max_tokens: Level 1: the maximum number of tokens in an answer.
+        prompt_tokens: Level 3: the maximum number of tokens in a prompt of callers below the first
+            tier.
+        file: A file with a level (0 to 4), or with levels by model, which overrides the automatic
+            levels. The file is read again when it changes.
     """
 
     max_tokens: Annotated[int, Field(gt=0)] = 1024
@@ -144,17 +146,26 @@ class DegradedSettings(_Section):
 
 
 class ModelOverrides(_Section):
-    """Settings of one model. Most override its metadata, such as the folder of its tokenizer.
+    """Settings of a model, most of which override the model's metadata.
 
-    A model without metadata (not made by `llmops repo`) needs `tokenizer_dir`, `max_seq_len`,
+    A model without metadata (not created by `llmops repo`) needs `tokenizer_dir`, `max_seq_len`,
     `vocab_size` and `end_ids`, and `engine_model` if its Triton model is not called
     NAME-tensorrt_llm.
 
     Attributes:
         engine_model: The name of the Triton model.
+        tokenizer_dir: The folder of the tokenizer.
+        max_seq_len: The context length, in tokens.
+        vocab_size: The number of token ids.
+        end_ids: The token ids that end an answer.
+        pad_id: The token id of padding.
+        bos_id: The token id of the beginning of a text.
+        target: The name of the build target.
+        sampling: Sampling defaults, by parameter.
+        capabilities: Features of the engine (docs/contract.md), by name.
         control_tokens_in_messages: True if text such as `<|im_end|>` in a message becomes the
             token.
-        slo: Objectives in place of the gateway's.
+        slo: The objectives of the model, which override the gateway's objectives.
     """
 
     engine_model: str | None = None
@@ -177,15 +188,15 @@ class ModelOverrides(_Section):
 
 
 class RoutedAlias(_Section):
-    """An alias that chooses between two models for each request.
+    """An alias that selects one of two models for each request.
 
     Attributes:
         small: The model of plain requests.
         large: The model of requests with tools, a schema, code, or a long prompt.
-        prompt_characters: The longest prompt of the small model, in characters.
+        overflow: Models of providers, which answer when neither model has capacity.
+        prompt_characters: The maximum length of a prompt for the small model, in characters.
         tiers: The model of all requests of a tier, by tier.
-        head: A head that `llmops router train` wrote; it decides about other requests.
-        overflow: Models of providers, for when neither model has room.
+        head: A classifier that `llmops router train` wrote. It decides about all other requests.
     """
 
     small: str
@@ -197,36 +208,39 @@ class RoutedAlias(_Section):
 
     @property
     def models(self) -> list[str]:
-        """Return all models."""
+        """Return all models that the alias stands for."""
         return [self.small, self.large, *self.overflow]
 
 
 class RequestLimits(_Section):
-    """Bounds that are checked before work starts, and on how much of it one gateway does at once.
+    """Limits that are checked before work starts, and limits on concurrent work in a gateway.
+
+    Each limit is a maximum.
 
     Attributes:
-        body_bytes: The largest body.
-        json_values: JSON values of a body; a key or a container counts for eight.
-        held_bytes: Bodies of all requests that have not ended.
-        prompt_bytes: UTF-8 bytes of all texts of one request that are tokenised.
-        queued: Sequences that may wait for each engine's batch; more are rejected (`EngineSlots`).
-        queued_inputs: Texts that wait for one encoder.
-        header_bytes: The largest header.
-        connections: Open connections.
-        connections_per_client: Connections of one address (IPv6: one /64). None: half of
-            `connections`; 0: unlimited.
-        messages: Messages of a request.
-        stop_strings: Stop strings of a request.
-        stop_length: Characters of a stop string.
-        stop_token_ids: Stop tokens of a request.
-        tools: Tools of a request.
-        schema_bytes: The largest JSON Schema.
-        choices: Choices of a guided choice.
-        prompts: Prompts of a completion request.
-        inputs: Inputs of an embeddings request, or documents of a rerank request.
-        preparing: Requests that wait for a thread that renders and tokenises.
-        reads_per_second: Requests of one caller that are no POST, 0 for any number.
-        template_time: Time for rendering a chat template.
+        body_bytes: The size of a body, in bytes.
+        json_values: The number of JSON values in a body. A key or a container counts as eight.
+        held_bytes: The memory for the bodies of all requests that have not ended, in bytes.
+        prompt_bytes: The size of all texts of a request that are tokenized, in bytes of UTF-8.
+        queued: The number of sequences that wait for an engine's batch (`EngineSlots`).
+        queued_inputs: The number of texts that wait for an encoder.
+        header_bytes: The size of a request's header, in bytes.
+        connections: The number of open connections.
+        connections_per_client: The number of connections of an address (IPv6: a /64). None is half
+            of `connections`, and 0 is no limit.
+        messages: The number of messages in a request.
+        stop_strings: The number of stop strings in a request.
+        stop_length: The length of a stop string, in characters.
+        stop_token_ids: The number of stop tokens in a request.
+        tools: The number of tools in a request.
+        schema_bytes: The size of a JSON Schema, in bytes.
+        choices: The number of choices in a guided choice.
+        prompts: The number of prompts in a completion request.
+        inputs: The number of inputs in an embeddings request, or of documents in a rerank request.
+        preparing: The number of requests that wait for a thread that renders and tokenizes.
+        reads_per_second: The number of requests per second of a caller with methods other than
+            POST; 0 is no limit.
+        template_time: The CPU time to render a chat template.
     """
 
     body_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
@@ -256,12 +270,12 @@ _QuotaLimit = Annotated[int, Field(gt=0, le=1_000_000_000)] | None
 
 
 class QuotaSettings(_Section):
-    """Limits of one caller, or of all callers together (see `Quotas`); None is no limit.
+    """Limits on a caller, or on all callers together (see `Quotas`). None is no limit.
 
     Attributes:
-        rpm: Requests per minute.
-        tpm: Tokens per minute, of prompts and answers.
-        concurrent: Requests at once.
+        rpm: The maximum number of requests per minute.
+        tpm: The maximum number of tokens per minute, of prompts and answers together.
+        concurrent: The maximum number of requests at a time.
     """
 
     rpm: _QuotaLimit = None
@@ -273,9 +287,9 @@ class Quotas(_Section):
     """Default quotas.
 
     Attributes:
-        each: The quota of each caller without quotas of its own, by key or by address.
+        each: The quota of each caller without quotas of its own. A caller is a key or an address.
         all: The quota of all callers together.
-        models: The further quota of each such caller for one model, by the model's name.
+        models: Additional quotas of each such caller for a model, by the model's name.
     """
 
     each: QuotaSettings = QuotaSettings()
@@ -284,19 +298,19 @@ class Quotas(_Section):
 
 
 class Timeouts(_Section):
-    """Timeouts of engines and clients.
+    """Time-outs of engines and clients.
 
     Attributes:
-        connect: Connecting to Triton.
-        first_token: Until the first token, including the wait in the engine's queue.
-        idle: Between two messages of the engine.
-        client: Until a client that does not read its response is dropped.
-        header: For a client to send a header.
-        body: For a client to send a part of a body.
-        connection: Until a connection without a request is closed.
-        keepalive: Until a silent stream sends a comment, 0 for never.
-        total: For a whole answer.
-        drain: For running answers when the gateway is shut down.
+        connect: The time to connect to Triton.
+        first_token: The time to the first token, including the wait in the engine's queue.
+        idle: The time between two messages of the engine.
+        client: The time after which a client that does not read its response is disconnected.
+        header: The time for a client to send a header.
+        body: The time for a client to send a part of a body.
+        connection: The time after which a connection without a request is closed.
+        keepalive: The time after which a stream without events sends a comment, 0 for never.
+        total: The time for a whole answer.
+        drain: The time for running answers to end when the gateway shuts down.
     """
 
     connect: _PositiveDuration = Seconds(5)
@@ -312,14 +326,14 @@ class Timeouts(_Section):
 
 
 class QualitySettings(_Section):
-    """Golden prompts that are sent to every replica, to notice a wrong answer before users do.
+    """Golden prompts, which are sent to every replica to detect wrong answers before users do.
 
     Attributes:
-        interval: Between two sweeps; None sends no prompts.
-        prompts: A JSONL file of prompts with the patterns of right answers. By default 30 simple
+        interval: The time between two rounds of prompts. None sends no prompts.
+        prompts: A JSONL file of prompts with patterns of correct answers. By default 30 simple
             questions.
-        shadow: Prompts of users that every replica answers as well in a sweep, for comparison with
-            the other replicas. At most as many as there are golden prompts to compare.
+        shadow: The number of users' prompts that every replica also answers in a round, for
+            comparison with other replicas. At most as many as there are golden prompts to compare.
     """
 
     interval: _PositiveDuration | None = None
@@ -328,21 +342,26 @@ class QualitySettings(_Section):
 
 
 class SamplingSettings(_Section):
-    """Defaults of requests. `max_tokens` None lets a chat fill the context."""
+    """Defaults of sampling.
+
+    Attributes:
+        max_tokens: The maximum number of tokens in an answer. None lets a chat fill the context.
+    """
 
     max_tokens: Annotated[int, Field(gt=0)] | None = None
 
 
 class ResponseStoreSettings(_Section):
-    """Bounds on the responses kept for `previous_response_id` and GET.
+    """Limits on responses that are kept for `previous_response_id` and GET.
 
-    They are kept in the store if one is set, else in memory.
+    Responses are kept in the store if the settings name one, else in memory.
 
     Attributes:
-        entries: Responses of each owner in a store, or of all owners in memory; 0 stores none.
-        bytes: The bytes of these responses.
-        item_bytes: The bytes of a single response with its input.
-        age: How long a response is kept.
+        entries: The maximum number of responses of each owner in a store, or of all owners in
+            memory; 0 stores none.
+        bytes: The maximum size of these responses, in bytes.
+        item_bytes: The maximum size of a response with its input, in bytes.
+        age: The time for which a response is kept.
     """
 
     entries: Annotated[int, Field(ge=0)] = 2_000
@@ -352,11 +371,11 @@ class ResponseStoreSettings(_Section):
 
 
 class TenantConversations(_Section):
-    """Overrides of the conversation settings for one tenant.
+    """Overrides of the conversation settings for a tenant.
 
     Attributes:
-        store: False if nothing of its requests is stored.
-        days: As in ConversationSettings.
+        store: False if no data of the tenant's requests is stored.
+        days: The tenant's value of `ConversationSettings.days`.
     """
 
     store: bool = True
@@ -364,21 +383,23 @@ class TenantConversations(_Section):
 
 
 class ConversationSettings(_Section):
-    """Bounds on stored conversations.
+    """Limits on stored conversations.
 
-    They are kept in the store, or in `store.db` of the cache folder if no store is set.
+    Conversations are kept in the store, or in `store.db` of the cache folder without a store.
 
     Attributes:
-        entries: Conversations of each owner, 0 to store none.
-        bytes: Bytes of each owner's conversations.
-        conversation_bytes: Bytes of a single conversation, with its system prompt.
-        conversation_messages: Messages of a single conversation, with all its branches.
-        days: Days without a write after which a conversation is deleted, None for never.
-        purge_days: Days after which a deleted conversation is purged.
+        entries: The maximum number of conversations of each owner, 0 to store none.
+        bytes: The maximum size of each owner's conversations, in bytes.
+        conversation_bytes: The maximum size of a conversation with its system prompt, in bytes.
+        conversation_messages: The maximum number of messages in a conversation with all its
+            branches.
+        days: The number of days without a write after which a conversation is deleted, None for
+            never.
+        purge_days: The number of days after which a deleted conversation is purged.
         title_model: The model that writes titles after first answers, billed to the caller. None
-            for the first words of a conversation.
-        archive: The folder that gets conversations as JSON lines before `days` deletes them. None
-            keeps nothing of them.
+            uses the first words of a conversation.
+        archive: The folder that receives conversations as JSON lines before `days` deletes them.
+            None archives nothing.
         tenants: Overrides by tenant.
     """
 
@@ -398,10 +419,11 @@ class ConversationSettings(_Section):
 
 
 class ResumeSettings(_Section):
-    """Streams that outlive their gateway, where `redis` is set.
+    """Settings of streams that continue when their gateway is lost. They need `redis`.
 
     Attributes:
-        lease: How long a gateway may be silent before others continue its answers.
+        lease: The time without a sign of life after which other gateways continue a gateway's
+            answers.
     """
 
     lease: Annotated[_PositiveDuration, Field(ge=0.5)] = Seconds(5)
@@ -409,18 +431,18 @@ class ResumeSettings(_Section):
 
 def _check_page_url(url: str | None) -> str | None:
     if url is not None and http_url_problem(url):
-        raise ValueError("this is not the URL of a Prometheus, such as http://127.0.0.1:9090")
+        raise ValueError("this is not the URL of a Prometheus server; write one such as http://127.0.0.1:9090")
     return url
 
 
 class WebSettings(_Section):
-    """The chat page and the administration page.
+    """Settings of the chat page and the administration page.
 
     Attributes:
-        hosts: Host names by which browsers may reach a gateway without API keys, besides
+        hosts: Host names by which browsers may reach a gateway without API keys, in addition to
             `localhost` and IP addresses. A page of another site could make any other name resolve
             to the gateway.
-        prometheus: The URL of a Prometheus, whose alerts the administration page shows.
+        prometheus: The URL of a Prometheus server, whose alerts the administration page shows.
     """
 
     hosts: list[str] = Field(default_factory=list)
@@ -431,7 +453,7 @@ def _check_https(url: str | None) -> str | None:
     if url is None:
         return None
     if http_url_problem(url):
-        raise ValueError("this is not a URL, such as https://login.example/realms/acme")
+        raise ValueError("this is not a URL; write one such as https://login.example/realms/acme")
     if not is_secure_url(url):
         raise ValueError("anyone on the network can read or change what is sent without https; name an https URL")
     return url
@@ -441,12 +463,17 @@ _Url = Annotated[str, AfterValidator(_check_https)]
 
 
 class RulesFilterSettings(_Section):
-    """A safety filter of regular expressions and of whole words.
+    """A safety filter of regular expressions and whole words.
 
-    The expressions have RE2's syntax and a bounded width.
+    The expressions have RE2's syntax and must have a bounded width.
 
     Attributes:
-        words_file: A text file with one word or phrase a line.
+        kind: The kind of filter.
+        category: The category of the filter's findings. None: the filter's name.
+        patterns: The regular expressions.
+        words: The words and phrases.
+        words_file: A text file with a word or phrase per line.
+        ignore_case: True if upper and lower case are equal.
     """
 
     kind: Literal["rules"]
@@ -458,9 +485,12 @@ class RulesFilterSettings(_Section):
 
 
 class LanguageFilterSettings(_Section):
-    """A safety filter that finds letters of other writing systems than `scripts`.
+    """A safety filter that finds letters of writing systems other than `scripts`.
 
-    A writing system is a name such as latin or thai.
+    Attributes:
+        kind: The kind of filter.
+        category: The category of the filter's findings. None: the filter's name.
+        scripts: The permitted writing systems, such as latin or thai.
     """
 
     kind: Literal["language"]
@@ -469,15 +499,16 @@ class LanguageFilterSettings(_Section):
 
 
 class GuardSettings(_Section):
-    """A model of this gateway that writes whether a text is safe, such as Llama Guard.
+    """A guard model of this gateway, which writes whether a text is safe, such as Llama Guard.
 
     Attributes:
         model: The model's name.
         prompt: The message to the model, in which `{text}` stands for the text.
-        safe: What it writes first for a text without a finding.
-        unsafe: What it writes first for a finding. The next word is the finding's category.
-        categories: Names of the categories that it writes, such as S1.
-        timeout: Until the filter counts as away.
+        safe: The first word of the model's answer for a safe text.
+        unsafe: The first word of the model's answer for an unsafe text. The next word is the
+            category.
+        categories: Names of categories by the model's codes, such as S1.
+        timeout: The time after which the filter counts as unavailable.
     """
 
     model: str
@@ -491,16 +522,19 @@ class GuardSettings(_Section):
     @classmethod
     def _has_a_place_for_the_text(cls, prompt: str) -> str:
         if "{text}" not in prompt:
-            raise ValueError("the prompt of a guard has no place for the text; write {text} there")
+            raise ValueError("the prompt of a guard does not contain the text; write {text} where it belongs")
         return prompt
 
 
 class ModelFilterSettings(_Section):
-    """A safety filter that asks a model of this gateway: an embedding model or a guard.
+    """A safety filter that asks a model of this gateway: an embedding model or a guard model.
 
     Attributes:
-        head: The classifier on an embedding model's vectors, written by `llmops safety train`.
-        guard: The model that writes whether a text is safe, instead of `head`.
+        kind: The kind of filter.
+        category: The category of a guard's findings. None: the filter's name. Not used with `head`,
+            whose classifier has its own categories.
+        head: A classifier of an embedding model's vectors, written by `llmops safety train`.
+        guard: A guard model, as an alternative to `head`.
     """
 
     kind: Literal["model"]
@@ -511,16 +545,20 @@ class ModelFilterSettings(_Section):
     @model_validator(mode="after")
     def _asks_one_model(self) -> ModelFilterSettings:
         if (self.head is None) == (self.guard is None):
-            raise ValueError("a filter of kind model needs either `head` or `guard`")
+            raise ValueError("a filter of kind model needs either `head` or `guard`; set exactly one of them")
         return self
 
 
 class HttpFilterSettings(_Section):
-    """A safety filter that asks any server for OpenAI's `POST /v1/moderations`.
+    """A safety filter that sends texts to a server with OpenAI's `POST /v1/moderations`.
 
     Attributes:
-        url: The whole URL.
-        key_env: The environment variable that has the server's key; no key where it is None.
+        kind: The kind of filter.
+        category: Not used, because the server's answer has the category.
+        url: The complete URL of the endpoint.
+        model: The model to request, None for the server's default.
+        key_env: The environment variable with the server's API key. None sends no key.
+        timeout: The time after which the filter counts as unavailable.
     """
 
     kind: Literal["http"]
@@ -537,12 +575,13 @@ FilterSettings = Annotated[
 
 
 class SafetyPolicy(_Section):
-    """The safety filters that the requests of a tenant meet.
+    """The safety filters that apply to a tenant's requests.
 
     Attributes:
-        prompt: Filters of prompts; the first that finds something refuses the request.
-        answer: Filters of answers and their modes: `hold`, `cut` or `observe`.
-        fail: `closed` lets nothing pass that a filter could not judge, `open` lets everything pass.
+        prompt: The filters of prompts. The first finding rejects the request.
+        answer: The filters of answers and their modes: `hold`, `cut` or `observe`.
+        fail: The treatment of a text that a filter could not judge: `closed` rejects it, `open`
+            lets it pass.
     """
 
     prompt: list[str] = Field(default_factory=list)
@@ -551,12 +590,14 @@ class SafetyPolicy(_Section):
 
 
 class SafetySettings(_Section):
-    """Safety filters by name, and who meets them.
+    """Safety filters by name, and the policies that apply them.
 
     Attributes:
-        policy: The policy of every tenant without one of its own.
+        filters: The filters, by name.
+        policy: The policy of every tenant without a policy of its own.
         tenants: Policies by tenant.
-        window: Characters of an answer that a filter with a model or service judges at once.
+        window: The number of characters of an answer that a filter with a model or service judges
+            at a time.
     """
 
     filters: dict[str, FilterSettings] = Field(default_factory=dict)
@@ -576,21 +617,22 @@ class SafetySettings(_Section):
         return self
 
 
-#: The name that allows a provider to all tenants, and to callers without a key.
+#: Entry of `tenants` that allows a provider to all tenants, and to callers without a key.
 EVERY_TENANT = "*"
 
 
 class ProviderSettings(_Section):
-    """Another OpenAI-compatible server, to which chats overflow from an alias.
+    """Another OpenAI-compatible server, which receives the overflow of chats from an alias.
 
     Attributes:
         url: The base URL, which ends before `/chat/completions`.
-        key_env: The environment variable with its key.
-        key_file: The file with its key, instead.
-        tenants: Tenants whose chats may be sent there; `*` allows all, also callers without a key.
-        context: The context length of its models, in tokens.
-        concurrent: Requests that it gets at once.
-        timeout: Until the connection counts as lost, when the provider sends nothing.
+        key_env: The environment variable with the provider's API key.
+        key_file: The file with the provider's API key, as an alternative to `key_env`.
+        tenants: The tenants whose chats may be sent to the provider. `*` allows all tenants, and
+            callers without a key.
+        context: The context length of the provider's models, in tokens.
+        concurrent: The maximum number of requests to the provider at a time.
+        timeout: The time without data from the provider after which the connection counts as lost.
     """
 
     url: _Url
@@ -605,7 +647,7 @@ class ProviderSettings(_Section):
     @classmethod
     def _has_no_secret(cls, url: str) -> str:
         if "@" in urlsplit(url).netloc or urlsplit(url).query:
-            raise ValueError("a key in a URL ends in logs; give the key with key_env or key_file")
+            raise ValueError("a key in a URL appears in logs; provide the key with key_env or key_file")
         return url
 
     @model_validator(mode="after")
@@ -616,11 +658,11 @@ class ProviderSettings(_Section):
 
 
 class KeyCacheSettings(_Section):
-    """The cache of looked-up keys.
+    """The cache of looked-up API keys.
 
     Attributes:
-        fresh: Until a key is looked up again.
-        stale: How long a cached key is valid while the store is unavailable.
+        fresh: The time after which a key is looked up again.
+        stale: The time for which a cached key stays valid while the store is unavailable.
     """
 
     fresh: _PositiveDuration = Seconds(30)
@@ -631,12 +673,13 @@ class UsageSettings(_Section):
     """The outbox of usage events.
 
     Attributes:
-        outbox: The folder of events that the ledger does not have yet. None: `usage` in the cache
+        outbox: The folder of events that are not in the ledger yet. None: `usage` in the cache
             folder.
-        bytes: The size of the folder, per gateway.
-        when_full: `refuse` rejects requests, `serve` goes on without recording usage.
-        engines: Metrics pages of Triton servers, whose tokens `llmops control` compares with the
-            bill.
+        bytes: The maximum size of the folder per gateway, in bytes.
+        when_full: The behaviour when the folder is full: `refuse` rejects requests, `serve`
+            continues without recording usage.
+        engines: URLs of metrics pages of Triton servers, whose token counts `llmops control`
+            compares with the bill.
     """
 
     outbox: Path | None = None
@@ -646,10 +689,10 @@ class UsageSettings(_Section):
 
 
 class AuditSettings(_Section):
-    """The audit log.
+    """Settings of the audit log.
 
     Attributes:
-        days: Age in days at which `llmops control` deletes entries and dead letters, None to keep
+        days: The age in days at which `llmops control` deletes entries and dead letters. None keeps
             all.
     """
 
@@ -657,7 +700,15 @@ class AuditSettings(_Section):
 
 
 class ClaimSettings(_Section):
-    """The claims of a token that name its tenant, user and scopes. `a.b` is a claim within another."""
+    """The names of the claims with a token's tenant, user and scopes.
+
+    `a.b` is the claim `b` within the claim `a`.
+
+    Attributes:
+        tenant: The claim with the tenant's name.
+        user: The claim with the user's name.
+        scopes: The claim with the scopes.
+    """
 
     tenant: str = "tenant"
     user: str = "email"
@@ -668,19 +719,19 @@ _Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES25
 
 
 class OidcSettings(_Section):
-    """An OpenID Connect provider, whose tokens are accepted beside API keys.
+    """An OpenID Connect provider, whose tokens are accepted in addition to API keys.
 
     Attributes:
         issuer: The provider's URL.
         audience: The audience that a token must have.
-        jwks: The URL of its keys, if it has no discovery document.
-        algorithms: Accepted signature algorithms.
+        jwks: The URL of the provider's signing keys, needed if it has no discovery document.
+        algorithms: The accepted signature algorithms.
         tenant: The tenant of users whose token has no tenant claim.
         claims: The names of the claims.
-        scope_prefix: The prefix of scopes that concern the gateway.
-        scopes: The scopes of tokens without a scope that has the prefix.
-        leeway: How far clocks may differ.
-        refresh: How often its keys are read again.
+        scope_prefix: The prefix of the scopes that apply to the gateway.
+        scopes: The scopes of a token that has no scope with the prefix.
+        leeway: The tolerated difference between clocks.
+        refresh: The time after which the provider's signing keys are read again.
     """
 
     issuer: _Url
@@ -699,25 +750,25 @@ def _check_brokers(servers: str) -> str:
     for one in servers.split(","):
         host, _, port = one.strip().rpartition(":")
         if not host or "/" in host or not port.isdecimal():
-            # before an @ stands a password, by mistake
+            # A password may precede an @ by mistake, and must not be shown.
             shown = one.rpartition("@")[2]
-            raise ValueError(f"{shown!r} is not HOST:PORT of a Kafka broker, such as 127.0.0.1:9092")
+            raise ValueError(f"{shown!r} is not HOST:PORT of a Kafka broker; write an address such as 127.0.0.1:9092")
     return servers
 
 
 class KafkaSettings(_Section):
-    """A Kafka topic through which usage events reach `llmops control`.
+    """A Kafka topic that transports usage events to `llmops control`.
 
     Attributes:
-        servers: HOST:PORT of the brokers, with commas between them.
-        topic: The topic.
-        tls: True for brokers that encrypt.
+        servers: HOST:PORT of the brokers, separated by commas.
+        topic: The name of the topic.
+        tls: True if connections to the brokers are encrypted.
         user: The user for SASL, None for no authentication.
         password: The password for SASL.
         mechanism: The mechanism of SASL.
-        signing_keys: A key, or two with a comma during a rotation. The first signs events, both
-            verify them.
-        signing_keys_file: A file with a key in each line, instead.
+        signing_keys: A key, or two keys separated by a comma during a rotation. The first key signs
+            events, and both keys verify them.
+        signing_keys_file: A file with a key per line, as an alternative to `signing_keys`.
     """
 
     servers: Annotated[str, AfterValidator(_check_brokers)]
@@ -732,19 +783,20 @@ class KafkaSettings(_Section):
 
 def _check_receiver(url: str) -> str:
     if http_url_problem(url):
-        raise ValueError("this is not the URL of an OTLP receiver, such as http://127.0.0.1:4318")
+        raise ValueError("this is not the URL of an OTLP receiver; write one such as http://127.0.0.1:4318")
     return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
 
 
 class TraceSettings(_Section):
-    """Export of traces.
+    """Settings for the export of traces.
 
     Attributes:
-        endpoint: The URL of an OTLP receiver over HTTP; without a path, /v1/traces.
-        ratio: Fraction of the requests without a `traceparent` that are traced.
-        per_second: The most traces of sampled requests per second, and as many of failed, slow or
-            moved ones.
-        queue: Traces that may wait to be sent.
+        endpoint: The URL of an OTLP receiver over HTTP. A URL without a path gets the path
+            /v1/traces.
+        ratio: The fraction of the requests without a `traceparent` that are traced.
+        per_second: The maximum number of traces per second of sampled requests, and of requests
+            that failed, were slow or failed over.
+        queue: The maximum number of traces that wait to be sent.
     """
 
     endpoint: Annotated[str, AfterValidator(_check_receiver)]
@@ -753,12 +805,12 @@ class TraceSettings(_Section):
     queue: Annotated[int, Field(gt=0)] = 2048
 
 
-# gRPC's own names of servers: https://github.com/grpc/grpc/blob/master/doc/naming.md
+# gRPC's schemes of server names: https://github.com/grpc/grpc/blob/master/doc/naming.md
 _GRPC_SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
 
 
 def _split(value: Any) -> Any:
-    """Split a text at its commas: flags and environment variables have no lists."""
+    """Split a text at its commas, because flags and environment variables cannot be lists."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
@@ -773,8 +825,8 @@ def _check_redis_url(url: str | None) -> str | None:
     except ValueError:
         valid = False
     if not valid:
-        # the URL is not part of the message: it may have a password
-        raise ValueError("this is not the URL of a Redis or Valkey, such as redis://127.0.0.1:6379/0")
+        # The message does not show the URL, because it may contain a password.
+        raise ValueError("this is not the URL of a Redis or Valkey server; write one such as redis://127.0.0.1:6379/0")
     return url
 
 
@@ -782,7 +834,9 @@ def _check_grpc_address(address: str) -> str:
     host, _, port = address.rpartition(":")
     known = address.startswith(_GRPC_SCHEMES)
     if not known and (not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536):
-        raise ValueError(f"{address!r} is not HOST:PORT of Triton's gRPC endpoint, such as 127.0.0.1:8001")
+        raise ValueError(
+            f"{address!r} is not HOST:PORT of Triton's gRPC endpoint; write an address such as 127.0.0.1:8001"
+        )
     return address
 
 
@@ -800,34 +854,55 @@ class GatewaySettings(_Section):
 
     Attributes:
         triton: HOST:PORT of Triton's gRPC endpoint.
-        replicas: Several servers, in place of `triton`: HOST:PORT, dns:NAME:PORT for all addresses
-            of a name, or [NAME=]HOST:PORT/ENGINE_MODEL for one model of a server.
-        cache_scope: Who shares cached prefixes. By default each tenant has its own if API keys are
-            required.
+        replicas: Several servers, which override `triton`: HOST:PORT, dns:NAME:PORT for all
+            addresses of a DNS name, or [NAME=]HOST:PORT/ENGINE_MODEL for a single model of a
+            server.
+        cache_scope: The callers that share cached prefixes: those of a `tenant` or all (`shared`).
+            By default `tenant` if there is a store.
         metrics_port: The port of Triton's metrics, for engines that do not report their state.
         host: The address to listen on.
-        port: The port to listen on, 0 for any.
+        port: The port to listen on, 0 for any free port.
         models: Overrides by model.
-        aliases: Names that stand for models, by name: the first one that is served and has room
-            answers, or the one that suits the request. PROVIDER/MODEL at the end is a model of a
-            provider.
-        providers: Other servers, by name, that answer chats when an alias has no room left.
-        slo: Objectives of models without their own.
-        tiers: Tiers of keys, the highest first.
-        waiting: Bounds on waiting requests.
-        degraded: Degraded mode, None for none.
-        redis: The URL of a Redis or Valkey with which gateways share limits and running answers.
-        store: The URL of a store. Its API keys are required as soon as there are any, and usage is
-            recorded there.
+        aliases: Names that stand for models, by name. The first model that is served and has
+            capacity answers, or the model that suits the request. PROVIDER/MODEL at the end is a
+            model of a provider.
+        providers: Other servers, by name, which answer chats when an alias has no capacity left.
+        slo: The objectives of models without their own objectives.
+        tiers: The tiers of keys, the highest first.
+        waiting: Limits on waiting requests.
+        degraded: Settings of degraded mode, None to turn it off.
+        limits: Limits on requests and on concurrent work.
+        quotas: Default quotas of callers.
+        redis: The URL of a Redis or Valkey server through which gateways share limits and running
+            answers.
+        timeouts: Time-outs of engines and clients.
+        quality: Golden prompts.
+        sampling: Defaults of sampling.
+        responses: Limits on stored responses.
+        conversations: Limits on stored conversations.
+        resume: Settings of streams that continue at another gateway.
+        web: Settings of the pages.
+        safety: Safety filters.
+        store: The URL of a database for keys, usage and conversations. API keys are required once
+            the store contains any.
         open: True to require no API keys.
-        access_log: A file for a line of JSON per request, `-` for the standard output.
-        strict_fields: True to reject unknown fields, which otherwise cause a warning in
+        lookups: The cache of looked-up API keys.
+        usage: The outbox of usage events.
+        audit: Settings of the audit log.
+        oidc: An OpenID Connect provider.
+        kafka: A Kafka topic for usage events.
+        traces: Settings for the export of traces, None to export none.
+        access_log: A file that receives a line of JSON per request, or `-` for standard output.
+        strict_fields: True to reject unknown fields. By default they cause a warning in
             `x-llmops-warnings`.
-        request_checks: `module:name` of callables that take these settings and return a Check
+        drop_session_blocks: True to remove system blocks that differ in each session of an agent,
+            so that sessions share cached prefixes.
+        request_checks: `module:name` of functions that take these settings and return a Check
             (gateway/http/middleware.py).
-        refresh: How often models are looked up again.
-        text_threads: Threads that render and tokenise.
-        workers: Gateways to start on one port.
+        refresh: The time between two searches for models.
+        text_threads: The number of threads that render and tokenize.
+        workers: The number of gateway processes that share the port.
+        log_level: The minimum level of logged messages.
     """
 
     triton: Annotated[str, AfterValidator(_check_grpc_address)] = "127.0.0.1:8001"
@@ -860,7 +935,7 @@ class GatewaySettings(_Section):
     resume: ResumeSettings = ResumeSettings()
     web: WebSettings = WebSettings()
     safety: SafetySettings = SafetySettings()
-    # it can hold a password
+    # The URL may contain a password.
     store: str | None = Field(default=None, repr=False)
     open: bool = False
     lookups: KeyCacheSettings = KeyCacheSettings()
@@ -895,7 +970,7 @@ class GatewaySettings(_Section):
         models = info.data.get("models", {}).values()
         for slo in (info.data.get("slo"), *(model.slo for model in models)):
             if unknown := sorted(set(slo.tiers if slo is not None else ()) - set(tiers)):
-                raise ValueError(f"`slo.tiers` names {unknown[0]}, which is no tier; describe it here too")
+                raise ValueError(f"`slo.tiers` names {unknown[0]}, which is not a tier; describe it in `tiers` too")
         return tiers
 
     @field_validator("degraded")
@@ -903,7 +978,9 @@ class GatewaySettings(_Section):
     def _has_a_queue(cls, degraded: DegradedSettings | None, info: ValidationInfo) -> DegradedSettings | None:
         parts = {name: info.data[name] for name in ("models", "slo", "tiers") if name in info.data}
         if degraded is not None and not cls.model_construct(**parts).queues_requests:
-            raise ValueError("it goes by the gateway's queue; set `slo.ttft_p95` or `tiers` too")
+            raise ValueError(
+                "it depends on the gateway's queue, which this gateway does not use; set `slo.ttft_p95` or `tiers` too"
+            )
         return degraded
 
     @model_validator(mode="after")
@@ -913,32 +990,36 @@ class GatewaySettings(_Section):
             host = parts.hostname or ""
             own = host in (self.host, socket.gethostname()) or is_loopback(host)
             if own and (parts.port or {"https": 443}.get(parts.scheme, 80)) == self.port:
-                raise ValueError(f"the provider {name} is this gateway itself; name another server")
+                raise ValueError(f"the provider {name} has the address of this gateway itself; name another server")
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-                raise ValueError(f"{name!r} cannot name a provider; use letters, digits, dots and hyphens")
+                raise ValueError(
+                    f"{name!r} cannot be a provider's name; use letters, digits, dots, hyphens and underscores"
+                )
         for alias, models in self._alias_models.items():
             overflows = [bool(self.provider_of(one)) for one in models]
             if isinstance(self.aliases[alias], RoutedAlias) and overflows[2:].count(False):
-                raise ValueError(f"the `overflow` of the alias {alias} must name models of providers")
+                raise ValueError(
+                    f"the `overflow` of the alias {alias} must name models of providers only; write PROVIDER/MODEL"
+                )
             if all(overflows) or overflows != sorted(overflows):
                 raise ValueError(f"the alias {alias} must name models of this gateway first, and of providers last")
         return self
 
     def provider_of(self, model: str) -> str:
-        """Return the provider of a model PROVIDER/MODEL, empty for a model of this gateway."""
+        """Return the provider in PROVIDER/MODEL, or an empty string for a model of this gateway."""
         name, slash, _ = model.partition("/")
         return name if slash and name in self.providers else ""
 
     @property
     def local_aliases(self) -> dict[str, list[str]]:
-        """Return the aliases without the models of providers."""
+        """Return this gateway's models of each alias, without models of providers."""
         return {
             alias: [one for one in models if not self.provider_of(one)] for alias, models in self._alias_models.items()
         }
 
     @property
     def provider_aliases(self) -> dict[str, list[str]]:
-        """Return the models of providers, PROVIDER/MODEL, that end each alias."""
+        """Return the models of providers at the end of each alias, as PROVIDER/MODEL."""
         return {alias: [one for one in models if self.provider_of(one)] for alias, models in self._alias_models.items()}
 
     @property
@@ -950,19 +1031,22 @@ class GatewaySettings(_Section):
 
     @property
     def tenants_apart(self) -> bool:
-        """Return True if the cached prefixes of tenants are kept apart."""
+        """Return True if tenants do not share cached prefixes."""
         return (self.cache_scope or ("tenant" if self.store else "")) == "tenant"
 
     @property
     def queues_requests(self) -> bool:
-        """Return True if requests queue in the gateway for a replica.
+        """Return True if requests wait in the gateway's queue for a replica.
 
-        Otherwise they go to a replica immediately.
+        Otherwise, requests are sent to a replica immediately.
         """
         return any(self.queues_requests_of(name) for name in ("", *self.models))
 
     def queues_requests_of(self, model: str) -> bool:
-        """Return True if requests of a model queue: there are tiers, or objectives for TTFT."""
+        """Return True if requests of a model wait in the gateway's queue.
+
+        They do if there are tiers, or if the model has an objective for TTFT.
+        """
         slo = self.slo_of(model)
         return bool(self.tiers) or any(one.limits("ttft") for one in (slo, *slo.tiers.values()))
 
@@ -972,14 +1056,14 @@ class GatewaySettings(_Section):
         return overrides.slo if overrides is not None and overrides.slo is not None else self.slo
 
     def objectives_of(self, model: str, tier: str) -> list[Objective]:
-        """Return the objectives of a model's requests of one tier."""
+        """Return the objectives that apply to a model's requests of a tier."""
         slo = self.slo_of(model)
         own = slo.tiers.get(tier)
         return slo.listed() if own is None else slo.model_copy(update=own.model_dump(exclude_none=True)).listed()
 
 
 class _EnvironmentSettings(GatewaySettings, BaseSettings):
-    """The settings as pydantic-settings reads them from environment variables."""
+    """The settings that pydantic-settings reads from environment variables."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid")
 
@@ -989,9 +1073,10 @@ class SettingsLayers:
     """Settings from other sources than a file.
 
     Attributes:
-        place: Where they come from, for messages.
-        mappings: The layers; each overrides the ones after it.
-        alone: True to ignore the environment, for settings of a gateway on another machine.
+        place: A description of the sources, for messages.
+        mappings: The layers of settings. Each layer overrides the layers after it.
+        alone: True to ignore environment variables, for the settings of a gateway on another
+            machine.
     """
 
     place: str
@@ -1000,7 +1085,11 @@ class SettingsLayers:
 
 
 def load_settings(config: Path | SettingsLayers | None = None, **flags: Any) -> GatewaySettings:
-    """Return the settings of flags (None: not set), environment and `config`.
+    """Return the settings of `flags`, environment variables and `config`.
+
+    Args:
+        config: The YAML file, or other layers of settings; None for neither.
+        flags: Settings from command-line flags. A value of None is not set.
 
     Raises:
         InputError: A setting is unknown or invalid, or the file cannot be read. The message names
@@ -1038,9 +1127,9 @@ def _environment() -> dict[str, Any]:
 
 
 def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both mappings as one.
+    """Return a mapping with the values of both mappings.
 
-    Sections are merged, and other values of `upper` override those of `lower`.
+    Sections are merged. Other values of `upper` override values of `lower`.
     """
     merged = dict(lower)
     for name, value in upper.items():
@@ -1050,9 +1139,12 @@ def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _reject_misspelt_environment() -> None:
-    """Raise InputError for variables that resemble a setting.
+    """Reject environment variables whose names resemble the name of a setting.
 
-    Other commands have LLMOPS_ variables too.
+    Other unknown variables are ignored, because other commands have LLMOPS_ variables too.
+
+    Raises:
+        InputError: A variable's name is probably misspelt.
     """
     known = [PREFIX + name.upper() for name in GatewaySettings.model_fields]
     for name in os.environ:
@@ -1065,18 +1157,18 @@ def _reject_misspelt_environment() -> None:
 
 
 def explain_settings_error(error: ValidationError, kind: type[BaseModel], where: str, docs: str) -> str:
-    """Return a sentence about the first invalid setting of `kind`.
+    """Return a message about the first invalid setting.
 
-    For an unknown setting, it suggests the one with the most similar name.
+    For an unknown setting, the message suggests the setting with the most similar name.
 
     Args:
-        error: The error of the validation.
+        error: The validation error.
         kind: The model of the settings.
-        where: Where the settings come from.
-        docs: The page that lists them.
+        where: A description of where the settings come from, empty to leave it out.
+        docs: The page that lists the settings.
     """
     errors = error.errors()
-    # a misspelt name makes others missing
+    # A misspelt name is more likely the cause than settings that are missing because of it.
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     where = f" ({where})" if where else ""
     if first["type"] != "extra_forbidden":
@@ -1086,15 +1178,18 @@ def explain_settings_error(error: ValidationError, kind: type[BaseModel], where:
     nearest = difflib.get_close_matches(str(name), _names_in(kind, section), n=1)
     suggestion = f"did you mean `{nearest[0]}`? " if nearest else ""
     key = ".".join(map(str, first["loc"]))
-    return f"Unknown setting `{key}`{where}; {suggestion}{docs} lists those there are."
+    return f"Unknown setting `{key}`{where}; {suggestion}{docs} lists all settings."
 
 
 def _names_in(kind: Any, section: Sequence[str | int]) -> list[str]:
-    """Return the names of the settings in a section. A dict of sections may have any names."""
+    """Return the names of the settings in a section, which are none for a dict of sections.
+
+    A dict of sections can have any names.
+    """
     for part in section:
         if not hasattr(kind, "model_fields") and not get_args(kind):
             return []
         kind = kind.model_fields[part].annotation if hasattr(kind, "model_fields") else get_args(kind)[-1]
-        if get_origin(kind) in (Union, UnionType):  # `Section | None`
+        if get_origin(kind) in (Union, UnionType):  # The annotation is `Section | None`.
             kind = next((one for one in get_args(kind) if hasattr(one, "model_fields")), kind)
     return list(kind.model_fields) if hasattr(kind, "model_fields") else []

@@ -435,7 +435,7 @@ async def test_a_guard_model_that_gives_no_verdict_obeys_fail(card, tokenizer, f
     ("filter_", "problem"),
     [
         ({"kind": "model"}, "either `head` or `guard`"),
-        ({"kind": "model", "guard": {"model": "x", "prompt": "Is it?"}}, "write {text} there"),
+        ({"kind": "model", "guard": {"model": "x", "prompt": "Is it?"}}, "write {text} where it belongs"),
     ],
 )
 def test_a_guard_that_cannot_work_is_named(filter_, problem):
