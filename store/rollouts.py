@@ -55,6 +55,7 @@ class ModelVersion:
             settings.
         weight: Percent of the requests.
         state: ACTIVE or RETIRED.
+        created_at: Time of the creation.
     """
 
     model: str

@@ -121,7 +121,7 @@ SAFETY_FINDINGS = _g.counter(
     "side",
     "action",
 )
-SAFETY_FAILURES = _g.counter("llmops_safety_failures_total", "Times a safety filter could not judge a text.", "filter")
+SAFETY_FAILURES = _g.counter("llmops_safety_failures_total", "Texts that a safety filter could not judge.", "filter")
 SAFETY_SECONDS = _g.histogram(
     "llmops_safety_seconds", "Time that a safety filter took for a prompt or a window of an answer.", "filter"
 )
@@ -154,17 +154,17 @@ DEGRADED_REQUESTS = _g.counter(
     "effect",
 )
 QUALITY_SCORE = _g.gauge(
-    "llm_quality_score", "Share of the golden prompts that a version answers right.", "model", "version"
+    "llm_quality_score", "Share of the golden prompts that a version answers correctly.", "model", "version"
 )
 CORRUPTED_REPLICAS = _g.counter(
     "llmops_corrupted_replicas_total",
-    "Replicas taken out because their greedy answers differed from those of their version's others.",
+    "Replicas drained because their greedy answers differed from their version's other replicas.",
     "model",
     "replica",
 )
 UNSTABLE_PROMPTS = _g.gauge(
     "llmops_unstable_prompts_ratio",
-    "Share of a tenant's prompts that differ early and then continue alike, at the last report.",
+    "Share of a tenant's prompts that differ early and are equal afterwards, at the last report.",
     "tenant",
 )
 REPLICAS = _g.gauge(
@@ -197,7 +197,7 @@ MEMORY = _g.gauge("process_resident_memory_bytes", "Resident memory of this proc
 #: (through text files of the node exporter).
 OPTIONAL_METRICS = MetricTable()
 USAGE_LAG = OPTIONAL_METRICS.gauge(
-    "llmops_usage_lag_seconds", "Age of the oldest usage event missing in the ledger, or 0."
+    "llmops_usage_lag_seconds", "Age of the oldest usage event that is not in the ledger, or 0."
 )
 _SPENT = "in this month (UTC), from the ledger"
 SPENT = OPTIONAL_METRICS.gauge(
@@ -214,7 +214,7 @@ BUDGET_USED = OPTIONAL_METRICS.gauge(
 )
 PARKED_EVENTS = OPTIONAL_METRICS.gauge(
     "llmops_usage_dead_letters",
-    "Usage events on no bill (`llmops usage dead-letters` lists them). From control.",
+    "Usage events that could not be billed (`llmops usage dead-letters` lists them). From control.",
     "reason",
 )
 TELEMETRY_EXPORTS = OPTIONAL_METRICS.counter(
