@@ -117,7 +117,7 @@ async def test_a_response_whose_gateway_is_gone_has_failed(pair, monkeypatch):
     monkeypatch.setattr("llmops.gateway.api.responses.LOST_RUN_TIMEOUT", 0.0)
     lost = (await pair.ask(1, "GET", f"/{running['id']}")).json()
     assert lost["status"] == "failed"
-    assert "gone" in lost["error"]["message"]
+    assert "was lost; create the response again" in lost["error"]["message"]
     assert (await pair.ask(1, "GET", f"/{running['id']}")).json() == lost
 
 
