@@ -1,4 +1,4 @@
-"""Build engine folders: read the checkpoint, plan, quantise, build, write engine.json.
+"""Build engine folders: read a checkpoint, plan, quantise, build and write engine.json.
 
 Serving engines with Triton belongs to `model_repository/`.
 """

@@ -1,6 +1,6 @@
-"""Checkpoints, described without loading a weight: `open_checkpoint(ref)` returns a `Checkpoint`.
+"""Describe checkpoints without loading a weight: `open_checkpoint(ref)` returns a `Checkpoint`.
 
-Architectures belong to `model/`, quantised weights to `quantize/`.
+Architectures belong to `model/`, and quantised weights to `quantize/`.
 """
 
 from llmops.build.checkpoint.description import (

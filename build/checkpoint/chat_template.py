@@ -20,19 +20,21 @@ from llmops.errors import CheckpointError
 from llmops.process import module_command
 
 TEMPLATE = "chat_template.jinja"
-#: CPU seconds and bytes of memory that a template may use. Published ones take milliseconds and
-#: kilobytes.
-_MAX_SECONDS, _MAX_MEMORY = 3, 1 << 30
-#: Seconds of wall-clock time, enough for a machine that is busy with other work.
+#: CPU seconds that the rendering process may use. Published templates take milliseconds.
+_MAX_SECONDS = 3
+#: Bytes of memory that the rendering process may use: the interpreter, and far more than any
+#: published template allocates.
+_MAX_MEMORY = 1 << 30
+#: Seconds of wall-clock time that the rendering process may take. A busy machine gives it less CPU.
 _TIMEOUT = 120.0
-#: Longest rendering in characters.
+#: Maximum number of characters of one rendering. The messages have fewer than 100.
 _MAX_CHARACTERS = 1 << 20
-#: The date that templates see, so that golden prompts are the same on every day.
+#: The date that templates see: always the same, so that golden prompts do not depend on the day.
 _DAY = datetime(2025, 1, 1)
 
 
 def fixed_date() -> dict[str, Callable[[str], str]]:
-    """Return the template variables for the date, which always give the same day."""
+    """Return the template variable `strftime_now`, which always formats the same day."""
     return {"strftime_now": lambda form: _DAY.strftime(form)}
 
 
@@ -82,7 +84,7 @@ def _render(folder: Path, texts: list[str]) -> list[str] | dict[str, str]:
             messages = [{"role": "user", "content": text}]
             found.append(template.render(messages=messages, add_generation_prompt=True, **names))
             if len(found[-1]) > _MAX_CHARACTERS:
-                return {"error": f"it makes more than {_MAX_CHARACTERS:,} characters of it"}
+                return {"error": f"it renders the message to more than {_MAX_CHARACTERS:,} characters"}
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - a template can fail with whatever its expressions raise
@@ -100,7 +102,7 @@ def _special_tokens(folder: Path) -> dict[str, str]:
 
 
 def limit_process(seconds: int, memory: int) -> None:
-    """Limit CPU seconds and bytes of memory of this process, and write no core dump."""
+    """Limit the CPU seconds and bytes of memory of this process, and turn off its core dumps."""
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -23,7 +23,14 @@ CheckpointFormat = Literal["huggingface", "gguf"]
 
 
 class FileStatus(NamedTuple):
-    """A file's device and inode, and when content and inode last changed, in nanoseconds."""
+    """The device and inode of a file, and the times of its last changes.
+
+    Attributes:
+        device: The number of the file system's device.
+        inode: The number of the inode on `device`.
+        modified: The last change of the content, in nanoseconds since 1970.
+        changed: The last change of the inode, in nanoseconds since 1970.
+    """
 
     device: int
     inode: int
@@ -32,9 +39,9 @@ class FileStatus(NamedTuple):
 
 
 class FileState(NamedTuple):
-    """The status of a path, of the file that it leads to, and of the folders of both.
+    """The status of a path, of the file that the path leads to, and of the folders of both.
 
-    One of them changes when path or file is written, replaced or renamed.
+    At least one status changes when the path or the file is written, replaced or renamed.
     """
 
     path: FileStatus
@@ -59,7 +66,7 @@ class TensorInfo:
 
     @property
     def numel(self) -> int:
-        """Return the number of values."""
+        """Return the number of values in the tensor."""
         return math.prod(self.shape)
 
 
@@ -67,7 +74,8 @@ class TensorInfo:
 class CheckpointFile:
     """A file that the build reads.
 
-    `path` is relative to the checkpoint, `location` the path on this machine.
+    `path` is relative to the checkpoint, `location` is the path on this machine, and `bytes` is the
+    size of the file.
     """
 
     path: str
@@ -76,13 +84,20 @@ class CheckpointFile:
 
     @property
     def sha256(self) -> str:
-        """Return the digest, cached for as long as size and modification time stay the same."""
+        """Return the SHA-256 of the file, as hex digits.
+
+        The digest is cached for as long as size and modification time stay the same.
+        """
         return sha256_of(self.location)
 
 
 @dataclass(frozen=True)
 class ExistingQuantisation:
-    """The quantisation that a checkpoint already has. `detail` is the file's own description."""
+    """The quantisation of a checkpoint's stored weights.
+
+    `bits` are the bits per weight, or None if the files do not say. `detail` is the description
+    that the files give, unchanged.
+    """
 
     method: Literal["fp8", "awq", "gptq", "compressed-tensors", "modelopt", "bitsandbytes", "mxfp4", "gguf", "other"]
     bits: int | None
@@ -90,10 +105,10 @@ class ExistingQuantisation:
 
     @property
     def format(self) -> QuantFormat | None:
-        """Return the format in llmops' table, or None if the table has none."""
+        """Return the row of the format in `quant_formats`, or None if the format has no row."""
         if self.method == "modelopt":
             algorithm = str(self.detail.get("quant_algo") or "")
-            # ModelOpt's name, for which TensorRT-LLM takes its own (`tensorrt_llm/llmapi/llm_utils.py`)
+            # TensorRT-LLM translates this name of ModelOpt in `tensorrt_llm/llmapi/llm_utils.py`.
             return format_of_algorithm("FP8_BLOCK_SCALES" if algorithm == "fp8_pb_wo" else algorithm)
         if self.method == "compressed-tensors":
             return format_of_algorithm(compressed_tensors_algorithm(self.detail) or "")
@@ -103,7 +118,9 @@ class ExistingQuantisation:
 def compressed_tensors_algorithm(description: Mapping[str, Any]) -> str | None:
     """Return TensorRT-LLM's QuantAlgo for a compressed-tensors description, or None.
 
-    Only descriptions of FP8 weights have one.
+    TensorRT-LLM accepts FP8 weights in one group of layers, scaled per output channel with inputs
+    scaled per token, or both scaled in blocks of 128. The rule is
+    `update_quant_config_from_compressed_tensors` of `tensorrt_llm/models/quant_config_utils.py`.
 
     One group of layers, weights per output channel with inputs per token, or both in blocks of 128:
     what `update_quant_config_from_compressed_tensors` of
@@ -123,7 +140,11 @@ def compressed_tensors_algorithm(description: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The special token ids of a checkpoint. Each token of `end` ends a generation."""
+    """The special token ids of a checkpoint: begin, end and padding.
+
+    Each token of `end` ends a generation. `bos` or `pad` is None if the checkpoint has no such
+    token.
+    """
 
     bos: int | None
     end: tuple[int, ...]
@@ -134,8 +155,10 @@ class SpecialTokens:
 class ModelCheckpoint:
     """The facts about a checkpoint of any kind of model.
 
+    `name` is the model's short name. `tensors` maps the name of each tensor to its description.
+
     `ref` is what the user typed. `path` is the folder, or the GGUF file itself. `config` is the
-    Hugging Face config.json (for GGUF the same keys, from its metadata). `states` are those of
+    Hugging Face config.json (for GGUF the same keys, from its metadata). `states` is the result of
     `reject_outside_symlinks`.
     """
 
@@ -150,22 +173,25 @@ class ModelCheckpoint:
 
     @property
     def hf_class(self) -> str:
-        """Return the Hugging Face class."""
+        """Return the model's class in transformers, such as LlamaForCausalLM."""
         return str(self.config["architectures"][0])
 
     @property
     def dtype(self) -> str:
-        """Return the dtype of the largest tensor."""
+        """Return the dtype of the largest tensor, such as bfloat16."""
         largest = max(self.tensors.values(), key=lambda tensor: tensor.nbytes)
         return {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(largest.dtype, largest.dtype)
 
     @property
     def parameters(self) -> int:
-        """Return the number of weights."""
+        """Return the number of stored weights."""
         return sum(tensor.numel for tensor in self.tensors.values())
 
     def source(self) -> Source:
-        """Return the manifest's record. Hashes every file, once (see `CheckpointFile.sha256`)."""
+        """Return the record of the checkpoint in the engine's manifest.
+
+        Every file is hashed, unless its digest is cached (see `CheckpointFile.sha256`).
+        """
         from llmops.build.engine_folder.manifest import Source, SourceFile
 
         hashed = [SourceFile(path=f.path, bytes=f.bytes, sha256=f.sha256) for f in self.files]
@@ -176,7 +202,9 @@ class ModelCheckpoint:
 class Checkpoint(ModelCheckpoint):
     """A checkpoint of a decoder, as it is known before its weights are read.
 
-    `build`, `plan` and `quantize` start from this record.
+    `build`, `plan` and `quantize` start from this record. `weight_files` and `tokenizer_files` are
+    paths relative to the checkpoint. `metadata` is the metadata of a GGUF file, under the file's
+    own keys.
 
     `weight_files` are relative to the checkpoint.
     """
@@ -192,17 +220,17 @@ class Checkpoint(ModelCheckpoint):
 
     @property
     def dtype(self) -> str:
-        """Return the dtype of unquantised weights."""
+        """Return the dtype of unquantised weights, such as bfloat16."""
         return self.architecture.dtype
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Return the stored size of all tensors."""
+        """Return the stored size of all tensors, in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @cached_property
     def parameters(self) -> int:
-        """Return the number of weights."""
+        """Return the number of stored weights."""
         return super().parameters
 
     def location(self, relative: str) -> Path:

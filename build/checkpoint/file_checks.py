@@ -1,4 +1,4 @@
-"""Checks of untrusted files: JSON errors, links that lead outside, tensor ranges.
+"""Check untrusted files: their JSON, their links and the ranges of their tensors.
 
 Every fault becomes a CheckpointError that names the file.
 """
@@ -14,11 +14,11 @@ from llmops.errors import CheckpointError
 from llmops.input_files import MAX_CONFIG_BYTES, leads_outside, parse_json
 from llmops.untrusted_text import json_texts
 
-#: Different texts in a checkpoint's settings, each of which is looked up on disk.
+#: Maximum number of different texts in one settings file. Each text is looked up on disk.
 MAX_TEXTS = 1 << 17
 
-#: Fields by which transformers reads other weights, another config.json or another tokenizer.json
-#: than those that were checked.
+#: Fields that make transformers read weights, a config.json or a tokenizer.json that were not
+#: checked.
 _OTHER_FILES = frozenset({"transformers_weights", "configuration_files", "fast_tokenizer_files"})
 
 
@@ -26,7 +26,7 @@ def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises:
-        CheckpointError: The file cannot be read, is too large or holds another kind of value.
+        CheckpointError: The file cannot be read as JSON, is too large or does not hold an object.
     """
     content = read_value(path, max_bytes)
     if not isinstance(content, dict):
@@ -38,7 +38,7 @@ def read_value(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Any:
     """Return the JSON value in a file.
 
     Raises:
-        CheckpointError: The file cannot be read, or is too large.
+        CheckpointError: The file cannot be read as JSON, or is too large.
     """
     check_file_size(path, max_bytes)
     try:
@@ -48,19 +48,20 @@ def read_value(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Any:
 
 
 def check_file_size(path: Path, max_bytes: int) -> None:
-    """Raise CheckpointError if a file is larger: one with a hole takes no disk, and much memory."""
+    """Raise CheckpointError if a file has more than `max_bytes` bytes.
+
+    A sparse file takes no space on the disk, and its whole size in memory.
+    """
     size = path.stat().st_size if path.exists() else 0
     if size > max_bytes:
-        raise CheckpointError(
-            f"{path} has {size:,} bytes, and {max_bytes:,} are the most that such a file has; download it again."
-        )
+        raise CheckpointError(f"{path} has {size:,} bytes, and at most {max_bytes:,} are read; download it again.")
 
 
 def file_state(path: Path) -> FileState | None:
-    """Return the state of a file and of a link to it, or None if the path leads nowhere."""
+    """Return the state of a path and of the file behind it, or None if the path leads nowhere."""
     try:
         own, target = _status(path.lstat()), _status(path.stat())
-        # after stat, which refuses a loop of links by an OSError
+        # `resolve` comes after `stat`, which raises OSError for a loop of links.
         return FileState(own, target, (_status(path.parent.stat()), _status(path.resolve().parent.stat())))
     except OSError:
         return None
@@ -71,10 +72,10 @@ def _status(found: os.stat_result) -> FileStatus:
 
 
 def _differ(before: FileState | None, now: FileState | None) -> bool:
-    """Return True unless the states are the same, or a hard link to the file was made or removed.
+    """Return True unless the states agree, or differ by a hard link that was made or removed.
 
-    Builds of the same checkpoint make them, in folders of their own. They change the time of the
-    inode alone.
+    Other builds of the same checkpoint make hard links to the file in their own folders. A hard
+    link changes only `changed`, the time of the inode.
     """
     if before is None or now is None:
         return before is not now
@@ -87,10 +88,10 @@ def _differ(before: FileState | None, now: FileState | None) -> bool:
 
 
 def reject_changed_files(folder: Path, states: Mapping[str, FileState | None], names: Iterable[str]) -> None:
-    """Check that files are as they were when their links were checked.
+    """Check that files have not changed since their links were checked.
 
-    A file that is replaced by a link after that check, and back before the build ends, has another
-    state: no program can choose the time of an inode's change.
+    The check also finds a file that was replaced by a link and put back before the build ended: a
+    program cannot set the time at which an inode changed.
 
     Raises:
         CheckpointError: A file was changed.
@@ -101,12 +102,13 @@ def reject_changed_files(folder: Path, states: Mapping[str, FileState | None], n
 
 
 def reject_outside_symlinks(folder: Path) -> dict[str, FileState | None]:
-    """Check that `folder` has only files, and no link out of it except to the hub's blobs.
+    """Check that `folder` has only files, and no link out of `folder` except to the hub's blobs.
 
-    A build would copy the files that a link leads to into the engine, and wait for ever for a pipe.
+    A build would copy the target of such a link into the engine, and would wait for ever for a
+    pipe.
 
     Returns:
-        The state of each file before it was checked, by its path in `folder`.
+        The state of each file before the file was checked, by its path in `folder`.
 
     Raises:
         CheckpointError: A link leads out of the folder, or a pipe or a device is in it. The message
@@ -131,23 +133,26 @@ def reject_outside_symlinks(folder: Path) -> dict[str, FileState | None]:
 
 
 def reject_named_files(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Check that no text in a checkpoint's settings names a file outside its folder, or unread ones.
+    """Check that a checkpoint's settings name no file outside its folder, and no unchecked file.
 
-    transformers passes what tokenizer_config.json says to the tokenizer, which reads a `vocab_file`
-    of any path into the engine's vocabulary, and config.json may name other weights.
+    transformers passes the fields of tokenizer_config.json to the tokenizer, which would read a
+    `vocab_file` of any path into the engine's vocabulary. config.json may name other weights.
 
     Args:
         folder: The checkpoint's folder.
         settings: The content of its JSON files, by file name.
 
     Raises:
-        CheckpointError: A text is the path of such a file, a field names files that were not
-            checked, or there are too many texts. The message names the JSON file alone.
+        CheckpointError: A text is the path of a file outside the folder, a field names files that
+            were not checked, or a file has more than `MAX_TEXTS` texts. The message names the JSON
+            file and not the text.
     """
     for name, content in settings.items():
         texts = set(json_texts(content))
         if len(texts) > MAX_TEXTS:
-            raise CheckpointError(f"{folder / name} has more than {MAX_TEXTS:,} texts; download it again.")
+            raise CheckpointError(
+                f"{folder / name} has more than {MAX_TEXTS:,} texts, the most that are checked; download it again."
+            )
         for text in texts:
             for path in (Path(text), folder / text):
                 if os.path.isfile(path) and leads_outside(path, folder):
@@ -172,10 +177,10 @@ def check_tensor_ranges(path: Path, tensors: Iterable[TensorInfo], size: int) ->
     end = max((tensor.offset + tensor.nbytes for tensor in placed), default=0)
     if end > size:
         raise CheckpointError(
-            f"{path} is truncated: it has {size:,} bytes, its tensors need {end:,}; download it again."
+            f"{path} is truncated: it has {size:,} bytes and its tensors need {end:,}; download it again."
         )
     for before, after in pairwise(placed):
         if before.offset + before.nbytes > after.offset:
             raise CheckpointError(
-                f"{path} is damaged: {before.name} and {after.name} overlap in it; download it again."
+                f"{path} is damaged: the tensors {before.name} and {after.name} overlap; download it again."
             )

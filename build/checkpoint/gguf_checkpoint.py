@@ -9,7 +9,7 @@ from llmops.build.checkpoint.description import Checkpoint, CheckpointFile, Exis
 from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError
 
-#: ggml's name of an architecture -> the Hugging Face class with the same graph.
+#: GGUF architectures that can be opened: ggml's name -> the Hugging Face class of the same graph.
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _FIELDS = {
     "hidden_size": "embedding_length",
@@ -34,7 +34,7 @@ def open_gguf(path: Path, ref: str) -> Checkpoint:
     """
     header = gguf_header.read_header(path)
     if not header.tensors:
-        raise CheckpointError(f"{path} holds no tensors (a vocabulary-only GGUF); take the file with the weights.")
+        raise CheckpointError(f"{path} holds no tensors (a vocabulary-only GGUF); give the file with the weights.")
     config = _config(path, header)
     metadata = header.metadata
     template = metadata.get("tokenizer.chat_template")
@@ -88,7 +88,10 @@ def _rope_scaling(path: Path, metadata: dict[str, Any], arch: str) -> dict[str, 
         return None
     if kind == "linear":
         return {"rope_type": "linear", "factor": metadata.get(f"{arch}.rope.scaling.factor", 1.0)}
-    raise CheckpointError(f"{path} scales RoPE by {kind!r}; GGUF files with none or linear scaling can be built.")
+    raise CheckpointError(
+        f"{path} scales RoPE by {kind!r}, and only GGUF files with linear or no scaling can be built; use "
+        f"the Hugging Face checkpoint of this model instead."
+    )
 
 
 def _special_tokens(metadata: dict[str, Any]) -> SpecialTokens:
@@ -99,7 +102,7 @@ def _special_tokens(metadata: dict[str, Any]) -> SpecialTokens:
 
 
 def _quantisation(header: gguf_header.GgufHeader) -> ExistingQuantisation | None:
-    """Return the block format that most weights are in. Norms are always F32."""
+    """Return the GGML format of most weights. Norms do not count: they are always F32."""
     by_dtype: dict[str, int] = {}
     for tensor in header.tensors.values():
         by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + tensor.numel

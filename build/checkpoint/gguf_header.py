@@ -17,31 +17,36 @@ from llmops.build.checkpoint.gguf_metadata import check_metadata
 from llmops.distribution import missing_extra
 from llmops.errors import CheckpointError
 
-#: Shape (row-major), GGML type, offset in bytes from the start of the data.
+#: A row of the tensor table: shape (row-major), GGML type, and offset in bytes from the start of
+#: the data.
 _TensorRow = tuple[tuple[int, ...], int, int]
 
 MAGIC = b"GGUF"
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
-#: GGML_MAX_DIMS.
+#: Maximum number of dimensions of a tensor: ggml's `GGML_MAX_DIMS`.
 _MAX_DIMS = 4
-#: Lists that a build reads; all others are skipped, because a sparse file can claim hundreds of
-#: megabytes.
+#: Metadata lists that a build reads. Other lists are skipped, because a sparse file can claim lists
+#: of hundreds of megabytes.
 _LISTS_READ = frozenset(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "scores", "merges"))
-#: Largest numbers of metadata entries, of tensors, and of entries in a list. The largest
-#: vocabularies have 262,144 tokens.
-_MAX_PAIRS, _MAX_TENSORS, _MAX_ENTRIES = 1 << 14, 1 << 16, 1 << 22
-#: Largest size in bytes of one text (chat templates have up to 30,000), and of all texts read or
-#: skipped (the largest vocabularies have 9 MB). One wide character makes a text four times as large
-#: in memory.
-_MAX_TEXT, _MAX_TEXTS = 1 << 22, 1 << 24
+#: Maximum number of metadata entries of a file. Published files have fewer than a hundred.
+_MAX_PAIRS = 1 << 14
+#: Maximum number of tensors of a file. Published decoders have a few thousand.
+_MAX_TENSORS = 1 << 16
+#: Maximum number of entries of one list. The largest vocabularies have 262,144 tokens.
+_MAX_ENTRIES = 1 << 22
+#: Maximum size of one text in bytes. Chat templates have up to 30,000.
+_MAX_TEXT = 1 << 22
+#: Maximum size in bytes of all texts of a file, read or skipped. The largest vocabularies have
+#: 9 MB. Python stores a text with one wide character in four times as many bytes.
+_MAX_TEXTS = 1 << 24
 
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The header's content.
+    """The content of a GGUF file's header: metadata, and tensors by name.
 
-    `metadata` has the file's own keys (`llama.block_count`, `tokenizer.ggml.tokens`, …).
+    The keys of `metadata` are the file's own (`llama.block_count`, `tokenizer.ggml.tokens`, …).
     """
 
     metadata: dict[str, Any]
@@ -81,10 +86,13 @@ class _GgufReader:
         magic, version, tensor_count, pair_count = struct.unpack_from("<4sIQQ", self.data, 0)
         self.position = 24
         if magic != MAGIC:
-            raise CheckpointError(f"{self.path} is not a GGUF file: it starts with {magic!r}.")
+            raise CheckpointError(
+                f"{self.path} is not a GGUF file: it starts with {magic!r}. Give a *.gguf file, or download it again."
+            )
         if version not in (2, 3):
             raise CheckpointError(
-                f"{self.path} is GGUF version {version}; versions 2 and 3 (little-endian) can be read."
+                f"{self.path} is GGUF version {version}, and versions 2 and 3 (little-endian) can be read; "
+                f"convert the model again."
             )
         self.bound(pair_count, _MAX_PAIRS, "metadata entries")
         self.bound(tensor_count, _MAX_TENSORS, "tensors")
@@ -105,11 +113,10 @@ class _GgufReader:
         return value
 
     def bound(self, count: int, limit: int, what: str) -> None:
-        """Raise CheckpointError if the file has more than `limit` of something."""
+        """Raise CheckpointError if `count`, the number of `what` in the file, is over `limit`."""
         if count > limit:
             raise CheckpointError(
-                f"{self.path} is damaged: it has {count:,} {what}, and {limit:,} are the most that a model has. "
-                "Download it again."
+                f"{self.path} is damaged: it has {count:,} {what}, and at most {limit:,} are read. Download it again."
             )
 
     def string(self) -> str:
@@ -119,23 +126,23 @@ class _GgufReader:
         self.bound(self.text_bytes, _MAX_TEXTS, "bytes in its texts")
         start, self.position = self.position, self.position + length
         if self.position > len(self.data):
-            raise IndexError("string reaches past the end of the file")
+            raise IndexError("a text reaches past the end of the file")
         return self.data[start : self.position].decode("utf-8")
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.string()
         if kind not in _SCALARS:
-            raise IndexError(f"unknown value type {kind}")
+            raise IndexError(f"the value type {kind} is unknown")
         return self.scalar(_SCALARS[kind])
 
     def array(self, kept: bool) -> list[Any]:
-        """Return the entries of a list, or an empty list if it is not `kept`."""
+        """Read a list, and return its entries, or an empty list unless `kept`."""
         kind, count = self.scalar("<I"), self.scalar("<Q")
         if count > len(self.data) - self.position:
-            raise IndexError("array reaches past the end of the file")
+            raise IndexError("a list reaches past the end of the file")
         if kind == _ARRAY:
-            raise IndexError("arrays of arrays are not part of any model's metadata")
+            raise IndexError("a list holds lists, which no model's metadata does")
         if kind in _SCALARS and not kept:
             self.position += count * struct.calcsize(_SCALARS[kind])
             return []
@@ -160,7 +167,7 @@ class _GgufReader:
     def tensor_row(self) -> _TensorRow:
         dims = self.scalar("<I")
         if not 1 <= dims <= _MAX_DIMS:
-            raise IndexError(f"a tensor of {dims} dimensions")
+            raise IndexError(f"a tensor has {dims} dimensions")
         shape = [self.scalar("<Q") for _ in range(dims)]
         return tuple(reversed(shape)), self.scalar("<I"), self.scalar("<Q")
 
@@ -186,12 +193,12 @@ def _stored_size(path: Path, name: str, shape: tuple[int, ...], kind: int) -> tu
         quant = GGMLQuantizationType(kind)
     except ValueError as error:
         raise CheckpointError(
-            f"{path}: {name} has the unknown GGML type {kind}; a newer gguf package may know it."
+            f"{path} has the tensor {name} of the unknown GGML type {kind}; a newer gguf package may know it."
         ) from error
     block, block_bytes = GGML_QUANT_SIZES[quant]
     if shape[-1] % block:
         raise CheckpointError(
-            f"{path} is damaged: {name} has rows of {shape[-1]} where {quant.name} has blocks of {block}. "
+            f"{path} is damaged: {name} has rows of {shape[-1]}, which blocks of {block} ({quant.name}) do not divide. "
             "Download it again."
         )
     return quant.name, math.prod(shape) // block * block_bytes

@@ -1,6 +1,6 @@
-"""Type checks for the GGUF metadata that a build reads (ggml's gguf.md).
+"""Check the types of the GGUF metadata that a build reads (source: ggml's gguf.md).
 
-They run before anything relies on the metadata.
+The checks run before any other module reads the metadata.
 """
 
 import math
@@ -50,7 +50,7 @@ _KEYS: dict[str, tuple[TypeCheck, str]] = {
     "tokenizer.ggml.add_eos_token": (_flag, "true or false"),
     "tokenizer.ggml.add_space_prefix": (_flag, "true or false"),
 }
-#: Keys below the architecture's own name, such as llama.block_count.
+#: Checks of the keys that begin with the architecture's name, such as llama.block_count.
 _ARCHITECTURE_KEYS: dict[str, tuple[TypeCheck, str]] = {
     "embedding_length": (_whole, "a whole number"),
     "block_count": (_whole, "a whole number"),
@@ -88,7 +88,7 @@ def _check_vocabulary(path: Path, metadata: Mapping[str, Any]) -> None:
     for name in ("bos", "eos", "eot", "padding", "unknown"):
         key = f"tokenizer.ggml.{name}_token_id"
         if key in metadata and not (_whole(metadata[key]) and metadata[key] < len(tokens)):
-            raise _damaged(path, f"{key} is {_short(metadata[key])}, and there are {len(tokens)} tokens")
+            raise _damaged(path, f"{key} is {_short(metadata[key])}, and the vocabulary has {len(tokens)} tokens")
     for name in ("scores", "token_type"):
         length = len(metadata.get(f"tokenizer.ggml.{name}", tokens))
         if length != len(tokens):

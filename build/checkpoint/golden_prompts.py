@@ -1,4 +1,4 @@
-"""The golden prompts: bundled texts whose greedy answers are recorded with an engine, as token ids."""
+"""Golden prompts: bundled texts whose greedy answers, as token ids, are recorded with an engine."""
 
 from importlib import resources
 from pathlib import Path
@@ -7,15 +7,15 @@ from typing import NamedTuple
 from llmops.build.checkpoint.chat_template import render_messages
 from llmops.build.engine_folder.manifest import Golden, GoldenAnswer
 
-#: Greedy tokens per answer.
+#: Number of tokens per golden answer: enough to notice another model, few enough to take seconds.
 TOKENS = 24
 
 
 class GoldenPrompt(NamedTuple):
-    """A prompt.
+    """A golden prompt and its token ids.
 
-    `ids` is what the model reads, through the chat template where there is one; `text_ids` is the
-    text alone.
+    `ids` are the tokens that the model reads: `text` in the chat template, if the model has a chat
+    template. `text_ids` are the tokens of `text` alone.
     """
 
     text: str
@@ -24,7 +24,7 @@ class GoldenPrompt(NamedTuple):
 
 
 def golden_texts() -> list[str]:
-    """Return the bundled prompts."""
+    """Return the texts of the bundled golden prompts."""
     raw = resources.files("llmops.build.quantize").joinpath("data/golden_prompts.txt").read_text(encoding="utf-8")
     return [passage.strip() for passage in raw.split("\n%\n") if passage.strip()]
 
@@ -32,9 +32,13 @@ def golden_texts() -> list[str]:
 def golden_record(
     source: str, prompts: list[GoldenPrompt], tokens: list[list[int]], scores: list[list[float]]
 ) -> Golden:
-    """Return the answers as engine.json keeps them.
+    """Return the golden answers in the form of engine.json.
 
-    Rows of `scores` may be longer than their tokens.
+    Args:
+        source: The program and dtype that gave the answers, as text.
+        prompts: The golden prompts.
+        tokens: The token ids of the answer to each prompt.
+        scores: The log-probability of each token. A row may be longer than its row of `tokens`.
     """
     rows = zip(prompts, tokens, scores, strict=True)
     return Golden(
@@ -47,13 +51,13 @@ def golden_record(
 
 
 def truncate_at_end(tokens: list[int], end: set[int]) -> list[int]:
-    """Return the tokens up to and including the first one that ends the answer."""
+    """Return `tokens` up to and including the first token that is in `end`."""
     first = next((at for at, token in enumerate(tokens) if token in end), len(tokens))
     return tokens[: first + 1]
 
 
 def golden_prompts(tokenizer_dir: Path) -> list[GoldenPrompt]:
-    """Return the golden prompts for a tokenizer folder, with neither torch nor transformers.
+    """Return the golden prompts for a tokenizer folder, without loading torch or transformers.
 
     Raises:
         ValueError: The chat template refuses a user's message.

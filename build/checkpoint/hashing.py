@@ -1,4 +1,4 @@
-"""SHA-256 of large files, cached by path, size, inode and modification time."""
+"""Compute SHA-256 digests of large files, cached by path, size, inode and modification time."""
 
 import contextlib
 import hashlib
@@ -11,7 +11,7 @@ from llmops.cache import cache_dir
 
 
 def sha256_of(path: Path) -> str:
-    """Return the hex digest of a file."""
+    """Return the SHA-256 of a file, as hex digits."""
     real = path.resolve()
     stamp = _stamp(real)
     record = cache_dir() / "sha256" / hashlib.sha256(str(real).encode()).hexdigest()[:32]
@@ -20,14 +20,14 @@ def sha256_of(path: Path) -> str:
         return str(known["sha256"])
     with real.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    # A file that changed while it was read must not be cached under its new time stamp.
+    # The digest of a file that changed during the reading must not be cached under the new time.
     if _stamp(real) == stamp:
         _write(record, {"stamp": stamp, "sha256": digest})
     return digest
 
 
 def digest_if_file(name: str) -> str | None:
-    """Return the hex digest of the file `name`, or None if there is no such file."""
+    """Return the SHA-256 of the file `name`, as hex digits, or None if the file does not exist."""
     path = Path(name).expanduser()
     return sha256_of(path) if path.is_file() else None
 
@@ -46,7 +46,7 @@ def _read(record: Path) -> dict | None:
 
 
 def _write(record: Path, content: dict) -> None:
-    # The cache only saves time: a read-only home must not fail a build.
+    # The cache only saves time, so a read-only home directory must not fail a build.
     with contextlib.suppress(OSError):
         record.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=record.parent, delete=False) as file:

@@ -1,4 +1,4 @@
-"""Hugging Face hub ids: the snapshot in the local cache, or a download if the hub can be reached."""
+"""Find the snapshot of a Hugging Face hub id in the local cache, or download the snapshot."""
 
 import re
 import socket
@@ -9,7 +9,7 @@ from typing import TypeVar
 from llmops.build.checkpoint.known_models import model_suggestion
 from llmops.errors import CheckpointError, ResourceError
 
-#: owner/name, optionally @revision.
+#: A hub id: owner/name, optionally with @revision.
 HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 _FILE_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 _WITHOUT_WEIGHTS = [pattern for pattern in _FILE_PATTERNS if pattern != "*.safetensors"]
@@ -39,7 +39,7 @@ def fetch_snapshot(ref: str, weights: bool = True) -> Path:
 def fetch_config(ref: str) -> Path:
     """Return config.json of `owner/name[@revision]`, from the cache or the hub.
 
-    Errors are those of `fetch_snapshot`.
+    Raises the same errors as `fetch_snapshot`.
     """
     import huggingface_hub
 
@@ -65,7 +65,8 @@ def _in_cache(ref: str, snapshot: Path) -> Path:
     """Return the folder of a snapshot.
 
     Raises:
-        CheckpointError: It is elsewhere: a file of the cache names a revision such as `../../..`.
+        CheckpointError: The folder is outside the cache: a file of the cache names a revision such
+            as `../../..`.
     """
     repo, _ = _split(ref)
     place = ("models--" + repo.replace("/", "--"), "snapshots")
@@ -84,7 +85,7 @@ def _split(ref: str) -> tuple[str, str | None]:
 
 
 def _call_hub(ref: str, download: Callable[[], _Found]) -> _Found:
-    """Return what `download` returns, and convert its errors to one sentence each."""
+    """Return the result of `download`, with its errors as CheckpointError or ResourceError."""
     from huggingface_hub import errors
 
     repo, revision = _split(ref)
@@ -109,7 +110,7 @@ def _call_hub(ref: str, download: Callable[[], _Found]) -> _Found:
         raise ResourceError(_offline(repo)) from error
     except errors.DisabledRepoError as error:
         raise CheckpointError(f"{repo} is disabled on the Hugging Face hub; choose another model.") from error
-    # The library's own errors have no common base, and transfers raise errors of httpx and of its
+    # huggingface_hub's errors have no common base, and transfers raise errors of httpx and of the
     # Rust client.
     except Exception as error:
         why = next(iter(str(error).splitlines()), "").rstrip(".:") or type(error).__name__
@@ -128,7 +129,7 @@ def _offline(repo: str) -> str:
 def _unreachable() -> bool:
     """Return True if the name of the Hugging Face hub does not resolve.
 
-    The hub's client would retry for half a minute.
+    Without this check, the hub's client would retry for half a minute.
     """
     from urllib.parse import urlsplit
     from urllib.request import getproxies

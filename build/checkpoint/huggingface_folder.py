@@ -26,7 +26,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-#: Bytes of a chat template. Published ones have up to 30,000.
+#: Maximum size of a chat template in bytes. Published templates have up to 30,000.
 MAX_TEMPLATE_BYTES = 2**20
 _CONFIG_FILES = ("config.json", "generation_config.json", safetensors_header.INDEX_NAME, MODELOPT_FILE)
 
@@ -78,7 +78,7 @@ def _no_weights(folder: Path) -> str:
     pickled = [*folder.glob("pytorch_model*.bin"), *folder.glob("*.pth")]
     if pickled:
         return (
-            f"{folder} has its weights as {pickled[0].name}, which is not read because loading it can run code; "
+            f"{folder} has its weights as {pickled[0].name}, which is not read because loading this file can run code; "
             "convert it to safetensors."
         )
     return f"{folder} has no *.safetensors files; download the weights too."
@@ -114,12 +114,12 @@ def _text(path: Path) -> str:
 def _special_tokens(
     folder: Path, config: dict[str, Any], generation: dict[str, Any], tokenizer: dict[str, Any]
 ) -> SpecialTokens:
-    """Return the special tokens of generation_config.json.
+    """Return the special tokens of a checkpoint, mainly from generation_config.json.
 
     The tokenizer's own end-of-sequence token is the first in `end`.
 
-    That eos ends a chat turn, is often missing in generation_config.json, and is the one token that
-    TensorRT-LLM withholds until `min_tokens`.
+    The end-of-sequence token ends a chat turn, is often missing in generation_config.json, and is
+    the only token that TensorRT-LLM withholds until `min_tokens`.
     """
     lookup = _TokenIds(folder)
     text_config = config.get("text_config")
@@ -173,7 +173,7 @@ _BITS_OF_METHOD = {"fp8": 8, "awq": 4, "gptq": 4, "mxfp4": 4}
 def detect_quantisation(folder: Path, config: dict[str, Any]) -> ExistingQuantisation | None:
     """Return the quantisation that the folder's files declare, or None for full precision.
 
-    It is in config.json's `quantization_config` or in ModelOpt's hf_quant_config.json.
+    The files are config.json, in its `quantization_config`, and ModelOpt's hf_quant_config.json.
     """
     modelopt = folder / MODELOPT_FILE
     if modelopt.is_file():
@@ -192,7 +192,7 @@ def detect_quantisation(folder: Path, config: dict[str, Any]) -> ExistingQuantis
 
 def _modelopt_quantisation(path: Path) -> ExistingQuantisation:
     content = read_json(path)
-    # ModelOpt 1.x writes the fields without the object around them.
+    # ModelOpt 1.x writes the fields at the top level, without the object `quantization`.
     detail = content if "quantization" not in content and "quant_algo" in content else content.get("quantization", {})
     if not isinstance(detail, dict):
         raise CheckpointError(f"{path} has no object `quantization`; export the checkpoint again.")

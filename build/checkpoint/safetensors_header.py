@@ -1,4 +1,4 @@
-"""Parse safetensors headers: names, shapes, types and byte ranges. Truncated files are detected."""
+"""Parse safetensors headers: names, shapes, types and byte ranges. Detect truncated files."""
 
 import struct
 from pathlib import Path
@@ -10,10 +10,10 @@ from llmops.errors import CheckpointError
 from llmops.input_files import MAX_TABLE_BYTES, parse_json
 
 INDEX_NAME = "model.safetensors.index.json"
-#: Longest header in bytes: the format's own limit. A larger number means that the file is something
-#: else.
+#: Maximum size of a header in bytes, from the format's specification. A larger number at the start
+#: of a file means that the file is not safetensors.
 _MAX_HEADER = 100_000_000
-#: Dimensions of a tensor. The product of 100,000 sizes takes minutes.
+#: Maximum number of dimensions of a tensor. The product of 100,000 sizes takes minutes.
 _MAX_DIMS = 16
 _BITS = {
     "F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
@@ -46,15 +46,15 @@ def _indexed_shards(folder: Path, index: Path) -> list[str]:
 
 
 def _is_file_name(value: Any) -> bool:
-    """Return True for a name without a path, which could lead anywhere."""
+    """Return True if `name` has no folder: a path could lead out of the checkpoint."""
     return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and "\0" not in value
 
 
 def read_header(path: Path, relative: str) -> dict[str, TensorInfo]:
-    """Return the tensors of one file.
+    """Return the descriptions of the tensors in one file.
 
     Raises:
-        CheckpointError: The header is damaged, or data is missing.
+        CheckpointError: The header is damaged, or the file is truncated.
     """
     size = path.stat().st_size
     header, data_start = _header(path, size)
@@ -77,7 +77,8 @@ def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
             )
         if 8 + length > size:
             raise CheckpointError(
-                f"{path} is truncated: it has {size:,} bytes, its header alone needs {8 + length:,}. Download it again."
+                f"{path} is truncated: it has {size:,} bytes and its header alone needs {8 + length:,}. Download it "
+                "again."
             )
         raw = file.read(length)
     try:
@@ -112,7 +113,7 @@ def _counts(values: Any) -> list[int]:
     JSON also has 1.5, 1e999, true and -1.
 
     Raises:
-        ValueError: The values are anything else.
+        ValueError: `values` is not a list of whole numbers, or has more than `_MAX_DIMS` entries.
     """
     if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
         raise ValueError(f"{str(values)[:40]} is not a list of whole numbers")

@@ -1,6 +1,6 @@
 """Read weights one at a time by their Hugging Face name, from any kind of file.
 
-Nothing is held after `get`.
+A source keeps no weight in memory after `get`.
 """
 
 import mmap
@@ -22,10 +22,11 @@ _FLOATS = {"F32": ("f32", np.float32), "F16": ("f16", np.float16), "BF16": ("bf1
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor as it is stored.
+    """A weight in its stored form.
 
-    `data` is float32 or float16, the upper halves of float32 as uint16 if `element` is bf16, or the
-    bytes of each row's blocks in a GGML block format, which `blocks` names.
+    `data` is float32 or float16, or uint16 with the upper halves of float32 if `element` is bf16,
+    or uint8 with the blocks of each row if `blocks` names a GGML block format. `shape` is the shape
+    of the values, row-major.
     """
 
     data: NDArray[Any]
@@ -39,7 +40,7 @@ class Weight:
         return block_bits(self.blocks) if self.blocks else None
 
     def float32(self, rows: slice | NDArray[np.int64] = slice(None)) -> NDArray[np.float32]:
-        """Return some rows in float32, exactly for every stored form."""
+        """Return the selected rows in float32. The conversion is exact for every stored form."""
         data = self.data[rows]
         if self.blocks:
             return _dequantised(data, self.blocks)
@@ -56,15 +57,15 @@ def _dequantised(data: NDArray[np.uint8], blocks: str) -> NDArray[np.float32]:
         return dequantize(data, GGMLQuantizationType[blocks])
     except NotImplementedError as error:
         raise CheckpointError(
-            f"Weights stored as {blocks} cannot be read: the gguf package cannot dequantise them; take another file of "
-            "this model."
+            f"Weights stored as {blocks} cannot be read: the gguf package cannot dequantise them; use another file "
+            "of this model."
         ) from error
 
 
 class WeightSource(Protocol):
-    """The weights of one checkpoint.
+    """The source of one checkpoint's weights.
 
-    `get` raises CheckpointError for a tensor that is missing or not float.
+    `get` raises CheckpointError if the tensor is missing or holds no floating-point values.
     """
 
     def get(self, name: str) -> Weight: ...
@@ -72,19 +73,19 @@ class WeightSource(Protocol):
     def has(self, name: str) -> bool: ...
 
     def forget(self) -> None:
-        """Return pages that were read to the system.
+        """Give the memory of pages that were read back to the system.
 
-        Pages still in use are read again when touched.
+        The system reads a page that is still in use from the file again.
         """
 
 
 def open_weights(checkpoint: Checkpoint) -> WeightSource:
-    """Return the weight source for the checkpoint's format."""
+    """Return the weight source for the format of `checkpoint`."""
     return GgufWeights(checkpoint) if checkpoint.format == "gguf" else SafetensorsWeights(checkpoint)
 
 
 class _MappedFile:
-    """A memory-mapped file."""
+    """A file that is mapped into memory."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -99,7 +100,7 @@ class _MappedFile:
 
 
 class SafetensorsFile:
-    """A memory-mapped safetensors file."""
+    """A safetensors file that is mapped into memory."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.tensors, self.map = path, read_header(path, path.name), _MappedFile(path)
@@ -111,9 +112,9 @@ class SafetensorsFile:
 
 
 class SafetensorsWeights:
-    """The weights of a Hugging Face folder, memory-mapped.
+    """The weights of a Hugging Face folder, mapped into memory.
 
-    A weight that is passed on unchanged never leaves the page cache.
+    A weight that is written unchanged is never copied out of the page cache.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -131,7 +132,7 @@ class SafetensorsWeights:
         info = _find(self.checkpoint, name, name)
         if info.dtype not in _FLOATS:
             raise CheckpointError(
-                f"{self.checkpoint.ref}: {name} is stored as {info.dtype}, not as one of "
+                f"{self.checkpoint.ref}: {name} is stored as {info.dtype} and not as "
                 f"{', '.join(_FLOATS)}. Use the checkpoint before quantisation."
             )
         return _plain(info, self.maps[info.file])
@@ -141,7 +142,7 @@ def _plain(info: TensorInfo, file: _MappedFile) -> Weight:
     element, dtype = _FLOATS[info.dtype]
     raw = file.bytes(info)
     if info.offset % np.dtype(dtype).itemsize:
-        raw = np.array(raw)  # older writers do not align the data section, so copy the bytes
+        raw = np.array(raw)  # Older writers do not align the data section, so copy the bytes.
     return Weight(raw.view(dtype).reshape(info.shape), info.shape, element)
 
 
@@ -176,7 +177,7 @@ class GgufWeights:
         return Weight(raw.reshape(*info.shape[:-1], -1), info.shape, "f32", info.dtype)
 
     def _rotary_heads(self, name: str) -> int:
-        """Return the number of heads whose rotary halves are interleaved.
+        """Return the number of heads of the weight `name` whose rotary halves are interleaved.
 
         GGUF interleaves them for q and k of the llama family only.
         """
@@ -188,7 +189,10 @@ class GgufWeights:
 
 
 def _unpermute(data: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Undo the interleaving of rotary halves. Whole rows move, so packed rows work too."""
+    """Undo the interleaving of rotary halves.
+
+    Whole rows are moved, so no block format is unpacked.
+    """
     half = data.shape[0] // heads // 2
     split = data.reshape(heads, half, 2, *data.shape[1:])
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(data.shape)
