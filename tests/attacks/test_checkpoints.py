@@ -261,7 +261,7 @@ def test_a_hole_of_three_gigabytes(folder: Path, name: str) -> None:
     os.truncate(folder / name, 3 << 30)
 
     def read() -> None:
-        with pytest.raises(CheckpointError, match="bytes, and at most .* are read"):
+        with pytest.raises(CheckpointError, match=r"bytes, and at most .* are read"):
             open_folder(folder, "x", weights=False)
 
     memory, seconds = growth(read)
@@ -275,7 +275,7 @@ def test_a_hole_in_an_encoder(folder: Path, name: str) -> None:
     (folder / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["BertModel"]}))
     (folder / name).touch()
     os.truncate(folder / name, 3 << 30)
-    with pytest.raises(CheckpointError, match="bytes, and at most .* are read"):
+    with pytest.raises(CheckpointError, match=r"bytes, and at most .* are read"):
         open_encoder(str(folder))
 
 
