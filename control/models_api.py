@@ -22,7 +22,7 @@ _KEY_HEADERS = ("authorization", "x-api-key")
 #: Maximum size of the gateway's list of models in bytes. A model takes about 500 bytes.
 MAX_LISTING_BYTES = 4 * 2**20
 
-#: Maximum seconds for the whole list from the gateway, because the caller waits for it.
+#: Maximum seconds for the whole list from the gateway, because the caller waits meanwhile.
 LISTING_TIMEOUT = 10.0
 
 router = make_router(tags=["usage"])

@@ -104,7 +104,8 @@ async def list_audit_entries(
     return [AuditLogEntry(**row) for row in (await connection.execute(statement)).mappings()]
 
 
-#: Maximum number of rows that one transaction deletes, because SQLite's other writers wait for it.
+#: Maximum number of rows that one transaction deletes, because SQLite's other writers wait for the
+#: transaction.
 PRUNE_BATCH_SIZE = 5000
 
 

@@ -33,10 +33,10 @@ from llmops.store.tables import conversations, messages
 MAX_TITLE_LENGTH = 500
 MAX_MODEL_LENGTH = 50
 #: Maximum number of conversations that one statement of a purge deletes, because other writers wait
-#: for it.
+#: for the statement.
 PURGE_BATCH_SIZE = 50
 #: Maximum number of characters that one statement of a purge deletes, because other writers wait
-#: for it. Deleting 390 MB took SQLite two seconds.
+#: for the statement. Deleting 390 MB took SQLite two seconds.
 PURGE_SIZE = 16_000_000
 #: Maximum number of characters of messages that a search reads, which takes SQLite about half a
 #: second.

@@ -122,7 +122,7 @@ async def response_chain(
 ) -> Sequence[tuple[str, int, str | None]]:
     """Return a response and up to `limit` - 1 of its predecessors, the newest first.
 
-    Each is (id, size, previous id).
+    Each response is returned as (id, size, previous id).
     """
     columns = responses.c
     first = select(columns.id, columns.size, columns.previous_id, literal(0).label("place"))

@@ -61,7 +61,8 @@ TOLERATED_SHARE = 0.005
 #: Share of the stable version's bad events above which the canary's events are not evidence.
 MAX_SHARE = 0.9
 
-#: Weight of the newest request in the level of a latency, which follows the load.
+#: Weight of the newest request in the level of a latency. The level covers about the last 8
+#: requests, so that it follows the load.
 LEVEL_SMOOTHING = 1 / 8
 
 #: Number of the stable version's requests that must follow a canary's request before the latter is
@@ -69,7 +70,8 @@ LEVEL_SMOOTHING = 1 / 8
 #: seconds is not evidence.
 LEVEL_DELAY = 16
 
-#: Weight of the newest request in the share of the stable version's recent bad events.
+#: Weight of the newest request in the share of the stable version's recent bad events, which covers
+#: about the last 16 requests.
 RECENT_SMOOTHING = 1 / 16
 
 #: Increase of the share of the stable version's recent bad events that makes an incident. Failures

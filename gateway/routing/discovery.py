@@ -23,7 +23,7 @@ ADDRESS_HOLD_TIME = 30.0
 #: Maximum number of addresses of one name. DNS answers that change every second must not open an
 #: unlimited number of connections.
 MAX_ADDRESSES_PER_NAME = 256
-#: Maximum seconds for an answer of DNS, because each refresh of the models waits for it.
+#: Maximum seconds for an answer of DNS, because each refresh of the models waits for the answer.
 DNS_TIMEOUT = 3.0
 
 ResolveHost = Callable[[str, int], Awaitable[Sequence[str]]]

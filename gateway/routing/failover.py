@@ -78,7 +78,7 @@ MAX_FAILURES_WITHOUT_PROGRESS = 2
 #: to become free, short enough that most clients still wait.
 SEARCH_TIMEOUT = 10.0
 
-#: Seconds between two searches for a free replica.
+#: Seconds between two searches for a free replica, which bounds the work while all are busy.
 SEARCH_INTERVAL = 0.2
 
 #: Number of checks for stalled streams within one silence timeout. Stalls are found by checks, so

@@ -51,7 +51,7 @@ MAX_ATTENDED_WAIT = 60.0
 #: Minimum Retry-After in seconds, before it is spread. If a wait is limited to less than a second,
 #: clients would otherwise return several times a second, and each rejection costs about 2 ms.
 MIN_RETRY_AFTER = 1.0
-#: Weight of the newest answer in the mean output length.
+#: Weight of the newest answer in the mean output length, which covers about the last 50 answers.
 OUTPUT_LENGTH_SMOOTHING = 0.02
 
 

@@ -18,7 +18,7 @@ RETURNS_PER_SECOND = 50.0
 RETURN_FACTOR = 2.0
 #: Range of the random factor of a predicted wait, so that clients do not all return at once.
 RETRY_AFTER_JITTER = (0.8, 1.2)
-#: Weight of the newest Retry-After in the mean.
+#: Weight of the newest Retry-After in the mean, which covers about the last 100.
 SMOOTHING = 0.01
 #: Maximum number of a tenant's clients that count for the Retry-After of other tenants, so that
 #: clients that ignore Retry-After do not delay other tenants.

@@ -12,7 +12,8 @@ from llmops.gateway.routing.cost_model import can_serve, decode_weight, kv_cache
 from llmops.gateway.routing.placement.prefix_index import CachedPrefix, PrefixIndex
 from llmops.kv_blocks import block_hashes
 
-#: Share of a KV cache above which a replica gets no requests if another replica is below.
+#: Share of a KV cache above which a replica gets no requests if another replica is below. The rest
+#: of the cache is room in which running sequences grow.
 KV_CACHE_WATERMARK = 0.9
 #: Maximum number of replicas of which all are compared. In a larger fleet, only the holders of the
 #: prefix and two random replicas are compared.

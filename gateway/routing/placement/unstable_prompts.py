@@ -23,7 +23,7 @@ REPORT_THRESHOLD = 0.5
 #: Share of unstable prompts below which a tenant can be reported again. Lower than
 #: REPORT_THRESHOLD, so that a share around it does not cause repeated reports.
 RESET_THRESHOLD = 0.25
-#: Weight of the newest prompt in the share of unstable prompts.
+#: Weight of the newest prompt in the share of unstable prompts, which covers about the last 20.
 UNSTABLE_SHARE_SMOOTHING = 0.05
 #: Maximum number of remembered tenants, the most recently seen, which bounds the memory.
 MAX_TENANTS = 10_000

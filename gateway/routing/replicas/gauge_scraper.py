@@ -26,7 +26,8 @@ from llmops.urls import fetch_bounded
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two scrapes.
+#: Seconds between two scrapes: a quarter of GAUGES_MAX_AGE, so that the gauges remain known if a
+#: scrape fails.
 SCRAPE_INTERVAL = 0.5
 #: Maximum seconds for a server's answer to a scrape, so that a server that hangs is tried again.
 SCRAPE_TIMEOUT = 2.0

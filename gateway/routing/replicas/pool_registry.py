@@ -35,7 +35,7 @@ from llmops.gateway.telemetry.metrics import GatewayMetrics
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: Seconds between two checks for silent replicas.
+#: Seconds between two checks for silent replicas. HealthCheck requires several checks a second.
 HEALTH_CHECK_INTERVAL = 0.25
 #: Seconds that a broken step stream has to reconnect before its answers fail over. Long enough for
 #: a connection that was cut, and shorter than the restart of a server.

@@ -32,14 +32,14 @@ from llmops.gateway.routing.replicas.in_flight import InFlightRequest
 from llmops.gateway.routing.replicas.replica import Replica
 from llmops.kv_blocks import adapter_salt
 
-#: Seconds between two declarations of demand to the engines.
+#: Minimum seconds between two declarations of demand, which bounds the messages to the engines.
 DEMAND_INTERVAL = 0.1
 #: Minimum seconds between two preemptions, because the first must free its blocks before a second
 #: request is chosen.
 PREEMPTION_INTERVAL = 0.5
 #: Output tokens that are expected of a request before any answer has ended.
 INITIAL_OUTPUT_LENGTH = 256.0
-#: Weight of the newest answer in the mean output length.
+#: Weight of the newest answer in the mean output length, which covers about the last 50 answers.
 POOL_OUTPUT_LENGTH_SMOOTHING = 0.02
 
 

@@ -14,7 +14,8 @@ OBSERVATION_WINDOW = 96
 #: Number of new observations between two fits. Before the window has as many, the model is fitted
 #: each time that their number doubles.
 FIT_INTERVAL = 32
-#: Number of passes of reweighted least squares, which approximate the least absolute deviation.
+#: Number of passes of reweighted least squares, after which the fit is close to the least absolute
+#: deviation.
 REWEIGHTING_PASSES = 4
 #: Multiple of the expected duration up to which an observation counts, so that a step that was held
 #: up does not distort the fit.

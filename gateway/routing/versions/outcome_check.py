@@ -20,7 +20,8 @@ MIN_TPOT_TOKENS = 4
 #: Number of an owner's requests to a version that always count, because one conversation may have
 #: as many.
 MIN_OWNER_REQUESTS = 30
-#: Weight in percent above which a version's share of an owner's requests is not checked.
+#: Weight in percent above which a version's share of an owner's requests is not checked, because
+#: the allowance of `is_random` then includes all requests.
 MAX_CHECKED_WEIGHT = 40.0
 #: Maximum number of owners whose requests are counted. Above it, all counts begin again, which
 #: bounds the memory.
