@@ -23,7 +23,7 @@ from llmops.store.store_url import StoreUrl
 log = logging.getLogger(__name__)
 
 #: Seconds between two attempts to take the lock, and between two checks that the lock is still
-#: held. Another process becomes the leader after this time at the latest.
+#: held. A free lock is taken after this time at the latest.
 RETRY_INTERVAL = 2.0
 
 #: Seconds without an answer of the store after which this process gives up the leadership, because
