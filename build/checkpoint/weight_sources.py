@@ -62,6 +62,10 @@ def _dequantised(data: NDArray[np.uint8], blocks: str) -> NDArray[np.float32]:
         ) from error
 
 
+#: What stands for "model." in Gemma 3 with encoders: as published, and as transformers saves it since 4.52.
+TEXT_PARTS = ("language_model.model.", "model.language_model.")
+
+
 class WeightSource(Protocol):
     """The source of one checkpoint's weights.
 
@@ -126,16 +130,21 @@ class SafetensorsWeights:
             file.forget()
 
     def has(self, name: str) -> bool:
-        return name in self.checkpoint.tensors
+        return self._stored(name) in self.checkpoint.tensors
 
     def get(self, name: str) -> Weight:
-        info = _find(self.checkpoint, name, name)
+        info = _find(self.checkpoint, self._stored(name), name)
         if info.dtype not in _FLOATS:
             raise CheckpointError(
                 f"{self.checkpoint.ref}: {name} is stored as {info.dtype} and not as "
                 f"{', '.join(_FLOATS)}. Use the checkpoint before quantisation."
             )
         return _plain(info, self.maps[info.file])
+
+    def _stored(self, name: str) -> str:
+        """Return the name of a weight, which in a model with encoders begins with that of its text part."""
+        others = (prefix + name.removeprefix("model.") for prefix in TEXT_PARTS if name.startswith("model."))
+        return next((one for one in (name, *others) if one in self.checkpoint.tensors), name)
 
 
 def _plain(info: TensorInfo, file: _MappedFile) -> Weight:

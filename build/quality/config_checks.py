@@ -53,6 +53,8 @@ def check_hf_config(exported: dict[str, Any], source: dict[str, Any]) -> None:
 
     TensorRT-LLM 1.2 reads the older spelling, so that one counts where both are present.
     """
+    if "text_config" in source and "text_config" not in exported:  # the text part of a model with encoders
+        source = source["text_config"]
     expected = {name: value for name, value in with_transformers4_keys(source).items() if name not in _IGNORED_FIELDS}
     _check_fields({**with_transformers4_keys(exported), **exported}, expected)
 

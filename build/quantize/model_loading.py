@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import gc
 import logging
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.checkpoint.weight_sources import open_weights
+from llmops.build.checkpoint.weight_sources import TEXT_PARTS, open_weights
 from llmops.build.environment import installed_version
 from llmops.build.tokenizer import write_tokenizer
 from llmops.distribution import missing_extra
@@ -132,6 +133,11 @@ def load_model(checkpoint: Checkpoint) -> Any:
     if checkpoint.format == "gguf":
         return _from_gguf(checkpoint)
     kwargs: dict[str, Any] = {"device_map": "auto", "dtype": "auto"} if has_gpu() else {"dtype": torch.float32}
+    hf_class = checkpoint.architecture.hf_class
+    if with_encoders := hf_class == "Gemma3ForConditionalGeneration":
+        hf_class = "Gemma3ForCausalLM"
+        kwargs["config"] = read_hf_config(checkpoint.path)
+        kwargs["key_mapping"] = {f"^{re.escape(one)}": "model." for one in TEXT_PARTS}
     try:
         with silence_libraries():
             model = AutoModelForCausalLM.from_pretrained(checkpoint.path, trust_remote_code=False, **kwargs)
@@ -139,7 +145,9 @@ def load_model(checkpoint: Checkpoint) -> Any:
         if isinstance(error, RuntimeError) and _gpu_is_full(error):
             raise
         raise CheckpointError(f"{checkpoint.ref} cannot be loaded by transformers: {error}") from error
-    model.config.architectures = [checkpoint.architecture.hf_class]
+    model.config.architectures = [hf_class]
+    if with_encoders:
+        model._weight_conversions = []  # transformers would save under the names that it loaded
     return model.eval()
 
 
@@ -190,14 +198,17 @@ def source_config(checkpoint: Checkpoint) -> Any:
 
 
 def read_hf_config(folder: Path) -> Any:
-    """Return the transformers config of a Hugging Face folder without its quantisation."""
+    """Return the transformers config of a Hugging Face folder without its quantisation.
+
+    Of Gemma 3 with encoders it is that of the text part, which is all that is quantised.
+    """
     from transformers import AutoConfig
 
     with silence_libraries():
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    return config
+    return config.text_config if config.model_type == "gemma3" else config
 
 
 def empty_model(config: Any) -> Any:

@@ -4,22 +4,30 @@ random model and read back within its rounding bound.
 Every fifth cell by default, because all of them take minutes: LLMOPS_EVERY_CELL=1 runs the whole table.
 """
 
+import json
 import os
+import shutil
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
+from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint.known_models import known_model
+from llmops.build.checkpoint.weight_sources import open_weights
 from llmops.build.model.architecture import Architecture
 from llmops.build.model.families import FAMILIES
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.memory.weight_bytes import stage_weights
+from llmops.build.quality.config_checks import check_hf_config
 from llmops.build.quant_formats import FORMATS, format_of
+from llmops.build.quantize.calibration import CalibrationSettings
 from llmops.build.quantize.hf_checkpoint_reader import HfCheckpointReader
 from llmops.build.quantize.rank_file_reader import RankFileReader
 from llmops.build.targets.nvidia.build_request import allowed_formats
 from tests.quantize.test_rank_files import check_within_bounds, read_all
+from tests.support.tiny_models import export_quantised, write_checkpoint
 
 CELLS = [
     (family, quant, target)
@@ -88,3 +96,30 @@ def fold(weights, exported, offset):
             # the scale is read back from a norm that was rounded to float16
             exported.bounds[consumer] = exported.bounds[consumer] + folded[consumer].abs() * 2.0**-10
     return folded
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_gemma_with_encoders_is_quantised_as_its_text_part(tmp_path, prefix):
+    """google/gemma-3-27b-it has the first names, what transformers saves since 4.52 the second."""
+    how = {"kv_cache": "fp8", "group_size": None, "settings": CalibrationSettings(size=2, seq_len=48)}
+    text = write_checkpoint(tmp_path / "text", "gemma3")
+    whole = tmp_path / "whole"
+    shutil.copytree(text, whole)
+    config = json.loads((text / "config.json").read_text())
+    outer = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": config}
+    (whole / "config.json").write_text(json.dumps(outer))
+    weights = load_file(text / "model.safetensors")
+    named = {name.replace("model.", prefix, 1): weight for name, weight in weights.items()}
+    save_file(named | {"vision_tower.weight": torch.ones(2)}, whole / "model.safetensors", {"format": "pt"})
+    files = []
+    for folder in (text, whole):
+        source, exported = open_checkpoint(str(folder)), folder.with_name(f"{folder.name}-fp8")
+        export_quantised(source, exported, format_of("fp8", "pytorch"), "pytorch", layout=(1, 1), **how)
+        check_hf_config(json.loads((exported / "config.json").read_text()), source.config)
+        assert json.loads((exported / "config.json").read_text())["architectures"] == ["Gemma3ForCausalLM"]
+        files.append(load_file(exported / "model.safetensors"))
+        stored = open_weights(source)
+        assert all(stored.has(name) for name in weights)
+        assert (stored.get("model.norm.weight").float32() == weights["model.norm.weight"].numpy()).all()
+    assert files[0].keys() == files[1].keys()
+    assert all(torch.equal(files[0][name].float(), files[1][name].float()) for name in files[0])

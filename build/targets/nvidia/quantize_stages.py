@@ -15,7 +15,7 @@ from llmops.build.progress import Progress
 from llmops.build.targets.nvidia.build_request import BuildRequest
 
 #: Version of the stages. Increase it when the same inputs give other files than before.
-_REVISION = 4
+_REVISION = 5
 LIBRARIES = ("nvidia-modelopt", "torch", "transformers")
 
 
