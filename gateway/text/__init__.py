@@ -1,7 +1,5 @@
 """Conversion between tokens and text.
 
-The package has tokenizers, chat templates, incremental detokenizing, stop strings, and the threads
-for long texts.
-
-What a text means (tool calls, reasoning) belongs to `generation/parsers/`.
+The package has tokenizers, chat templates, incremental detokenization, stop strings, and threads
+for long texts. The meaning of a text (tool calls, reasoning) belongs to `generation/parsers/`.
 """

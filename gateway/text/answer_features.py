@@ -1,7 +1,7 @@
 """Features of an answer's text that differ between a good and a broken version of a model.
 
-Each feature is a rough guess about one answer. It becomes evidence by its frequency, compared with
-the frequency on another version.
+Each feature is a rough guess about a single answer. Only its frequency over many answers, compared
+with the frequency on another version, is evidence.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
-#: Characters of a prompt's end and of an answer's beginning that are looked at.
+#: Number of characters that are examined, at the end of a prompt and at the beginning of an answer.
+#: Bounds the CPU time per answer.
 MAX_CHARACTERS = 1000
-#: Share of an answer's letters, and number of them, in a script that the prompt does not have.
+#: Minimum fraction and number of an answer's letters that are in a script which the prompt does not
+#: have, for `script_mismatch`. Fewer letters may be a quotation or a name.
 FOREIGN_SHARE, FOREIGN_LETTERS = 0.2, 4
-#: Words of an answer from which it can be called garbled, and the share of odd ones.
+#: Minimum number of words of an answer for `garbled`, and the fraction of odd words above which the
+#: answer is garbled. Shorter answers may be a name or an identifier.
 GARBLED_WORDS, GARBLED_SHARE = 8, 0.25
-#: Latin words of an answer from which it can lack the commonest words of its language, and the
-#: share of them that a sentence has at least. Words of a random vocabulary have 0.01.
+#: Minimum number of Latin words from which an answer must contain common words, and the fraction of
+#: them below which the answer is garbled. Sentences have more, and random words of a vocabulary
+#: have 0.01.
 PLAIN_WORDS, PLAIN_SHARE = 16, 0.05
 
-#: Scripts of which an answer in another language consists. Kana and Han are one: Japanese mixes them.
+#: Letters of each script. Kana and Han are one script here, because Japanese mixes them.
 _SCRIPTS = {
     "latin": "A-Za-zÀ-ɏḀ-ỿ",
     "greek": "Ͱ-Ͽἀ-῿",
@@ -38,12 +42,13 @@ _REFUSAL = re.compile(
     r"|(unfortunately, )?i (can['’]?t|cannot|can not|won['’]?t|will not|am unable to))",
     re.IGNORECASE,
 )
-# a capital or a digit after a small letter, signs or scripts mixed inside a word, or no end of letters
+# Pattern of an odd word: a capital or digit after a small letter, punctuation or several scripts
+# within a word, or 25 letters in a row.
 _ODD_WORD = re.compile(
     r"\ufffd|[a-zß-ÿ][A-ZÀ-Þ0-9]|[^\W\d_][^\w\s'’.,:/@-]+[^\W\d_]|\w{25}|[A-Za-z](?=[^\x00-\u02ff\W])|[^\x00-\u02ff\W][A-Za-z]"
 )
 
-# English, German, French, Spanish, Italian, Portuguese and Dutch
+# The most common words of English, German, French, Spanish, Italian, Portuguese and Dutch.
 _COMMON = (
     "the of and to a in is that it for on with as are this be or by from at an if not you your i can we he was his has"
     " der die das und ist ein eine zu den von mit für nicht le la les de des et est un une que en à du pour dans el los"
@@ -53,12 +58,12 @@ _COMMON_WORDS = frozenset(_COMMON.split())
 
 
 class AnswerFeatures(NamedTuple):
-    """Guesses about an answer.
+    """The features of an answer, each of which is a guess.
 
     Attributes:
-        refused: The answer begins like a refusal.
-        script_mismatch: A part of the answer is in a script that the prompt does not have.
-        garbled: The answer does not look like words.
+        refused: True if the answer begins like a refusal.
+        script_mismatch: True if a part of the answer is in a script that the prompt does not have.
+        garbled: True if the answer does not look like words.
     """
 
     refused: bool
@@ -74,7 +79,7 @@ def describe_answer(prompt: str, answer: str) -> AnswerFeatures:
 
 def _has_foreign_script(prompt: str, answer: str) -> bool:
     letters = Counter({script: len(pattern.findall(answer)) for script, pattern in _LETTERS.items()})
-    # Latin letters in any answer may be code or names
+    # Latin letters do not count, because an answer in any language may contain code or names.
     foreign = [count for script, count in letters.items() if script != "latin" and not _LETTERS[script].search(prompt)]
     return any(count >= max(FOREIGN_LETTERS, FOREIGN_SHARE * letters.total()) for count in foreign)
 

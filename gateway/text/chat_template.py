@@ -1,4 +1,7 @@
-"""Chat templates: Jinja2 in a sandbox, with the names that Hugging Face templates expect."""
+"""Chat templates, rendered with Jinja2 in a sandbox.
+
+Templates can use the names that Hugging Face's templates expect.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,8 @@ _CONVERSATION_WITH_CALL = [
     {"role": "tool", "content": "d", "name": "f", "tool_call_id": "abcdefghi"},
 ]
 
-#: Conversations on which a template is tried when it is loaded. It may refuse some of them.
+#: Conversations with which a template is tried when it is loaded. A template may refuse some of
+#: them.
 SAMPLE_CONVERSATIONS: tuple[dict[str, Any], ...] = tuple(
     {"messages": [*system, *messages], "tools": tools, "add_generation_prompt": add_generation_prompt}
     for system in ([], [{"role": "system", "content": "s"}], [{"role": "developer", "content": "s"}])
@@ -47,19 +51,21 @@ SAMPLE_CONVERSATIONS: tuple[dict[str, Any], ...] = tuple(
     for add_generation_prompt in (True, False)
 )
 
-#: Seconds for which a template that was too slow for the event loop is not rendered there again.
+#: Seconds for which a template is not rendered on the event loop after it was too slow there.
 SLOW_SECONDS = 10.0
 
-#: Characters of a template. The longest ones in use have 30,000.
+#: Maximum length of a template, in characters. The longest known templates have 30,000.
 MAX_CHARACTERS = 1 << 17
 
-#: Characters that JSON adds per nesting level or separator at most; templates use up to 4.
+#: Maximum number of characters that JSON adds per nesting level or separator. Templates use up to
+#: 4; more would let a small value become a large text.
 _MAX_JSON_PADDING = 64
 
-#: Characters of the format of a date.
+#: Maximum length of a date format, in characters. Longer formats are not in use, and wide fields
+#: make large texts.
 _MAX_DATE_FORMAT = 256
 
-#: Errors of a template on messages that its author did not think of.
+#: Exceptions of a template for messages that its author did not expect.
 _FAILURES = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -77,9 +83,9 @@ class TemplateRaisedError(jinja2.TemplateError):
 
 
 class GenerationTag(Extension):
-    """The tag `{% generation %} … {% endgeneration %}`, which marks assistant text for training.
+    """A Jinja extension with the tag `{% generation %} … {% endgeneration %}`.
 
-    Renders its body.
+    Templates mark assistant text for training with the tag. Only its body is rendered.
     """
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
@@ -90,7 +96,11 @@ class GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """A compiled chat template with the special tokens that it may name."""
+    """A compiled chat template with the special tokens that it may name.
+
+    Attributes:
+        source: The Jinja2 source.
+    """
 
     def __init__(
         self,
@@ -104,10 +114,10 @@ class ChatTemplate:
 
         Args:
             source: The Jinja2 source.
-            special_tokens: Texts of `bos_token`, `eos_token` and so on.
-            seconds: CPU seconds that one rendering may take.
-            controls: The tokenizer's control tokens. With them, prompts say which control tokens
-                are the template's.
+            special_tokens: The texts of special tokens, by their names such as `bos_token`.
+            seconds: The CPU seconds that a rendering may take.
+            controls: The tokenizer's control tokens. With them, rendered prompts list the control
+                tokens that the template wrote.
 
         Raises:
             InputError: `source` cannot be compiled.
@@ -133,13 +143,17 @@ class ChatTemplate:
     ) -> RenderedPrompt:
         """Return the prompt for `messages`.
 
-        `variables` are further names that the template may use.
+        Args:
+            messages: The chat messages.
+            tools: The tools that the model may call.
+            add_generation_prompt: True if the prompt ends with the beginning of an assistant
+                message.
+            variables: Further names that the template may use.
 
         Raises:
-            InvalidRequestError: The template refuses the messages or needs too much time or
-                memory for them.
-            CpuLimitError: The rendering took longer than this thread may; it can be repeated on
-                another one.
+            InvalidRequestError: The template refuses the messages or needs too much time or memory.
+            CpuLimitError: The rendering exceeded the limit of this thread, and can be repeated on
+                another thread.
         """
         given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         context = {**(variables or {}), **given}
@@ -159,9 +173,9 @@ class ChatTemplate:
         return self._slow_until > 0 and monotonic() < self._slow_until
 
     def own(self, text: str) -> RenderedPrompt:
-        """Return `text`, which the gateway itself appends, as a rendered prompt.
+        """Return `text`, which the gateway itself appends to a prompt, as a rendered prompt.
 
-        Control tokens in the text count as the template's.
+        Control tokens in the text count as tokens that the template wrote.
         """
         return RenderedPrompt(text) if self._controls is None else self._controls.read(self._controls.mark(text))
 
@@ -169,27 +183,32 @@ class ChatTemplate:
         limit = thread_limit.cpu_seconds
         try:
             text = within_budget(min(self._seconds, limit), template.render, context)
-            # a template, or JSON in a text, can write half of a surrogate pair that no body may have
+            # A template, or JSON in a text, can write half of a surrogate pair, which has no
+            # encoding.
             text.encode()
             return text
         except TemplateTimeoutError:
             if limit < self._seconds:
                 self._slow_until = monotonic() + SLOW_SECONDS
                 raise CpuLimitError from None
-            message, cause = f"The chat template needs more than {self._seconds:g} s for these messages.", None
+            message, cause = (
+                f"The chat template needs more than {self._seconds:g} s for these messages; shorten them.",
+                None,
+            )
         except _FAILURES as error:
             reason = str(error) if self._controls is None else self._controls.unmark(str(error))
             verb = "refused the" if isinstance(error, TemplateRaisedError) else "cannot render these"
             message = f"The chat template {verb} messages: {reason}"
             cause, error.__context__ = error.with_traceback(None), None
-        # The error's frames are cycles with the template's values: some of 100 MB cause no collection.
+        # The error's frames form cycles with the template's values. Cycles with values of 100 MB
+        # would not trigger a collection by themselves.
         gc.collect(1)
         raise InvalidRequestError(message, param="messages") from cause
 
     def _compile_marked(self, controls: ControlTokens) -> None:
-        """Compile the template with its control tokens marked.
+        """Compile the template with marks before its control tokens.
 
-        Without effect if the marks change what it renders.
+        The marked template is not used if marks change the text that it renders.
         """
         self._marked = _compile(self.source, self._seconds, controls, self._special_tokens)
         self._marked_tokens = {name: controls.mark(text) for name, text in self._special_tokens.items()}
@@ -201,7 +220,9 @@ class ChatTemplate:
             except InvalidRequestError:
                 continue
             if prompt.text != plain:
-                log.warning("The chat template changes its control tokens: messages that contain one are refused")
+                log.warning(
+                    "The chat template changes its control tokens; messages that contain a control token are rejected"
+                )
                 self._marked = None
                 return
             own = {at for at, _ in prompt.own or ()}
@@ -209,26 +230,30 @@ class ChatTemplate:
         self._composed = frozenset(composed)
         if composed:
             log.warning(
-                "The chat template writes %s in parts: in clients' messages these texts stay control tokens",
+                "The chat template writes %s in parts; these texts also become control tokens in clients' messages",
                 sorted(composed),
             )
 
 
 def _refuse_control_tokens(controls: ControlTokens, context: Mapping[str, Any]) -> None:
-    """Raise InvalidRequestError if a text has a control token.
+    """Reject messages whose text contains a control token.
 
-    Such a token cannot be distinguished from the template's own.
+    Such a token could not be distinguished from a token that the template wrote.
+
+    Raises:
+        InvalidRequestError: A text contains a control token.
     """
     for text in _texts(context):
         if controls.found_in(text):
             raise InvalidRequestError(
-                "The messages hold the text of a control token, which this model's template cannot keep apart.",
+                "The messages contain the text of a control token, which this model's template cannot keep apart from "
+                "the token; remove the text.",
                 param="messages",
             )
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in nested mappings and sequences, keys included."""
+    """Yield all texts in nested mappings and sequences, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -246,18 +271,19 @@ def _compile(
     controls: ControlTokens | None = None,
     special_tokens: Mapping[str, str] = MappingProxyType({}),
 ) -> jinja2.Template:
-    """Return the template, with its control tokens marked if `controls` are given.
+    """Return the compiled template, with marked control tokens if `controls` are given.
 
-    Raise InputError if it is broken.
+    Raises:
+        InputError: The template is too long or cannot be compiled.
     """
     if len(source) > MAX_CHARACTERS:
-        raise InputError(f"The chat template has more than {MAX_CHARACTERS} characters")
+        raise InputError(f"The chat template has more than {MAX_CHARACTERS} characters; shorten it")
     try:
-        # compiling evaluates constants, which can take as long as rendering
+        # Compiling evaluates constant expressions, which can take as long as rendering.
         template = within_budget(seconds, _environment(controls, special_tokens).from_string, source)
     except (*_FAILURES, SyntaxError) as error:
         raise InputError(f"The chat template cannot be compiled: {type(error).__name__}: {error}") from error
-    # Jinja's own is a chain of mappings, which each rendering would copy entry by entry
+    # Jinja's globals are a chain of mappings, which each rendering would copy entry by entry.
     template.globals = dict(template.globals)
     return template
 
@@ -285,9 +311,9 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return plain JSON.
+    """Return a value as JSON, without the HTML escapes of Jinja2's own filter.
 
-    Jinja2's own filter escapes &, < and > for HTML, which models were not trained on.
+    Models were not trained on text in which &, < and > are escaped.
 
     Raises:
         SecurityError: The text would be too long.
@@ -312,7 +338,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(form: str) -> str:
-    # Python's buffer grows to 256 times the format, if its fields are wide
+    # Python's buffer grows to 256 times the format's size if the format has wide fields.
     if len(form) > _MAX_DATE_FORMAT:
         raise SecurityError("the format of a date is too long")
     return datetime.now().strftime(form)

@@ -1,10 +1,9 @@
-"""Control tokens in prompts.
+"""Distinction between control tokens that a chat template writes and text from clients.
 
-The module distinguishes the tokens that a chat template writes from text that a client sent.
-
-The template's own control tokens are marked in its syntax tree, before it is compiled, so they
-are known in the rendered prompt whatever the template does with the messages. A client cannot
-write the mark. See docs/decisions/0008-untrusted-text.md.
+Control tokens of the template are marked in its syntax tree before the template is compiled. The
+rendered prompt therefore shows which tokens the template wrote, whatever the template does with
+messages. A client cannot write the mark, because it is random. See
+docs/decisions/0008-untrusted-text.md.
 """
 
 from __future__ import annotations
@@ -21,31 +20,31 @@ from tokenizers import AddedToken, Tokenizer
 
 from llmops.gateway.errors import InvalidRequestError
 
-#: The form of control tokens that some tokenizers do not declare as special, such as DeepSeek's
+#: Pattern of control tokens that some tokenizers do not declare as special, such as DeepSeek's
 #: <｜User｜>.
 _CONTROL_SHAPE = re.compile(r"<[|｜][^\s<>]{1,64}[|｜]>")
 
-#: The form of tokens that stand for one byte. They are text.
+#: Pattern of tokens that stand for a single byte. Such tokens are text and not control tokens.
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
-#: Characters of the random marks. Unicode assigns none of them.
+#: Characters that the random marks consist of. Unicode assigns no meaning to them.
 _PRIVATE_USE = range(0xE000, 0xF8FF)
 
-#: Characters of a control token's beginning that are marked. A template may write a token in parts:
-#: '<|' + role + '|>'.
+#: Minimum length of a control token's beginning that is marked, in characters. A template may write
+#: a token in parts, such as '<|' + role + '|>'.
 _SHORTEST_BEGINNING = 2
-#: Characters of the longest beginning that is marked. A token of a stranger's tokenizer may have
-#: 60,000, and all of its beginnings together gigabytes.
+#: Maximum length of a control token's beginning that is marked, in characters. An untrusted
+#: tokenizer may have tokens of 60,000 characters, whose beginnings together would take gigabytes.
 _LONGEST_BEGINNING = 64
 
-#: Levels at which control tokens with the same beginning are told apart before they are tried one
-#: by one. A stranger's tokens could otherwise be nested too deeply for a regular expression.
+#: Maximum depth of groups for shared beginnings in the pattern of control tokens. An untrusted
+#: tokenizer's tokens could otherwise nest too deeply for a regular expression.
 _SHARED_BEGINNINGS = 16
 
-#: The filter that removes marks from a text before a template compares it.
+#: Name of the filter that removes marks from a text before a template compares the text.
 UNMARK_FILTER = "llmops unmark"
 
-#: Methods and filters whose first argument is searched for or cut off, and therefore not written
+#: Methods and filters whose first argument is searched for or removed, and is therefore not written
 #: into the prompt.
 _SEARCHING = frozenset(
     ["count", "endswith", "find", "index", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind",
@@ -54,18 +53,20 @@ _SEARCHING = frozenset(
 
 
 class RenderedPrompt(NamedTuple):
-    """The text of a prompt.
+    """The text of a prompt, and the control tokens that the template wrote into it.
 
-    `own` has the offset and id of each control token that the template wrote, in order. Other texts
-    that look like control tokens came with the request and are text. With None, every such text is
-    a control token.
+    Attributes:
+        text: The text.
+        own: The offset and id of each control token that the template wrote, in order. Other texts
+            that look like control tokens came with the request and are text. With None, each such
+            text is a control token.
     """
 
     text: str
     own: tuple[tuple[int, int], ...] | None = None
 
     def cut(self, length: int) -> RenderedPrompt:
-        """Return the first `length` characters."""
+        """Return the first `length` characters of the prompt."""
         return RenderedPrompt(self.text[:length], self.own and tuple(one for one in self.own if one[0] < length))
 
     def then(self, other: RenderedPrompt) -> RenderedPrompt:
@@ -79,7 +80,7 @@ class RenderedPrompt(NamedTuple):
 def find_control_tokens(tokenizer: Tokenizer, unknown: str | None) -> dict[str, int]:
     """Return the added tokens that structure a prompt, with their ids.
 
-    The token `unknown` and tokens for bytes are left out.
+    The token `unknown` and tokens for bytes are not included.
     """
     added = tokenizer.get_added_tokens_decoder()
     found = {
@@ -91,12 +92,13 @@ def find_control_tokens(tokenizer: Tokenizer, unknown: str | None) -> dict[str, 
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer.
+    """The control tokens of a tokenizer, to mark and find in texts and to encode in prompts.
 
-    Marks and finds them in texts and encodes prompts that hold them.
+    The constructor adds a token to the tokenizer: the alias, which stands for a text that must not
+    become a control token.
 
-    Adds one token to the tokenizer, the alias, which stands for a text that must not become a
-    control token.
+    Attributes:
+        alias_id: The id of the alias.
     """
 
     def __init__(self, tokenizer: Tokenizer, tokens: Mapping[str, int]) -> None:
@@ -117,7 +119,7 @@ class ControlTokens:
     def mark(self, text: str) -> str:
         """Return a text of the template with a mark before each control token.
 
-        A beginning of a control token at the end of the text is marked too.
+        The beginning of a control token at the end of the text is marked, too.
         """
         marked = self._pattern.sub(lambda found: self._mark + found[0], text)
         for size in range(min(_LONGEST_BEGINNING, len(marked)), _SHORTEST_BEGINNING - 1, -1):
@@ -130,7 +132,7 @@ class ControlTokens:
         return text.replace(self._mark, "")
 
     def found_in(self, text: str) -> bool:
-        """Return True if `text` has a control token in it."""
+        """Return True if `text` contains a control token."""
         return self._pattern.search(text) is not None
 
     def texts_in(self, text: str) -> Iterable[tuple[int, str]]:
@@ -142,7 +144,7 @@ class ControlTokens:
     def read(self, rendered: str) -> RenderedPrompt:
         """Return the prompt that a marked template rendered.
 
-        A mark without a control token behind it is ignored.
+        A mark that no control token follows is ignored.
         """
         pieces = rendered.split(self._mark)
         begun = zip(accumulate(map(len, pieces)), map(self._pattern.match, pieces[1:]), strict=False)
@@ -150,9 +152,9 @@ class ControlTokens:
         return RenderedPrompt("".join(pieces), tuple(own))
 
     def with_composed(self, prompt: RenderedPrompt, composed: frozenset[str]) -> RenderedPrompt:
-        """Return `prompt` with the tokens in `composed` as the template's own everywhere.
+        """Return `prompt` with all tokens in `composed` as tokens that the template wrote.
 
-        The template writes these tokens in parts.
+        The template writes these tokens in parts, which cannot be marked.
         """
         known = dict(prompt.own or ())
         known.update((at, self._tokens[text]) for at, text in self.texts_in(prompt.text) if text in composed)
@@ -161,15 +163,15 @@ class ControlTokens:
     def encode(self, prompt: RenderedPrompt, ids: list[int]) -> list[int]:
         """Return the token ids of `prompt`.
 
-        Control tokens that are not the template's are encoded as text.
+        Control tokens that the template did not write are encoded as text.
 
         Args:
             prompt: The prompt.
-            ids: The plain encoding of its text, which is returned if it has the template's
-                control tokens only.
+            ids: The plain encoding of the prompt's text. It is returned if all its control tokens
+                are the template's.
 
         Raises:
-            InvalidRequestError: A text cannot be kept apart from the control token.
+            InvalidRequestError: A text cannot be encoded without becoming a control token.
         """
         own = [token for _, token in prompt.own or ()]
         if [one for one in ids if one in self._ids] == own:
@@ -178,17 +180,17 @@ class ControlTokens:
         encoded: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if [one for one in encoded if one in self._ids] != own or encoded.count(self.alias_id) != len(replaced):
             raise InvalidRequestError(
-                "The messages hold the text of one of this model's control tokens in a way that cannot be kept apart "
-                "from the token itself.",
+                "The messages contain the text of one of this model's control tokens in a way that cannot be kept "
+                "apart from the token itself; remove the text.",
                 param="messages",
             )
         texts = iter(replaced)
         return [i for one in encoded for i in (self._ids_as_text[next(texts)] if one == self.alias_id else (one,))]
 
     def _with_aliases(self, prompt: RenderedPrompt) -> tuple[str, list[str]]:
-        """Return the text with an alias for each control token that is a client's text.
+        """Return the prompt's text with an alias for each control token in text from clients.
 
-        The second value lists the texts of the replaced control tokens.
+        The second value lists the texts that aliases replace.
         """
         parts, replaced, at = [], [], 0
         names = {number: text for text, number in self._tokens.items()}
@@ -203,16 +205,20 @@ class ControlTokens:
 
 
 def _any_of(texts: list[str], levels: int = _SHARED_BEGINNINGS) -> str:
-    """Return the regular expression of `texts`, of which the longest one matches.
+    """Return a regular expression that matches the longest of `texts`.
 
-    Texts with the same beginning share it. Mistral has 1,000 control tokens that begin with `<`:
-    one by one, they would take ten microseconds at each `<` of a prompt, with the interpreter's
-    lock.
+    Texts with the same beginning share its pattern. Mistral has 1,000 control tokens that begin
+    with `<`; to try them one by one would take ten microseconds at each `<` of a prompt, while
+    holding the interpreter lock.
+
+    Args:
+        texts: The texts.
+        levels: The maximum depth of groups for shared beginnings.
     """
     if not levels:
         return "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
     groups: dict[str, list[str]] = {}
-    # the empty text, which follows the longest beginning, is tried last
+    # In this order, the empty rest of a text that is a beginning of others is tried last.
     for text in sorted(texts, reverse=True):
         groups.setdefault(text[:1], []).append(text)
     parts = []
@@ -230,14 +236,15 @@ def _random_mark() -> str:
 
 
 def _encode_as_text(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """Return the token ids of a control token's text as if it were ordinary text.
+    """Return the token ids of a control token's text, encoded as ordinary text.
 
-    The text is encoded as if it stood in the middle of a line.
+    The text is encoded as if it were in the middle of a line.
     """
     tokenizer.encode_special_tokens = True
     try:
         before, whole = (tokenizer.encode(one, add_special_tokens=False).ids for one in ("\n", "\n" + text))
-        if tokenizer.token_to_id(text) in whole:  # an added token that is not declared as special is found even then
+        # An added token that is not declared as special is found even then, so its text is split.
+        if tokenizer.token_to_id(text) in whole:
             return (*_encode(tokenizer, text[:1]), *_encode(tokenizer, text[1:]))
         return tuple(whole[len(before) :]) if whole[: len(before)] == before else _encode(tokenizer, text)
     finally:
@@ -249,10 +256,10 @@ def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 
 
 class ControlTokenMarker:
-    """A visitor that marks the control tokens which a chat template writes, in its syntax tree.
+    """A visitor that marks the control tokens which a chat template's syntax tree writes.
 
-    Texts that the template only compares with a client's, such as `'<|x|>' in content` or
-    `content.split('<|x|>')`, stay as they are.
+    Texts that the template only compares with a client's text, such as `'<|x|>' in content` or
+    `content.split('<|x|>')`, are not marked.
     """
 
     def __init__(self, controls: ControlTokens, special_tokens: Mapping[str, str]) -> None:
@@ -260,7 +267,7 @@ class ControlTokenMarker:
         self._names = frozenset(special_tokens)
 
     def mark(self, node: nodes.Node) -> None:
-        """Change the tree under `node` in place."""
+        """Mark the texts in the tree under `node`, which is changed in place."""
         if isinstance(node, nodes.TemplateData):
             node.data = self._controls.mark(node.data)
         elif isinstance(node, nodes.Const):
@@ -275,7 +282,7 @@ class ControlTokenMarker:
                     self.mark(child)
 
     def _search_operands(self, node: nodes.Node) -> list[nodes.Node]:
-        """Return the children of `node` that are compared with other texts and not written."""
+        """Return the children of `node` that are compared with other texts and never written."""
         if isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr) and node.node.attr in _SEARCHING:
             return list(node.args[:1])
         if isinstance(node, nodes.Filter) and node.name in _SEARCHING:
@@ -287,7 +294,7 @@ class ControlTokenMarker:
         return [node.key] if isinstance(node, nodes.Pair) else []
 
     def _unmark_comparison(self, node: nodes.Compare) -> None:
-        """Compare both sides without marks if one of them names a control token."""
+        """Remove the marks from both sides of a comparison if one side names a control token."""
         if any(self._names_control(side) for side in (node.expr, *(operand.expr for operand in node.ops))):
             node.expr = _unmarked(node.expr)
             for operand in node.ops:

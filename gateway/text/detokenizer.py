@@ -1,7 +1,7 @@
-"""Incremental detokenization: token ids to text, a few ids at a time.
+"""Incremental detokenization, which turns a few token ids at a time into text.
 
-However the ids are split, the pieces joined (with `flush` at the end) are exactly
-`Tokenizer.decode` of all ids: never half a UTF-8 character, never a lost or doubled space. Text
+However the ids are split, the joined pieces (including `flush` at the end) are exactly
+`Tokenizer.decode` of all ids: never half a UTF-8 character, never a missing or doubled space. Text
 that later tokens may still change is held back.
 """
 
@@ -17,18 +17,19 @@ from typing import Any
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
-#: Tokens that may wait for the rest of a character, which has four bytes at most. An answer of
-#: replacement characters would otherwise be decoded again as a whole with each of them.
+#: Maximum number of tokens that wait for the rest of a character. A character has at most four
+#: bytes. Without the limit, an answer of replacement characters would be decoded again as a whole
+#: with each token.
 MAX_UNFINISHED_TOKENS = 16
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer(ABC):
-    """An incremental decoder of one sequence."""
+    """An incremental decoder of the tokens of one sequence."""
 
     @abstractmethod
     def feed(self, ids: Sequence[int]) -> str:
-        """Return the text that is certain after these ids."""
+        """Return the additional text that no later token can change after `ids`."""
 
     @abstractmethod
     def flush(self) -> str:
@@ -36,10 +37,7 @@ class Detokenizer(ABC):
 
 
 class ByteLevelDetokenizer(Detokenizer):
-    """A detokenizer for byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM).
-
-    A table has the bytes of each token.
-    """
+    """A detokenizer for byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM), with a table of bytes."""
 
     def __init__(self, table: ByteTable) -> None:
         self._table = table
@@ -48,7 +46,7 @@ class ByteLevelDetokenizer(Detokenizer):
     def feed(self, ids: Sequence[int]) -> str:
         table = self._table
         if len(ids) == 1:
-            # nearly every token is whole characters after whole characters
+            # Fast path: nearly every token is a number of whole characters.
             text = table.texts.get(ids[0])
             if text is not None and not self._decoder.buffer:
                 return text
@@ -59,20 +57,24 @@ class ByteLevelDetokenizer(Detokenizer):
 
 
 class WindowDetokenizer(Detokenizer):
-    """A detokenizer for every decoder that is not byte-level BPE.
+    """A detokenizer for every decoder other than byte-level BPE.
 
-    The detokenizer decodes a short window twice and returns the difference.
+    The detokenizer decodes a short window twice and returns the difference. The window starts one
+    emitted piece back, so that spaces which depend on the previous token are correct.
 
-    The window starts one emitted piece back, so that spaces which depend on the token before come
-    out right. Nothing is emitted while the text ends in a replacement character (a character split
-    over tokens, of which few can wait) or the last token is a raw byte (`<0x0A>`): ByteFallback
-    turns a run of raw bytes into replacement characters if the run as a whole is not valid UTF-8.
+    No text is emitted while the text ends in a replacement character (a character that is split
+    over tokens) for at most MAX_UNFINISHED_TOKENS, or while the last token is a raw byte
+    (`<0x0A>`): ByteFallback turns a run of raw bytes into replacement characters if the run as a
+    whole is not valid UTF-8.
     """
 
     def __init__(self, tokenizer: Tokenizer, byte_ids: frozenset[int], skipped: frozenset[int]) -> None:
         """Create the detokenizer.
 
-        `skipped` ids add no text: the special tokens, unless they are shown.
+        Args:
+            tokenizer: The tokenizer.
+            byte_ids: The ids of raw bytes.
+            skipped: The ids that add no text, such as special tokens that are not shown.
         """
         self._tokenizer = tokenizer
         self._byte_ids = byte_ids
@@ -86,7 +88,7 @@ class WindowDetokenizer(Detokenizer):
         return "".join([self._feed_one(i) for i in ids])
 
     def _feed_one(self, token: int) -> str:
-        # ids that decode leaves out must neither end a run of raw bytes nor move the window
+        # Ids without text must neither end a run of raw bytes nor move the window.
         if token in self._skipped or self._tokenizer.id_to_token(token) is None:
             return ""
         self._ids.append(token)
@@ -102,8 +104,8 @@ class WindowDetokenizer(Detokenizer):
 
     def _emit(self, text: str) -> str:
         new = text[len(self._prefix_text) :]
-        # only the piece that was emitted last stays in the window, so memory and time per token are
-        # bounded
+        # Only the piece that was emitted last stays in the window, which bounds memory and time per
+        # token.
         self._ids = self._ids[self._read :]
         self._prefix, self._read = 0, len(self._ids)
         self._prefix_text = self._decode(self._ids)
@@ -114,9 +116,12 @@ class WindowDetokenizer(Detokenizer):
 
 
 class ByteTable(dict[int, bytes]):
-    """The bytes of each token id, filled on first use. Unknown ids and `special_ids` have none.
+    """A table of the bytes of each token id, filled on first use.
 
-    `texts` has the tokens that are whole characters as text.
+    Unknown ids and `special_ids` have no bytes.
+
+    Attributes:
+        texts: The texts of tokens that consist of whole characters, by id.
     """
 
     def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int]) -> None:
@@ -135,13 +140,13 @@ class ByteTable(dict[int, bytes]):
 
 
 class DetokenizerFactory:
-    """A factory of the detokenizers of one tokenizer. Keeps the tables that they share."""
+    """A factory of one tokenizer's detokenizers, which share its tables."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
-        # writing and parsing the whole tokenizer would hold up other threads: 0.9 s for 32 MB
+        # To serialize and parse the whole tokenizer would delay other threads: 0.9 s for 32 MB.
         decoder = tokenizer.decoder and json.loads(tokenizer.decoder.__getstate__())
         self._byte_level = _is_byte_level(decoder)
         self._skipping = ByteTable(tokenizer, self._special_ids)
@@ -150,7 +155,7 @@ class DetokenizerFactory:
         self._byte_ids = frozenset(i for i in ids if i is not None)
 
     def make(self, skip_special_tokens: bool) -> Detokenizer:
-        """Return a new detokenizer of the kind that fits the tokenizer's decoder."""
+        """Return a new detokenizer of the kind that the tokenizer's decoder needs."""
         if self._byte_level:
             return ByteLevelDetokenizer(self._skipping if skip_special_tokens else self._keeping)
         skipped = self._special_ids if skip_special_tokens else frozenset()
@@ -180,7 +185,7 @@ def _is_byte_level(decoder: Any) -> bool:
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return the byte value of each of the 256 printable characters that GPT-2 writes for bytes."""
+    """Return the byte that each of GPT-2's 256 printable characters stands for."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [value for value in range(256) if value not in set(printable)]
     table = {chr(value): value for value in printable}
@@ -194,7 +199,7 @@ BYTE_OF = _byte_characters()
 def _bytes_of(token: str) -> bytes:
     """Return the bytes of a token as the ByteLevel decoder does.
 
-    A token with characters outside the byte alphabet stands for itself.
+    A token with characters outside the byte alphabet stands for its own text.
     """
     try:
         return bytes([BYTE_OF[character] for character in token])

@@ -1,7 +1,7 @@
-"""The CPU time and the characters that one rendering of a chat template may use.
+"""The budget of CPU time and characters for a rendering of a chat template.
 
-Both are counted per thread, so the checks that the sandbox puts into a template need no reference
-to the rendering that they belong to.
+The budget is kept per thread, so that the checks which the sandbox inserts into a template need no
+reference to the rendering.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ from llmops.clocks import CpuBudget
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Characters that one rendering may write or copy in all its steps together: many times the largest
-#: prompt.
+#: Maximum number of characters that all steps of a rendering may write or copy together: many times
+#: the largest prompt.
 MAX_TOTAL_CHARACTERS = 1 << 27
 
-#: Characters of one value: several times the largest prompt.
+#: Maximum number of characters of a value: several times the largest prompt.
 MAX_VALUE_CHARACTERS = 1 << 25
 
-#: Times that one step may pad, indent or repeat a text.
+#: Maximum number of times that a step may pad, indent or repeat a text. Bounds the work of a step
+#: that makes no large value.
 MAX_REPEATS = 1 << 20
 
-#: CPU seconds that one interval between two checks may count. A host that stops for longer is not
-#: the template's fault.
+#: Maximum CPU time that counts between two checks, in seconds. A template is not charged for more,
+#: because then the host was stopped.
 MAX_CLOCK_STEP = 0.25
 
-#: Characters that an element of a container counts for besides its text, and that its slot counts
-#: for when copied.
+#: Number of characters that an element of a container counts for, in addition to its text.
+#: Approximates the memory of an object.
 _ELEMENT_SIZE = 32
+#: Number of characters that an element's slot counts for when its container is copied: a pointer.
 _SLOT_SIZE = 8
 
 
 class TemplateTimeoutError(jinja2.TemplateError):
-    """An error for a template that took longer than its budget."""
+    """An error for a rendering that exceeded its CPU time."""
 
 
 class _RenderBudget(threading.local):
@@ -53,9 +55,13 @@ _budget = _RenderBudget()
 
 
 def within_budget(seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work` with a budget of its own: `seconds` of CPU and MAX_TOTAL_CHARACTERS.
+    """Call `work` with a new budget and return the result.
 
-    Return its result.
+    Args:
+        seconds: The CPU time of the budget. Its characters are MAX_TOTAL_CHARACTERS.
+        work: The function to call.
+        args: Positional arguments of `work`.
+        kwargs: Keyword arguments of `work`.
     """
     previous = _budget.time, _budget.characters
     _budget.time, _budget.characters = CpuBudget(seconds, MAX_CLOCK_STEP, thread_time), MAX_TOTAL_CHARACTERS
@@ -66,28 +72,37 @@ def within_budget(seconds: float, work: Callable[P, T], *args: P.args, **kwargs:
 
 
 def check_time() -> None:
-    """Raise TemplateTimeoutError if the rendering has no CPU time left."""
+    """Raise TemplateTimeoutError if the rendering has used up its CPU time."""
     if _budget.time.is_over():
         raise TemplateTimeoutError("it takes too long")
 
 
 def spend_characters(characters: int) -> None:
-    """Count characters that were written. Raise SecurityError if the rendering has none left."""
+    """Count characters that the rendering wrote.
+
+    Raises:
+        SecurityError: The rendering has written more characters than its budget allows.
+    """
     _budget.characters -= characters
     if _budget.characters < 0:
         raise SecurityError("the text it produces is too long")
 
 
 def check_result_size(characters: int) -> None:
-    """Raise SecurityError if a value of this size, which is about to be made, would be too long."""
+    """Check the size of a value before the value is created.
+
+    Raises:
+        SecurityError: The value would be too long.
+    """
     if characters > min(MAX_VALUE_CHARACTERS, _budget.characters):
         raise SecurityError("a text or list it produces is too long")
 
 
 def checked_count(count: Any) -> int:
-    """Return `count` as a width or number of repetitions, 0 for other values.
+    """Return `count` if it is a number, as a width or number of repetitions, and 0 otherwise.
 
-    Raise SecurityError if it is too large.
+    Raises:
+        SecurityError: The number is too large.
     """
     if not isinstance(count, int | float):
         return 0
@@ -97,7 +112,7 @@ def checked_count(count: Any) -> int:
 
 
 def charge_value(value: Any) -> Any:
-    """Return `value` and count its characters or slots."""
+    """Count the characters or slots of `value`, and return `value`."""
     kind = type(value)
     if kind is str:
         spend_characters(len(value))
@@ -109,12 +124,13 @@ def charge_value(value: Any) -> Any:
 
 
 def text_size(value: Any) -> int:
-    """Return the approximate number of characters of `value` as text.
+    """Return the approximate number of characters that `value` has as text.
 
-    Raise SecurityError if that is too long.
+    A list that another list contains several times counts each time, because its text is written
+    each time. A template with a few variables can build a list of billions of elements in this way.
 
-    A list that stands in another one several times counts each time, as it would be written each
-    time: a few names can hold billions of elements.
+    Raises:
+        SecurityError: The text would be too long.
     """
     return len(value) if isinstance(value, str) else _nested_size(value, {})
 
@@ -127,7 +143,8 @@ def _nested_size(value: Any, known: dict[int, int]) -> int:
         return _ELEMENT_SIZE + (value.bit_length() // 3 if isinstance(value, int) else 0)
     if id(value) not in known:
         _check_value_size(len(parts) * _ELEMENT_SIZE)
-        known[id(value)] = MAX_VALUE_CHARACTERS  # for a list that holds itself
+        # Ends the recursion for a list that contains itself.
+        known[id(value)] = MAX_VALUE_CHARACTERS
         size = _ELEMENT_SIZE + sum(_nested_size(part, known) for part in parts)
         _check_value_size(size)
         known[id(value)] = size
@@ -140,7 +157,7 @@ def _check_value_size(characters: int) -> None:
 
 
 def _container_parts(value: Any) -> Sequence[Any] | None:
-    """Return the elements of a container, None for anything else."""
+    """Return the elements of a container, or None for other values."""
     if isinstance(value, list | tuple):
         return value
     if isinstance(value, Namespace):
@@ -155,7 +172,8 @@ def _container_parts(value: Any) -> Sequence[Any] | None:
 def checked_value(value: Any) -> Any:
     """Return `value`, which is about to be written, compared or looked up.
 
-    Raise SecurityError if it is too large.
+    Raises:
+        SecurityError: The value is too large.
     """
     if not isinstance(value, str):
         text_size(value)
@@ -163,9 +181,9 @@ def checked_value(value: Any) -> Any:
 
 
 def output_value(value: Any) -> Any:
-    """Return a value that the template writes.
+    """Return a value that the template writes, and count the characters of other values than text.
 
-    Text was counted when it was made; other values become text here.
+    The characters of a text were counted when the text was created.
     """
     if not isinstance(value, str):
         spend_characters(text_size(value))
@@ -173,16 +191,21 @@ def output_value(value: Any) -> Any:
 
 
 def timed_iteration(items: Iterable[Any]) -> Iterator[Any]:
-    """Yield `items` and check the time before each. Raise TemplateTimeoutError if none is left."""
+    """Yield `items`, and check before each item that CPU time is left.
+
+    Raises:
+        TemplateTimeoutError: The rendering has used up its CPU time.
+    """
     for item in items:
         check_time()
         yield item
 
 
 def join_texts(texts: Iterable[str]) -> str:
-    """Return `texts` as one text, which is counted.
+    """Join `texts`, count the characters, and return the result.
 
-    Raise SecurityError before it is made if it would be too long.
+    Raises:
+        SecurityError: The result would be too long. It is not created.
     """
     parts = texts if isinstance(texts, list | tuple) else list(texts)
     size = sum(map(len, parts))

@@ -1,7 +1,7 @@
-"""Stop strings in streamed text.
+"""Detection of stop strings in streamed text.
 
 The text is cut where a search in the whole text would cut it: at the leftmost occurrence of any
-stop string. Text that may still become a stop string is held back until it can no longer.
+stop string. Text that may be the beginning of a stop string is held back until later text decides.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 
 class StopStringMatcher:
-    """The stop strings of one sequence.
+    """A search for the stop strings of one sequence.
 
-    `matched` is the stop string that ended the text, or None.
+    Attributes:
+        matched: The stop string that ended the text, or None.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Look for `stops`, none of which may be empty: an empty string would match at once."""
+        """Search for `stops`, which must not contain an empty string: it would match at once."""
         self._stops = tuple(dict.fromkeys(stops))
         self._firsts = frozenset(stop[0] for stop in self._stops)
         self._longest = max(map(len, self._stops))
@@ -24,7 +25,7 @@ class StopStringMatcher:
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
-        """Return the text that may be sent after `text` came. Always empty after a match."""
+        """Add `text` and return the text that may be sent now, which is empty after a match."""
         if self.matched is not None:
             return ""
         text = self._held + text
@@ -45,7 +46,10 @@ class StopStringMatcher:
         return text[:start]
 
     def _find(self, text: str) -> tuple[int, str | None]:
-        """Return the leftmost match and its stop string, (len(text), None) without a match."""
+        """Return the offset of the leftmost match, and its stop string.
+
+        Without a match, return the length of `text` and None.
+        """
         best, found = len(text), None
         for stop in self._stops:
             at = text.find(stop, 0, best + len(stop) - 1)
@@ -54,7 +58,10 @@ class StopStringMatcher:
         return best, found
 
     def _first_open(self, text: str) -> int:
-        """Return the offset of the first tail of `text` that is a proper prefix of a stop string."""
+        """Return the offset of the longest suffix of `text` that a stop string begins with.
+
+        Without such a suffix, return the length of `text`.
+        """
         end = len(text)
         for at in range(max(0, end - self._longest + 1), end):
             if text[at] in self._firsts and self._opens(text[at:]):

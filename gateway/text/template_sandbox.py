@@ -1,9 +1,9 @@
-"""A Jinja2 sandbox in which a chat template can use neither much time nor much memory.
+"""A Jinja2 sandbox that limits the time and memory of a chat template.
 
-A template is code that comes with a checkpoint and runs over texts of clients. A thread cannot be
-stopped from outside, and Jinja's own sandbox limits neither time nor memory, so the checks run
-inside the template: loops and calls check the time, and whatever could make a large value is
-measured first (docs/decisions/0008-untrusted-text.md).
+A template is code that comes with a checkpoint and processes texts from clients. A thread cannot be
+stopped from outside, and Jinja's own sandbox limits neither time nor memory. The checks therefore
+run inside the template: loops and calls check the time, and the size of each value that could be
+large is computed before the value is created (docs/decisions/0008-untrusted-text.md).
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from llmops.gateway.text.render_budget import (
     timed_iteration,
 )
 
-#: Largest base and exponent of a power, and bits of a product: numbers stay far below what takes
-#: noticeable time.
+#: Maximum base and exponent of a power. Larger numbers take noticeable time to compute.
 MAX_EXPONENT = 1024
 _MAX_PRODUCT_BITS = 1 << 16
 
-#: Filters for HTML pages. No chat template needs them, and they are slow or make large texts in
-#: ways of their own.
+#: Filters for HTML pages, which templates cannot use. No chat template needs them, and they are
+#: slow or produce large texts that the checks do not cover.
 FORBIDDEN_FILTERS = frozenset({"filesizeformat", "pprint", "striptags", "urlencode", "urlize", "wordwrap", "xmlattr"})
 
-#: Methods of texts and numbers that make large values and that no chat template needs.
+#: Methods of texts and numbers that templates cannot use. They produce large values, and no chat
+#: template needs them.
 FORBIDDEN_METHODS = frozenset(
     ["encode", "expandtabs", "format_map", "from_bytes", "fromhex", "fromkeys", "maketrans", "to_bytes", "translate"]
 )
 
-#: Filters that neither make text of their arguments nor compare elements, so that nothing needs to
-#: be measured.
+#: Filters whose arguments need no check of their size, because the filters neither convert
+#: arguments to text nor compare elements.
 _PLAIN_FILTERS = frozenset(
     ["abs", "attr", "count", "d", "default", "first", "float", "int", "items", "last", "length", "list", "map",
      "random", "reject", "rejectattr", "reverse", "select", "selectattr"]
@@ -60,12 +60,12 @@ _GROWING = frozenset(
     ["batch", "center", "format", "indent", "join", "ljust", "replace", "rjust", "round", "slice", "sum", "zfill"]
 )
 
-#: Operators in a chain of `+` that is calculated step by step. Each step may make a value of the
-#: largest size.
+#: Maximum number of operators in a chain of `+` that is computed step by step. Longer chains are
+#: computed by one call, because each step may produce a value of the maximum size.
 _MAX_PLAIN_SUM = 8
 
-#: Names of the filters that the instrumented syntax tree calls. No template can write a name with a
-#: space.
+#: Names of the filters that the instrumented syntax tree calls. They contain a space, so a template
+#: cannot call them.
 _ADD, _CHARGE, _CHARGE_TEXT, _CHECK, _CONCATENATE, _ITERATE, _OUTPUT = (
     "llmops add", "llmops charge", "llmops charge text", "llmops check", "llmops concatenate", "llmops iterate",
     "llmops output",
@@ -76,7 +76,7 @@ _NUMBER = re.compile(r"\d+", re.ASCII)
 
 
 class _CheckInserter(NodeTransformer):
-    """A transformer that puts the checks into a template's syntax tree."""
+    """A transformer that inserts the checks into a template's syntax tree."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -89,9 +89,9 @@ class _CheckInserter(NodeTransformer):
         return node
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:
-        """Count what a chain of `+` makes, as a whole.
+        """Count the characters that a chain of `+` produces as a whole.
 
-        Long chains become one call, without intermediate results.
+        Long chains become a single call, without intermediate results.
         """
         first, operands = node, [self.visit(node.right)]
         while isinstance(first.left, nodes.Add):
@@ -121,7 +121,8 @@ class _CheckInserter(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        # a comparison with a constant ends at the first difference
+        # A comparison with a constant ends at the first difference, and takes no time that needs a
+        # check.
         if not any(isinstance(one, nodes.Const) for one in (node.expr, *(operand.expr for operand in node.ops))):
             node.expr = _checked(node.expr)
             for operand in node.ops:
@@ -134,9 +135,9 @@ def _call_filter(name: str, node: nodes.Node, args: list[nodes.Expr] | None = No
 
 
 def _is_text(node: nodes.Node) -> bool:
-    """Return True if an output is surely text, which was counted when it was made.
+    """Return True if an output is certainly a text that was counted when it was created.
 
-    A sum with a text is text or fails.
+    A sum with a text is a text, or the addition fails.
     """
     is_sum = isinstance(node, nodes.Filter) and node.name in (_CHARGE_TEXT, _CONCATENATE)
     return is_sum or isinstance(node, nodes.TemplateData | nodes.Const)
@@ -147,7 +148,7 @@ def _checked(node: nodes.Expr) -> nodes.Expr:
 
 
 class _CheckedCodeGenerator(CodeGenerator):
-    """A compiler that prepares a template's syntax tree and puts the checks into it first."""
+    """A code generator that inserts the checks into a template's syntax tree first."""
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         environment = cast(LimitedSandbox, self.environment)
@@ -156,7 +157,10 @@ class _CheckedCodeGenerator(CodeGenerator):
 
 
 class LimitedSandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with limits on time and size. Rendering must run inside `within_budget`."""
+    """Jinja's sandbox with limits on time and size.
+
+    Templates must be rendered inside `within_budget`.
+    """
 
     code_generator_class = _CheckedCodeGenerator
     intercepted_binops = frozenset({"*", "**", "%"})
@@ -172,8 +176,9 @@ class LimitedSandbox(ImmutableSandboxedEnvironment):
         """Create the environment.
 
         Args:
-            filters: Filters beside Jinja's own, or in their place.
-            prepare: Changes the syntax tree of each template before the checks are put into it.
+            filters: Filters in addition to Jinja's own, or in place of Jinja's filters of the same
+                name.
+            prepare: Changes the syntax tree of each template before the checks are inserted.
             options: Options of Jinja's Environment.
         """
         super().__init__(**options)
@@ -253,14 +258,14 @@ def _add(*operands: Any) -> Any:
 
 
 def _concatenate(*values: Any) -> str:
-    """Return what `~` makes of its operands."""
+    """Return the operands of `~`, joined as text."""
     return join_texts([value if type(value) is str else str(checked_value(value)) for value in values])
 
 
 def _limited_filter(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
     """Return the filter `work` with checks of time and size."""
     is_plain, is_growing = name in _PLAIN_FILTERS, name in _GROWING
-    # the environment or context that some filters get first
+    # Some filters receive the environment or context as their first argument.
     leading = 1 if hasattr(work, "jinja_pass_arg") else 0
 
     @functools.wraps(work)
@@ -279,12 +284,12 @@ def _limited_filter(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _materialized(value: Any) -> Any:
-    """Return an iterator as a list, so that it can be measured."""
+    """Return an iterator as a list, which has a size, and other values unchanged."""
     return list(value) if isinstance(value, Iterator) else value
 
 
 def _limited_test(name: str, test: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `test`, with its operands measured first if it compares them."""
+    """Return `test`, with a check of the operands' sizes if it compares them."""
     if name != "in" and getattr(test, "__module__", "") != "_operator":
         return test
 
@@ -296,9 +301,12 @@ def _limited_test(name: str, test: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_growth(name: str, value: Any, /, *args: Any, **options: Any) -> None:
-    """Raise SecurityError if a filter or method of _GROWING would make too large a value.
+    """Check the size of the result of a filter or method in _GROWING.
 
     The size is computed from the arguments of the call.
+
+    Raises:
+        SecurityError: The result would be too large.
     """
     if name == "format":
         if isinstance(value, str):
@@ -309,18 +317,22 @@ def _check_growth(name: str, value: Any, /, *args: Any, **options: Any) -> None:
     if name == "replace" and isinstance(value, str) and len(args) > 1 and isinstance(args[0], str):
         added = value.count(args[0]) * text_size(args[1])
     elif name == "indent":
-        # the default is four spaces
+        # Four spaces are the default width of Jinja's filter `indent`.
         added = (value.count("\n") + 1 if isinstance(value, str) else 1) * max(added, 4)
     elif name == "join":
         added *= len(value) if hasattr(value, "__len__") else 0
     elif name == "sum":
-        # lists are added one by one, and each step copies the list that there is
+        # Lists are added one by one, and each step copies the sum so far.
         added = len(value) * text_size(value) if any(isinstance(one, list | tuple | str) for one in given) else 0
     check_result_size(text_size(value) + added)
 
 
 def _check_product(factor: Any, count: Any) -> None:
-    """Raise SecurityError if `factor * count` is too long a text or list, or too large a number."""
+    """Check the size of `factor * count` before it is computed.
+
+    Raises:
+        SecurityError: The text or list would be too long, or the number too large.
+    """
     if not isinstance(count, int):
         return
     if isinstance(factor, str | list | tuple):
@@ -330,7 +342,7 @@ def _check_product(factor: Any, count: Any) -> None:
 
 
 def _formatted_size(form: str, values: Any) -> int:
-    """Return the most characters that `form % values` can have.
+    """Return an upper bound of the number of characters in `form % values`.
 
     Values of a mapping can be written several times.
     """

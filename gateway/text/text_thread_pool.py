@@ -1,9 +1,10 @@
-"""Threads for rendering, tokenizing and compiling grammars, which clients use in turns.
+"""Threads for rendering, tokenizing and compiling grammars, in which clients take turns.
 
-Short texts are handled at once on the event loop, longer ones in the short lane. Work that exceeds
-the CPU limit of its place starts again: from the event loop in the short lane, from the short lane
-in the long lane, where it delays only work of its kind. Large texts have a lane of their own, one
-after the other, because each token of a text takes 500 bytes while it is tokenized.
+Work for short texts runs on the event loop, and work for longer texts in the short lane. Work that
+exceeds its CPU limit starts again: from the event loop in the short lane, and from the short lane
+in the long lane, where it delays only other long work. Large texts have their own lane and are
+processed one after the other, because each token takes 500 bytes of memory while its text is
+tokenized.
 """
 
 from __future__ import annotations
@@ -25,31 +26,36 @@ from llmops.gateway.ratelimit.slots import FairSlots
 
 T = TypeVar("T")
 
-#: Characters of a prompt that is handled on the event loop: they take about half a millisecond,
-#: less than the handover to a thread costs the other clients.
+#: Maximum length of a text that is processed on the event loop, in characters. Such a text takes
+#: half a millisecond, which delays other clients less than a handover to a thread.
 INLINE_CHARACTERS = 4096
 
-#: Characters of a text that is large.
+#: Minimum length of a large text, in characters.
 LARGE_CHARACTERS = 2**18
 
-#: The cost, in characters, of work that never runs on the event loop.
+#: Size, in characters, that keeps work off the event loop whatever the length of its text.
 THREAD_CHARACTERS = INLINE_CHARACTERS + 1
 
-#: CPU seconds that work may take on the event loop, and in the short lane.
+#: Maximum CPU seconds of work on the event loop. Work that takes longer starts again in the short
+#: lane.
 INLINE_SECONDS = 0.02
+#: Maximum CPU seconds of work in the short lane. Work that takes longer starts again in the long
+#: lane.
 SHORT_LANE_SECONDS = 0.25
 
-#: Seconds after which Python hands the GIL over while a text thread works.
+#: Seconds between two requests to release the GIL while a text thread works. Python's default of 5
+#: ms would delay the event loop.
 SWITCH_INTERVAL = 0.0005
 
-#: Seconds between two garbage collections while text threads work without a break.
+#: Minimum number of seconds between two garbage collections while text threads work without a
+#: break.
 GC_INTERVAL = 10.0
 
 
 class CpuLimitError(Exception):
-    """An error for work that exceeded `thread_limit` and must start again elsewhere.
+    """An error for work that exceeded `thread_limit` and must start again in another lane.
 
-    Raise it only from work without side effects.
+    Raised only by work without side effects.
     """
 
 
@@ -63,9 +69,10 @@ thread_limit = _ThreadLimit()
 
 
 class TextThreadPool:
-    """Threads in three lanes: `threads` for short work, one for long work, one for large texts.
+    """A pool of threads in three lanes: for short work, for long work and for large texts.
 
-    At most `backlog` requests wait for them, and no client can use the whole backlog.
+    The short lane has `threads` threads, and the other lanes have one each. At most `backlog`
+    requests wait, and no client can use the whole backlog.
     """
 
     def __init__(self, threads: int = 2, backlog: int = 1024) -> None:
@@ -78,19 +85,20 @@ class TextThreadPool:
         """Return the result of `work`, which may be started more than once.
 
         Args:
-            work: The work. It raises CpuLimitError to be started again with a higher limit.
-            size: The characters that it handles, about.
-            caller: The client, as `tenant/user` or any two parts that share fairly.
+            work: The work, without side effects. It raises CpuLimitError to be started again with a
+                higher limit.
+            size: The approximate number of characters to process.
+            caller: The client's path of fair shares, such as `tenant/user`.
 
         Raises:
-            OverloadedError: The queue is full, or the caller's share of it.
+            OverloadedError: The backlog, or the caller's share of the backlog, is full.
         """
         if size <= INLINE_CHARACTERS:
             with suppress(CpuLimitError):
                 return _run_with_cpu_limit(INLINE_SECONDS, work)
             return await self.run(work, THREAD_CHARACTERS, caller)
         if not self._shares.take(caller):
-            raise OverloadedError("Too many long prompts are being prepared; try again.")
+            raise OverloadedError("Too many long prompts are being prepared; send the request again later.")
         try:
             lane = self._large_lane if size > LARGE_CHARACTERS else self._short_lane
             with suppress(CpuLimitError):
@@ -100,7 +108,7 @@ class TextThreadPool:
             self._shares.give_back(caller)
 
     def close(self) -> None:
-        """Cancel the work that waits. Work in progress ends by itself."""
+        """Cancel waiting work. Work in progress is not interrupted."""
         self._short_lane.close()
         self._long_lane.close()
         self._large_lane.close()
@@ -119,11 +127,12 @@ class _InterpreterTuning:
 
     Used on the event loop's thread only.
 
-    The loop asks for the GIL after each system call and would wait Python's 5 ms each time, so the
-    switch interval is shorter. Without text threads, a shorter one costs more
-    (docs/decisions/0008-untrusted-text.md). The garbage collector holds the GIL while it looks at
-    the millions of objects of a large grammar and finds no cycle, so it waits; under endless work
-    it runs every GC_INTERVAL, between two large grammars.
+    The event loop requests the GIL after each system call and would wait Python's default of 5 ms
+    each time, so the switch interval is shorter while text threads work. Without text threads, a
+    short interval costs more (docs/decisions/0008-untrusted-text.md). The garbage collector holds
+    the GIL while it examines the millions of objects of a large grammar, without finding a cycle.
+    It is therefore turned off meanwhile; if text threads work without a break, it runs every
+    GC_INTERVAL, between two large grammars.
     """
 
     def __init__(self) -> None:
@@ -132,7 +141,11 @@ class _InterpreterTuning:
         self._collected_at = 0.0
 
     def begin(self, is_long: bool) -> None:
-        """Note that a thread starts to work."""
+        """Record that a thread starts to work.
+
+        Args:
+            is_long: True if the work is in the long lane.
+        """
         self._running += 1
         self._running_long += is_long
         if self._running == 1:
@@ -141,7 +154,11 @@ class _InterpreterTuning:
             self._collected_at = time.monotonic()
 
     def end(self, is_long: bool) -> None:
-        """Note that a thread has ended its work."""
+        """Record that a thread has ended its work.
+
+        Args:
+            is_long: True if the work is in the long lane.
+        """
         self._running -= 1
         self._running_long -= is_long
         if not self._running:
@@ -167,17 +184,18 @@ class _ThreadLane:
         self._slots = FairSlots(threads)
 
     async def run(self, work: Callable[[], T], caller: str) -> T:
-        """Return the result of `work`, started when it is the caller's turn."""
+        """Start `work` when it is the caller's turn, and return the result."""
         await self._slots.enter(caller)
         _interpreter_tuning.begin(self._is_long)
         done = asyncio.get_running_loop().run_in_executor(self._pool, work)
-        # a client that disconnects does not end its thread: the slot is free when the thread is
+        # A client that disconnects does not stop its thread, so the slot becomes free when the work
+        # ends.
         done.add_done_callback(lambda _: self._release())
         try:
             return await asyncio.shield(done)
         finally:
-            # an error refers to this frame, and the frame to the error: a cycle that would keep all
-            # that `work` made
+            # An error refers to this frame, and through `done` the frame would refer to the error.
+            # The cycle would keep all objects of `work` in memory.
             del done
 
     def _release(self) -> None:
@@ -185,5 +203,5 @@ class _ThreadLane:
         self._slots.leave()
 
     def close(self) -> None:
-        """Cancel the work that waits."""
+        """Cancel waiting work."""
         self._pool.shutdown(wait=False, cancel_futures=True)

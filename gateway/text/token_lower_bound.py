@@ -1,13 +1,15 @@
-"""A lower bound of the tokens in a text, computed from the bytes of the text.
+"""A lower bound of the number of tokens in a text, computed from the bytes of the text.
 
-A text that cannot fit into the context is therefore not tokenized at all.
+With the bound, a text that cannot fit into the context is rejected without tokenizing it.
+Tokenizing 4 MB takes seconds of CPU time, and computing the bound takes milliseconds.
 
-Tokenizing 4 MB takes seconds of CPU, the bound takes milliseconds. Each token stands for some bytes
-of the text. Every byte gets the weight 1 / (length of the longest token with this byte). The
-weights within one token add up to 1 at most, so those of the whole text add up to no more than its
-tokens. This holds only if no byte can vanish on its way into a token. If one can (a normalizer that
-removes characters, white space between words, unknown characters that are left out or merged), the
-tokenizer has no bound.
+Each token stands for some bytes of the text. Every byte has the weight 1 / (length of the longest
+token that contains the byte). The weights within a token add up to at most 1, so the weights of the
+whole text add up to at most the number of its tokens.
+
+This holds only if no byte is dropped before tokens are formed. If a tokenizer may drop bytes (a
+normalizer that removes characters, white space between words, unknown characters that are omitted
+or merged), it has no bound.
 """
 
 from __future__ import annotations
@@ -22,31 +24,31 @@ from tokenizers import Tokenizer
 
 from llmops.gateway.text.detokenizer import BYTE_OF
 
-#: Bytes that are counted at once, between two comparisons with `enough`.
+#: Number of bytes that are counted between two comparisons with `enough`.
 SLICE_BYTES = 2**18
 
-#: The most tokens that a character can become: one per byte in UTF-8.
+#: Maximum number of tokens that a character can become: one per byte in UTF-8.
 MAX_TOKENS_PER_CHARACTER = 4
 
-#: The most bytes that a text can have per byte of its canonical composition (NFC).
+#: Maximum number of bytes of a text per byte of its canonical composition (NFC).
 MAX_COMPOSITION_RATIO = 4
 
-#: Pre-tokenizers that remove no bytes.
+#: Pre-tokenizers that drop no bytes.
 _KEEPING = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
 _SPACES = frozenset(byte for code in range(0x3001) if chr(code).isspace() for byte in chr(code).encode())
 
 
 class TokenLowerBound:
-    """The lower bound of one tokenizer."""
+    """The lower bound of a tokenizer."""
 
     def __init__(self, longest: NDArray[np.float64], *, composes: bool = False, absorbs: bool = False) -> None:
         """Create the bound.
 
         Args:
-            longest: The bytes of the longest token with each byte value, infinite if the byte may
-                vanish.
-            composes: Texts are normalized to NFC first.
-            absorbs: An added token takes the white space beside it.
+            longest: For each byte value, the length of the longest token that contains it, in
+                bytes. Infinite if the byte may be dropped.
+            composes: True if texts are normalized to NFC first.
+            absorbs: True if an added token includes the white space next to it.
         """
         self._weights = 1.0 / longest
         lightest = 0.0 if np.isinf(longest).any() else self._weights.min()
@@ -57,7 +59,10 @@ class TokenLowerBound:
         )
 
     def least(self, text: str, enough: int) -> int:
-        """Return a lower bound of the tokens in `text`. Counting stops above `enough`."""
+        """Return a lower bound of the number of tokens in `text`.
+
+        Counting stops once the bound is above `enough`.
+        """
         weights = self._weights if text.isascii() else self._composed
         data, total = text.encode("utf-8", "replace"), 0.0
         for start in range(0, len(data), SLICE_BYTES):
@@ -67,12 +72,12 @@ class TokenLowerBound:
             total += float(counts @ weights)
             if total > enough + 1:
                 break
-        # slightly less than counted, because the weights are rounded
+        # The sum is reduced slightly, because the weights are rounded.
         return int(total * (1 - 1e-9))
 
 
 def bound_for_tokenizer(tokenizer: Tokenizer) -> TokenLowerBound | None:
-    """Return the bound of a tokenizer, None if bytes may vanish in it."""
+    """Return the lower bound of a tokenizer, or None if the tokenizer may drop bytes."""
     spec = json.loads(tokenizer.to_str())
     normalizers, added = _parts(spec.get("normalizer"), "normalizers"), spec.get("added_tokens") or []
     kinds = {_kind_of_normalizer(one) for one in normalizers}
@@ -92,7 +97,8 @@ def _longest(tokens: set[bytes]) -> NDArray[np.float64]:
     longest = np.ones(256)
     for token in sorted(tokens, key=len):
         longest[list(token)] = len(token)
-    # some vocabularies lack bytes that no text should have, and tokenizers drop these bytes
+    # Some vocabularies lack bytes that valid text does not contain, and their tokenizers drop these
+    # bytes.
     lacking = [byte for byte in range(256) if bytes([byte]) not in tokens]
     longest[lacking] = np.inf
     return longest
@@ -107,11 +113,11 @@ def _parts(spec: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]
 
 
 def _kind_of_normalizer(spec: Mapping[str, Any]) -> str:
-    """Return `keeps`, `composes` or `removes`: what a normalizer does to the number of bytes."""
+    """Return `keeps`, `composes` or `removes`, the effect of a normalizer on a text's bytes."""
     kind = spec["type"]
     if kind == "NFC":
         return "composes"
-    # Llama's normalizer writes a space as the three bytes of ▁
+    # Llama's normalizer writes a space as ▁, which has three bytes.
     spaces = kind == "Replace" and spec["pattern"] == {"String": " "} and spec["content"] == "▁"
     return "keeps" if spaces or kind in ("Prepend", "ByteLevel") else "removes"
 
@@ -122,7 +128,7 @@ def _keeps(spec: Mapping[str, Any]) -> bool:
 
 
 def _vocabulary(spec: Mapping[str, Any]) -> list[bytes] | None:
-    """Return the bytes of the tokens, None if a byte of a text may be in none of them."""
+    """Return the bytes of all tokens, or None if no token may contain some byte of a text."""
     model = spec["model"]
     if model["type"] == "BPE":
         texts = list(model["vocab"])
@@ -134,7 +140,7 @@ def _vocabulary(spec: Mapping[str, Any]) -> list[bytes] | None:
         return [bytes(BYTE_OF[char] for char in text if char in BYTE_OF) for text in texts]
     falls_back = model.get("byte_fallback") and {f"<0x{byte:02X}>" for byte in range(256)} <= set(texts)
     if falls_back or (model["type"] == "BPE" and model.get("unk_token") in texts and not model.get("fuse_unk")):
-        # any character may be unknown, and a space may be written as the three bytes of ▁
+        # Any character may be unknown, and a space may be written as ▁, which has three bytes.
         single = (bytes([byte]) * size for byte in range(256) for size in (1, 4))
         return [*(text.encode() for text in texts), *single]
     return None

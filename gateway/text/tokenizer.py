@@ -1,6 +1,6 @@
-"""A model's tokenizer, read from the `tokenizer/` folder of its engine.
+"""A model's tokenizer, which is read from the `tokenizer/` folder of the model's engine.
 
-The folder has tokenizer.json and tokenizer_config.json.
+The folder contains tokenizer.json and tokenizer_config.json.
 """
 
 from __future__ import annotations
@@ -23,24 +23,33 @@ from llmops.tokenizer_files import check_growth, is_panic
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
-#: Characters per wanted token that `encode_beginning` tries first: more than a token of any
-#: language has on average.
+#: Number of characters per requested token that `encode_beginning` tries first. More than an
+#: average token has in any language.
 _CHARACTERS_PER_TOKEN = 8
 
-#: Tokens at the end of a text that was cut which may differ from those of the whole text, special
-#: tokens included.
+#: Maximum number of tokens at the end of a cut text that may differ from the tokens of the whole
+#: text, including special tokens.
 _TOKENS_NEAR_CUT = 64
-#: Characters that `count_in_pieces` tokenizes at once.
+#: Number of characters that `count_in_pieces` tokenizes at a time.
 _PIECE_CHARACTERS = 2**15
 
 
 class TextTokenizer:
-    """A tokenizer: text to token ids and back. Safe to use from several threads."""
+    """A tokenizer, which converts text to token ids and back. Safe to use from several threads.
+
+    Attributes:
+        config: The content of tokenizer_config.json.
+        chat_template: The source of the chat template, or None.
+        detokenizers: The factory of incremental detokenizers.
+        vocab_size: The number of tokens, including added tokens.
+        controls: The control tokens, or None before `keep_controls_apart`.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Load the tokenizer.
 
-        Raise InputError if the folder does not exist or tokenizer.json cannot be read.
+        Raises:
+            InputError: The folder does not exist, or tokenizer.json cannot be read.
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
@@ -49,7 +58,9 @@ class TextTokenizer:
                 "copy of the engine's tokenizer folder."
             )
         if link := next((one for one in directory.iterdir() if leads_outside(one, directory)), None):
-            raise InputError(f"{link} leads out of its folder, so prompts could have text of another file; copy it.")
+            raise InputError(
+                f"{link} leads out of its folder, so prompts could contain text of another file; copy it here."
+            )
         try:
             check_growth(path)
             self._tokenizer = Tokenizer.from_file(str(path))
@@ -66,14 +77,17 @@ class TextTokenizer:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """Return the texts of `bos_token`, `eos_token` and so on, as a chat template names them."""
+        """Return the texts of special tokens by the names that chat templates use.
+
+        The names are `bos_token`, `eos_token` and the others in SPECIAL_TOKENS.
+        """
         found = {name: _token_text(self.config.get(name)) for name in SPECIAL_TOKENS}
         return {name: text for name, text in found.items() if text is not None}
 
     def keep_controls_apart(self) -> ControlTokens:
-        """Return the control tokens.
+        """Return the control tokens, and distinguish them from text from now on.
 
-        From now on, prompts tell the template's from their text in clients' messages.
+        Encoded prompts then have control tokens only where the template wrote them.
         """
         if self.controls is None:
             tokens = find_control_tokens(self._tokenizer, self.special_tokens.get("unk_token"))
@@ -81,18 +95,19 @@ class TextTokenizer:
         return self.controls
 
     def min_token_count(self, text: str, enough: int) -> int:
-        """Return a lower bound of the tokens in `text` without tokenizing it.
+        """Return a lower bound of the number of tokens in `text` without tokenizing it.
 
-        The bound is 0 for texts so short that they have at most `enough` tokens. Counting stops
-        above `enough`.
+        The bound is 0 for a text that is too short to have more than `enough` tokens. Counting
+        stops once the bound is above `enough`.
         """
         is_short = len(text) * MAX_TOKENS_PER_CHARACTER <= enough
         return 0 if is_short or self._lower_bound is None else self._lower_bound.least(text, enough)
 
     def count_in_pieces(self, text: str, enough: int) -> int:
-        """Return at least how many tokens `text` has, by tokenizing pieces until there are `enough`.
+        """Return a lower bound of the number of tokens in `text`, by tokenizing pieces of it.
 
-        A token of a whole text takes 500 bytes of memory, and one of a piece is given back.
+        Counting stops once the bound is above `enough`. Tokenizing a whole text takes 500 bytes of
+        memory per token, and the memory of a piece is released before the next piece.
         """
         count = 0
         for start in range(0, len(text), _PIECE_CHARACTERS):
@@ -106,24 +121,28 @@ class TextTokenizer:
         """Return the token ids of `text`.
 
         Raises:
-            InvalidRequestError: A regular expression of the tokenizer takes too many steps for it.
+            InvalidRequestError: A regular expression of the tokenizer takes too many steps for
+                `text`.
         """
-        # encode() keeps the GIL for the whole text; the batch form releases it and skips the
-        # offsets
+        # `encode()` holds the GIL for the whole text. The batch function releases the GIL and
+        # computes no offsets.
         try:
             ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:
-            # of its Rust code; no handler of errors catches it
+            # A panic of the Rust code is not an `Exception`, so no other handler catches it.
             if not is_panic(error):
                 raise
-            raise InvalidRequestError(f"This model's tokenizer cannot read the text ({str(error)[:100]}).") from error
+            raise InvalidRequestError(
+                f"This model's tokenizer cannot encode the text ({str(error)[:100]}); shorten it."
+            ) from error
         return ids
 
     def encode_prompt(self, prompt: RenderedPrompt, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a rendered prompt.
 
         Raises:
-            InvalidRequestError: A client's text cannot be kept apart from a control token.
+            InvalidRequestError: Text from a client cannot be encoded without becoming a control
+                token.
         """
         if prompt.own is None or self.controls is None:
             return self.encode(prompt.text, add_special_tokens=add_special_tokens)
@@ -132,23 +151,23 @@ class TextTokenizer:
 
     @cached_property
     def frame(self) -> SpecialTokenFrame:
-        """Return the special tokens around one text."""
+        """Return the special tokens around a single text."""
         return SpecialTokenFrame(self._tokenizer, 1)
 
     @cached_property
     def pair_frame(self) -> SpecialTokenFrame:
-        """Return the special tokens around two texts that are read together."""
+        """Return the special tokens around a pair of texts."""
         return SpecialTokenFrame(self._tokenizer, 2)
 
     def encode_beginning(self, text: str, tokens: int, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`, or of a beginning of it with more than `tokens` tokens.
+        """Return the token ids of `text`, or of its beginning, with more than `tokens` tokens.
 
-        Saves tokenizing the rest of a text of which only the first `tokens` are used.
+        Saves tokenizing the rest of a text of which only the first `tokens` tokens are used.
         """
         length = _CHARACTERS_PER_TOKEN * (tokens + 1)
         while length < len(text):
-            # each word is tokenized by itself; without words, only the tokens next to the cut may
-            # differ
+            # Words are tokenized separately, so the text is cut at a space. Without spaces, only
+            # tokens next to the cut may differ.
             space = text.rfind(" ", length // 2, length)
             ids = self.encode(text[: space if space > 0 else length], add_special_tokens=add_special_tokens)
             if len(ids) > tokens + _TOKENS_NEAR_CUT:
@@ -159,40 +178,39 @@ class TextTokenizer:
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`."""
         known = ids if self.controls is None else [i for i in ids if i != self.controls.alias_id]
-        # decode() keeps the GIL for all of them; the batch form releases it
+        # `decode()` holds the GIL for all ids. The batch function releases the GIL.
         return str(self._tokenizer.decode_batch([known], skip_special_tokens=skip_special_tokens)[0])
 
     def token(self, token_id: int) -> str | None:
-        """Return the vocabulary's spelling of a token, or None if the id does not exist."""
+        """Return the text of a token in the vocabulary, or None if the id does not exist."""
         if self.controls is not None and token_id == self.controls.alias_id:
             return None
         text: str | None = self._tokenizer.id_to_token(token_id)
         return text
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token by its spelling in the vocabulary.
-
-        The result is None if the token does not exist.
-        """
+        """Return the id of a token by its text in the vocabulary, or None if it does not exist."""
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
 
 class SpecialTokenFrame:
-    """The special tokens that a tokenizer puts around its input.
+    """The special tokens that a tokenizer adds around its input, a text or a pair of texts.
 
-    The input is one text, or two texts that are read together.
+    The special tokens are read from the encoding of an example, which works for every kind of
+    tokenizer. The texts must be tokenized without special tokens.
 
-    Read off an example, so that it holds for every kind of tokenizer. The texts come tokenized
-    without special tokens.
+    Attributes:
+        size: The number of special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, texts: int) -> None:
-        """Read the frame of `texts` texts, one or two."""
+        """Read the special tokens around `texts` texts: 1, or 2 for a pair."""
         example = tokenizer.encode(*["a"] * texts)
-        # (id, type) of every special token before each text and after the last one
+        # The id and type of each special token, in a list before each text and a list after the
+        # last text.
         self._around: list[list[tuple[int, int]]] = [[]]
-        # the type of each text's own tokens
+        # The type of each text's own tokens.
         self._types: list[int] = []
         for token, kind, text in zip(example.ids, example.type_ids, example.sequence_ids, strict=True):
             if text is None:
@@ -211,10 +229,7 @@ class SpecialTokenFrame:
         return ids
 
     def types(self, *texts: Sequence[int]) -> list[int]:
-        """Return the model's `token_type_ids`.
-
-        Each of `ids` has the number of the text to which it belongs.
-        """
+        """Return the model's `token_type_ids`, with the type of each id that `ids` returns."""
         types = [kind for _, kind in self._around[0]]
         for text, own, after in zip(texts, self._types, self._around[1:], strict=True):
             types += [own] * len(text)
@@ -235,10 +250,8 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _read_template(directory: Path, config: dict[str, Any]) -> str | None:
     """Return the chat template, or None if the tokenizer has none.
 
-    chat_template.jinja comes before tokenizer_config.json; if there are several templates, the one
-    named default is used.
-
-    The order is that of transformers.
+    As in transformers, chat_template.jinja precedes tokenizer_config.json, and among several
+    templates the one named `default` is used.
     """
     path = directory / "chat_template.jinja"
     if path.is_file():

@@ -1,1 +1,1 @@
-"""The pages at `/` and `/admin`: their files, and the protection of requests of browsers."""
+"""The web pages at `/` and `/admin`: their files, and the protection of browsers' requests."""

@@ -1,7 +1,7 @@
-"""Checks that protect the chat page and `/api` from other pages in the same browser.
+"""Checks that protect the pages and `/api` from pages of other sites in the same browser.
 
 A page of another site can make a browser send requests to the gateway, with the cookie of the chat
-page or to a gateway without API keys. `OriginCheck` rejects requests of other origins.
+page or to a gateway without API keys. `OriginCheck` rejects requests from other origins.
 `TrustedHostCheck` rejects host names that another site could make resolve to the gateway.
 """
 
@@ -20,9 +20,11 @@ from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
 
 KEY_COOKIE = "llmops_key"
-#: Bytes of cookies that FastAPI may parse. The gateway reads its own cookie from longer ones too.
+#: Maximum size of a cookie header that FastAPI may parse, in bytes. Bounds the time on the event
+#: loop. The gateway reads its own cookie from longer headers, too.
 MAX_COOKIE_BYTES = 4096
-# The page reads /v1/models if `llmops control` does not run beside the gateway.
+# Routes that accept the cookie. The page requests /v1/models if `llmops control` does not run
+# beside the gateway.
 _COOKIE_ROUTES = (
     *("/api/chat", "/api/conversations", "/api/models", "/api/usage", "/api/session", "/api/admin"),
     "/v1/models",
@@ -32,9 +34,9 @@ _SAME_ORIGIN = (b"same-origin", b"none")
 
 
 class OriginCheck(Check):
-    """A check that rejects requests of other origins.
+    """A check that rejects requests from other origins.
 
-    It also turns the cookie of the page into an `Authorization` header.
+    The check also converts the cookie of the page to an `Authorization` header.
     """
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
@@ -45,18 +47,18 @@ class OriginCheck(Check):
         """
         headers = context.headers
         if len(headers.get(b"cookie", b"")) > MAX_COOKIE_BYTES:
-            # FastAPI parses cookies for every route, and takes 20 ms for 60 KB of escapes
+            # FastAPI parses cookies for every route, and takes 20 ms for 60 KB of escapes.
             scope["headers"] = [one for one in scope["headers"] if one[0] != b"cookie"]
         if not is_browser_route(context.route) and context.route != "/v1/models":
             if scope["method"] == "POST" and b"origin" in headers and _is_simple(headers):
                 raise _other_origin()
             return
         origin, host = headers.get(b"origin"), headers.get(b"host", b"")
-        # not urlsplit: it raises on some texts that a client may send
+        # `urlsplit` raises exceptions for some texts that a client may send.
         if origin is not None and origin.lower().partition(b"://")[2] != host.lower():
             raise _other_origin()
         site = headers.get(b"sec-fetch-site", b"none")
-        # a link on another page may lead to these pages
+        # A link on another site's page may lead to the gateway's pages.
         if site not in _SAME_ORIGIN and context.route not in ("/", "/admin"):
             raise _other_origin()
         if b"authorization" in headers or b"x-api-key" in headers or not context.route.startswith(_COOKIE_ROUTES):
@@ -67,23 +69,23 @@ class OriginCheck(Check):
 
 
 class TrustedHostCheck(Check):
-    """A check that rejects unknown host names from callers without an account.
+    """A check that rejects unknown host names for callers without an account.
 
-    Such a caller must reach the gateway by a host name that the gateway knows.
+    These callers must reach the gateway by a host name that the gateway knows.
     """
 
     def __init__(self, hosts: list[str]) -> None:
-        """Create the check. `hosts` are the names of this gateway."""
+        """Create the check. `hosts` are the host names of the gateway."""
         self._hosts = frozenset(host.lower() for host in hosts)
 
     def applies_to(self, method: str, route: str) -> bool:
         return is_browser_route(route)
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
-        """Check the host. Runs after authentication.
+        """Check the host name. Runs after authentication.
 
         Raises:
-            ForbiddenError: The name is unknown.
+            ForbiddenError: The host name is unknown.
         """
         if context.caller.tenant_id or not context.caller.scopes:
             return
@@ -98,12 +100,12 @@ class TrustedHostCheck(Check):
 
 @lru_cache(maxsize=1024)
 def is_browser_route(route: str) -> bool:
-    """Return True for the pages and the routes that they call."""
+    """Return True for a route of the pages, or a route under /api/ that the pages call."""
     return route.startswith("/api/") or route in PAGE_ROUTES
 
 
 def is_local_host(host: str) -> bool:
-    """Return True for `localhost` and IP addresses, which no DNS server can redirect."""
+    """Return True for `localhost` and IP addresses, which DNS cannot redirect."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -114,17 +116,18 @@ def is_local_host(host: str) -> bool:
 
 
 def bearer_token(scope: Scope) -> str:
-    """Return the key of an `Authorization: Bearer KEY`, empty if there is none."""
+    """Return the key of an `Authorization: Bearer KEY` header, empty without one."""
     header = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
     kind, _, key = header.partition(" ")
     return key.strip() if kind.lower() == "bearer" else ""
 
 
 def _is_simple(headers: Mapping[bytes, bytes]) -> bool:
-    """Return True for a request that a page may send to another origin without asking that origin.
+    """Return True for a request that a browser sends to another origin without a preflight.
 
-    Such a page cannot read the answer, but its request generates and stores. A body that is
-    declared as JSON, or a header with a key, make the browser ask first.
+    The page that sent the request cannot read the response, but the request would still generate
+    and store. A body declared as JSON, or a header with a key, makes the browser send a preflight
+    first.
     """
     if b"authorization" in headers or b"x-api-key" in headers:
         return False
@@ -133,15 +136,15 @@ def _is_simple(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _host_of(header: str) -> str:
-    """Return the host without the port and the brackets of IPv6, empty if the header has none."""
+    """Return the host name without port and IPv6 brackets, empty for a malformed header."""
     found = _HOST.fullmatch(header)
     return (found[1] or found[2]) if found is not None else ""
 
 
 def _cookie(header: bytes) -> str:
-    """Return the key in a `Cookie` header, empty if it has none.
+    """Return the key in a `Cookie` header, empty if the header has no key.
 
-    The standard library's parser takes milliseconds for a long header, which strangers can send.
+    The standard library's parser takes milliseconds for a long header, which any client can send.
     """
     prefix = f"{KEY_COOKIE}=".encode()
     found = next((part for part in map(bytes.strip, header.split(b";")) if part.startswith(prefix)), b"")
@@ -151,5 +154,6 @@ def _cookie(header: bytes) -> str:
 
 def _other_origin() -> ForbiddenError:
     return ForbiddenError(
-        "A page of another site sent this request; only this gateway's own page may.", code="foreign_origin"
+        "A page of another site sent this request, which is not allowed; open this gateway's own page instead.",
+        code="foreign_origin",
     )

@@ -1,8 +1,8 @@
-"""The chat page at `/`, the administration page at `/admin`, and the session of a browser.
+"""The chat page at `/`, the administration page at `/admin`, and the browser's session.
 
-The files of `assets/` are served as they are, without a build step. Third-party modules are
-unchanged in `assets/vendor/`, with their hashes in `vendor.json`. A content security policy keeps
-the page from loading anything from other hosts.
+The files in `assets/` are served as they are, without a build step. Third-party modules are in
+`assets/vendor/`, unchanged, with their hashes in `vendor.json`. A content security policy prevents
+the pages from loading anything from other hosts.
 """
 
 from __future__ import annotations
@@ -36,13 +36,20 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-#: Characters of a key that fit into a cookie of every browser.
+#: Maximum length of a key, in characters. A cookie with the key fits into the 4096 bytes that every
+#: browser allows.
 MAX_COOKIE_CHARACTERS = 3800
 
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file of the page, plain and compressed."""
+    """A file of the pages.
+
+    Attributes:
+        data: The content.
+        compressed: The content, compressed with gzip.
+        media_type: The media type.
+    """
 
     data: bytes
     compressed: bytes
@@ -50,14 +57,17 @@ class Asset:
 
     @property
     def etag(self) -> str:
-        """Return the entity tag, a digest of the content."""
+        """Return the entity tag, which is a digest of the content."""
         return f'"{hashlib.sha256(self.data).hexdigest()[:16]}"'
 
 
 def add_pages(app: FastAPI, *, chat: bool = True, store: bool = True) -> None:
     """Add the pages, their files and the session to `app`.
 
-    Without `chat`, `/` leads to `/admin`. Without a `store` there is nothing to administer.
+    Args:
+        app: The application.
+        chat: True to serve the chat page at `/`. Otherwise, `/` redirects to `/admin`.
+        store: True if there is a store, whose keys and usage the administration page shows.
     """
     app.state.administered = store
     hidden: dict[str, Any] = {"include_in_schema": False, "response_model": None}
@@ -70,9 +80,9 @@ def add_pages(app: FastAPI, *, chat: bool = True, store: bool = True) -> None:
 
 
 async def root(request: Request) -> Response:
-    """Return the page to browsers, and JSON to other clients.
+    """Return the chat page to browsers, and JSON to other clients.
 
-    Clients such as Claude Code only test the connection.
+    Other clients, such as Claude Code, request `/` only to test the connection.
     """
     if "text/html" not in request.headers.get("accept", ""):
         return JSONResponse({"service": "llmops gateway", "documentation": "/docs"})
@@ -80,24 +90,28 @@ async def root(request: Request) -> Response:
 
 
 async def to_admin(request: Request) -> Response:
-    """Send a browser to the administration page."""
+    """Redirect to the administration page."""
     return RedirectResponse("/admin", 307)
 
 
 async def admin(request: Request) -> Response:
-    """Return the administration page. Its content comes from routes that need the scope `admin`."""
+    """Return the administration page. Its data comes from routes that need the scope `admin`."""
     return _file_response(request, "admin.html")
 
 
 async def asset(request: Request) -> Response:
-    """Return a file of the page. Raises NotFoundError if the page has no such file."""
+    """Return a file of the pages.
+
+    Raises:
+        NotFoundError: The pages have no such file.
+    """
     return _file_response(request, request.path_params["name"])
 
 
 async def session(request: Request) -> Response:
-    """Return the rights of the caller, who may use the page.
+    """Return the rights of the caller.
 
-    Authentication has rejected requests without a required key.
+    Authentication has already rejected requests that lack a required key.
     """
     caller = context_of(request).caller
     rights = {"signed_in": bool(caller.tenant_id), "admin": "admin" in caller.scopes}
@@ -105,7 +119,7 @@ async def session(request: Request) -> Response:
 
 
 async def sign_in(request: Request) -> Response:
-    """Put the key of the request into a cookie that no script can read.
+    """Store the key of the request in a cookie that scripts cannot read.
 
     Raises:
         InvalidRequestError: The request has no key, or a key that does not fit into a cookie.
@@ -115,13 +129,13 @@ async def sign_in(request: Request) -> Response:
         raise InvalidRequestError("Send the key as `Authorization: Bearer KEY`.", code="no_key")
     response = await session(request)
     secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
-    # a cookie without an age ends with the browser's session
+    # A cookie without an age is deleted when the browser's session ends.
     response.set_cookie(KEY_COOKIE, key, path="/", secure=secure, httponly=True, samesite="strict")
     return response
 
 
 async def sign_out(request: Request) -> Response:
-    """Delete the cookie."""
+    """Delete the cookie with the key."""
     response = JSONResponse({"object": "session", "signed_in": False, "admin": False})
     response.delete_cookie(KEY_COOKIE, path="/", httponly=True, samesite="strict")
     return response
@@ -129,7 +143,10 @@ async def sign_out(request: Request) -> Response:
 
 @lru_cache(maxsize=1)
 def assets() -> dict[str, Asset]:
-    """Return the files of the page by name. They are read once and take less than half a megabyte."""
+    """Return the files of the pages by name.
+
+    The files are read once and take less than half a megabyte of memory.
+    """
     files = {}
     for file in sorted(ASSETS.rglob("*")):
         if file.suffix in _TYPES:
@@ -145,9 +162,9 @@ def _asset(data: bytes, suffix: str) -> Asset:
 
 @lru_cache(maxsize=1)
 def content_security_policy() -> str:
-    """Return the content security policy.
+    """Return the content security policy of the pages.
 
-    The import map, the only inline script, is allowed by its hash.
+    The policy allows the import map, the only inline script, by its hash.
     """
     pages = (file.data for name, file in assets().items() if name.endswith(".html"))
     scripts = dict.fromkeys(script for page in pages for script in _INLINE_SCRIPT.findall(page))

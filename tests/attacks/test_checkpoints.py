@@ -365,7 +365,7 @@ def test_a_text_that_a_tokenizer_cannot_read_is_the_clients_error(tmp_path: Path
     (tmp_path / "tokenizer.json").write_text(json.dumps(described))
     tokenizer = TextTokenizer(tmp_path)
     assert tokenizer.encode("Hello")
-    with pytest.raises(InvalidRequestError, match="cannot read the text"):
+    with pytest.raises(InvalidRequestError, match="cannot encode the text"):
         tokenizer.encode("a" * 2000)
 
 
