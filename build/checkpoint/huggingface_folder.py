@@ -28,6 +28,9 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 #: Maximum size of a chat template in bytes. Published templates have up to 30,000.
 MAX_TEMPLATE_BYTES = 2**20
+#: What a model with encoders is started with, also for texts alone (NVIDIA/TensorRT-LLM
+#: `tensorrt_llm/_torch/models/modeling_gemma3vl.py`, Gemma3InputProcessor: AutoProcessor.from_pretrained).
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 _CONFIG_FILES = ("config.json", "generation_config.json", safetensors_header.INDEX_NAME, MODELOPT_FILE)
 
 
@@ -48,13 +51,14 @@ def open_folder(folder: Path, ref: str, weights: bool = True) -> Checkpoint:
     tensors: dict[str, TensorInfo] = {}
     for shard in shards:
         tensors |= safetensors_header.read_header(folder / shard, shard)
-    names = [*_CONFIG_FILES, *TOKENIZER_FILES]
+    names = [*_CONFIG_FILES, *_PROCESSOR_FILES, *TOKENIZER_FILES]
     present = [name for name in names if (folder / name).is_file()] + shards
     generation = _optional_json(folder / "generation_config.json")
     tokenizer = _optional_json(folder / "tokenizer_config.json")
     special = _optional_json(folder / "special_tokens_map.json")
     read = {"config.json": config, "generation_config.json": generation, "tokenizer_config.json": tokenizer}
-    reject_named_files(folder, {**read, "special_tokens_map.json": special})
+    processors = {name: _optional_json(folder / name) for name in _PROCESSOR_FILES}
+    reject_named_files(folder, {**read, **processors, "special_tokens_map.json": special})
     return Checkpoint(
         ref=ref,
         path=folder,

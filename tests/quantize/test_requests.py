@@ -349,6 +349,19 @@ def test_a_checkpoint_of_transformers_5_keeps_its_rotation_for_transformers_4(tm
     assert {key: config[key] for key in before} == before
 
 
+def test_a_model_with_encoders_is_passed_on_with_what_its_processor_reads(tmp_path):
+    """Gemma3InputProcessor and Llama4InputProcessor read it as the engine starts (AutoProcessor.from_pretrained)."""
+    source = write_checkpoint(tmp_path / "source", "gemma3")
+    (source / "preprocessor_config.json").write_text('{"image_processor_type": "Gemma3ImageProcessor"}')
+    job = pytorch.target.prepare(spec("pytorch", tmp_path / "e"), open_checkpoint(str(source)))
+    (tmp_path / "work" / "tokenizer").mkdir(parents=True)
+    job.build(tmp_path / "work", SilentProgress())
+    assert (tmp_path / "work" / "model" / "preprocessor_config.json").is_file()
+    (source / "processor_config.json").write_text("[")
+    with pytest.raises(CheckpointError, match="processor_config"):
+        open_checkpoint(str(source))
+
+
 def test_the_scaling_of_phi_is_as_transformers_4_wants_it():
     """4.57.3: "`rope_scaling` must be a dictionary with three fields, `type`, `short_factor` and `long_factor`"."""
     from transformers import Phi3Config
