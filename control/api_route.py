@@ -33,7 +33,7 @@ MAX_BODY_BYTES = 64 * 2**10
 #: Maximum seconds until the whole body has arrived, so that slow clients cannot hold connections.
 BODY_TIMEOUT = 30.0
 
-#: Number of items of a list that are read at a time. Encoding 500 keys blocks the event loop for
+#: Number of items of a list that are read at a time. Converting 500 keys blocks the event loop for
 #: some 50 ms.
 PAGE_SIZE = 500
 

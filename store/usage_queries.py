@@ -119,7 +119,7 @@ async def find_sequence_gaps(connection: AsyncConnection) -> Sequence[SequenceGa
         .join(gateways, gateways.c.id == usage_records.c.gateway_id)
         .where(usage_records.c.seq >= gateways.c.next_seq)
     )
-    # the event before a high-water mark is known to have arrived, even if its row was deleted
+    # the event before a high-water mark has arrived, whichever table has its row
     marks = select(gateways.c.id, gateways.c.next_seq - 1)
     known = arrived.union_all(marks).subquery()
     following = func.lead(known.c.seq).over(partition_by=known.c.gateway_id, order_by=known.c.seq)

@@ -22,7 +22,7 @@ from llmops.gateway.auth.directory import CredentialUnavailableError, Directory,
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.interfaces import Budget, Caller, Quota
 from llmops.store.accounts.key_secrets import hash_secret, is_secret
-from llmops.store.accounts.keys import KeyRow, find_keys, find_revoked_or_expired, has_any_key
+from llmops.store.accounts.keys import KeyRow, find_keys, find_keys_to_end, has_any_key
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import find_tenant
 from llmops.store.accounts.users import bind_identity, ensure_user, find_user_by_identity
@@ -85,7 +85,7 @@ class KeyDirectory(Directory):
     async def ended(self, keys: Sequence[str]) -> Collection[str]:
         async def find(connection: AsyncConnection) -> Collection[str]:
             batches = [keys[at : at + MAX_KEYS_PER_QUERY] for at in range(0, len(keys), MAX_KEYS_PER_QUERY)]
-            return {key for batch in batches for key in await find_revoked_or_expired(connection, batch)}
+            return {key for batch in batches for key in await find_keys_to_end(connection, batch)}
 
         return await self._ask(find)
 

@@ -248,7 +248,7 @@ async def revoke_key(connection: AsyncConnection, key: KeyRow, by: AuditContext,
     """Revoke a key with all its secrets, permanently.
 
     With `now`, answers that are being generated for the key end too: its expiry is set to the
-    revocation, which `find_revoked_or_expired` looks for.
+    revocation, which `find_keys_to_end` looks for.
 
     Raises:
         InputError: The key is already revoked and `now` is False.
@@ -263,8 +263,11 @@ async def revoke_key(connection: AsyncConnection, key: KeyRow, by: AuditContext,
     await record_action(connection, by, "key.revoke", key.id, key.tenant_id, {"now": True} if now else None)
 
 
-async def find_revoked_or_expired(connection: AsyncConnection, ids: Sequence[str]) -> list[str]:
-    """Return the keys among `ids` that were revoked together with their running answers."""
+async def find_keys_to_end(connection: AsyncConnection, ids: Sequence[str]) -> list[str]:
+    """Return the keys among `ids` whose running answers must end.
+
+    Such keys are revoked, and expired at their revocation or before it.
+    """
     ended = select(api_keys.c.id).where(api_keys.c.id.in_(ids), api_keys.c.expires_at <= api_keys.c.revoked_at)
     return list((await connection.execute(ended)).scalars())
 

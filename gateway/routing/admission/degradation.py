@@ -1,4 +1,4 @@
-"""Degraded mode, which restricts all requests of a saturated model instead of rejecting some.
+"""Degraded mode, which restricts the requests to a saturated model before it rejects any.
 
     NORMAL ⇄ SHORT_ANSWERS ⇄ SMALL_MODEL ⇄ SHORT_PROMPTS ⇄ SHED
 

@@ -37,7 +37,7 @@ class SloHeaders(Check):
 
 
 def slo_header_checks(settings: GatewaySettings) -> list[Check]:
-    """Return the check in a tuple, or an empty tuple if requests are not queued."""
+    """Return a list with the check, or an empty list if requests are not queued."""
     return [SloHeaders()] if settings.queues_requests else []
 
 
