@@ -148,6 +148,11 @@ class Caller:
         """
         return self.user_id or self.tenant_id
 
+    @property
+    def group(self) -> str:
+        """Return the callers that share with this caller: those of its tenant, or of its address."""
+        return self.share.partition("/")[0]
+
     def may_use(self, model: str) -> bool:
         """Return True if the caller may use the model."""
         return self.models is None or model in self.models

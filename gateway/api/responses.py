@@ -153,7 +153,7 @@ class ResponsesEndpoints:
         if turn is not None:
             builder.response["conversation"] = {"id": _conversation_of(body)}
         store = self._store if self._is_to_be_stored(body, own, builder, context) else None
-        saver = ResponseSaver(store, turn.add if turn is not None else None)
+        saver = ResponseSaver(store, turn.add if turn is not None else None, context.caller.group)
         whole = not (body.stream or body.background)
         generation = ChatGeneration(self._service, chat, model, builder.id, context)
 
@@ -314,7 +314,7 @@ class ResponsesEndpoints:
         message = "The gateway that generated this response was lost; create the response again."
         entry.response.update(status="failed", error={"code": "server_error", "message": message})
         entry.running = False
-        failed = entry.to_row()
+        failed = entry.to_row(group=row.group)
         await self._store.put(failed, new=False)
         return failed
 

@@ -537,7 +537,8 @@ class ResumableChats:
             store = await self._conversations()
             with suppress(NotFoundError):
                 add = ResponseTurn(store, caller, await store.read(caller, form.response["conversation"]["id"])).add
-        return BackgroundSaver(caller.owner, form, ResponseSaver(self._responses, add), taken_over=True).save
+        saver = ResponseSaver(self._responses, add, caller.group)
+        return BackgroundSaver(caller.owner, form, saver, taken_over=True).save
 
     async def _give_up(
         self,

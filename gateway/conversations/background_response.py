@@ -110,7 +110,7 @@ class BackgroundSaver:
         Raises:
             UnavailableError: The store is unavailable.
         """
-        await self._store.put(self._entry(running=True).to_row())
+        await self._store.put(self._entry(running=True).to_row(group=self._saver.group))
 
     async def save(self, run: ChatRun) -> bool:
         """Store the current state, and stop a response that another gateway cancelled or deleted."""

@@ -131,6 +131,10 @@ class ChatRun(AnswerRun):
     def usage(self) -> Usage:
         return self.answer.usage
 
+    @property
+    def group(self) -> str:
+        return self._context.caller.group
+
     async def stop(self) -> None:
         self.answer.cancel()
         await self.task
@@ -325,10 +329,10 @@ class ChatRunRegistry:
             over = [one for one in self._runs.values() if one.over]
             if not over:
                 break
-            counts = Counter(one.owner for one in over)
-            # Drop the oldest answer of the owner with the most answers, so that no owner displaces
-            # the answers of others.
-            self._forget(max(over, key=lambda one: counts[one.owner]))
+            groups, owners = Counter(one.group for one in over), Counter(one.owner for one in over)
+            # Drop the oldest answer of the owner with the most answers in the group with the most,
+            # so that neither displaces the answers of others.
+            self._forget(max(over, key=lambda one: (groups[one.group], owners[one.owner])))
 
     def _forget(self, run: ChatRun) -> None:
         if self._runs.get((run.owner, run.id)) is run:

@@ -27,15 +27,16 @@ class ResponseSaver:
     """A writer of one response's end to the store, and to the response's conversation, if any."""
 
     def __init__(
-        self, store: ResponseStore | None, add: Callable[[StoredResponse], Awaitable[None]] | None = None
+        self, store: ResponseStore | None, add: Callable[[StoredResponse], Awaitable[None]] | None, group: str
     ) -> None:
         """Create the writer.
 
         Args:
             store: The store; None for a response that is not stored.
             add: Adds a response to its conversation; None for a response without a conversation.
+            group: The owner's `Caller.group`.
         """
-        self.store, self._add, self._began = store, add, utc_now()
+        self.store, self._add, self._began, self.group = store, add, utc_now(), group
 
     async def save(self, entry: StoredResponse) -> bool:
         """Store an ended response. Return False on failure."""
@@ -74,7 +75,7 @@ class ResponseSaver:
             self._add = None
         if self.store is None:
             return True
-        row, limit = entry.to_row(self._began if new else None), self.store.limits.item_bytes
+        row, limit = entry.to_row(self._began if new else None, self.group), self.store.limits.item_bytes
         if row.size > limit:
             log.warning(
                 "Response %s was not stored: it has %d characters, and at most %d are stored.", row.id, row.size, limit

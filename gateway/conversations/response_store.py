@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -50,8 +50,11 @@ class StoredResponse:
     def id(self) -> str:
         return str(self.response["id"])
 
-    def to_row(self, began: datetime | None = None) -> ResponseRecord:
-        """Return the encoded form of the response for the store."""
+    def to_row(self, began: datetime | None = None, group: str = "") -> ResponseRecord:
+        """Return the encoded form of the response for the store.
+
+        `began` and `group` are as in `ResponseRecord`.
+        """
         named = (*self.items, *self.response["output"])
         return ResponseRecord(
             id=self.id,
@@ -62,6 +65,7 @@ class StoredResponse:
             items=encode_json(self.items),
             cuts=encode_json(self.cuts),
             began=began,
+            group=group,
             item_ids=tuple(item["id"] for item in named if "id" in item and item.get("type") != "item_reference"),
         )
 
@@ -81,6 +85,7 @@ class ResponseRecord:
         item_ids: The ids of the items that later requests can refer to.
         age: Seconds since the last write.
         began: The time when the generation began; None for a response that is already stored.
+        group: The owner's `Caller.group`, for stores that evict responses of all owners.
     """
 
     id: str
@@ -93,6 +98,7 @@ class ResponseRecord:
     item_ids: tuple[str, ...] = ()
     age: float = 0.0
     began: datetime | None = None
+    group: str = ""
 
     @property
     def size(self) -> int:
@@ -183,7 +189,8 @@ class MemoryResponses(ResponseStore):
     """The responses of this process, limited in number, size and age.
 
     Beyond the limits, the store evicts the least recently used responses of the owner with the
-    most: one owner cannot evict the responses of another owner with fewer.
+    most, in the group with the most: neither one owner nor many of one group can evict the
+    responses of others with fewer.
     """
 
     def __init__(self, limits: ResponseStoreSettings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -191,6 +198,7 @@ class MemoryResponses(ResponseStore):
         self._clock = clock
         self._owners: dict[str, OrderedDict[str, ResponseRecord]] = {}
         self._sizes: dict[str, int] = {}
+        self._groups: dict[str, str] = {}
         self._size = 0
         self._holders: dict[tuple[str, str], str] = {}
         # Write times of responses, oldest first. Responses that were rewritten or deleted leave
@@ -206,15 +214,17 @@ class MemoryResponses(ResponseStore):
         if (not self._remove(row.owner, row.id) and not new) or (row.began and purged and row.began <= purged):
             return False
         self._owners.setdefault(row.owner, OrderedDict())[row.id] = row
+        self._groups[row.owner] = row.group or row.owner
         self._sizes[row.owner] = self._sizes.get(row.owner, 0) + row.size
         self._size += row.size
         for item_id in row.item_ids:
             self._holders[row.owner, item_id] = row.id
         self._when[row.id] = now = self._clock()
         self._written.append((now, row.owner, row.id))
-        while len(self) > self.limits.entries or self._size > self.limits.bytes:
-            largest = max(self._sizes, key=self._sizes.__getitem__)
-            self._remove(largest, next(iter(self._owners[largest])))
+        while len(self) > self.limits.entries:
+            self._evict({owner: len(rows) for owner, rows in self._owners.items()})
+        while self._size > self.limits.bytes:
+            self._evict(self._sizes)
         return True
 
     async def find(self, response_id: str, owner: str) -> ResponseRecord | None:
@@ -269,6 +279,14 @@ class MemoryResponses(ResponseStore):
             if self._when.get(response_id) == when:
                 self._remove(owner, response_id)
 
+    def _evict(self, amounts: Mapping[str, int]) -> None:
+        """Evict one response, given each owner's part of the amount that is over its limit."""
+        groups: Counter[str] = Counter()
+        for owner, amount in amounts.items():
+            groups[self._groups[owner]] += amount
+        largest = max(amounts, key=lambda owner: (groups[self._groups[owner]], amounts[owner]))
+        self._remove(largest, next(iter(self._owners[largest])))
+
     def _remove(self, owner: str, response_id: str) -> bool:
         row = self._owners.get(owner, OrderedDict()).pop(response_id, None)
         if row is None:
@@ -280,7 +298,7 @@ class MemoryResponses(ResponseStore):
             if self._holders.get((owner, item_id)) == response_id:
                 del self._holders[owner, item_id]
         if not self._owners[owner]:
-            del self._owners[owner], self._sizes[owner]
+            del self._owners[owner], self._sizes[owner], self._groups[owner]
         return True
 
 

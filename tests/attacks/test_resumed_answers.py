@@ -15,6 +15,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
 from tests.attacks.harness import MIB, record
+from tests.attacks.test_stored_responses import TenantsInHeaders
 from tests.gateway.test_resumed_streams import gateways, patient, shared, told, valkey
 from tests.support.gateway_stack import serving
 from tests.support.resuming_reader import OPENAI, ResumingReader
@@ -66,9 +67,24 @@ async def test_answers_of_one_owner_do_not_push_out_anothers(told, tmp_path, mon
     assert kept.status_code == 200
 
 
-async def ask(client, key: str, **fields) -> httpx.Response:
+async def test_answers_of_many_users_of_a_tenant_do_not_push_out_anothers(told, monkeypatch):
+    monkeypatch.setattr("llmops.gateway.conversations.chat_run.MAX_RETAINED_RUNS", 10)
+    told.wait = 0.0
+    settings = GatewaySettings(triton=f"127.0.0.1:{told.triton.port}")
+    async with serving(settings, [TenantsInHeaders()]) as (client, _):
+        asked = [
+            await ask(client, "key", user=user) for user in ("acme/a", "acme/a", *(f"evil/{at}" for at in range(15)))
+        ]
+        assert {one.status_code for one in asked} == {200}
+        headers = {"x-user": "acme/a"}
+        kept = [await client.get(f"{OPENAI}/{run_of(one)}", headers=headers) for one in asked[:2]]
+    record(f"{[one.status_code for one in kept]} for the rest of another tenant's answers")
+    assert [one.status_code for one in kept] == [200, 200]
+
+
+async def ask(client, key: str, user: str = "", **fields) -> httpx.Response:
     """Send a request whose answer can be resumed, and read all of it."""
-    headers = {"authorization": f"Bearer {key}", "x-llmops-resume": "true"}
+    headers = {"authorization": f"Bearer {key}", "x-llmops-resume": "true", "x-user": user}
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Mine"}], "max_tokens": 1, "stream": True}
     return await client.post(OPENAI, json={**body, **fields}, headers=headers)
 

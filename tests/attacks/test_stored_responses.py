@@ -13,6 +13,8 @@ import pytest
 from llmops.gateway.conversations.response_store import ResponseRecord
 from llmops.gateway.conversations.sql_responses import SqlResponses
 from llmops.gateway.errors import UnavailableError
+from llmops.gateway.http.middleware import Check
+from llmops.gateway.interfaces import Caller
 from tests.attacks.harness import MIB, Engine, Gateway, Neighbour, record, scaled
 from tests.support.gateway_stack import running
 from tests.support.waiting import eventually
@@ -98,6 +100,34 @@ def test_an_owner_that_stores_much_evicts_nobody_else(engine: Engine, start: Cal
     found = [victim.get(one).status_code for one in kept]
     record(f"{found.count(200)} of {len(found)} responses of the victim are there")
     assert found == [200] * len(kept)
+
+
+class TenantsInHeaders(Check):
+    """Callers of tenants without a store, as those of OIDC tokens are: the header `x-user` is `TENANT/USER`."""
+
+    async def before(self, scope, context) -> None:
+        share = context.headers.get(b"x-user", b"").decode()
+        tenant, _, user = share.partition("/")
+        context.caller = Caller(tenant, user, share=share)
+
+
+@pytest.mark.parametrize("users", [1, 20], ids=["many responses", "many users"])
+async def test_a_tenant_that_stores_many_responses_evicts_no_larger_one_of_another(card, tokenizer, users) -> None:
+    """Before the fix, owners with fewer responses of more bytes lost them, and so did those beside many users."""
+    async with running(card, tokenizer, checks=[TenantsInHeaders()], responses={"entries": 8}) as stack:
+        stack.say("Hello")
+
+        async def create(user: str, text: str) -> str:
+            body = {"model": "tiny", "input": text, "max_output_tokens": 1}
+            answer = await stack.client.post("/v1/responses", json=body, headers={"x-user": user})
+            return answer.json()["id"]
+
+        kept = [await create("acme/ann", text) for text in ("hi " * 20, "hi", "hi")]
+        for number in range(20):
+            await create(f"evil/{number % users}", "hi")
+        found = [await stack.client.get(f"/v1/responses/{one}", headers={"x-user": "acme/ann"}) for one in kept]
+    record(f"{sum(one.status_code == 200 for one in found)} of {len(found)} responses of the victim are there")
+    assert [one.status_code for one in found] == [200] * len(kept)
 
 
 async def test_a_response_names_no_conversation_that_lacks_it(card, tokenizer, tmp_path) -> None:
