@@ -33,7 +33,7 @@ from llmops.gateway.http.sse import DisconnectWatcher
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.schemas.response_schemas import ChatCompletion, StoppedRunResponse
 
-#: Fields that are accepted without effect.
+#: Fields that are accepted without effect, so that clients which always send them work.
 CHAT_IGNORED_FIELDS = COMMON_IGNORED_FIELDS | {
     *("store", "prompt_cache_options", "prompt_cache_retention", "verbosity", "moderation", "include_reasoning"),
 }

@@ -47,8 +47,8 @@ from llmops.store.conversations import Conversation, NewMessage
 
 log = logging.getLogger(__name__)
 
-#: Number of conversations on a page of the list. The list has no messages, so that a large page is
-#: still a small response.
+#: Number of conversations on a page of the list, by default and at most. Entries have no messages,
+#: so a large page is still a small response.
 DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 50, 1000
 #: Maximum length of a search text, in characters; the rest is ignored. Bounds the work of the
 #: database; 200 characters identify a text.

@@ -69,7 +69,7 @@ class EmbeddingsEndpoint:
         report_ignored_fields(context, self._service, body)
         if body.dimensions is not None and body.dimensions > model.card.dimensions:
             raise InvalidRequestError(
-                f"dimensions is at most {model.card.dimensions} for this model.", param="dimensions"
+                f"dimensions must be at most {model.card.dimensions} for this model.", param="dimensions"
             )
         inputs = _inputs(body, self._service.limits.inputs)
         check_prompt_characters(sum(len(one) for one in inputs if isinstance(one, str)), self._service.limits, "input")

@@ -26,7 +26,8 @@ from llmops.gateway.routing.served_models import ModelReadiness
 from llmops.gateway.schemas.response_schemas import HealthResponse
 from llmops.gateway.telemetry.metrics import GatewayMetrics
 
-#: Seconds that a model may take to generate a token when a readiness check has `generate=true`.
+#: Seconds that a model may take to generate a token when a readiness check has `generate=true`. A
+#: slower model counts as broken.
 GENERATE_TIMEOUT = 10.0
 #: Test requests per second and model. Bounds the load on the engines, however many clients ask.
 GENERATE_CHECKS_PER_SECOND = 1
@@ -190,7 +191,7 @@ def _problem(request: Request, ready: Sequence[str], broken: Mapping[str, str], 
         )
     if _is_set(request, "strict") and (first or problem):
         return first or problem
-    return None if ready else first or problem or "Triton serves no model."
+    return None if ready else first or problem or "Triton serves no model; its operator must load one."
 
 
 def _not_ready(problem: str) -> UnavailableError:

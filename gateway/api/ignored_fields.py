@@ -19,7 +19,8 @@ from llmops.gateway.schemas.request_fields import RequestModel
 
 log = logging.getLogger(__name__)
 
-#: Fields of chat and text completions that are accepted without effect.
+#: Fields of chat and text completions that are accepted without effect, so that clients which
+#: always send them work.
 COMMON_IGNORED_FIELDS = frozenset(
     {
         *("priority", "cache_salt", "include_stop_str_in_output"),

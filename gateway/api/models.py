@@ -21,7 +21,7 @@ from llmops.gateway.routing.replicas.status import summarize_capacity
 from llmops.gateway.routing.served_models import Model
 from llmops.gateway.schemas.response_schemas import ModelEntries, ModelEntry
 
-#: Number of models on a page of Anthropic's list; both are Anthropic's values.
+#: Number of models on a page of the list, by default and at most, as in Anthropic's API.
 DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 20, 1000
 
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from llmops.gateway.conversations.conversation_store import ConversationStore
     from llmops.gateway.conversations.conversation_turn import ResponseTurn
 
-#: Fields that are accepted without effect.
+#: Fields that are accepted without effect, so that clients which always send them work.
 RESPONSES_IGNORED_FIELDS = frozenset(
     {
         *("client_metadata", "include", "max_tool_calls", "prompt_cache_retention", "stream_options"),
@@ -68,7 +68,7 @@ LOST_RUN_TIMEOUT = 5 * SAVE_INTERVAL
 #: Seconds that a cancellation waits for the gateway that generates the response to stop. A gateway
 #: reads cancellations every `SAVE_INTERVAL`.
 CANCEL_TIMEOUT = 3 * SAVE_INTERVAL
-#: Seconds between two reads of the store while a cancellation waits.
+#: Seconds between two reads of the store while a cancellation waits. Bounds the load on the store.
 CANCEL_POLL_INTERVAL = 0.25
 #: Number of copies of a stored response that a reader holds in memory: the stored text, the parsed
 #: object, and the event that is being sent.

@@ -76,7 +76,7 @@ MAX_TAKEOVERS = 3
 #: Seconds that an answer which was taken over waits for its model and for a free slot. A gateway
 #: that has just started needs a moment to find its models.
 ADOPTION_TIMEOUT = 30.0
-#: Seconds between two attempts to continue an answer.
+#: Seconds between two attempts to continue an answer. Bounds the work of attempts that fail.
 ADOPTION_INTERVAL = 0.5
 _RUN_ID = re.compile(r"chatcmpl-[0-9a-f]{24}")
 
@@ -603,7 +603,7 @@ def check_resumable(body: ChatRequest) -> None:
 
 
 def _no_answer(run_id: str) -> NotFoundError:
-    return NotFoundError(f"There is no answer with id '{run_id[:40]}'.")
+    return NotFoundError(f"There is no answer with id '{run_id[:40]}'; use the id in the answer's first event.")
 
 
 class _ResumableChatChunks(ChatChunks):

@@ -26,16 +26,17 @@ log = logging.getLogger(__name__)
 #: Minimum number of seconds between two log lines with the same reason. Bounds the log, because
 #: clients can cause such lines at any rate.
 LOG_INTERVAL = 10.0
-#: Number of file descriptors reserved for Triton, stores and files. Clients get the rest.
+#: Number of file descriptors reserved for Triton, stores and files. Clients get the rest, so that
+#: connections cannot make the gateway fail to open its own files.
 RESERVED_DESCRIPTORS = 64
-#: Maximum number of bytes that wait behind requests, over all connections. A single read of a
-#: socket yields up to 256 KiB.
+#: Maximum number of bytes that wait behind requests, over all connections. Bounds memory, because a
+#: single read of a socket yields up to 256 KiB.
 MAX_PIPELINED_BYTES_TOTAL = 16 * 2**20
-#: Maximum number of bytes in responses that clients do not read, over all connections. Only the
-#: bytes over 64 KiB of a connection count.
+#: Maximum number of bytes in responses that clients do not read, over all connections. Bounds
+#: memory. Only the bytes over 64 KiB of a connection count.
 MAX_UNREAD_BYTES_TOTAL = 64 * 2**20
-#: Maximum number of bytes in incomplete headers, over all connections. Only headers of more than 4
-#: KiB count.
+#: Maximum number of bytes in incomplete headers, over all connections. Bounds memory. Only headers
+#: of more than 4 KiB count.
 MAX_HEADER_BYTES_TOTAL = 16 * 2**20
 #: Maximum number of pipelined requests that start in one iteration of the event loop, over all
 #: connections. If all of 400 connections started one, new connections and other clients would wait.
@@ -174,9 +175,9 @@ class ConnectionLimits:
             address: The network of the client.
         """
         if self.per_client and len(self.clients.get(address, ())) >= self.per_client:
-            return f"{address} has {self.per_client}, as many as limits.connections_per_client allows"
+            return f"{address} has {self.per_client} connections, as many as limits.connections_per_client allows"
         if descriptor >= self.descriptors - RESERVED_DESCRIPTORS and not self._make_room():
-            return f"the process has nearly all of its {self.descriptors} file descriptors in use"
+            return f"the process has nearly all of its {self.descriptors} file descriptors in use; raise `ulimit -n`"
         if self.open >= self.connections and not self._make_room():
             return f"{self.connections} connections are open, as many as limits.connections allows"
         return None

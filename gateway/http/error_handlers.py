@@ -104,7 +104,7 @@ def _allowed_methods(request: Request) -> list[str]:
 _NO_ADMIN_API = "This gateway has no admin API: use `llmops control`, or `llmops up` with a store (--store)."
 #: Paths that exist only with some settings, and advice for a gateway without these settings.
 _OPTIONAL_PATHS = {
-    "/v1/moderations": "This gateway has no safety filters; describe some in its settings (docs/safety.md).",
+    "/v1/moderations": "This gateway has no safety filters. Its operator can add some (docs/safety.md).",
     **{f"/api/{name}": _NO_ADMIN_API for name in ("audit", "keys", "prices", "tenants", "usage", "users")},
 }
 

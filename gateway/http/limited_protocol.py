@@ -185,7 +185,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._unread_timer is not None:
             self._unread_timer.cancel()
             self._unread_timer = None
-        # uvicorn leaves this timer running after a reset, and the timer the whole connection in memory
+        # uvicorn does not stop this timer after a reset, and the timer would keep the whole
+        # connection in memory.
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 

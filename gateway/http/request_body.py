@@ -45,9 +45,10 @@ MIN_BODY_BYTES_PER_SECOND = 1024
 #: Maximum time for a whole body, as a multiple of `timeouts.body`. Bounds the time that fast first
 #: bytes gain.
 MAX_BODY_TIMEOUT_FACTOR = 10
-#: Number of bytes of a body that are examined before other requests run again.
+#: Number of bytes of a body that are examined before other requests run again. Bounds the delay of
+#: other requests.
 SLICE_BYTES = 2**16
-#: Maximum number of characters of a body besides its prompt, for example in tools and schemas.
+#: Maximum number of characters of a body besides its prompt. Tools and schemas are such characters.
 NON_PROMPT_CHARACTERS = 2**20
 #: Cost of a key or a container relative to the cost of a value. Measured with the request models:
 #: 0.8 µs and 0.1 µs.
@@ -61,7 +62,8 @@ _UNWEIGHED_BYTES = 2048
 #: Estimated bytes of memory above which the cost is computed again without the contents of strings.
 #: The exact computation is slower, and matters only for large estimates.
 _EXACT_FROM_BYTES = 2**18
-#: Maximum number of digits of an integer that Python converts to text.
+#: Maximum number of digits of an integer that Python converts to text. Longer integers raise a
+#: ValueError.
 _MAX_INTEGER_DIGITS = 4300
 #: Number of bytes by which two slices overlap, so that no suspicious number or escape is cut.
 _OVERLAP = 512
@@ -280,7 +282,9 @@ def reject_non_finite_numbers(body: bytes) -> None:
 
     def reject(literal: str) -> NoReturn:
         shown = literal if len(literal) <= 20 else literal[:20] + "…"
-        raise InvalidRequestError(f"The body is not valid JSON: {shown} is not a valid JSON number.")
+        raise InvalidRequestError(
+            f"The body is not valid JSON: {shown} is not a valid JSON number. Send a finite number."
+        )
 
     def parse_float(literal: str) -> float:
         value = float(literal)

@@ -24,13 +24,15 @@ from llmops.gateway.telemetry.metrics import GatewayMetrics
 from llmops.gateway.telemetry.request_timeline import FinishedRequest, is_server_failure
 from llmops.gateway.telemetry.trace_context import TraceContext, parse_traceparent
 
-#: Seconds between two exports of traces.
+#: Seconds between two exports of traces. Traces of several requests are exported together.
 TRACE_EXPORT_INTERVAL = 1.0
 #: Seconds between two writes to the access log. Short enough to follow the log while requests run.
 LOG_FLUSH_INTERVAL = 0.2
-#: Seconds that an export of traces may take before it fails.
+#: Seconds that an export of traces may take before it fails, so that a slow receiver does not block
+#: the export for long.
 EXPORT_TIMEOUT = 10.0
-#: Seconds that the last export may take when the gateway shuts down.
+#: Seconds that the last export may take when the gateway shuts down. Bounds the delay of the
+#: shutdown if the receiver cannot be reached.
 SHUTDOWN_EXPORT_TIMEOUT = 2.0
 #: Maximum number of access log lines that wait to be written. Bounds memory if the disk is slow;
 #: further lines are dropped and counted.

@@ -52,6 +52,7 @@ SAMPLE_CONVERSATIONS: tuple[dict[str, Any], ...] = tuple(
 )
 
 #: Seconds for which a template is not rendered on the event loop after it was too slow there.
+#: Otherwise, each of its requests would delay other clients again.
 SLOW_SECONDS = 10.0
 
 #: Maximum length of a template, in characters. The longest known templates have 30,000.
@@ -221,7 +222,8 @@ class ChatTemplate:
                 continue
             if prompt.text != plain:
                 log.warning(
-                    "The chat template changes its control tokens; messages that contain a control token are rejected"
+                    "The chat template changes its control tokens; messages that contain a control token are rejected. "
+                    "To accept them, use a template that writes the tokens unchanged"
                 )
                 self._marked = None
                 return
@@ -230,7 +232,8 @@ class ChatTemplate:
         self._composed = frozenset(composed)
         if composed:
             log.warning(
-                "The chat template writes %s in parts; these texts also become control tokens in clients' messages",
+                "The chat template writes %s in parts; these texts also become control tokens in clients' messages. "
+                "To prevent this, use a template that writes them whole",
                 sorted(composed),
             )
 

@@ -30,7 +30,8 @@ T = TypeVar("T")
 #: half a millisecond, which delays other clients less than a handover to a thread.
 INLINE_CHARACTERS = 4096
 
-#: Minimum length of a large text, in characters.
+#: Minimum length of a large text, in characters. Large texts are tokenized one after the other,
+#: because each takes much memory.
 LARGE_CHARACTERS = 2**18
 
 #: Size, in characters, that keeps work off the event loop whatever the length of its text.
@@ -48,7 +49,7 @@ SHORT_LANE_SECONDS = 0.25
 SWITCH_INTERVAL = 0.0005
 
 #: Minimum number of seconds between two garbage collections while text threads work without a
-#: break.
+#: break. Bounds the memory of cycles that were not collected.
 GC_INTERVAL = 10.0
 
 

@@ -24,7 +24,8 @@ from tokenizers import Tokenizer
 
 from llmops.gateway.text.detokenizer import BYTE_OF
 
-#: Number of bytes that are counted between two comparisons with `enough`.
+#: Number of bytes that are counted between two comparisons with `enough`. Bounds the work after the
+#: bound is above `enough`.
 SLICE_BYTES = 2**18
 
 #: Maximum number of tokens that a character can become: one per byte in UTF-8.
@@ -33,7 +34,7 @@ MAX_TOKENS_PER_CHARACTER = 4
 #: Maximum number of bytes of a text per byte of its canonical composition (NFC).
 MAX_COMPOSITION_RATIO = 4
 
-#: Pre-tokenizers that drop no bytes.
+#: Pre-tokenizers that drop no bytes, so that the bound holds for their tokenizers.
 _KEEPING = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
 _SPACES = frozenset(byte for code in range(0x3001) if chr(code).isspace() for byte in chr(code).encode())
 

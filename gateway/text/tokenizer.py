@@ -30,7 +30,8 @@ _CHARACTERS_PER_TOKEN = 8
 #: Maximum number of tokens at the end of a cut text that may differ from the tokens of the whole
 #: text, including special tokens.
 _TOKENS_NEAR_CUT = 64
-#: Number of characters that `count_in_pieces` tokenizes at a time.
+#: Number of characters that `count_in_pieces` tokenizes at a time. Bounds memory: each token takes
+#: 500 bytes.
 _PIECE_CHARACTERS = 2**15
 
 

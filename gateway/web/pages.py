@@ -126,7 +126,9 @@ async def sign_in(request: Request) -> Response:
     """
     key = bearer_token(request.scope)
     if not key or len(key) > MAX_COOKIE_CHARACTERS or not re.fullmatch(r"[\w.~+/=-]+", key, re.ASCII):
-        raise InvalidRequestError("Send the key as `Authorization: Bearer KEY`.", code="no_key")
+        raise InvalidRequestError(
+            "The request has no key that fits into a cookie; send it as `Authorization: Bearer KEY`.", code="no_key"
+        )
     response = await session(request)
     secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
     # A cookie without an age is deleted when the browser's session ends.

@@ -231,7 +231,7 @@ async def test_one_address_has_its_share_of_the_connections(card, tokenizer, cap
     async with running(card, tokenizer, limits=limits) as stack:
         held = [await connect(stack) for _ in range(most - 1)]  # and the client's own
         assert error_in(await answer_to(stack)) == (503, "overloaded")
-        assert f"127.0.0.1 has {most}, as many as limits.connections_per_client allows" in caplog.text
+        assert f"127.0.0.1 has {most} connections, as many as limits.connections_per_client allows" in caplog.text
         host, port = stack.client.base_url.host, stack.client.base_url.port
         reader, writer = await asyncio.open_connection(host, port, local_addr=("127.0.0.2", 0))
         writer.write(LAST)

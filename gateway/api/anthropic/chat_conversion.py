@@ -30,7 +30,7 @@ _FIELD_NAMES = {
     "user": "metadata.user_id",
 }
 _TOOL_FIELDS = ((".function.parameters", ".input_schema"), (".function.", "."))
-#: Fields that are accepted without effect.
+#: Fields that are accepted without effect, so that clients which always send them work.
 MESSAGE_IGNORED_FIELDS = frozenset(
     {
         *("container", "context_management", "diagnostics", "inference_geo", "speed", "thinking.display"),
@@ -283,7 +283,8 @@ class _Transcript:
         expected = _BLOCK_ROLES.get(block.type, role)
         if expected != role:
             raise InvalidRequestError(
-                f"A block of type '{block.type}' belongs in a message of the {expected}.", param=f"{where}.type"
+                f"A block of type '{block.type}' belongs in a message of the {expected}; move it.",
+                param=f"{where}.type",
             )
         if block.type == "tool_result":
             self.messages.append(_tool_message(block, where))
@@ -320,7 +321,9 @@ def _texts(content: str | Sequence[ResultBlock], where: str) -> list[str]:
 
 def _text(block: ContentBlock | ResultBlock, where: str) -> str:
     if block.type != "text":
-        problem = f"'{where}' is of type '{block.type}', which is not supported: models here take text only."
+        problem = (
+            f"'{where}' is of type '{block.type}', which is not supported: models here take text only. Leave it out."
+        )
         raise UnsupportedError(problem, param=f"{where}.type")
     if block.text is None:
         raise missing_parameter(f"{where}.text")

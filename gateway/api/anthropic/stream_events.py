@@ -58,7 +58,7 @@ class MessageEvents(AnswerEvents):
         self._head, self._stop, self._error_event = head, stop, error_event
         self._started = self._called = False
         self._index = -1
-        self._open: OutputDelta | None = None  # the first piece of the open block
+        self._open: OutputDelta | None = None  # The first piece of the open content block.
         self._head_of_deltas = ""
         self._thinking: list[str] = []
 
