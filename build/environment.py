@@ -1,6 +1,6 @@
-"""Facts about this machine: versions of installed distributions, GPUs and available memory.
+"""Detect facts about this machine: versions of installed distributions, GPUs and available memory.
 
-Nothing here imports the libraries that it asks about.
+No function imports the library that it reports on.
 """
 
 import functools
@@ -13,8 +13,8 @@ from importlib import metadata
 from itertools import takewhile
 from pathlib import Path
 
-#: Environment variable with the interpreter that has TensorRT-LLM, if it has one of its own
-#: (Dockerfile.trtllm).
+#: Environment variable with the Python interpreter that has TensorRT-LLM, if this is not the
+#: interpreter of llmops (Dockerfile.trtllm).
 TRTLLM_PYTHON = "LLMOPS_TRTLLM_PYTHON"
 _GPU_LINE = re.compile(r"^GPU \d", re.MULTILINE)
 
@@ -47,7 +47,7 @@ def version_in(python: str, name: str) -> str:
 def visible_gpus() -> Sequence[str] | None:
     """Return the GPUs that this process may use, or None if nvidia-smi is missing or fails.
 
-    CUDA takes those of CUDA_VISIBLE_DEVICES up to the first that does not exist.
+    CUDA takes the GPUs of CUDA_VISIBLE_DEVICES up to the first that does not exist.
     """
     chosen, program = os.environ.get("CUDA_VISIBLE_DEVICES"), shutil.which("nvidia-smi")
     listing = None
@@ -60,7 +60,7 @@ def visible_gpus() -> Sequence[str] | None:
 
     def exists(gpu: str) -> bool:
         if gpu.startswith("GPU-"):
-            # CUDA takes the beginning of an id, too
+            # CUDA also accepts the beginning of a GPU's UUID.
             return listing is None or f"(UUID: {gpu}" in listing
         return gpu.startswith("MIG-") or (gpu.isdecimal() and (present is None or int(gpu) < len(present)))
 
@@ -70,7 +70,7 @@ def visible_gpus() -> Sequence[str] | None:
 def available_memory() -> int | None:
     """Return the bytes available without swapping, or None if /proc does not say.
 
-    The limit of this container is taken into account.
+    The memory limit of this container counts too.
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -81,7 +81,7 @@ def available_memory() -> int | None:
 
 
 def _cgroup_free() -> int:
-    """Return the bytes left within the container's memory limit."""
+    """Return the bytes left within the container's memory limit, or None without a limit."""
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())

@@ -1,6 +1,6 @@
-"""Text encoders (BERT and related models), built into engines.
+"""Build engines of text encoders (BERT and related models).
 
-An engine returns vectors, or scores of text pairs.
+Such an engine returns vectors, or scores of text pairs.
 
 Models that generate text belong to `targets/`.
 """

@@ -20,17 +20,18 @@ from llmops.input_files import MALFORMED, MAX_TABLE_BYTES
 
 @dataclass(frozen=True)
 class EncoderFamily:
-    """A family of encoders.
+    """A family of encoders, with the names of its weights.
 
-    `prefix` may begin its weights' names. `head` lists the layers between the first token's state
-    and the score of a cross-encoder, None for a model that returns vectors.
+    `prefix` is the text that may precede the names of the weights. `head` names the two layers
+    between the first token's state and the score of a cross-encoder, and is None for a model that
+    returns vectors.
     """
 
     prefix: str
     head: tuple[str, str] | None = None
 
 
-#: Families by `architectures[0]` of config.json.
+#: Families of encoders that can be built, by `architectures[0]` of config.json.
 ENCODERS = {
     "BertModel": EncoderFamily("bert."),
     "RobertaModel": EncoderFamily("roberta."),
@@ -48,8 +49,10 @@ _SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "speci
 class EncoderCheckpoint(ModelCheckpoint):
     """An encoder checkpoint.
 
-    `pooling` is mean or cls, `max_seq_len` counts the special tokens, `position_offset` is
-    RoBERTa's. `head` lists the layers of a cross-encoder, which returns one score and no vector.
+    `prefix` precedes the names of the weights. `pooling` is mean or cls, and `normalise` scales
+    vectors to length 1. `max_seq_len` is in tokens and counts the special tokens. `position_offset`
+    is the number of the first token's position, which RoBERTa does not begin at 0. `head` names the
+    layers of a cross-encoder, which returns one score and no vector.
     """
 
     prefix: str
@@ -61,7 +64,7 @@ class EncoderCheckpoint(ModelCheckpoint):
 
     @property
     def parameters(self) -> int:
-        """Return the number of weights. Stored numbers of positions do not count."""
+        """Return the number of weights, without stored position ids."""
         return sum(tensor.numel for tensor in self.tensors.values() if not tensor.dtype.startswith("I"))
 
 
@@ -79,7 +82,7 @@ def open_encoder(ref: str) -> EncoderCheckpoint | None:
 
     Raises:
         CheckpointError: The encoder cannot be served.
-        MissingDependencyError: The package of the bundled encoder is not installed.
+        MissingDependencyError: The distribution of the bundled encoder is not installed.
     """
     if not is_encoder(ref):
         return None
@@ -92,13 +95,13 @@ def open_encoder(ref: str) -> EncoderCheckpoint | None:
 
 @contextmanager
 def reject_odd_settings(ref: str) -> Iterator[None]:
-    """Turn the errors of settings and weights that do not fit together into a CheckpointError."""
+    """Convert any other error in the block to a CheckpointError about the files of `ref`."""
     try:
         yield
     except (*MALFORMED, RuntimeError) as error:
         raise CheckpointError(
-            f"The settings of {ref} are of another form, or do not fit its weights ({type(error).__name__}); "
-            "download it again."
+            f"The settings of {ref} have another form or do not fit its weights ({type(error).__name__}); download "
+            "it again."
         ) from error
 
 
@@ -111,7 +114,7 @@ def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
     if not shards:
         raise CheckpointError(f"{path} has no *.safetensors; convert the encoder's weights to safetensors first.")
     if not (path / "tokenizer.json").is_file():
-        raise CheckpointError(f"{path} has no tokenizer.json; copy it there.")
+        raise CheckpointError(f"{path} has no tokenizer.json; download that file too.")
     tensors: dict[str, TensorInfo] = {}
     for shard in shards:
         tensors |= read_header(path / shard, shard)
@@ -145,21 +148,23 @@ def _check_head(path: Path, tensors: Mapping[str, TensorInfo], head: tuple[str, 
         raise CheckpointError(f"{path} lacks the tensor {head[-1]}.weight; download it again.")
     if last.shape[0] != 1:
         raise CheckpointError(
-            f"{path} is a classifier of {last.shape[0]} labels; a cross-encoder, which can be served, "
-            "has one; use another model."
+            f"{path} is a classifier of {last.shape[0]} labels, and only cross-encoders, which have one label, can "
+            "be served; use another model."
         )
 
 
 def _pooling(path: Path) -> tuple[str, bool]:
     """Return pooling and normalisation from sentence-transformers' files.
 
-    A plain Hugging Face encoder gets the normalised mean.
+    An encoder without these files gets the normalised mean.
     """
     modules = _json(path / "modules.json")
     kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules] if isinstance(modules, list) else []
     unknown = next((kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")), None)
     if unknown:
-        raise CheckpointError(f"{path} has a {unknown} module after its encoder, which is not supported; use another.")
+        raise CheckpointError(
+            f"{path} has a {unknown} module after its encoder, which is not supported; use another model."
+        )
     config = _json(path / "1_Pooling" / "config.json")
     modes = [mode for mode, used in config.items() if mode.startswith("pooling_mode_") and used]
     if len(modes) > 1 or (modes and modes[0] not in _POOLINGS):

@@ -1,6 +1,6 @@
 """Build the OpenVINO graph of an encoder in float32.
 
-BERT's layers come first, then pooling and normalisation, or a score.
+The graph has BERT's layers, and then either pooling and normalisation or the layers of a score.
 """
 
 import math
@@ -23,7 +23,7 @@ _ACTIVATIONS = ("gelu", "gelu_new", "relu")
 
 
 def build_graph(checkpoint: EncoderCheckpoint, on_layer: Callable[[], None] = lambda: None) -> ov.Model:
-    """Return the graph of an encoder.
+    """Return the OpenVINO graph of an encoder.
 
     Inputs are input_ids and attention_mask, INT64 [batch, length]; the output is embedding, FP32
     [batch, hidden_size]. A cross-encoder also has the input token_type_ids, and the output score,
@@ -33,7 +33,7 @@ def build_graph(checkpoint: EncoderCheckpoint, on_layer: Callable[[], None] = la
 
 
 class _Encoder:
-    """The graph's builder: each method returns the node of one part."""
+    """A builder of the graph. Each method adds one part and returns its last node."""
 
     def __init__(self, checkpoint: EncoderCheckpoint) -> None:
         self.checkpoint, config = checkpoint, checkpoint.config
@@ -42,12 +42,17 @@ class _Encoder:
         self.epsilon = float(config.get("layer_norm_eps", 1e-12))
         self.activation = str(config.get("hidden_act", "gelu"))
         if self.activation not in _ACTIVATIONS:
-            raise CheckpointError(f"{checkpoint.ref} uses the activation {self.activation}, which is not supported.")
+            raise CheckpointError(
+                f"{checkpoint.ref} uses the activation {self.activation}, which is not supported; use another model."
+            )
         if config.get("position_embedding_type", "absolute") != "absolute":
-            raise CheckpointError(f"{checkpoint.ref} has no absolute positions, which is not supported.")
+            raise CheckpointError(
+                f"{checkpoint.ref} has no absolute positions, which is not supported; use another model."
+            )
         self.input_ids = input_node("input_ids", [-1, -1])
         self.attention_mask = input_node("attention_mask", [-1, -1])
-        # Without this input, every token is of the first type.
+        # The graph of a plain encoder has no token types as input, so every token gets the first
+        # type.
         self.token_type_ids = input_node("token_type_ids", [-1, -1]) if checkpoint.head else None
 
     def model(self, on_layer: Callable[[], None]) -> ov.Model:

@@ -1,4 +1,4 @@
-"""Build target of encoders: one OpenVINO graph from token ids to a vector or a score."""
+"""Build encoders: one OpenVINO graph from token ids to a vector or a score."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
 from llmops.distribution import missing_extra
 from llmops.errors import InputError
 
-#: Texts per batch by default.
+#: Maximum number of texts per batch, unless --max-batch-size sets another.
 _DEFAULT_BATCH = 32
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -32,29 +32,30 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 class EncoderTarget(BuildTarget[EncoderCheckpoint]):
     """The build target of encoders, in float32 only.
 
-    Encoders are small, and other number formats would give other vectors.
+    Encoders are small, and other number formats would change the vectors.
     """
 
     name: TargetName = "openvino"
 
     def prepare(self, spec: BuildSpec, checkpoint: EncoderCheckpoint) -> EncoderJob:
         if spec.target != self.name:
-            raise InputError(f"{checkpoint.ref} is an encoder; encoders are built with --target openvino.")
+            raise InputError(f"{checkpoint.ref} is an encoder, which only --target openvino builds; give that target.")
         if spec.quant != "none":
             raise InputError(f"{checkpoint.ref} is an encoder, which is served in float32; leave out --quant.")
         if spec.max_seq_len is not None and spec.max_seq_len > checkpoint.max_seq_len:
             raise InputError(
-                f"--max-seq-len {spec.max_seq_len} is over the encoder's; use at most {checkpoint.max_seq_len}."
+                f"--max-seq-len {spec.max_seq_len} is more tokens than the encoder reads; use at most "
+                f"{checkpoint.max_seq_len}."
             )
         if spec.tp * spec.pp * spec.ep != 1:
             raise InputError("--target openvino runs on one CPU; leave out --tp, --pp and --ep.")
         if spec.options:
-            raise InputError(f"An encoder has no {setting_flag(next(iter(spec.options)))}; leave it out.")
+            raise InputError(f"{setting_flag(next(iter(spec.options)))} has no effect on an encoder; leave it out.")
         return EncoderJob(spec, checkpoint)
 
 
 class EncoderJob(TargetJob[EncoderCheckpoint]):
-    """The build of an encoder. It takes seconds, so no stage is kept for a restart."""
+    """The build of an encoder. The build takes seconds, so no stage is kept for a restart."""
 
     @property
     def versions(self) -> dict[str, str]:
@@ -62,7 +63,7 @@ class EncoderJob(TargetJob[EncoderCheckpoint]):
 
     @property
     def disk_bytes(self) -> int:
-        # The graph is in float32, whatever the checkpoint has.
+        # The graph is in float32, also where the checkpoint has a smaller dtype.
         return 4 * self.checkpoint.parameters + (16 << 20)
 
     @property

@@ -1,4 +1,4 @@
-"""The engine folder: its manifest, atomic publication, build lock and resumable stages.
+"""The engine folder: manifest, atomic publication, build lock and resumable stages.
 
-The work of each stage belongs to `job/` and `targets/`.
+The code that runs in each stage belongs to `job/` and `targets/`.
 """

@@ -1,4 +1,4 @@
-"""Publish a folder atomically after checking that the disk has room, and create temporary folders."""
+"""Publish a folder atomically, check that the disk has room, and create temporary folders."""
 
 import contextlib
 import errno
@@ -14,9 +14,11 @@ from types import TracebackType
 
 from llmops.errors import BuildError, InputError, LlmopsError, ResourceError
 
-#: Suffix of a folder that a build fills, and of an old engine that was moved out of the way.
-_SUFFIX, _ASIDE = ".building", ".replaced"
-#: Bytes that stay free beside the estimate, for logs and the file system's own needs.
+#: Suffix of a folder that a build fills.
+_SUFFIX = ".building"
+#: Suffix of an old engine that was moved out of the way.
+_ASIDE = ".replaced"
+#: Bytes that must be free beyond the estimate, for logs and the file system's metadata.
 _MARGIN = 64 << 20
 
 
@@ -44,9 +46,10 @@ def existing_parent(path: Path) -> Path:
 
 
 def resolve_output(output: Path) -> Path:
-    """Return the folder that a build for `output` writes.
+    """Return the folder that a build with `-o output` writes.
 
-    A symbolic link is followed: the link stays, and the folder it points to is created or replaced.
+    A symbolic link is followed: the link stays, and the folder behind the link is created or
+    replaced.
 
     Raises:
         InputError: The link leads back to itself.
@@ -62,8 +65,8 @@ def resolve_output(output: Path) -> Path:
 
 #: Error numbers of a full disk, an exhausted quota and a file size limit (`ulimit -f`).
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: Messages that mean the same: safetensors and torch raise without an error number, and numpy
-#: reports how many values it wrote of those requested.
+#: Parts of messages that mean a full disk. safetensors and torch raise errors without a number, and
+#: numpy says how many of the requested values it wrote.
 _FULL_TEXT = (
     *(f"os error {number})" for number in _FULL), *(os.strerror(number) for number in _FULL), " requested and ",
 )  # fmt: skip
@@ -91,7 +94,7 @@ def _no_room(error: BaseException) -> bool:
 
 
 class StagingFolder:
-    """A hidden folder beside `output` that replaces it when the `with` block ends without an error.
+    """A hidden folder that replaces `output` when the `with` block ends without an error.
 
     On any exception, including KeyboardInterrupt and SIGTERM, the hidden folder is removed and
     `output` stays as it was. The caller holds the build lock of `output`, so leftovers belong to
@@ -132,9 +135,9 @@ def _sibling(output: Path, suffix: str) -> Path:
 
 
 def remove_leftovers(output: Path) -> None:
-    """Remove folders of killed builds for `output`. The caller holds the build lock.
+    """Remove the folders that killed builds of `output` left. The caller holds the build lock.
 
-    An old engine that was moved out of the way is moved back if no new one took its place.
+    An old engine that was moved out of the way is moved back if no new engine took its place.
     """
     for folder in _siblings(output):
         if folder.suffix == _ASIDE and not output.exists():
@@ -144,9 +147,9 @@ def remove_leftovers(output: Path) -> None:
 
 
 def _siblings(output: Path) -> list[Path]:
-    """Return the staging folders of exactly this output.
+    """Return the staging folders of `output`.
 
-    An output whose name continues this one's (llama-3, llama-3.1) has staging folders of its own.
+    Folders of another output with a longer name (llama-3.1 beside llama-3) are not among them.
     """
     ours = re.compile(rf"\.{re.escape(output.name)}\.[0-9a-f]{{8}}\.(building|replaced)")
     return [path for path in output.parent.iterdir() if ours.fullmatch(path.name) and not path.is_symlink()]
@@ -166,14 +169,15 @@ def replace_folder(new: Path, place: Path) -> None:
         raise
     _sync(place.parent)
     if occupied:
-        # A half-removed engine must not look like one that `remove_leftovers` puts back.
+        # Rename before removing: `remove_leftovers` must not put back an engine that is half
+        # removed.
         discarded = aside.with_suffix(_SUFFIX)
         os.rename(aside, discarded)
         shutil.rmtree(discarded, ignore_errors=True)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Replace the text of a file, so that a crash leaves either the old or the new content.
+    """Replace the text of a file atomically: a crash leaves either the old or the new text.
 
     Raises:
         InputError: The file cannot be written.
@@ -185,7 +189,9 @@ def write_text_atomically(path: Path, text: str) -> None:
         os.replace(scratch, path)
     except OSError as error:
         scratch.unlink(missing_ok=True)
-        raise InputError(f"{path} cannot be written ({error.strerror}); run this as its owner.") from error
+        raise InputError(
+            f"{path} cannot be written ({error.strerror}); make it writable, or run this as its owner."
+        ) from error
 
 
 def sync_tree(folder: Path) -> None:
@@ -203,7 +209,7 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-#: Shell program that removes a folder once its standard input closes. The kernel closes the other
+#: Shell program that removes a folder when its standard input closes. The kernel closes the other
 #: end of the pipe even after `kill -9`.
 _REMOVER = 'cat > /dev/null; rm -rf -- "$1"'
 
@@ -212,12 +218,11 @@ _REMOVER = 'cat > /dev/null; rm -rf -- "$1"'
 def scratch_folder(prefix: str) -> Iterator[Path]:
     """Yield a temporary folder that is removed when the block ends.
 
-    It is also removed after SIGKILL of this process.
-
-    `finally` does not run after SIGKILL, so a process of its own removes the folder.
+    The folder is also removed after SIGKILL of this process. `finally` does not run after SIGKILL,
+    so a second process removes the folder.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix))
-    # A session of its own keeps Ctrl-C and signals for the process group away from the remover.
+    # A new session keeps Ctrl-C and signals to the process group away from the remover.
     remover = subprocess.Popen(
         ["/bin/sh", "-c", _REMOVER, "sh", str(folder)],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,

@@ -1,6 +1,6 @@
-"""Lock of an output folder: one build at a time.
+"""Lock an output folder, so that one build at a time writes it.
 
-A second build waits and then finds the first one's engine.
+A second build waits, and then finds the engine of the first build.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ from types import FrameType
 from llmops.build.engine_folder.manifest import FILE_NAME
 from llmops.errors import InputError
 
-#: Errors of `open` for a link, a directory, a socket and a pipe without a reader.
+#: Error numbers of `open` for a link, a directory, a socket and a pipe without a reader.
 _NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
-#: Longest content of a lock file: a process id.
+#: Maximum size of a lock file in bytes: the digits of a process id.
 _PID_BYTES = 20
 
 
@@ -27,14 +27,14 @@ _PID_BYTES = 20
 def exclusive_build(output: Path, say: Callable[[str], None], inside: bool = False) -> Iterator[None]:
     """Hold the build lock of `output` inside the block.
 
-    The lock is the file `.NAME.lock`, which is removed at the end. A killed build leaves it behind
-    unlocked. SIGTERM unwinds the block as Ctrl-C does.
+    The lock is the file `.NAME.lock`, which is removed at the end. A killed build leaves the file
+    behind, unlocked. SIGTERM unwinds the block as Ctrl-C does.
 
     Args:
         output: The engine folder.
-        say: Receives a sentence when the lock is held by another build.
-        inside: Put the lock inside `output` instead of beside it, where only that folder is
-            writable (a container's mount).
+        say: Receives a sentence if another build holds the lock.
+        inside: Put the lock inside `output` instead of beside it, because in a container only the
+            mounted folder is writable.
 
     Raises:
         InputError: The folder cannot be written, or the lock's name belongs to an unrelated file.
@@ -50,7 +50,8 @@ def exclusive_build(output: Path, say: Callable[[str], None], inside: bool = Fal
         raise InputError(f"{path.parent} cannot be written ({error.strerror}); {way}.") from error
     previous = _raise_on_sigterm()
     try:
-        with contextlib.suppress(OSError):  # the process id is a courtesy: a full disk must not end the build
+        # Other builds only report the process id, so a full disk must not end this build.
+        with contextlib.suppress(OSError):
             os.truncate(handle, 0)
             os.write(handle, str(os.getpid()).encode())
         yield
@@ -66,7 +67,7 @@ def exclusive_build(output: Path, say: Callable[[str], None], inside: bool = Fal
 def exclusive_replacement(output: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the locks that replacing the folder `output` needs.
 
-    The second lock keeps a `--resume` away, which locks inside the folder.
+    The second lock is inside the folder, where `--resume` takes it.
     """
     with contextlib.ExitStack() as held:
         held.enter_context(exclusive_build(output, say))
@@ -76,9 +77,9 @@ def exclusive_replacement(output: Path, say: Callable[[str], None]) -> Iterator[
 
 
 def _raise_on_sigterm() -> signal.Handlers | None:
-    """Raise SystemExit on SIGTERM so that `finally` blocks run.
+    """Raise SystemExit on SIGTERM, so that `finally` blocks run.
 
-    Leave a handler that the application installed.
+    A handler that the application installed stays.
     """
     on_main = threading.current_thread() is threading.main_thread()
     if not on_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -94,8 +95,8 @@ def _raise_exit(signum: int, frame: FrameType | None) -> None:
 def _locked(path: Path, on_wait: Callable[[], None]) -> int:
     """Return the open, locked file.
 
-    Retry if another build unlinked the file while this one waited, because a lock on an unlinked
-    file excludes no other build.
+    If another build unlinked the file during the wait, open and lock the new file: a lock on an
+    unlinked file excludes no other build.
     """
     noted = False
     while True:
@@ -120,8 +121,8 @@ def _opened(path: Path) -> int:
     """Open the lock file, creating it if needed.
 
     Raises:
-        InputError: The path is a link, or a file that holds anything but a process id. Writing to
-            it would destroy a file of another program.
+        InputError: The path is a link, or a file that holds anything but a process id. Writing
+            there would destroy a file of another program.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)

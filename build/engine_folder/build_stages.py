@@ -1,6 +1,6 @@
-"""Store finished stages of an interrupted build beside its output.
+"""Store the finished stages of an interrupted build beside the build's output.
 
-The SHA-256 of a stage's inputs is its key.
+The key of a stage is the SHA-256 of the stage's inputs.
 
 The build lock keeps other builds for the same output away, so unfinished stages belong to killed
 builds.
@@ -23,7 +23,7 @@ _PART = ".part"
 def stages_folder(output: Path) -> Path:
     """Return the hidden stages folder.
 
-    It is on the same file system as the output, so that files can be hard-linked.
+    The folder is on the same file system as the output, so that files can be hard-linked.
     """
     output = output.absolute()
     return output.with_name(f".{output.name}.stages")
@@ -42,8 +42,8 @@ def stage(output: Path, name: str, inputs: dict[str, Any], make: Callable[[Path]
         output: The engine folder of the build.
         name: The stage's name. At most one stage of each name is kept.
         inputs: Everything that decides the stage's files, as JSON values.
-        make: Fills the folder it receives. The folder appears under its final name only when
-            complete.
+        make: Fills the folder that it receives as argument. The folder gets its final name when
+            `make` has returned.
     """
     done = finished_stage(output, name, inputs)
     if done.is_dir():
@@ -63,14 +63,16 @@ def stage(output: Path, name: str, inputs: dict[str, Any], make: Callable[[Path]
 
 
 def remove_unfinished_stages(output: Path) -> None:
-    """Remove stages that were interrupted.
+    """Remove the folders of stages that did not finish.
 
     Raises:
         InputError: The stages folder is a symbolic link, which may lead to unrelated files.
     """
     root = stages_folder(output)
     if root.is_symlink():
-        raise InputError(f"{root} is a symbolic link, where a build keeps its stages; remove it.")
+        raise InputError(
+            f"{root} is a symbolic link, and a build keeps its stages in a folder of this name; remove the link."
+        )
     for part in root.glob(f"*{_PART}"):
         shutil.rmtree(part, ignore_errors=True)
     if root.is_dir() and not any(root.iterdir()):
@@ -78,7 +80,7 @@ def remove_unfinished_stages(output: Path) -> None:
 
 
 def remove_stages(output: Path) -> None:
-    """Remove all stages. Called once the engine is in its place."""
+    """Remove all stages of a build whose engine is in its place."""
     root = stages_folder(output)
     if root.is_dir():
         for folder in (path for path in root.iterdir() if path.is_dir()):
@@ -87,9 +89,9 @@ def remove_stages(output: Path) -> None:
 
 
 def _discard(folder: Path) -> None:
-    """Rename the stage before deleting it.
+    """Remove a stage, and rename its folder first.
 
-    A process that is killed in between then never leaves a partial stage that looks finished.
+    A process that is killed between the two steps leaves no partial stage that looks finished.
     """
     part = folder.with_suffix(_PART)
     if folder != part:
@@ -98,12 +100,12 @@ def _discard(folder: Path) -> None:
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """Hard-link every file of `source` into `target`; copy where the file system cannot link."""
+    """Hard-link every file of `source` into `target`, or copy if the file system cannot link."""
     shutil.copytree(source, target, copy_function=link_file, dirs_exist_ok=True)
 
 
 def link_file(source: str | Path, target: str | Path) -> None:
-    """Hard-link one file, following symbolic links; copy it where the file system cannot link."""
+    """Hard-link the file behind `source`, or copy if the file system cannot link."""
     real = os.path.realpath(source)
     try:
         os.link(real, target)

@@ -29,15 +29,18 @@ from llmops.untrusted_text import is_safe_text, json_texts
 E = TypeVar("E", bound=ManifestExtra)
 FILE_NAME = "engine.json"
 FORMAT: Literal[1] = 1
-#: Largest engine.json in bytes. Golden answers of the largest models take some 100 KiB.
+#: Maximum size of engine.json in bytes. Golden answers of the largest models take some 100 KiB.
 _MAX_BYTES = 16 << 20
-#: Largest number of GPUs along one axis, of tokens in one sequence or step, and of vocabulary
-#: entries: ten times the largest in use.
-_MAX_GPUS, _MAX_TOKENS, _MAX_VOCABULARY = 4096, 1 << 27, 1 << 24
-#: Largest number of sequences at once: servers keep a record for each of them. The largest in use is
-#: 8192.
+#: Maximum number of GPUs along one axis of parallelism: ten times the largest in use.
+_MAX_GPUS = 4096
+#: Maximum number of tokens in one sequence or engine step: ten times the largest in use.
+_MAX_TOKENS = 1 << 27
+#: Maximum number of entries of a vocabulary: ten times the largest in use.
+_MAX_VOCABULARY = 1 << 24
+#: Maximum number of sequences in one batch. Servers keep a record for each sequence, and the largest
+#: number in use is 8192.
 _MAX_BATCH = 1 << 16
-#: Endings of files in a model's folder that users may edit: settings, templates, notes.
+#: Suffixes of the files in a model's folder that users may edit: settings, templates, notes.
 _EDITABLE = frozenset({".json", ".jinja", ".md", ".txt"})
 _Gpus = Annotated[int, Field(ge=1, le=_MAX_GPUS)]
 _Tokens = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
@@ -51,7 +54,7 @@ def _inside(value: str) -> str:
     return value
 
 
-#: A folder relative to the engine's own.
+#: The path of a folder, relative to the engine folder.
 _Inside = Annotated[str, AfterValidator(_inside)]
 
 
@@ -62,14 +65,17 @@ class _ManifestModel(BaseModel):
 def measure_weights(model_dir: Path) -> dict[str, int]:
     """Return the sizes of the files below `model_dir` by relative path.
 
-    Texts that a user may edit are left out.
+    Files that a user may edit (`_EDITABLE`) are left out. Sizes are in bytes.
     """
     files = (path for path in model_dir.rglob("*") if path.is_file() and path.suffix not in _EDITABLE)
     return {path.relative_to(model_dir).as_posix(): path.stat().st_size for path in sorted(files)}
 
 
 class SourceFile(_ManifestModel):
-    """An input file of the build. `path` is relative to the checkpoint."""
+    """An input file of the build.
+
+    `path` is relative to the checkpoint, `bytes` is the file's size.
+    """
 
     path: str
     bytes: int
@@ -85,7 +91,11 @@ class Source(_ManifestModel):
 
 
 class EngineLimits(_ManifestModel):
-    """The limits that the engine was built for. Lengths are in tokens."""
+    """The limits that the engine was built for.
+
+    `max_batch_size` is in sequences. `max_seq_len`, prompt and answer together, and
+    `max_num_tokens`, per step, are in tokens.
+    """
 
     max_batch_size: Annotated[int, Field(ge=1, le=_MAX_BATCH)]
     max_seq_len: _Tokens
@@ -95,8 +105,9 @@ class EngineLimits(_ManifestModel):
 class TokenizerInfo(_ManifestModel):
     """The tokenizer of the engine.
 
-    `directory`, relative to the engine, holds tokenizer.json, tokenizer_config.json and, for chat
-    models, chat_template.jinja. Ids are token ids; each of `end_ids` ends a generation.
+    `directory`, relative to the engine folder, holds tokenizer.json, tokenizer_config.json and, for
+    chat models, chat_template.jinja. `bos_id`, `end_ids` and `pad_id` are token ids; each token of
+    `end_ids` ends a generation. `chat_template` is True for chat models.
     """
 
     directory: _Inside = "tokenizer"
@@ -111,7 +122,7 @@ class Quantisation(_ManifestModel):
     """The number formats of the engine.
 
     `weights` is none, int8, int4, fp8, int4_awq, …; `kv_cache` is auto, fp8 or int8; `group_size`
-    is set for formats with groups.
+    is the number of weights that share a scale, for formats with groups.
     """
 
     weights: str = "none"
@@ -120,9 +131,9 @@ class Quantisation(_ManifestModel):
 
 
 class RecommendedSampling(_ManifestModel):
-    """The sampling that the model's makers recommend for requests without settings of their own.
+    """The sampling settings that the model's authors recommend. Settings of a request come first.
 
-    Unset fields mean OpenAI's defaults.
+    None means OpenAI's default.
     """
 
     temperature: float | None = Field(default=None, ge=0)
@@ -135,7 +146,7 @@ class RecommendedSampling(_ManifestModel):
 class Parallelism(_ManifestModel):
     """The split of a model over `tp_size` × `pp_size` GPUs.
 
-    Of these, `ep_size` (a divisor of `tp_size`) share experts.
+    `ep_size`, a divisor of `tp_size`, is the number of GPUs that share the experts.
     """
 
     tp_size: _Gpus = 1
@@ -144,15 +155,16 @@ class Parallelism(_ManifestModel):
 
     @property
     def world_size(self) -> int:
-        """Return the number of GPUs."""
+        """Return the number of GPUs: `tp_size` × `pp_size`."""
         return self.tp_size * self.pp_size
 
 
 class GoldenAnswer(_ManifestModel):
-    """The source model's greedy answer to one prompt.
+    """The source model's greedy answer to one golden prompt.
 
-    `ids` is what the model reads (the chat template's rendering where there is one), `text_ids` the
-    text alone. `tokens` is the answer, `log_probs` the natural logarithms of its probabilities.
+    `ids` are the tokens that the model reads: `text` in the chat template, if the model has a chat
+    template. `text_ids` are the tokens of `text` alone. `tokens` are the tokens of the answer, and
+    `log_probs` the natural logarithms of their probabilities.
     """
 
     text: str
@@ -165,7 +177,7 @@ class GoldenAnswer(_ManifestModel):
 class Golden(_ManifestModel):
     """The source checkpoint's answers to the golden prompts.
 
-    `source` names the program that computed them.
+    `source` names the program and dtype that computed the answers.
     """
 
     source: str
@@ -173,11 +185,12 @@ class Golden(_ManifestModel):
 
 
 class QualityMetrics(_ManifestModel):
-    """The quality of a quantised model, as its build measured it.
+    """The quality of a quantised model, measured by the build against the source model.
 
     `golden_agreement` is the share of greedy answer tokens that stayed the same. `weight_error` is
-    the largest relative error of one weight, at `weight_error_at`. `narrowest` and `widest` are
-    (calibrated range over what the evaluation texts reach, layer).
+    the largest relative error of one weight matrix, which `weight_error_at` names. `narrowest` and
+    `widest` are pairs of a ratio and a layer: the calibrated range divided by the range that the
+    evaluation texts reach.
     """
 
     perplexity: float
@@ -195,10 +208,13 @@ class QualityMetrics(_ManifestModel):
 
 
 class EngineManifest(_ManifestModel):
-    """The contents of engine.json. `key` is the SHA-256 of everything that went into the build.
+    """The content of engine.json.
 
-    `weight_bytes` has the sizes of the files below `model_dir`, without texts that a user may edit.
-    It is empty in engines of earlier builds.
+    `key` is the SHA-256 of all inputs of the build.
+
+    `complete` is False while a step is left for `llmops build --resume`. `weight_bytes` has the
+    sizes of the files below `model_dir`, without files that a user may edit, and is empty in
+    engines of earlier builds.
     """
 
     format: Literal[1] = FORMAT
@@ -235,12 +251,12 @@ class EngineManifest(_ManifestModel):
     @field_validator("*", mode="before")
     @classmethod
     def _check_texts(cls, value: Any, info: ValidationInfo) -> Any:
-        """Reject texts that a terminal obeys: commands print them. Golden prompts have line breaks.
+        """Reject control characters: commands print these texts. Golden prompts have line breaks.
 
-        This validator is the last, because the last one runs first.
+        This validator is defined last, because pydantic runs the last validator first.
         """
         if info.field_name != "golden" and not all(map(is_safe_text, json_texts(value, names=True))):
-            raise ValueError("it has a control character, or one that cannot be seen")
+            raise ValueError("it has a control character or an invisible character")
         return value
 
     @field_serializer("extra")
@@ -255,10 +271,10 @@ class EngineManifest(_ManifestModel):
         return fields
 
     def extra_as(self, kind: type[E]) -> E:
-        """Return `extra` as the model `kind`.
+        """Return `extra`, which must be of the class `kind`.
 
         Raises:
-            TypeError: The engine is of another target.
+            TypeError: The engine was built for another target.
         """
         if not isinstance(self.extra, kind):
             raise TypeError(f"an engine of target {self.target} has no {kind.__name__}")
@@ -276,13 +292,13 @@ class EngineManifest(_ManifestModel):
 
     @property
     def quality_limits(self) -> dict[str, Any]:
-        """Return the limits of the quality gate that the user set."""
+        """Return the limits of the quality gate that the user set, by name."""
         return self.extra.quality_limits if isinstance(self.extra, NvidiaExtra) else {}
 
     def check_weights(self, directory: Path) -> None:
         """Raise InputError for the first file of the weights that is missing or has another size.
 
-        Sizes find a copy that broke off or a full disk, and cost no reading of the weights.
+        The check finds copies that stopped early, without reading the weights.
         """
         for path, size in self.weight_bytes.items():
             file = directory / self.model_dir / path
@@ -292,7 +308,7 @@ class EngineManifest(_ManifestModel):
                 raise InputError(f"{file} {fault}, so the engine is damaged: copy it again, or build it again.")
 
     def save(self, directory: Path) -> None:
-        """Write engine.json into `directory`."""
+        """Write engine.json into the folder `directory`."""
         (directory / FILE_NAME).write_text(self.text())
 
     def text(self) -> str:
@@ -304,20 +320,20 @@ class EngineManifest(_ManifestModel):
         """Read the manifest of an engine folder.
 
         Raises:
-            InputError: The folder is not an engine folder, or its engine.json is of another format.
+            InputError: The folder is not an engine folder, or its engine.json has another format.
         """
         path = directory / FILE_NAME
         if not path.is_file():
             raise InputError(f"{directory} is not an engine folder (no {FILE_NAME}). Make one with `llmops build`.")
         if path.stat().st_size > _MAX_BYTES:
             raise InputError(
-                f"{path} has more than {_MAX_BYTES >> 20} MiB, so it is no engine's. Build the engine again."
+                f"{path} has more than {_MAX_BYTES >> 20} MiB, so llmops did not write it. Build the engine again."
             )
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
             fault = first_validation_error(error, "the file")
             raise InputError(
-                f"{path} cannot be read ({fault}); it was edited or made by another version of llmops. "
+                f"{path} cannot be read ({fault}); it was edited, or written by another version of llmops. "
                 "Build the engine again."
             ) from error

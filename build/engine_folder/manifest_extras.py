@@ -1,7 +1,7 @@
-"""Target-specific fields of engine.json: one model of `extra` per target.
+"""Target-specific fields of engine.json: one pydantic model of `extra` per target.
 
-Unknown fields are rejected. A field that engine.json leaves out has the value that its readers
-always assumed. Only fields that were set are written again.
+Unknown fields are rejected. A field that engine.json leaves out has its default. Only fields that
+were set are written again.
 """
 
 from collections.abc import Mapping
@@ -13,22 +13,23 @@ from llmops.build.target_facts import TargetName
 
 
 class ManifestExtra(BaseModel):
-    """The base of all extras: frozen, without unknown fields."""
+    """The base class of all models of `extra`: frozen, without unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-#: The properties that a build sets. Others make OpenVINO write files (CACHE_DIR) and start threads.
+#: The OpenVINO properties that engine.json may set. Other properties make OpenVINO write files
+#: (CACHE_DIR) or start threads.
 OpenVinoProperty = Literal["KV_CACHE_PRECISION", "INFERENCE_PRECISION_HINT", "DYNAMIC_QUANTIZATION_GROUP_SIZE"]
 
 
 class OpenVinoRuntime(ManifestExtra):
     """Settings of the OpenVINO pipeline, the sizes of its KV cache, and the origin of the graph.
 
-    `prefix_cache` True keeps the prefix cache although tenants share it, False disables it; by
-    default the engine gives it up at the first request of a tenant. `step_seconds` is the mean
-    duration of an engine step that chunks of long prompts keep; None means that chunks have
-    `max_num_tokens`.
+    `prefix_cache` True keeps the prefix cache although tenants share it, and False turns the cache
+    off. With None, the engine turns the cache off at the first request of a tenant. `step_seconds`
+    is the mean duration in seconds of an engine step, for which chunks of long prompts are sized.
+    With None, chunks have `max_num_tokens` tokens.
     """
 
     device: Literal["CPU"] = "CPU"
@@ -41,13 +42,13 @@ class OpenVinoRuntime(ManifestExtra):
 
 
 class OpenVinoExtra(ManifestExtra):
-    """The extra of target openvino."""
+    """The model of `extra` for target openvino."""
 
     openvino: OpenVinoRuntime = Field(default_factory=OpenVinoRuntime)
 
 
 class EmbeddingInfo(ManifestExtra):
-    """The vectors of an embedding model. `pooling` is mean or cls."""
+    """The vectors of an embedding model. `pooling` is mean or cls, `normalised` means length 1."""
 
     dimensions: int
     pooling: str
@@ -55,7 +56,7 @@ class EmbeddingInfo(ManifestExtra):
 
 
 class EncoderExtra(ManifestExtra):
-    """The extra of an embedding model."""
+    """The model of `extra` for an embedding model."""
 
     embedding: EmbeddingInfo
 
@@ -63,7 +64,8 @@ class EncoderExtra(ManifestExtra):
 class ScoreInfo(ManifestExtra):
     """The score of a cross-encoder.
 
-    `activation` maps the head's output to the score, `token_types` counts the input segments.
+    `activation` names the function that maps the head's output to the score. `token_types` is the
+    number of input segments that the model tells apart.
     """
 
     activation: str
@@ -71,7 +73,7 @@ class ScoreInfo(ManifestExtra):
 
 
 class CrossEncoderExtra(ManifestExtra):
-    """The extra of a reranking model."""
+    """The model of `extra` for a reranking model."""
 
     score: ScoreInfo
 
@@ -84,10 +86,11 @@ class AdapterEntry(ManifestExtra):
 
 
 class NvidiaExtra(ManifestExtra):
-    """The fields that both NVIDIA targets share.
+    """The fields of `extra` that both NVIDIA targets share.
 
-    `tensorrt_llm` is the version the engine was made for, `image` an image that has it,
-    `quality_limits` the limits that the user set.
+    `tensorrt_llm` is the version for which the engine was built, and `image` a container image with
+    this version. `calibration_tokens` is the number of tokens that calibrated the quantisation.
+    `quality_limits` are the limits that the user set, by name.
     """
 
     tensorrt_llm: str
@@ -98,11 +101,12 @@ class NvidiaExtra(ManifestExtra):
 
 
 class TensorrtExtra(NvidiaExtra):
-    """The extra of target tensorrt.
+    """The model of `extra` for target tensorrt.
 
-    `trtllm_build` is the command that makes the engine. `speculative` holds window, n-gram and
-    verification set of lookahead decoding, `serve` parameters of the C++ backend, `lora_bytes` the
-    size of all adapters.
+    `trtllm_build` is the command that builds the engine. `max_input_len` is in tokens.
+    `speculative` holds the sizes of window, n-gram and verification set of lookahead decoding.
+    `guided` is True if the engine can enforce grammars. `serve` holds parameters of the C++
+    backend, and `lora_bytes` the size of all adapters.
     """
 
     trtllm_build: list[str] = Field(default_factory=list)
@@ -114,7 +118,7 @@ class TensorrtExtra(NvidiaExtra):
 
 
 class PytorchExtra(NvidiaExtra):
-    """The extra of target pytorch.
+    """The model of `extra` for target pytorch.
 
     `llm_args` are the arguments of `tensorrt_llm.LLM`, under names that do not depend on the
     TensorRT-LLM release.
@@ -133,7 +137,7 @@ _EXTRAS: dict[TargetName, type[ManifestExtra]] = {
 def extra_type(target: TargetName, fields: Mapping[str, Any]) -> type[ManifestExtra]:
     """Return the model of `extra` for a target.
 
-    Encoders are engines of target openvino with another pipeline.
+    Encoders have target openvino, and models of their own.
     """
     if target == "openvino" and ("embedding" in fields or "score" in fields):
         return CrossEncoderExtra if "score" in fields else EncoderExtra

@@ -1,4 +1,4 @@
-"""One build of an engine folder: start, resume, dry run and upgrade.
+"""Run one build of an engine folder: start, resume, dry run and upgrade.
 
-The work of each target belongs to `targets/` and `encoder/`.
+The code of each target belongs to `targets/` and `encoder/`.
 """

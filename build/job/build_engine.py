@@ -32,7 +32,8 @@ from llmops.build.spec import BuildSpec
 from llmops.build.targets.build_target import TargetJob, get_target
 from llmops.errors import CheckpointError, InputError, first_validation_error
 
-#: Version of the build itself. Increase it when the same inputs give another engine than before.
+#: Version of the build's code, part of every build key. Increase the number when the same inputs
+#: give another engine than before.
 _REVISION = 4
 
 
@@ -41,21 +42,21 @@ def build(spec: BuildSpec, progress: Progress | None = None, force: bool = False
 
     Args:
         spec: The build specification.
-        progress: Receives stages, warnings and notes.
-        force: Build even if the engine that is there has the same inputs, options and versions, and
+        progress: Receives the stages, warnings and notes of the build.
+        force: Build even if the folder has an engine of the same inputs, options and versions, and
             use no finished stage of an earlier attempt.
 
     Returns:
-        The manifest, and True if an engine of the same inputs was there already.
+        The manifest, and True if the folder already had an engine of the same inputs.
 
     Raises:
         CheckpointError, InputError, MissingDependencyError, ResourceError, BuildError: The build is
-            not possible or failed. `spec.output` is then as it was before.
+        not possible, or it failed. `spec.output` has not changed.
     """
     progress = progress or SilentProgress()
     spec = replace(spec, output=resolve_output(spec.output))
     job = prepare(spec, open_model(spec.checkpoint))
-    # Damaged files beside the weights are reported before the work begins.
+    # Report damaged files beside the weights before the work begins.
     job.inspect()
     with _exclusive_build(spec.output, progress):
         return _build(job, progress, force)
@@ -64,7 +65,7 @@ def build(spec: BuildSpec, progress: Progress | None = None, force: bool = False
 def open_model(ref: str, weights: bool = True) -> Checkpoint | EncoderCheckpoint:
     """Open `ref` as an encoder or a decoder checkpoint.
 
-    Arguments and errors are those of `open_checkpoint`.
+    `open_checkpoint` describes the arguments and errors.
     """
     return open_encoder(ref) or open_checkpoint(ref, weights)
 
@@ -73,8 +74,8 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint | EncoderCheckpoint) -> Targ
     """Return the job of a build.
 
     Raises:
-        InputError: The plan was made for another model, or the output is not an engine folder. All
-            errors of the target's `prepare` are raised too.
+        InputError: The plan was made for another model, or the output is not an engine folder. The
+            target's `prepare` may raise other errors.
     """
     if isinstance(checkpoint, EncoderCheckpoint):
         job: TargetJob[Any] = encoder.target.prepare(spec, checkpoint)
@@ -100,7 +101,7 @@ def _exclusive_build(output: Path, progress: Progress) -> Iterator[None]:
 def _build(job: TargetJob[Any], progress: Progress, force: bool) -> tuple[EngineManifest, bool]:
     output = job.spec.output
     fresh = not (output / FILE_NAME).is_file()
-    if fresh:  # a machine that cannot build is reported before minutes of hashing
+    if fresh:  # Report a machine that cannot build before hashing files for minutes.
         job.check()
     with progress.stage("Hashing the checkpoint"):
         source = job.checkpoint.source()
@@ -117,16 +118,16 @@ def _build(job: TargetJob[Any], progress: Progress, force: bool) -> tuple[Engine
                 manifest = _make(job, source, key, workdir, progress)
             except ValidationError as error:
                 raise CheckpointError(
-                    f"{job.checkpoint.ref} has a value that an engine cannot have "
+                    f"{job.checkpoint.ref} has a value that no engine can have "
                     f"({first_validation_error(error, 'its settings')}); correct it in the checkpoint."
                 ) from error
-    # The engine is in its place, so stages kept for a restart are not needed any longer.
+    # The engine is in its place, so no restart needs the stages any longer.
     remove_stages(output)
     return (manifest, False) if present is None else (present, True)
 
 
 def build_key(job: TargetJob[Any], source: Source) -> str:
-    """Return the SHA-256 over everything that decides the engine: files, options and versions."""
+    """Return the SHA-256 of all inputs of the build: files, options and versions."""
     spec = job.spec
     content = {
         "revision": _REVISION,
@@ -179,12 +180,13 @@ def _up_to_date_manifest(output: Path, key: str) -> EngineManifest | None:
     try:
         manifest = EngineManifest.load(output)
     except InputError:
-        return None  # no engine, or one of another version, which is replaced
+        # The folder has no engine, or an engine of another version, which the build replaces.
+        return None
     complete = (output / manifest.model_dir).is_dir() and (output / manifest.tokenizer.directory).is_dir()
     if manifest.key != key or not complete:
         return None
     try:
         manifest.check_weights(output)
     except InputError:
-        return None  # a damaged engine is built again
+        return None  # The engine is damaged, so it is built again.
     return manifest

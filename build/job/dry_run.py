@@ -1,7 +1,7 @@
-"""`llmops build --dry-run`, and checks whether the build accepts a plan.
+"""Describe a build without starting it (`llmops build --dry-run`), or check a plan in this way.
 
-Both ask the targets' own `prepare`, so the planner never recommends an engine that the build
-rejects. Neither touches weights or files: config.json is enough.
+Both call the `prepare` of the build's target, so the planner never recommends an engine that the
+build rejects. Both need only config.json: they read no weights and write no files.
 """
 
 from dataclasses import replace
@@ -22,10 +22,11 @@ from llmops.errors import LlmopsError, MissingDependencyError, ResourceError, Ve
 
 
 class DryRun(NamedTuple):
-    """The work of a build.
+    """A description of a build's work.
 
-    `missing` names what only this machine lacks, `steps` is the target's own description, line by
-    line.
+    `disk_bytes` is the size of the output and of temporary files. `missing` has a sentence for each
+    package or device that this machine lacks. `steps` are the lines in which the target describes
+    its work.
     """
 
     checkpoint: str
@@ -43,7 +44,7 @@ class DryRun(NamedTuple):
     steps: list[str]
 
     def text(self) -> str:
-        """Return the description for the terminal."""
+        """Return the description as the lines that the terminal shows."""
         lines = [
             f"{self.checkpoint}: {self.architecture}, {_count(self.parameters)} parameters, {self.dtype}",
             f"target {self.target}, weights {self.quant}, KV cache {self.kv_cache}, tp {self.tp}, pp {self.pp}",
@@ -57,7 +58,7 @@ class DryRun(NamedTuple):
 def dry_run(spec: BuildSpec) -> DryRun:
     """Describe a build without starting it.
 
-    Tokenizer and weights are not read: config.json is enough, except for an encoder.
+    Neither tokenizer nor weights are read: config.json is enough, except for an encoder.
 
     Raises:
         LlmopsError: The build itself would reject the specification or the checkpoint.
@@ -84,7 +85,7 @@ def dry_run(spec: BuildSpec) -> DryRun:
 def prepare_dry_run(spec: BuildSpec) -> TargetJob[Any]:
     """Return the job of a build whose checkpoint may be a config.json alone.
 
-    The job knows what its stages need.
+    The job knows the disk space and packages that its stages need.
 
     Raises:
         LlmopsError: The build itself would reject the specification or the checkpoint.
@@ -99,7 +100,7 @@ def _count(parameters: int) -> str:
 def _with_size(checkpoint: Checkpoint | EncoderCheckpoint) -> Checkpoint | EncoderCheckpoint:
     """Add the number of parameters to a checkpoint without weight files.
 
-    It is computed from config.json.
+    The number is computed from config.json.
     """
     if checkpoint.tensors or isinstance(checkpoint, EncoderCheckpoint):
         return checkpoint
@@ -110,7 +111,7 @@ def _with_size(checkpoint: Checkpoint | EncoderCheckpoint) -> Checkpoint | Encod
 
 
 def _missing(job: TargetJob[Any]) -> list[str]:
-    """Return what only this machine lacks, in sentences."""
+    """Return a sentence for each package or device that the build needs and this machine lacks."""
     try:
         job.check()
     except (MissingDependencyError, ResourceError, VersionMismatchError) as error:
@@ -118,14 +119,14 @@ def _missing(job: TargetJob[Any]) -> list[str]:
     return []
 
 
-#: Output of specifications that are only checked.
+#: Output of specifications that are checked and never built.
 _ANYWHERE = Path("engine")
 
 
 def build_problem(checkpoint: Checkpoint, plan: BuildPlan) -> str | None:
-    """Return the sentence with which a build would reject this plan, or None.
+    """Return the error message with which a build would reject this plan, or None.
 
-    Reads no weights and ignores this machine.
+    The check reads no weights and ignores this machine's devices and packages.
     """
     return _rejection(checkpoint, plan=plan.to_dict(), **plan.build_options())
 
@@ -133,7 +134,8 @@ def build_problem(checkpoint: Checkpoint, plan: BuildPlan) -> str | None:
 def gpu_target(checkpoint: Checkpoint, precision: QuantFormat, kv: str, ep: int = 1) -> str:
     """Return the default target of a plan.
 
-    This is the planner's choice, or pytorch if no engine of this family and precision can be built.
+    This is the planner's choice, or pytorch if no TensorRT engine of this family and precision can
+    be built.
     """
     first, model = default_target(checkpoint.architecture, precision, kv, ep), checkpoint.architecture
     if first != ENGINE or TORCH not in model.targets:
@@ -143,7 +145,7 @@ def gpu_target(checkpoint: Checkpoint, precision: QuantFormat, kv: str, ep: int 
 
 
 def _rejection(checkpoint: Checkpoint, **options: Any) -> str | None:
-    """Return the sentence with which a build with these options would be rejected, or None."""
+    """Return the error message with which a build with these options would fail, or None."""
     try:
         spec = BuildSpec(checkpoint.ref, _ANYWHERE, **{k: v for k, v in options.items() if v is not None})
         get_target(spec.target).prepare(spec, checkpoint)

@@ -1,4 +1,4 @@
-"""`llmops build --resume DIR`: finish an engine folder whose last step needed other hardware."""
+"""Finish an engine folder whose last step needs other hardware (`llmops build --resume DIR`)."""
 
 import os
 import shutil
@@ -15,15 +15,15 @@ from llmops.errors import BuildError, InputError, MissingDependencyError
 
 
 def resume(folder: Path, in_container: bool = False, progress: Progress | None = None) -> tuple[EngineManifest, bool]:
-    """Finish an engine folder.
+    """Run the last step of the build in the engine folder `folder`.
 
     Returns:
-        The manifest, and True if the engine was finished already.
+        The manifest, and True if the engine was already finished.
 
     Raises:
         InputError: The folder is not an unfinished engine folder.
-        MissingDependencyError, VersionMismatchError, BuildError: The step cannot run here or
-            failed. The folder stays as it was, except for the log.
+        MissingDependencyError, VersionMismatchError, BuildError: The step cannot run here, or it
+        failed. The folder does not change, except for the log.
     """
     progress = progress or SilentProgress()
     EngineManifest.load(folder)
@@ -55,22 +55,27 @@ def _finish(manifest: EngineManifest, folder: Path, in_container: bool, progress
 
 def _require_docker() -> None:
     if shutil.which("docker") is None:
-        raise MissingDependencyError("--in-container needs docker on PATH; or run this inside the image without it.")
+        raise MissingDependencyError(
+            "--in-container needs docker, which is not on PATH; install docker, or run this inside the image without "
+            "--in-container."
+        )
 
 
 def _clear(engine_dir: Path) -> None:
-    """Empty the engine's folder: a rank file that a killed run cut short would look finished."""
+    """Empty `engine_dir`: a rank file that a killed run cut short would look finished."""
     try:
         shutil.rmtree(engine_dir, ignore_errors=True)
         engine_dir.mkdir()
     except OSError as error:
-        raise BuildError(f"{engine_dir} cannot be written ({error}); run this as its owner.") from error
+        raise BuildError(
+            f"{engine_dir} cannot be written ({error}); make it writable, or run this as its owner."
+        ) from error
 
 
 def _save(manifest: EngineManifest, folder: Path) -> None:
-    """Write engine.json in one step after the engine is on the disk.
+    """Write engine.json atomically after the engine is on the disk.
 
-    The field `complete` is therefore never true too early.
+    A crash therefore never leaves the field `complete` true for an engine that is not.
     """
     sync_tree(folder / trtllm_build.ENGINE_DIR)
     part = folder / f".{FILE_NAME}.part"

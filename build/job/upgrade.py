@@ -1,6 +1,6 @@
 """Upgrade an engine to another TensorRT-LLM release.
 
-A plan of the upgrade says what changes, what is lost, and which files are rewritten.
+An upgrade is planned first: the plan lists changes and losses, and writes no file.
 """
 
 import json
@@ -23,7 +23,7 @@ from llmops.build.trtllm.llm_args import FieldError, arguments_for_release, rele
 from llmops.build.trtllm.release_profiles import CHECKED, profile_of_release
 from llmops.errors import InputError, VersionMismatchError
 
-#: Fields without which their whole group has no meaning, and the group to remove with them.
+#: Fields that their group cannot do without -> the group, which is removed with the field.
 _WHOLE = {"speculative_config.decoding_type": "speculative_config"}
 
 
@@ -31,7 +31,8 @@ _WHOLE = {"speculative_config.decoding_type": "speculative_config"}
 class Upgrade:
     """The engine after an upgrade.
 
-    `changes` keep its behaviour, `lost` lists behaviour that ends, `gained` new abilities.
+    Each list has sentences: `changes` of arguments that keep the behaviour, `lost` behaviour, and
+    `gained` abilities.
     """
 
     manifest: EngineManifest
@@ -46,13 +47,13 @@ def plan_upgrade(directory: Path, to: str) -> Upgrade:
 
     Raises:
         InputError: The engine must be rebuilt. The message has the build command.
-        VersionMismatchError: The release is unknown to llmops.
+        VersionMismatchError: llmops does not know the release.
     """
     manifest = EngineManifest.load(directory)
     version = _known(to)
     if TARGETS[manifest.target].library != "tensorrt_llm":
         raise InputError(
-            f"{directory} is of target {manifest.target}, which TensorRT-LLM does not run: there is nothing to upgrade."
+            f"{directory} has target {manifest.target}, which does not use TensorRT-LLM: nothing needs an upgrade."
         )
     if manifest.target == "tensorrt":
         raise InputError(
@@ -69,10 +70,10 @@ def plan_upgrade(directory: Path, to: str) -> Upgrade:
 
 
 def apply_upgrade(directory: Path, to: str, say: Callable[[str], None]) -> Upgrade:
-    """Rewrite an engine for another release while no build works in its folder.
+    """Rewrite an engine for another release, under the build lock of its folder.
 
-    engine.json is written last, so that a crash leaves the old engine. `say` receives a sentence
-    while this waits for another build. Errors are those of `plan_upgrade`.
+    engine.json is written last, so that a crash leaves the old engine. `say` receives a sentence if
+    another build holds the lock. `plan_upgrade` describes the errors.
     """
     plan_upgrade(directory, to)
     with exclusive_build(directory, say, inside=True):
@@ -87,7 +88,7 @@ def _known(to: str) -> str:
     minor = release_of(to)
     if minor not in CHECKED:
         known = ", ".join(CHECKED.values())
-        raise VersionMismatchError(f"--to {to}: llmops knows the LLM API of TensorRT-LLM {known}; name one of them.")
+        raise VersionMismatchError(f"--to {to} is not a release whose LLM API llmops knows; give one of {known}.")
     return CHECKED[minor] if to.count(".") < 2 else to
 
 
@@ -114,14 +115,14 @@ def _upgraded(manifest: EngineManifest, version: str) -> Upgrade:
         changes,
         [
             *lost.values(),
-            *(f"requests with {name}: refused from then on" for name, (a, b) in support.items() if a and not b),
+            *(f"requests with {name} will be refused" for name, (a, b) in support.items() if a and not b),
         ],
         [f"requests with {name}" for name, (a, b) in support.items() if b and not a],
     )
 
 
 def _without_lost(arguments: Mapping[str, Any], minor: tuple[int, int]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the arguments that a release accepts, and for each removed field the reason."""
+    """Return the arguments that a release accepts, and the reason for each removed field."""
     kept: dict[str, Any] = json.loads(json.dumps(arguments))
     lost: dict[str, str] = {}
     while True:
@@ -145,7 +146,9 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], lost: Mapping[s
         if _is_lost(name, lost) or before.get(name) == after.get(name):
             continue
         if name not in after:
-            yield f"{name} = {json.dumps(before[name])} is left out: its field is gone, and nothing with it"
+            yield (
+                f"{name} = {json.dumps(before[name])} is left out: the release has no such field, and behaves the same"
+            )
         elif name not in before:
             yield f"{name} = {json.dumps(after[name])} is set"
         else:
@@ -165,7 +168,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _rebuild_command(manifest: EngineManifest, directory: Path) -> str:
-    """Return the command that builds the same model for the PyTorch backend."""
+    """Return the shell command that builds the same model for the PyTorch backend."""
     quant = manifest.quantisation.weights
     quant_format = buildable_formats("pytorch").get(quant)
     if quant_format is None or quant_format.removal:

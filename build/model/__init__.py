@@ -1,4 +1,4 @@
-"""Architectures of models, read from config.json without weights, and the supported families.
+"""Read architectures of models from config.json, without weights, and list the supported families.
 
 The files of a checkpoint belong to `checkpoint/`.
 """

@@ -1,6 +1,6 @@
-"""The architecture of a model, read from config.json: its family and shapes.
+"""Read the architecture of a model, its family and shapes, from config.json.
 
-Needs neither weights nor a GPU.
+Neither weights nor a GPU are needed.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from llmops.errors import CheckpointError, InputError
 
 DTYPES = ("bfloat16", "float16", "float32")
 _STORED_DTYPES = ("float16", "bfloat16")
-#: Largest number in config.json: what TensorRT-LLM's 32-bit shapes hold.
+#: Maximum value of a number in config.json: TensorRT-LLM's shapes are 32-bit integers.
 _MAX_NUMBER = 2**31 - 1
-#: Largest number of layers, because lists with an entry per layer are made before other checks.
+#: Maximum number of layers. Lists with an entry per layer are made before other checks, so a
+#: damaged number must not fill the memory.
 _MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
 class MoeShape:
-    """The experts of an MoE layer.
+    """The shapes of a model's mixture-of-experts (MoE) layers.
 
-    `layers` are the indices of the layers that have experts; the others are dense. With
-    `latent_size` the routed experts work on a projection of that width.
+    `layers` are the indices of the layers that have experts; other layers are dense. `latent_size`
+    is the width of the projection on which the routed experts work, 0 without a projection.
     """
 
     num_experts: int
@@ -41,10 +42,12 @@ class MoeShape:
 
 @dataclass(frozen=True)
 class RecurrentShape:
-    """Layers (indices) with a state of fixed size per sequence: linear attention or Mamba 2.
+    """The shapes of layers with a state of fixed size per sequence: linear attention or Mamba 2.
 
-    Each head has a state of `head_dim` x `state` values in float32; `groups` is the number of key
-    heads, or of Mamba's groups. The last `kernel - 1` inputs of the convolution are kept, too.
+    `layers` are the indices of these layers. Each head has a state of `head_dim` x `state` values
+    in float32. `groups` is the number of key heads, or of Mamba's groups. A sequence also keeps the
+    last `kernel - 1` inputs of the convolution. `RecurrentFields` describes `gates`, `vectors` and
+    `wide_norm`.
     """
 
     layers: tuple[int, ...]
@@ -60,7 +63,7 @@ class RecurrentShape:
 
     @property
     def inner_size(self) -> int:
-        """Return the width of all heads."""
+        """Return the width of all heads together."""
         return self.heads * self.head_dim
 
     @property
@@ -75,8 +78,8 @@ class MlaShape:
 
     The KV cache holds `kv_lora_rank + qk_rope_head_dim` values per token and layer.
 
-    `index_heads` and `index_head_dim` belong to the indexer that picks tokens in sparse attention
-    (DeepSeek V3.2), zero where there is none.
+    `index_heads` and `index_head_dim` are the number and width of the heads of the indexer that
+    selects tokens for sparse attention (DeepSeek V3.2), and 0 without an indexer.
     """
 
     q_lora_rank: int | None
@@ -90,7 +93,11 @@ class MlaShape:
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """Sliding-window attention: `layers` (indices) see only the last `size` tokens, the others all."""
+    """Sliding-window attention.
+
+    The layers with an index in `layers` see only the last `size` tokens. Other layers see all
+    tokens.
+    """
 
     size: int
     layers: tuple[int, ...]
@@ -100,12 +107,14 @@ class SlidingWindow:
 class Architecture:
     """The shapes of a decoder-only transformer, in the names of TensorRT-LLM.
 
-    `hf_class` is `architectures[0]`; `dtype` is the dtype of unquantised weights; `quant_method` is
-    set when the checkpoint itself is quantised (fp8, mxfp4, awq, modelopt, …); `next_token_layers`
-    counts extra layers for multi-token prediction beside `num_layers`, which have an embedding and
-    a head of their own if `next_token_embeddings` is set. `attention_layers` and `mlp_layers` are
-    the indices of the layers with attention and with an MLP or experts; None means all.
-    `attention_gate` is set where queries have an output gate of the same size.
+    `family` is the name of the model's `Family`, and `hf_class` is `architectures[0]` of
+    config.json. `dtype` is the dtype of unquantised weights. `quant_method` is the method of a
+    checkpoint that is itself quantised (fp8, mxfp4, awq, modelopt, …), or None. `next_token_layers`
+    is the number of layers for multi-token prediction, which `num_layers` does not count. These
+    layers have their own embedding and head if `next_token_embeddings` is True. `attention_layers`
+    are the indices of the layers with attention, and `mlp_layers` of the layers with an MLP or
+    experts; None means all layers. `attention_gate` is True if queries have an output gate of the
+    same size.
     """
 
     family: str
@@ -139,11 +148,11 @@ class Architecture:
     gated_mlp: bool = True
 
     def has_attention(self, layer: int) -> bool:
-        """Return True if the layer has attention, and so a KV cache."""
+        """Return True if the layer has attention, and therefore a KV cache."""
         return self.attention_layers is None or layer in self.attention_layers
 
     def is_recurrent(self, layer: int) -> bool:
-        """Return True if the layer has a state of fixed size."""
+        """Return True if the layer has a state of fixed size instead of a KV cache."""
         return self.recurrent is not None and layer in self.recurrent.layers
 
     def is_moe(self, layer: int) -> bool:
@@ -156,7 +165,7 @@ class Architecture:
 
     @property
     def has_dense_layers(self) -> bool:
-        """Return True if a layer has an MLP without experts."""
+        """Return True if any layer has an MLP without experts."""
         return any(map(self.is_dense, range(self.num_layers)))
 
     @property
@@ -170,7 +179,8 @@ class Architecture:
         """Read an architecture from the content of config.json.
 
         Raises:
-            CheckpointError: The architecture is not supported, or a field is missing or senseless.
+            CheckpointError: The architecture is not supported, or a field is missing or has an
+                impossible value.
         """
         hf_class = _hf_class(config)
         family = family_of(hf_class)
@@ -180,22 +190,22 @@ class Architecture:
 
 
 def stored_dtype(arch: Architecture, requested: object = None) -> str:
-    """Return the dtype (float16 or bfloat16) in which weights that are not quantised are stored.
+    """Return the dtype, float16 or bfloat16, in which the engine stores unquantised weights.
 
     Args:
-        arch: The architecture; float32 sources are stored as float16.
+        arch: The architecture. Weights in float32 are stored as float16.
         requested: The value of `--set dtype`, or None.
 
     Raises:
-        InputError: The requested dtype is neither of the two.
+        InputError: `requested` is another dtype.
     """
     if requested is not None and requested not in _STORED_DTYPES:
-        raise InputError(f"--set dtype={requested}: weights are stored in {' or '.join(_STORED_DTYPES)}.")
+        raise InputError(f"--set dtype={requested} is not possible; choose {' or '.join(_STORED_DTYPES)}.")
     return str(requested) if requested else arch.dtype if arch.dtype in _STORED_DTYPES else "float16"
 
 
 def _shorten(value: Any) -> str:
-    """Return the value as Python writes it, cut to 40 characters."""
+    """Return the `repr` of the value, cut to 40 characters."""
     text = reprlib.repr(value)
     return text if len(text) <= 40 else text[:39] + "…"
 
@@ -212,19 +222,19 @@ def _hf_class(config: Mapping[str, Any]) -> str:
 def _unsupported(hf_class: str) -> str:
     if hf_class.endswith("Model"):
         return (
-            f"{hf_class} is an embedding model, not one that generates text; download it and build its folder, which "
+            f"{hf_class} is an embedding model, which generates no text; download it and build its folder, which "
             "takes seconds."
         )
     known = [name for family in FAMILIES.values() for name in family.hf_classes]
     near = difflib.get_close_matches(hf_class[:80], known, n=1)
     hint = f" (nearest: {near[0]})" if near else ""
     return (
-        f"architecture {hf_class[:80]} is not supported{hint}; supported are {', '.join(known)}. Use a "
-        "checkpoint of one of these."
+        f"The architecture {hf_class[:80]} is not supported{hint}; supported are {', '.join(known)}. Use a "
+        "checkpoint of a supported architecture."
     )
 
 
-#: Kinds of layers by their name in `layer_types`, `layers_block_type` or `hybrid_override_pattern`.
+#: Kinds of layers by the name in `layer_types`, `layers_block_type` or `hybrid_override_pattern`.
 _LAYER_KINDS = {
     **dict.fromkeys(("full_attention", "attention", "*"), "attention"),
     **dict.fromkeys(("linear_attention", "mamba", "M"), "recurrent"),
@@ -238,7 +248,10 @@ def _places(kinds: list[str], *wanted: str) -> tuple[int, ...]:
 
 
 class _ConfigReader:
-    """A reader of one config. Text models nested in a multimodal one are in `text_config`."""
+    """A reader of one config.json.
+
+    The fields of a text model inside a multimodal model are in `text_config`.
+    """
 
     def __init__(self, hf_class: str, family: Family, config: Mapping[str, Any]) -> None:
         nested = config.get("text_config")
@@ -269,11 +282,13 @@ class _ConfigReader:
         return value
 
     def layers(self) -> int:
-        # Nemotron 3 Ultra names its layers without counting them
+        # config.json of Nemotron 3 Ultra lists the layers and does not count them.
         named = self.raw("layers_block_type")
         count = self.integer("num_hidden_layers", default=len(named) if isinstance(named, list) else None)
         if count > _MAX_LAYERS:
-            raise CheckpointError(f"config.json has {count} layers; at most {_MAX_LAYERS} can be right.")
+            raise CheckpointError(
+                f"config.json has {count} layers, and at most {_MAX_LAYERS} are possible; download config.json again."
+            )
         return count
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -328,7 +343,10 @@ class _ConfigReader:
         return self.family.recurrent is not None and self.family.recurrent.single_blocks
 
     def layer_kinds(self, layers: int) -> list[str]:
-        """Return attention, recurrent, moe or mlp for each layer of a family with recurrent layers."""
+        """Return the kind of each layer in a family with recurrent layers.
+
+        The kinds are attention, recurrent, moe and mlp.
+        """
         if self.family.recurrent is None:
             return []
         kinds = self.raw("layers_block_type", "layer_types", "hybrid_override_pattern") or ()
@@ -337,7 +355,7 @@ class _ConfigReader:
         found = [_LAYER_KINDS.get(kind, "") if isinstance(kind, str) else "" for kind in kinds]
         if len(found) != layers or "" in found:
             raise CheckpointError(
-                f"config.json of {self.hf_class} must name the kinds of its {layers} layers: `layer_types`, "
+                f"config.json of {self.hf_class} does not name the kinds of its {layers} layers; add `layer_types`, "
                 "`layers_block_type` or `hybrid_override_pattern`."
             )
         return found
@@ -348,7 +366,10 @@ class _ConfigReader:
             return None
         heads, groups = self.integer(fields.heads), self.integer(fields.groups)
         if heads % groups:
-            raise CheckpointError(f"config.json has {heads} recurrent heads; they must be a multiple of {groups}.")
+            raise CheckpointError(
+                f"config.json has {heads} recurrent heads, which must be a multiple of the {groups} groups; download "
+                "config.json again."
+            )
         return RecurrentShape(
             layers=_places(kinds, "recurrent"),
             heads=heads,
@@ -368,7 +389,8 @@ class _ConfigReader:
         hidden = self.integer("hidden_size")
         if hidden % heads:
             raise CheckpointError(
-                f"config.json has no `head_dim` and hidden_size {hidden} is not a multiple of {heads} heads."
+                f"config.json has no `head_dim` and hidden_size {hidden} is not a multiple of {heads} heads; add "
+                "head_dim."
             )
         return hidden // heads
 
@@ -378,7 +400,9 @@ class _ConfigReader:
     def dtype(self) -> str:
         value = str(self.raw("dtype", "torch_dtype") or "bfloat16").removeprefix("torch.")
         if value not in DTYPES:
-            raise CheckpointError(f"config.json has the dtype {_shorten(value)}; known are {', '.join(DTYPES)}.")
+            raise CheckpointError(
+                f"config.json has the dtype {_shorten(value)}; it must be one of {', '.join(DTYPES)}."
+            )
         return value
 
     def moe(self, layers: int, kinds: list[str]) -> MoeShape | None:
@@ -390,7 +414,7 @@ class _ConfigReader:
         dense = self.raw("mlp_only_layers") or []
         if not isinstance(dense, list):
             raise CheckpointError(
-                f"config.json has `mlp_only_layers` = {_shorten(dense)}; it must be a list of layers."
+                f"config.json has `mlp_only_layers` = {_shorten(dense)}; it must be a list of layer indices."
             )
         moe_layers = tuple(i for i in range(first, layers) if self.is_moe(i, step) and i not in dense)
         if self.single_blocks:
@@ -407,7 +431,10 @@ class _ConfigReader:
         )
 
     def shared_experts(self, size: int) -> int:
-        """Return how many experts of `size` the shared one is as wide as."""
+        """Return the number of shared experts, each of width `size`.
+
+        A shared expert that is twice as wide as `size` counts as two.
+        """
         width = self.integer("moe_shared_expert_intermediate_size", "shared_expert_intermediate_size", default=0,
                              at_least=0)  # fmt: skip
         count = self.integer("n_shared_experts", default=self.family.shared_experts, at_least=0)
@@ -415,8 +442,8 @@ class _ConfigReader:
 
     @staticmethod
     def is_moe(layer: int, step: int) -> bool:
-        # Qwen and Llama 4 count from one. DeepSeek counts from zero but publishes only step 1,
-        # where both agree.
+        # Qwen and Llama 4 count layers from 1. DeepSeek counts from 0, but all its models have step
+        # 1, with which both counts agree.
         return (layer + 1) % step == 0
 
     def mla(self) -> MlaShape | None:
@@ -444,7 +471,8 @@ class _ConfigReader:
         types = self.raw("layer_types")
         if isinstance(types, list) and len(types) == layers:
             return tuple(i for i, kind in enumerate(types) if kind == "sliding_attention")
-        # One global layer follows every `pattern - 1` local ones; 0 means that all are local.
+        # One layer with global attention follows `pattern - 1` layers with a window. With 0, all
+        # layers have a window.
         pattern = self.integer("sliding_window_pattern", default=self.family.window_pattern, at_least=0)
         first = self.integer("max_window_layers", default=0, at_least=0)
         return tuple(i for i in range(first, layers) if pattern == 0 or (i + 1) % pattern)

@@ -1,4 +1,4 @@
-"""The table of model families that can be planned and built."""
+"""The table of the model families that can be planned and built."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,11 @@ PYTORCH_ONLY = frozenset({"pytorch"})
 
 @dataclass(frozen=True)
 class MoeFields:
-    """The config.json fields of a family's MoE shape. The first field found of each tuple wins."""
+    """The names of the config.json fields with a family's MoE shape.
+
+    Of each tuple, the first field that config.json has counts. `expert_bias` is True if experts
+    have biases.
+    """
 
     num_experts: tuple[str, ...]
     experts_per_token: tuple[str, ...]
@@ -23,11 +27,13 @@ class MoeFields:
 
 @dataclass(frozen=True)
 class RecurrentFields:
-    """The config.json fields of layers with a state of fixed size in place of a KV cache.
+    """The config.json fields that describe layers with a state of fixed size and no KV cache.
 
-    `gates` counts the numbers per head that the input projection makes beside its vectors,
-    `vectors` the parameters per head; `wide_norm` is True if the norm is as wide as all heads, not
-    one. With `single_blocks` a layer is attention, recurrent or MLP, and not a mixer with an MLP.
+    The text fields are names in config.json. `gates` is the number of values per head that the
+    input projection returns beside its vectors. `vectors` is the number of parameters per head
+    outside the matrices. `wide_norm` is True if the norm is as wide as all heads together, and not
+    as one head. With `single_blocks`, a layer is either attention, recurrent or MLP; otherwise each
+    layer has an MLP beside attention or recurrence.
     """
 
     heads: str
@@ -44,15 +50,17 @@ class RecurrentFields:
 
 @dataclass(frozen=True)
 class Family:
-    """A model family.
+    """A model family: classes of transformers whose weights have the same structure.
 
-    `targets` can serve it: `tensorrt` where ModelOpt exports a TensorRT-LLM checkpoint that
-    trtllm-build 1.2.1 takes, `pytorch` where TensorRT-LLM's PyTorch backend has the model,
-    `openvino` where optimum-intel exports it. `defaults` are values that its config.json leaves out
-    on purpose. A family `as_published` is passed on unchanged and never quantised here.
-    `dense_size` is the config.json field with the width of dense layers; `shared_experts` counts
-    experts that every token passes through where config.json does not. `since` is the first release
-    line of TensorRT-LLM whose PyTorch backend has the model.
+    `targets` are the targets that can serve the family: `tensorrt` if ModelOpt exports a checkpoint
+    that trtllm-build 1.2.1 accepts, `pytorch` if TensorRT-LLM's PyTorch backend has the model, and
+    `openvino` if optimum-intel exports the model. Weights of a family with `as_published` are used
+    unchanged and never quantised by llmops. `tied` is the default of tie_word_embeddings.
+    `dense_size` is the config.json field with the width of dense layers. `shared_experts` is the
+    number of experts that every token passes through, for a family whose config.json does not say.
+    `window_pattern` is the default of sliding_window_pattern. `defaults` are values of fields that
+    the family's config.json leaves out. `since` is the first release line of TensorRT-LLM whose
+    PyTorch backend has the model.
     """
 
     name: str
@@ -75,7 +83,8 @@ class Family:
     since: tuple[int, int] = (1, 2)
 
 
-#: transformers' Gemma3TextConfig: published Gemma 3 files hold only what differs from these values.
+#: Defaults of transformers' Gemma3TextConfig. Published config.json files of Gemma 3 hold only the
+#: fields with other values.
 _GEMMA3_DEFAULTS = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -85,19 +94,20 @@ _GEMMA3_DEFAULTS = {
     "sliding_window": 4096,
 }
 _GEMMA2_DEFAULTS = {"head_dim": 256, "sliding_window": 4096}
-#: transformers' Qwen2Config, Qwen3Config and Qwen3MoeConfig: `sliding_window` alone has no effect.
+#: Default of transformers' Qwen2Config, Qwen3Config and Qwen3MoeConfig, where `sliding_window`
+#: alone has no effect.
 _QWEN_DEFAULTS = {"use_sliding_window": False}
 
 _QWEN_EXPERTS = MoeFields(("num_experts", "num_local_experts"), ("num_experts_per_tok",), ("moe_intermediate_size",))
 _LOCAL_EXPERTS = MoeFields(("num_local_experts",), ("num_experts_per_tok",), ("intermediate_size",))
 _ROUTED_EXPERTS = MoeFields(("n_routed_experts",), ("num_experts_per_tok",), ("moe_intermediate_size",))
 
-#: Gated DeltaNet, as in transformers' Qwen3NextGatedDeltaNet.
+#: Fields of Gated DeltaNet, as transformers' Qwen3NextGatedDeltaNet reads them.
 _DELTA_NET = RecurrentFields(
     heads="linear_num_value_heads", head_dim="linear_value_head_dim", groups="linear_num_key_heads",
     state="linear_key_head_dim", kernel="linear_conv_kernel_dim", gates=2, vectors=2,
 )  # fmt: skip
-#: Mamba 2, as in the modeling_nemotron_h.py of NVIDIA's checkpoints.
+#: Fields of Mamba 2, as modeling_nemotron_h.py of NVIDIA's checkpoints reads them.
 _MAMBA = RecurrentFields(
     heads="mamba_num_heads", head_dim="mamba_head_dim", groups="n_groups", state="ssm_state_size",
     kernel="conv_kernel", gates=1, vectors=3, conv_bias=True, wide_norm=True, single_blocks=True,
@@ -121,12 +131,12 @@ _ALL = (
            moe=_ROUTED_EXPERTS),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), PYTORCH_ONLY, as_published=True, qkv_bias=True, qk_norm=True,
            moe=_ROUTED_EXPERTS),
-    # NVIDIA/TensorRT-LLM #10532; its supported-models.md lists the class from 1.3.0rc13 on
+    # Added by NVIDIA/TensorRT-LLM #10532. Its supported-models.md lists the class since 1.3.0rc13.
     Family("minimax_m2", ("MiniMaxM2ForCausalLM",), PYTORCH_ONLY, as_published=True, qk_norm=True,
            moe=_LOCAL_EXPERTS, since=(1, 3)),
     Family("llama4", ("Llama4ForConditionalGeneration", "Llama4ForCausalLM"), PYTORCH_ONLY, as_published=True,
            dense_size="intermediate_size_mlp", shared_experts=1, moe=_LOCAL_EXPERTS),
-    # NVIDIA/TensorRT-LLM #12242, in 1.3.0rc9
+    # Added by NVIDIA/TensorRT-LLM #12242, in 1.3.0rc9.
     Family("qwen3_5", ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"), PYTORCH_ONLY,
            as_published=True, qk_norm=True, recurrent=_DELTA_NET, since=(1, 3)),
     Family("qwen3_5_moe", ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"), PYTORCH_ONLY,
@@ -142,5 +152,5 @@ FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 
 
 def family_of(hf_class: str) -> Family | None:
-    """Return the family whose config names this class under `architectures`, or None."""
+    """Return the family that has the class `hf_class`, or None."""
     return next((family for family in _ALL if hf_class in family.hf_classes), None)

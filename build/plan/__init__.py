@@ -1,6 +1,6 @@
-"""Capacity planning: memory, speed and cost of a model.
+"""Plan capacity: the memory, speed and cost of a model on GPUs.
 
-All of it is computed from an architecture, without loading or running it.
-
-`gpu_specs`, `memory`, `timing`, `speed`, `search` and `report` each know only those before them.
+Every figure is computed from the model's architecture, without loading or running the model. Of
+`gpu_specs`, `memory`, `timing`, `speed`, `search` and `report`, each imports only modules that come
+before it.
 """

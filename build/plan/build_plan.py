@@ -1,4 +1,4 @@
-"""BuildPlan: a planned engine, in the form that `llmops build --plan` obeys and engine.json keeps."""
+"""A planned engine, in the form that `llmops build --plan` reads and engine.json keeps."""
 
 import json
 from pathlib import Path
@@ -19,9 +19,9 @@ FORMAT: Literal[1] = 1
 class BuildPlan(BaseModel):
     """The engine of one replica, and the number of replicas. Lengths are in tokens.
 
-    `quantisation` and `kv_cache_dtype` are the names of `llmops plan --quant` and `--kv-dtype`.
-    `predicted` holds the planner's expectations (seconds, requests/s, bytes). `settings` are those
-    of `build --set`, which a recipe has and the command line may override.
+    `quantisation` and `kv_cache_dtype` have the values of `llmops plan --quant` and `--kv-dtype`.
+    `predicted` holds the planner's estimates in seconds, requests/s and bytes. `settings` are the
+    settings of a recipe for `build --set`; the command line may override them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -51,22 +51,24 @@ class BuildPlan(BaseModel):
 
     @property
     def world_size(self) -> int:
-        """Return the number of GPUs of a replica."""
+        """Return the number of GPUs of one replica."""
         return self.tp_size * self.pp_size
 
     def check(self, model: Architecture) -> None:
-        """Raise InputError if the plan was made for a model of other shapes."""
+        """Raise InputError if the plan was made for a model with other shapes than `model`."""
         planned = f"{self.architecture}, {self.num_layers} layers of {self.hidden_size}"
         actual = f"{model.hf_class}, {model.num_layers} layers of {model.hidden_size}"
         if planned != actual:
             raise InputError(
-                f"The plan is for {self.model} ({planned}), not for this checkpoint ({actual}); make a plan for it."
+                f"The plan is for {self.model} ({planned}), not for this checkpoint ({actual}); make a plan for this "
+                "checkpoint."
             )
 
     def build_options(self) -> dict[str, Any]:
-        """Return the options of `llmops build` that this plan sets, by their names.
+        """Return the options of `llmops build` that this plan sets, by name.
 
-        A checkpoint that is quantised already (fp8_block, mxfp4) is built unchanged.
+        The weights of a checkpoint that is already quantised (fp8_block, mxfp4) are built
+        unchanged.
         """
         quant_format = FORMATS.get(self.quantisation)
         return {
@@ -89,7 +91,7 @@ class BuildPlan(BaseModel):
 
     @classmethod
     def from_dict(cls, data: Any, source: str = "the plan") -> Self:
-        """Parse a plan. `source` names it in errors.
+        """Parse a plan. `source` names the plan in error messages.
 
         Raises:
             InputError: A field is wrong. The message names the field.

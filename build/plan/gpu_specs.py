@@ -1,4 +1,7 @@
-"""The GPUs that can be planned for. Peaks are dense (no sparsity), from NVIDIA's data sheets."""
+"""The table of GPUs that can be planned for.
+
+Peak rates are dense (without sparsity), from NVIDIA's data sheets.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,12 @@ MIB = 2**20
 class GpuSpec:
     """The data sheet of a GPU.
 
-    `memory` is in bytes that a process can use, `bandwidth` of HBM in B/s. `bf16`, `fp8` and `int8`
-    are peak operations/s, 0 if the GPU lacks the dtype. `link` is B/s to other GPUs of the node in
-    one direction, `network` to other nodes. `price` is the $/h assumed when the user gives none;
-    `silicon` is AIConfigurator's name of the system.
+    `sm` is the compute capability, such as 90. `memory` is the memory that a process can use, in
+    bytes, and `bandwidth` is the rate of the HBM in B/s. `bf16`, `fp8` and `int8` are peak
+    operations/s, or 0 if the GPU lacks the dtype. `link` is the rate to other GPUs of the node, and
+    `network` the rate to other nodes, in B/s and one direction. `price` is the assumed price in
+    $/h, unless the user gives another. `per_node` is the number of GPUs of a node. `silicon` is
+    AIConfigurator's name of the system, if it has one.
     """
 
     name: str
@@ -38,13 +43,13 @@ class GpuSpec:
     def flops(self, dtype: str) -> float:
         """Return the peak operations/s of `bf16` (also fp16), `fp8` or `int8`.
 
-        A dtype that the GPU lacks computes in bf16.
+        A GPU that lacks the dtype computes in bf16.
         """
         peaks = {"bf16": self.bf16, "fp16": self.bf16, "fp8": self.fp8, "int8": self.int8}
         return peaks[dtype] or self.bf16
 
     def at_price(self, price: float) -> GpuSpec:
-        """Return the GPU at another price in $/h."""
+        """Return the same GPU with another price, in $/h."""
         return replace(self, price=price)
 
 
@@ -52,7 +57,18 @@ def _gpu(
     name: str, sm: int, mib: int, terabytes: float, teraflops: tuple[int, int, int], link: int, price: float,
     silicon: str | None = None,
 ) -> GpuSpec:  # fmt: skip
-    """Return a row: MiB of memory, TB/s of HBM, TFLOP/s in BF16, FP8 and INT8, GB/s of links, $/h."""
+    """Return a row of the table.
+
+    Args:
+        name: The name for `llmops plan --gpu`.
+        sm: The compute capability, such as 90.
+        mib: The memory in MiB.
+        terabytes: The rate of the HBM in TB/s.
+        teraflops: The peaks in BF16, FP8 and INT8, in TFLOP/s or TOP/s.
+        link: The rate to other GPUs of the node in GB/s.
+        price: The assumed price in $/h.
+        silicon: AIConfigurator's name of the system, or None.
+    """
     bf16, fp8, int8 = (peak * TERA for peak in teraflops)
     return GpuSpec(
         name=name, sm=sm, memory=mib * MIB, bandwidth=terabytes * TERA, bf16=bf16, fp8=fp8, int8=int8,
@@ -75,7 +91,7 @@ _ALIASES = {"h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "a100": 
 
 
 def find_gpu(name: str) -> GpuSpec:
-    """Return the GPU of that name; `h100` is `h100-sxm`.
+    """Return the GPU called `name`. The name `h100` means `h100-sxm`.
 
     Raises:
         InputError: The GPU is unknown. The message lists the known ones and suggests the nearest.

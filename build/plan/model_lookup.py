@@ -1,6 +1,6 @@
 """Find a model's config.json.
 
-It is a file, in a folder, in the table of well-known models, or on the Hugging Face hub.
+The sources are a file, a folder, the table of known models and the Hugging Face hub.
 """
 
 from pathlib import Path
@@ -15,22 +15,22 @@ from llmops.untrusted_text import escape_unsafe
 
 
 class NamedModel(NamedTuple):
-    """A model as its config.json describes it, and its display name."""
+    """A model's architecture, read from config.json, and the model's display name."""
 
     name: str
     checkpoint: Checkpoint
 
 
 def look_up_model(source: str, online: bool = False) -> NamedModel:
-    """Return the model that `source` names.
+    """Return the model with the name or path `source`.
 
     Args:
         source: A path (config.json, its folder or a GGUF file), a bundled model, or a hub id such
             as meta-llama/Llama-3.1-70B.
-        online: Ask the hub for a hub id instead of the table of well-known models.
+        online: Ask the Hugging Face hub about a hub id, instead of the table of known models.
 
     Raises:
-        CheckpointError: There is no such model.
+        CheckpointError: No such model was found, or the model is not supported.
         ResourceError: The hub cannot be reached.
     """
     path = Path(source).expanduser()
@@ -59,8 +59,8 @@ def _look_up_hub_id(source: str, online: bool) -> NamedModel:
     if cached:
         return NamedModel(source, _described(source, cached))
     raise CheckpointError(
-        f"{source} is not among the {len(known_models())} models whose shapes ship with llmops; --online asks the "
-        f"Hugging Face hub, or give the path of its config.json{model_suggestion(source) or '.'}"
+        f"{source} is not among the {len(known_models())} models whose shapes ship with llmops; give --online to ask "
+        f"the Hugging Face hub, or the path of its config.json{model_suggestion(source) or '.'}"
     )
 
 
@@ -78,8 +78,8 @@ def _decoder_config(known: KnownModel) -> dict[str, Any]:
         return known.config
     size = f"{(known.parameters or 0) / 1e6:.0f} million parameters, {(known.parameters or 0) * 2e-9:.2f} GB in FP16"
     raise CheckpointError(
-        f"{known.id} is an embedding model ({known.hf_class}, {size}), which fits any GPU or CPU: plan is for models "
-        "that generate text; download it and build its folder."
+        f"{known.id} is an embedding model ({known.hf_class}, {size}), which fits any GPU or CPU and needs no plan; "
+        "download it and build its folder."
     )
 
 

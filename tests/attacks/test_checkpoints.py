@@ -543,7 +543,7 @@ def test_token_ids_that_no_engine_can_have(tmp_path: Path, ids: object) -> None:
     folder = write_checkpoint(tmp_path / "checkpoint", "llama")
     path = folder / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": ids}))
-    with pytest.raises(CheckpointError, match="has a value that an engine cannot have") as refusal:
+    with pytest.raises(CheckpointError, match="has a value that no engine can have") as refusal:
         build(BuildSpec(str(folder), tmp_path / "engine"), SilentProgress())
     assert len(refusal.value.message) < 1000
 

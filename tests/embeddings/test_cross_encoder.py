@@ -193,5 +193,5 @@ def test_a_classifier_of_several_labels_is_refused(checkpoints, tmp_path):
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["BertForSequenceClassification"]
-    with pytest.raises(CheckpointError, match="a classifier of 3 labels; a cross-encoder"):
+    with pytest.raises(CheckpointError, match="a classifier of 3 labels, and only cross-encoders"):
         open_encoder(str(tmp_path))

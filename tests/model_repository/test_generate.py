@@ -158,7 +158,7 @@ def test_a_folder_with_other_files_is_left_alone(engine: Path, tmp_path: Path) -
             VersionMismatchError,
             r"built with OpenVINO 2099.1.0, but .* is installed",
         ),
-        ({"format": 99}, InputError, "made by another version"),
+        ({"format": 99}, InputError, "written by another version"),
     ],
 )
 def test_engines_that_cannot_be_served(tmp_path: Path, changes: dict, error: type[Exception], message: str) -> None:

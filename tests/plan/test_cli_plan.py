@@ -143,7 +143,7 @@ def test_a_hub_id_without_a_network(monkeypatch, no_proxy):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
-    with pytest.raises(CheckpointError, match=r"not among the \d+ models .* --online asks the Hugging Face hub"):
+    with pytest.raises(CheckpointError, match=r"not among the \d+ models .* give --online to ask the Hugging Face hub"):
         run("nobody/nothing")
     with pytest.raises(ResourceError, match="cannot be reached"):
         run("nobody/nothing", "--online")

@@ -120,8 +120,8 @@ def test_layers_with_a_sliding_window_keep_every_token(models):
     ("model", "quant", "gpu", "layout", "words"),
     [
         ("LLAMA31_8B", "fp8", "a100-sxm", ParallelLayout(), "fp8 needs SM89; a100-sxm is SM80"),
-        ("LLAMA31_8B", "none", "h100-sxm", ParallelLayout(tp=16), "leaves the node of 8"),
-        ("QWEN25_7B", "none", "h100-sxm", ParallelLayout(tp=8), "28 attention heads do not divide by tp 8"),
+        ("LLAMA31_8B", "none", "h100-sxm", ParallelLayout(tp=16), "does not fit a node of 8"),
+        ("QWEN25_7B", "none", "h100-sxm", ParallelLayout(tp=8), "28 attention heads are not divisible by tp 8"),
         ("PHI4", "none", "h100-sxm", ParallelLayout(tp=4), "10 KV heads and tp 4"),
         ("LLAMA31_8B", "none", "h100-sxm", ParallelLayout(tp=2, ep=2), "no experts"),
         ("MIXTRAL_8X7B", "none", "h100-sxm", ParallelLayout(tp=8, ep=3), "ep 3 does not divide tp 8"),
@@ -129,7 +129,7 @@ def test_layers_with_a_sliding_window_keep_every_token(models):
         ("QWEN3_30B", "int4_awq", "h100-sxm", ParallelLayout(tp=4), "the expert size of a rank is 192"),
         ("LLAMA31_405B", "fp8", "h100-sxm", ParallelLayout(tp=8, pp=2), None),
         ("LLAMA31_8B", "none", "h100-sxm", ParallelLayout(pp=32), None),
-        ("LLAMA31_8B", "none", "h100-sxm", ParallelLayout(pp=33), "33 stages for 32 layers"),
+        ("LLAMA31_8B", "none", "h100-sxm", ParallelLayout(pp=33), "33 pipeline stages are more than the 32 layers"),
         # 10 KV heads: 40 heads divide by 5 and by 8, the KV heads by 5 only
         ("PHI4", "none", "h100-sxm", ParallelLayout(tp=5), None),
         ("QWEN25_7B", "none", "h100-sxm", ParallelLayout(tp=7), "4 KV heads and tp 7"),

@@ -56,8 +56,8 @@ def test_what_is_renamed_lost_and_gained(tmp_path: Path) -> None:
     found = json.loads(run(folder, "--to", "1.3.0", "--json"))
     assert found["changes"] == [
         'speculative_config.decoding_type: "Eagle" becomes "Eagle3"',
-        'sampler_type = "TorchSampler" is left out: its field is gone, and nothing with it',
-        "kv_cache_config.onboard_blocks = true is left out: its field is gone, and nothing with it",
+        'sampler_type = "TorchSampler" is left out: the release has no such field, and behaves the same',
+        "kv_cache_config.onboard_blocks = true is left out: the release has no such field, and behaves the same",
         "generation_config = trtllm is set at start",
     ]
     assert [one.split(":")[0] for one in found["lost"]] == [
@@ -90,7 +90,7 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
         ),
         ("tensorrt", "int8_sq", r"runs on TensorRT-LLM 1.2.1 only.*\n.*--quant fp8 .*--kv-cache fp8"),
         ("pytorch", "int8_wo", r"INT8 weight-only weights, which TensorRT-LLM 1.3 does not load.*\n.*--quant fp8"),
-        ("openvino", "none", "there is nothing to upgrade"),
+        ("openvino", "none", "nothing needs an upgrade"),
     ],
 )
 def test_what_cannot_be_taken_along_names_what_to_build(tmp_path: Path, target: str, weights: str, says: str) -> None:

@@ -1,4 +1,4 @@
-"""The memory of one GPU: weights, buffers, and the rest for the KV cache."""
+"""Compute the memory of one GPU: weights, buffers, and the rest for the KV cache."""
 
 from dataclasses import dataclass
 
@@ -9,26 +9,28 @@ from llmops.build.plan.memory.parallel_layout import ParallelLayout, local_kv_he
 from llmops.build.plan.memory.weight_bytes import rank_weights
 from llmops.build.quant_formats import QuantFormat
 
-#: Bytes of CUDA context, cuBLAS workspaces and the library's own code: AIConfigurator's measured
-#: figure before its safety margin.
+#: Bytes of CUDA context, cuBLAS workspaces and TensorRT-LLM's code. AIConfigurator measured this
+#: figure; its safety margin is not included.
 RUNTIME = 551 * MIB
-#: Bytes of NCCL's buffers by number of ranks, measured by AIConfigurator on H100.
+#: Bytes of NCCL's buffers by number of ranks. AIConfigurator measured these figures on H100.
 NCCL = {1: 0, 2: 342 * MIB, 4: 392 * MIB, 8: 392 * MIB}
-#: Bytes per peer of each of the three buffers in TensorRT-LLM's all-reduce workspace.
+#: Bytes of one buffer of TensorRT-LLM's all-reduce workspace. A rank has three such buffers per
+#: peer.
 ALL_REDUCE_BUFFER = 8_000_000
-#: Bytes that a captured kernel keeps for its node and arguments.
+#: Bytes of one kernel in a captured CUDA graph, for its node and arguments: an estimate.
 GRAPH_KERNEL = 8 * 1024
-#: Kernels of a decoder layer in a captured graph.
+#: Number of kernels of a decoder layer in a captured CUDA graph: an estimate.
 KERNELS_PER_LAYER = 12
-#: Share of the free memory that becomes KV cache by default, as in TensorRT-LLM.
+#: Default share of the free memory that becomes KV cache: TensorRT-LLM's own default.
 DEFAULT_KV_FRACTION = 0.9
 
 
 @dataclass(frozen=True)
 class PlannedLimits:
-    """The limits that an engine is built for.
+    """The limits for which an engine is planned.
 
-    Lengths are in tokens; `kv_fraction` of the memory that is free after loading becomes KV cache.
+    `max_batch_size` is in sequences, `max_num_tokens` (per step) and `max_seq_len` are in tokens.
+    `kv_fraction` is the share of the memory left after loading that becomes KV cache.
     """
 
     max_batch_size: int
@@ -39,11 +41,12 @@ class PlannedLimits:
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory budget of the GPU that holds the most, in bytes.
+    """The memory budget of the fullest GPU, in bytes.
 
-    `left` stays free beside the KV cache and is negative for a model that does not fit. `states`
-    are those of recurrent layers for `max_batch_size` sequences, which TensorRT-LLM allocates at
-    start (`_torch/pyexecutor/mamba_cache_manager.py`).
+    `total` is the memory of the GPU, and `weights` the bytes of weights by part. `left` stays free
+    beside the KV cache, and is negative for a model that does not fit. `states` are the states of
+    recurrent layers for `max_batch_size` sequences, which TensorRT-LLM allocates at start
+    (`_torch/pyexecutor/mamba_cache_manager.py`).
     """
 
     total: int
@@ -58,17 +61,17 @@ class MemoryBudget:
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of all weights."""
+        """Return the bytes of all weights on the GPU."""
         return sum(self.weights.values())
 
     @property
     def fits(self) -> bool:
-        """Return True if the model fits."""
+        """Return True if the model fits the GPU."""
         return self.left >= 0
 
     @property
     def short(self) -> int:
-        """Return the bytes that are missing."""
+        """Return the bytes that the GPU lacks, 0 if the model fits."""
         return max(0, -self.left)
 
 
@@ -80,9 +83,9 @@ def plan_memory(
     gpu: GpuSpec,
     limits: PlannedLimits,
 ) -> MemoryBudget:
-    """Return the memory of the fullest rank.
+    """Return the memory budget of the fullest rank.
 
-    Activations are sized for the limits, as the engine sizes them.
+    Activations are sized for `limits`, as in the engine.
     """
     weights = rank_weights(model, precision, layout)
     fixed = {
@@ -99,7 +102,7 @@ def plan_memory(
 
 
 def activation_bytes(model: Architecture, precision: QuantFormat, layout: ParallelLayout, limits: PlannedLimits) -> int:
-    """Return the bytes of buffers that live together at the peak of a step of `max_num_tokens`.
+    """Return the bytes of the buffers in use at the peak of a step of `max_num_tokens` tokens.
 
     These are the residual stream and the normed input, the larger of attention and MLP, and the
     logits of a full batch in FP32.
@@ -119,9 +122,9 @@ def _attention_width(model: Architecture, layout: ParallelLayout) -> int:
 
 
 def _mlp_width(model: Architecture, layout: ParallelLayout, wide: int) -> int:
-    """Return the bytes per token of gate_up's output, the activation's and the projection's.
+    """Return the bytes per token of the outputs of gate_up, activation and projection in an MLP.
 
-    Expert layers also permute their tokens.
+    Layers with experts also hold permuted copies of their tokens.
     """
     dense = model.intermediate_size // layout.tp * (2 * 2 + wide) + 2 * model.hidden_size
     if model.moe is None:
@@ -134,7 +137,7 @@ def _mlp_width(model: Architecture, layout: ParallelLayout, wide: int) -> int:
 def graph_sizes(max_batch_size: int) -> list[int]:
     """Return the batch sizes for which a decode step is captured as a CUDA graph.
 
-    These are powers of two and steps of 32 up to 256, then powers of two.
+    The sizes are powers of two up to 32, multiples of 32 up to 256, and powers of two up to 4096.
     """
     small = [size for size in (1, 2, 4, 8, 16, *range(32, 257, 32)) if size <= max_batch_size]
     large = [size for size in (512, 1024, 2048, 4096) if size <= max_batch_size]
@@ -142,15 +145,15 @@ def graph_sizes(max_batch_size: int) -> list[int]:
 
 
 def graph_bytes(model: Architecture, layout: ParallelLayout, max_batch_size: int) -> int:
-    """Estimate the bytes of the nodes of the captured graphs, which share the activation buffers.
+    """Estimate the bytes of the captured CUDA graphs' nodes. The graphs share activation buffers.
 
-    No table is published.
+    NVIDIA publishes no sizes of graphs, so the estimate multiplies layers, kernels and bytes.
     """
     kernels = layout.stage_layers(model.num_layers, 0) * KERNELS_PER_LAYER
     return len(graph_sizes(max_batch_size)) * kernels * GRAPH_KERNEL
 
 
 def communication_bytes(layout: ParallelLayout) -> int:
-    """Return the bytes of NCCL's buffers and the all-reduce workspace of tensor parallelism."""
+    """Return the bytes of NCCL's buffers and of tensor parallelism's all-reduce workspace."""
     buffers = NCCL.get(layout.gpus, NCCL[8]) if layout.gpus > 1 else 0
     return buffers + (3 * layout.tp * ALL_REDUCE_BUFFER if layout.tp > 1 else 0)

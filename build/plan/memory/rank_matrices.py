@@ -1,6 +1,6 @@
-"""The weight matrices of one rank.
+"""List the weight matrices of one rank.
 
-Both the bytes of weights and the duration of a step follow from them.
+The bytes of weights and the duration of a step are computed from this list.
 """
 
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from llmops.build.plan.memory.parallel_layout import ParallelLayout, local_kv_he
 
 @dataclass(frozen=True)
 class RankLinear:
-    """A weight matrix [outputs, inputs] as one rank holds it.
+    """A rank's part of a weight matrix [outputs, inputs].
 
-    `part` is attention, mlp, experts or router (never quantised).
+    `part` is attention, mlp, experts or router. The router is never quantised.
     """
 
     name: str
@@ -27,7 +27,7 @@ class RankLinear:
 def attention(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinear]:
     """Yield the matrices of attention: qkv and dense, or MLA's down and up projections.
 
-    KV heads are replicated when tp exceeds them.
+    More ranks than KV heads replicate the heads.
     """
     heads = model.num_heads // layout.tp
     if model.mla is None:
@@ -47,7 +47,7 @@ def attention(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinea
     yield RankLinear("attention.kv_a", model.hidden_size, latent, "attention")
     yield RankLinear("attention.kv_b", mla.kv_lora_rank, heads * (mla.qk_nope_head_dim + mla.v_head_dim), "attention")
     yield RankLinear("attention.dense", heads * mla.v_head_dim, model.hidden_size, "attention")
-    if mla.index_heads:  # each rank holds the whole indexer
+    if mla.index_heads:  # Each rank holds the whole indexer.
         yield RankLinear("attention.index_q", mla.q_lora_rank or 0, mla.index_heads * mla.index_head_dim, "attention")
         yield RankLinear("attention.index_k", model.hidden_size, mla.index_head_dim, "attention")
         yield RankLinear("attention.index_weights", model.hidden_size, mla.index_heads, "attention")
@@ -64,12 +64,12 @@ def recurrent(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinea
 
 
 def mlp(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinear]:
-    """Yield the MLP of a dense layer, split over all tp ranks."""
+    """Yield the matrices of a dense layer's MLP, split over all tp ranks."""
     yield from _mlp(model, "mlp", model.hidden_size, model.intermediate_size // layout.tp, "mlp")
 
 
 def experts(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinear]:
-    """Yield the router, the rank's experts and the shared experts of an MoE layer."""
+    """Yield an MoE layer's matrices: the router, the rank's experts and the shared experts."""
     moe = model.moe
     if moe is None:
         return

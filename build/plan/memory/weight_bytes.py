@@ -1,4 +1,4 @@
-"""Bytes of weights, exact from shapes: per rank of a layout, and of a whole checkpoint."""
+"""Compute the bytes of weights from shapes, of one rank and of a whole checkpoint."""
 
 from collections import Counter
 
@@ -8,12 +8,12 @@ from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.memory.rank_matrices import RankLinear
 from llmops.build.quant_formats import QuantFormat
 
-#: Bytes of one weight by the dtype of an unquantised checkpoint.
+#: Size of one unquantised weight in bytes, by dtype.
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def rank_weights(model: Architecture, precision: QuantFormat, layout: ParallelLayout) -> dict[str, int]:
-    """Return the bytes by part on the rank that holds the most.
+    """Return the bytes of weights by part, on the fullest rank.
 
     The parts are attention, mlp, experts, router, norms, embedding and lm_head.
     """
@@ -23,9 +23,9 @@ def rank_weights(model: Architecture, precision: QuantFormat, layout: ParallelLa
 
 
 def checkpoint_weights(model: Architecture, precision: QuantFormat) -> dict[str, int]:
-    """Return the bytes by part of the whole checkpoint.
+    """Return the bytes of weights by part, of the whole checkpoint.
 
-    Extra layers for multi-token prediction are included.
+    Layers for multi-token prediction are included.
     """
     total = stage_weights(model, precision, ParallelLayout(), 0)
     for _ in range(model.next_token_layers):
@@ -34,7 +34,7 @@ def checkpoint_weights(model: Architecture, precision: QuantFormat) -> dict[str,
 
 
 def stage_weights(model: Architecture, precision: QuantFormat, layout: ParallelLayout, stage: int) -> Counter[str]:
-    """Return the bytes by part on each rank of one pipeline stage."""
+    """Return the bytes of weights by part, on each rank of one pipeline stage."""
     total: Counter[str] = Counter()
     for layer in layout.stage_range(model.num_layers, stage):
         linears: list[RankLinear] = []
@@ -62,7 +62,7 @@ def stage_weights(model: Architecture, precision: QuantFormat, layout: ParallelL
 def _layer_weights(
     model: Architecture, precision: QuantFormat, layout: ParallelLayout, linears: list[RankLinear]
 ) -> Counter[str]:
-    """Return the bytes by part of one decoder layer with these matrices on one rank."""
+    """Return the bytes of weights by part, of one decoder layer on one rank."""
     total: Counter[str] = Counter()
     for linear in linears:
         one = precision.linear_bytes(linear.inputs, linear.outputs, linear.part, _dtype_bytes(model))
@@ -74,7 +74,7 @@ def _layer_weights(
 def _vectors(model: Architecture, layout: ParallelLayout, linears: list[RankLinear]) -> int:
     """Return the number of values in norms, biases, sinks and convolutions of one layer.
 
-    These are never quantised.
+    These values are never quantised.
     """
     names = {linear.name for linear in linears}
     moe = "mlp.router" in names
@@ -107,8 +107,8 @@ def _has_bias(model: Architecture, linear: RankLinear, moe: bool) -> bool:
 def _next_token_layer(model: Architecture, precision: QuantFormat) -> Counter[str]:
     """Return the bytes of a multi-token prediction layer.
 
-    It has an MoE layer, the projection that joins hidden state and embedding, and in some models
-    its own embedding and head.
+    The layer has an MoE layer, the projection that joins hidden state and embedding, and in some
+    models an embedding and a head.
     """
     width = _dtype_bytes(model)
     layout = ParallelLayout()

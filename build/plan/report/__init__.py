@@ -1,4 +1,4 @@
-"""Reports of a plan: terminal, HTML page and recording rules.
+"""Render a plan for the terminal, as HTML page and as Prometheus recording rules.
 
-The choice of the best candidate belongs to `search/`.
+The choice of the best layout belongs to `search/`.
 """

@@ -1,4 +1,4 @@
-"""Curves of the plan reports: throughput against speed for one user, and cost against request rate."""
+"""Compute the curves of reports: throughput against speed for one user, and cost against rate."""
 
 import math
 from collections.abc import Iterable
@@ -9,14 +9,14 @@ from llmops.build.plan.search.serving_cost import HOUR
 from llmops.build.plan.speed.replica_model import OperatingPoint
 
 MARKS = "●▲■◆"
-#: Rows of a plot in characters.
+#: Height of a plot in the terminal, in lines.
 PLOT_ROWS = 12
 
 
 def frontiers(curves: Iterable[BatchCurve]) -> dict[str, list[tuple[OperatingPoint, str]]]:
-    """Return the undominated (point, layout) for each kind of GPU.
+    """Return the Pareto frontier of each kind of GPU, as pairs of an operating point and a layout.
 
-    They are sorted from the fastest per user to the most per GPU.
+    The pairs are sorted from the fastest for one user to the highest throughput per GPU.
     """
     points: dict[str, list[tuple[OperatingPoint, str]]] = {}
     for curve in curves:
@@ -34,7 +34,7 @@ def _frontier(points: list[tuple[OperatingPoint, str]]) -> list[tuple[OperatingP
 
 
 def character_plot(lines: dict[str, list[tuple[OperatingPoint, str]]], width: int) -> list[str]:
-    """Return a plot in characters: tokens/s per user to the right, tokens/s per GPU upwards."""
+    """Return a plot for the terminal: tokens/s per user to the right, tokens/s per GPU upwards."""
     points = [point for line in lines.values() for point, _ in line]
     if not points:
         return []
@@ -61,16 +61,20 @@ def _tick(top: float, row: int, height: int) -> str:
     return f"{top * (height - 1 - row) / (height - 1):,.0f}" if row in (0, height // 2, height - 1) else ""
 
 
-#: Points along the axis of rates.
+#: Number of points along the axis of request rates, enough for a smooth curve.
 STEPS = 200
-#: End of the axis as a multiple of the requested rate, or in replicas if no rate was requested.
-BEYOND, REPLICAS = 2.0, 4
+#: End of the axis of request rates, as a multiple of the requested rate.
+BEYOND = 2.0
+#: End of the axis of request rates if no rate was requested, in replicas of the best layout.
+REPLICAS = 4
 
 
 def cost_by_rate(plan: PlanResult) -> dict[str, list[tuple[float, float]]]:
-    """Return (requests/s, $/h) for each kind of GPU within the given number of GPUs.
+    """Return the curve of each kind of GPU, as pairs of requests/s and $/h.
 
-    The API is included if its price was given.
+    A curve ends where a rate needs more GPUs than the request allows.
+
+    If the price of an API was given, the API has a curve too.
     """
     kinds: dict[str, list[Candidate]] = {}
     for candidate in plan.candidates:
@@ -90,7 +94,7 @@ def _highest_rate(plan: PlanResult) -> float:
 
 
 def _line(candidates: list[Candidate], rates: list[float], max_gpus: int) -> list[tuple[float, float]]:
-    """Return stairs: the cost holds up to the rate at which another replica is needed."""
+    """Return a step curve: the cost is constant up to the rate that needs another replica."""
     points: list[tuple[float, float]] = []
     for rate in rates:
         cost = _cheapest(candidates, rate, max_gpus)

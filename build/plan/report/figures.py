@@ -1,4 +1,4 @@
-"""Formats of figures and rows of tables, the same in the terminal and in HTML."""
+"""Format the figures and the rows of tables that the terminal and the HTML page share."""
 
 from llmops.build.plan.gpu_specs import GB
 from llmops.build.plan.memory.memory_budget import MemoryBudget
@@ -8,12 +8,12 @@ from llmops.build.plan.search.plan_summary import batch_limit
 
 
 def gigabytes(bytes_: float) -> str:
-    """Return a size as text."""
+    """Return a size, given in bytes, as text in MB or GB."""
     return f"{bytes_ / GB:.1f} GB" if bytes_ >= 0.05 * GB else f"{bytes_ / 1e6:.0f} MB"
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a duration as text."""
+    """Return a duration, given in seconds, as text in milliseconds."""
     return (
         f"{seconds:.1f} s"
         if seconds >= 10
@@ -24,7 +24,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def dollars(amount: float) -> str:
-    """Return a price as text."""
+    """Return a price, given in dollars, as text."""
     return f"${amount:,.0f}" if amount >= 1000 else f"${amount:,.2f}" if amount >= 0.01 else f"${amount:.4f}"
 
 
@@ -51,7 +51,7 @@ def request_summary(plan: PlanResult) -> str:
 
 
 def _targets(plan: PlanResult) -> list[tuple[str, str]]:
-    """Return the targets as ("TTFT p95", "500 ms")."""
+    """Return the objectives as pairs of texts, such as ("TTFT p95", "500 ms")."""
     targets = plan.request.workload.targets.items()
     found = [(name.upper().replace("_P", " p"), milliseconds(limit)) for name, limit in targets]
     share = plan.request.workload.availability
@@ -78,7 +78,7 @@ def recommendation(plan: PlanResult) -> str:
 
 
 def key_figures(plan: PlanResult) -> list[tuple[str, str]]:
-    """Return the six figures that most readers look for."""
+    """Return the figures that most readers look for, as pairs of a name and a text."""
     best = plan.best
     return [
         (f"GPUs, {best.gpu.name}", str(best.gpus)),
@@ -91,7 +91,7 @@ def key_figures(plan: PlanResult) -> list[tuple[str, str]]:
 
 
 def memory_rows(candidate: Candidate) -> list[tuple[str, str, int]]:
-    """Return (name, size as text, bytes) of each part of the fullest GPU's memory."""
+    """Return each part of the fullest GPU's memory, as name, size as text, and bytes."""
     memory: MemoryBudget = candidate.memory
     rows = [(f"weights: {part}", bytes_) for part, bytes_ in memory.weights.items() if bytes_]
     rows += [
@@ -107,7 +107,7 @@ def memory_rows(candidate: Candidate) -> list[tuple[str, str, int]]:
 
 
 def best_layout_rows(plan: PlanResult) -> list[tuple[str, str]]:
-    """Return the best layout as (name, value) rows."""
+    """Return the facts about the best layout, as pairs of a name and a text."""
     best, load = plan.best, plan.request.workload
     point, cost = best.point, best.cost
     answer_rate = f"{best.capacity * load.osl:,.0f} output tokens/s"
@@ -132,7 +132,7 @@ def best_layout_rows(plan: PlanResult) -> list[tuple[str, str]]:
 
 
 def build_limits(best: Candidate) -> str:
-    """Return the limits of the engine to build in one line."""
+    """Return the limits of the planned engine, in one line."""
     limits = best.limits
     return (
         f"max_batch_size {batch_limit(best)}, max_num_tokens {limits.max_num_tokens}, max_seq_len "
@@ -141,7 +141,7 @@ def build_limits(best: Candidate) -> str:
 
 
 def disaggregated_saving(plan: PlanResult) -> str | None:
-    """Return what separate prefill and decode workers would save, in a sentence, or None."""
+    """Return a sentence about the saving by separate prefill and decode workers, or None."""
     other, best = plan.cheaper_disaggregated, plan.best
     if other is None:
         return None
@@ -156,8 +156,11 @@ def disaggregated_saving(plan: PlanResult) -> str | None:
 
 
 def break_even(best: Candidate) -> str:
-    """Return from which volume the fleet is cheaper than the API."""
+    """Return the volume from which the fleet is cheaper than the API, as text."""
     if best.cost.break_even_rate is None:
-        return f"never cheaper: even full, the fleet costs more than the API ({dollars(best.cost.request)} per request)"
+        return (
+            f"never cheaper: even at full load, the fleet costs more than the API ({dollars(best.cost.request)} per "
+            "request)"
+        )
     tokens = (best.cost.break_even_tokens_per_day or 0) / 1e6
     return f"cheaper above {best.cost.break_even_rate:.2f} requests/s ({tokens:,.0f} million tokens a day)"

@@ -15,7 +15,7 @@ from llmops.html_pages.elements import collapsible, data_table, key_figures, key
 from llmops.html_pages.elements import render_page as whole
 from llmops.html_pages.plots import Plot, Series, stacked_bar
 
-#: Layouts listed at once. The rest is folded away.
+#: Number of layouts that the page shows. The other layouts are in a closed `details` element.
 LISTED_CANDIDATES = 8
 _HEAD = [
     "Layout", "GPU", "GPUs", "$/h", "$/M in", "$/M out", "TTFT p95", "TPOT p95", "max req/s", "tok/s/GPU", "tok/s/user",
@@ -23,7 +23,7 @@ _HEAD = [
 
 
 def render_page(plan: PlanResult) -> str:
-    """Return the whole document."""
+    """Return the plan as an HTML document."""
     name, best = plan.request.name, plan.best
     body = [
         f"<h1>{escape(name)}</h1>",
@@ -37,13 +37,13 @@ def render_page(plan: PlanResult) -> str:
         f"<h2>Layouts that hold the targets, by cost</h2>{_ranking(plan)}",
         f"<h2>The first in full</h2>{key_value_table(figures.best_layout_rows(plan), words=True)}",
         _rejected(plan),
-        f"<h2>Where the times are from</h2>{key_value_table(plan.timing.items(), words=True)}",
+        f"<h2>Sources of the times</h2>{key_value_table(plan.timing.items(), words=True)}",
     ]
     return whole(f"llmops plan · {name}", body)
 
 
 def _memory(best: Candidate) -> str:
-    """Return a bar with few enough parts to tell apart, and a table with all of them."""
+    """Return a bar of the largest parts of the memory, and a table of all parts."""
     memory, weights = best.memory, best.memory.weights
     large = weights.get("mlp", 0) + weights.get("experts", 0)
     attention = weights.get("attention", 0)
@@ -69,7 +69,7 @@ def _pareto(plan: PlanResult) -> str:
         series.append(Series(gpu, [(x, y) for x, y, _ in points], labels=tuple(layout for *_, layout in points)))
     user = plan.best.point.per_user
     return Plot(
-        "Throughput against speed: the layouts no other beats in both",
+        "Throughput against speed: the layouts that no other layout beats in both",
         "tokens/s per user",
         "tokens/s per GPU",
         series,
@@ -82,7 +82,7 @@ def _cost(plan: PlanResult) -> str:
     lines = cost_by_rate(plan)
     series = [Series(name, points) for name, points in lines.items()]
     marks = [(rate, "asked")] if rate else []
-    return Plot("What a rate costs, by the cheapest layout", "requests/s", "$/h", series, marks=marks).svg()
+    return Plot("Cost of a request rate, by the cheapest layout", "requests/s", "$/h", series, marks=marks).svg()
 
 
 def _ranking(plan: PlanResult) -> str:
@@ -112,6 +112,6 @@ def _rejected(plan: PlanResult) -> str:
     if not plan.rejections:
         return ""
     rows = [[candidate.layout, candidate.gpu, candidate.reason] for candidate in plan.rejections]
-    return "<h2>Layouts that are out</h2>" + collapsible(
+    return "<h2>Rejected layouts</h2>" + collapsible(
         f"{len(rows)}, each with its reason", data_table(["Layout", "GPU", "Why"], rows, words=True)
     )

@@ -1,10 +1,8 @@
-"""Prometheus recording rules of a planned model.
+"""Render Prometheus recording rules for a planned model.
 
-They compute arithmetic intensity and memory bandwidth without DCGM.
-
-The engines' own metrics count the tokens of steps (deploy/alerts/recording.yaml has
-`llmops_step_tokens`, `llmops_step_cached_tokens` and `llmops_steps_per_second`); the plan knows the
-work per token.
+The rules compute arithmetic intensity and memory bandwidth without DCGM. The engines' own metrics
+count the tokens of steps (deploy/alerts/recording.yaml has `llmops_step_tokens`,
+`llmops_step_cached_tokens` and `llmops_steps_per_second`); the plan knows the work per token.
 """
 
 from typing import Any
@@ -15,7 +13,7 @@ from llmops.contract import ENGINE_SUFFIX
 
 
 def render_rules(plan: PlanResult, name: str) -> dict[str, Any]:
-    """Return a rules file for the model served as `name`, on replicas of the best layout."""
+    """Return the text of a rules file for the model `name` on replicas of the best layout."""
     best, request = plan.best, plan.request
     batch = round(best.best.concurrency)
     work = step_work(request.model, request.precision, request.kv, best.layout, batch)

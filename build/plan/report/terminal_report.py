@@ -1,4 +1,4 @@
-"""The plan as text in the terminal."""
+"""Print a plan in the terminal."""
 
 from rich.console import Console, Group
 from rich.panel import Panel
@@ -11,7 +11,7 @@ from llmops.build.plan.search.candidate import Candidate
 from llmops.build.plan.search.layout_search import PlanResult
 from llmops.build.plan.search.plan_summary import accuracy_warning
 
-#: Width in columns from which facts and memory stand side by side.
+#: Minimum width of a terminal, in columns, for facts and memory side by side.
 WIDE_COLUMNS = 100
 
 
@@ -30,7 +30,7 @@ def print_plan(plan: PlanResult, console: Console, top: int = 8) -> None:
     if warning:
         console.print(Text(warning, style="yellow"))
     for gpu, source in plan.timing.items():
-        console.print(Text(f"Times for {gpu}: {source}. Prices: yours, or assumed; see --price.", style="dim"))
+        console.print(Text(f"Times for {gpu}: {source}. Prices are assumed unless --price gave them.", style="dim"))
 
 
 def _ranking(plan: PlanResult, wide: bool, top: int) -> Table:
