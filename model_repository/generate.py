@@ -20,6 +20,7 @@ from llmops.build.engine_folder.atomic_folder import replace_folder, resolve_out
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.contract import ENGINE_SUFFIX, POSTPROCESSING_SUFFIX, PREPROCESSING_SUFFIX, Tensor
 from llmops.errors import InputError, ResourceError
+from llmops.input_files import leads_outside
 from llmops.model_repository.encoder import encoder_config, encoder_model_name, is_encoder
 from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus
 from llmops.model_repository.repository.manifest import REPOSITORY_FILE, RepositoryManifest, ServedEngine
@@ -203,6 +204,9 @@ def _read_engine(argument: str, serving: str | Mapping[str, str]) -> EngineEntry
         raise InputError(f"{name!r} cannot name a model: use letters, digits, '.', '_' and '-', at most 128 of them.")
     if not manifest.complete:
         raise InputError(f"{directory} is not finished: `llmops build --resume {directory}` does what is left.")
+    for part in (manifest.tokenizer.directory, manifest.model_dir):
+        if leads_outside(directory / part, directory):
+            raise InputError(f"{directory / part} leads out of its engine, which could serve other files; copy it.")
     if not (directory / manifest.tokenizer.directory / "tokenizer.json").is_file():
         raise InputError(f"{directory} is damaged: its tokenizer.json is missing. Build the engine again.")
     manifest.check_weights(directory)

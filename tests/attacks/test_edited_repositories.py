@@ -20,9 +20,11 @@ from click.testing import CliRunner
 from llmops.build.trtllm.container_images import bind_mount
 from llmops.cli.main import cli
 from llmops.errors import InputError, ResourceError
+from llmops.model_repository.generate import read_engines
 from llmops.model_repository.repository.manifest import RepositoryManifest
 from llmops.model_repository.repository.validation import check_repository, check_unedited
 from llmops.model_repository.server.installation import find_installation
+from tests.model_repository.test_generate import make_engine
 
 ENGINE = "smollm2-tensorrt_llm"
 
@@ -61,6 +63,18 @@ def plant_byte_code(folder: Path) -> None:
     target.write_bytes(compiled)
     ran = subprocess.run([sys.executable, "-c", "import model"], cwd=source.parent, capture_output=True, text=True)
     assert ran.stdout == "not ours\n"
+
+
+@pytest.mark.parametrize("part", ["tokenizer", "model"])
+def test_an_engines_folder_that_is_a_link_out_of_it_is_refused(tmp_path: Path, part: str) -> None:
+    """Before the fix, the text of a chat template outside was in every prompt, for callers to ask for."""
+    engine = make_engine(tmp_path / "engine")
+    (tmp_path / "inside").symlink_to(engine)
+    assert read_engines([str(tmp_path / "inside")])
+    (engine / part).rename(tmp_path / "elsewhere")
+    (engine / part).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="leads out of its engine"):
+        read_engines([str(engine)])
 
 
 def put_pipe(folder: Path) -> None:
