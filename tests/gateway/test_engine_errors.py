@@ -16,7 +16,7 @@ from llmops.gateway.triton.response_reader import ResponseReader, error_from_mes
     [
         ("drain: the engine is shutting down and takes no new requests", DrainingError, 503),
         ("Request for unknown model: 'tiny-tensorrt_llm' is not found", UnavailableError, 503),
-        ("unavailable for new grammars: 256 are already waiting", UnavailableError, 503),
+        ("unavailable for new grammars: 256 new grammars are already waiting; retry later", UnavailableError, 503),
         ("embedding_bias: not supported by target openvino", UnsupportedError, 400),
         ("the engine failed: out of memory", EngineError, 500),
         # 1.2.1 cpp/tensorrt_llm/executor/executorImpl.cpp (fetchNewRequests, forwardAsync), as

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from .request import RuntimeRequest
 
-#: Reasons why a sequence ended; RUNNING while more tokens follow.
+#: Values of `StepOutput.finish`: the reason why a sequence ended, or RUNNING while it continues.
 RUNNING, STOP, LENGTH, FAILED = "", "stop", "length", "failed"
-#: Prefix of the error of a request that is not at fault itself: it may succeed on another replica.
+#: Prefix of errors that the request did not cause. Such a request may succeed on another replica.
 ENGINE_FAILED = "the engine failed"
 
-#: The most likely tokens at one position with their log-probabilities, in descending order.
+#: The most likely tokens at one position: pairs of token id and log-probability, likeliest first.
 Alternatives = list[tuple[int, float]]
 
 
@@ -28,8 +28,8 @@ class StepOutput(NamedTuple):
     `log_probs` and `tops` are empty unless the request asks for them. `finish` is RUNNING or the
     reason why the sequence ended; `error` explains FAILED. `cached` comes with the first tokens:
     the number of prompt tokens that were in the KV cache, or None if the library does not report
-    it. `prompt` comes with the first tokens, too, for a request that asks for it: the most likely
-    tokens in place of each prompt token but the first.
+    it. `prompt` also comes with the first tokens, if the request asks for it: for each prompt token
+    after the first, the tokens that the model found most likely in its place.
     """
 
     key: int
@@ -45,7 +45,8 @@ class StepOutput(NamedTuple):
 class KvCacheEvent(NamedTuple):
     """A change of the KV cache.
 
-    KV_STORED and KV_REMOVED have block hashes (llmops_kv_blocks); KV_CLEARED has none.
+    `kind` is KV_STORED, KV_REMOVED or KV_CLEARED. `names` are the hashes of the stored or removed
+    blocks (llmops_kv_blocks), and empty for KV_CLEARED.
     """
 
     kind: int
@@ -57,11 +58,12 @@ class EngineStats(NamedTuple):
 
     0 blocks and None mean that a number is not known.
 
-    `scheduled` counts the sequences of the last step, `context` those of them in prefill, and
-    `paused` those that the library put back because the cache was full. `memory` is in bytes by
-    kind (cpu, gpu, pinned). `ended` has the prompt and generated tokens of each request that ended
-    since the last report; the loop fills it in. `prefilled` is the number of prompt tokens that the
-    last step computed; without it the loop counts the prompts whose first token arrived.
+    `scheduled` counts the sequences of the last step, `context` the scheduled sequences in prefill,
+    and `paused` the sequences that the library put back because the cache was full. `memory` is in
+    bytes by kind (cpu, gpu, pinned). `ended` has the prompt and generated tokens of each request
+    that ended since the last report; the loop fills it in. `prefilled` is the number of prompt
+    tokens that the last step computed; without it the loop counts the prompts whose first token
+    arrived.
     """
 
     active: int = 0
@@ -82,7 +84,7 @@ class EngineStats(NamedTuple):
 
 
 class EngineState(NamedTuple):
-    """The numbers of the tensor `step_state`. STATE_FIELDS of the contract explains each."""
+    """The numbers of the tensor `step_state`, which the contract's STATE_FIELDS explains."""
 
     running: int
     waiting: int
@@ -99,14 +101,14 @@ class EngineState(NamedTuple):
 
 
 class DeadEngineError(Exception):
-    """An error of a library that cannot generate any longer. The message says why."""
+    """An error of a library that cannot generate any longer. The message gives the cause."""
 
 
 class Preparation:
     """Work that must finish before a request can join the batch, such as compiling its grammar.
 
-    The engine thread creates it and counts the requests that wait for it; another thread finishes
-    it.
+    The engine thread creates a preparation and counts the requests that wait for it. Another thread
+    calls `finish`.
     """
 
     def __init__(self) -> None:
@@ -123,7 +125,7 @@ class Preparation:
             return not self.dropped
 
     def remove_waiter(self) -> None:
-        """Count one waiting request less, because it was cancelled."""
+        """Decrease the count of waiting requests by one, because a request was cancelled."""
         with self._lock:
             self._waiting -= 1
 
@@ -134,7 +136,7 @@ class Preparation:
             return self.dropped
 
     def finish(self, rejection: str = "") -> None:
-        """Let the waiting requests start, or reject them with a message."""
+        """Let the waiting requests start, or reject them with a non-empty `rejection`."""
         self.rejection = rejection
         self.done = True
 
@@ -144,7 +146,7 @@ class EngineRuntime(ABC):
 
     Sequences join and leave between two steps.
 
-    The loop sets `wake`, which any thread may call when a preparation is done.
+    The engine loop sets `wake`. Any thread may call `wake` when a preparation is done.
     """
 
     wake: Callable[[], None] = staticmethod(lambda: None)
@@ -152,7 +154,7 @@ class EngineRuntime(ABC):
     def prepare(self, request: RuntimeRequest) -> Preparation | None:
         """Return the preparation that `submit` has to wait for, or None.
 
-        This request is counted as a waiter of the preparation.
+        The request is counted as a waiter of the preparation.
 
         Raises:
             RequestRejectedError: The library cannot serve the request.
@@ -161,7 +163,7 @@ class EngineRuntime(ABC):
 
     @abstractmethod
     def submit(self, key: int, request: RuntimeRequest, sequence: int) -> None:
-        """Start sequence number `sequence` of `request` under `key`.
+        """Start the sequence with index `sequence` of `request`. Its StepOutputs carry `key`.
 
         Raises:
             RequestRejectedError: The library cannot serve the request.
@@ -173,20 +175,20 @@ class EngineRuntime(ABC):
 
     @abstractmethod
     def has_work(self) -> bool:
-        """Return True if a step would do something."""
+        """Return True if a call of `step` would have work to do."""
 
     @abstractmethod
     def step(self) -> Iterable[StepOutput]:
         """Advance all sequences by at least one token, and return the new tokens.
 
-        Blocks until they are there.
+        Blocks until there is a new token.
 
         Raises:
             DeadEngineError: The library cannot generate any longer.
         """
 
     def on_idle(self) -> None:
-        """Do work that would delay running sequences. Called when nothing runs."""
+        """Do work that would delay running sequences. Called while no sequence runs."""
         return
 
     def recover(self) -> None:

@@ -1,11 +1,10 @@
 """Translation of TensorRT-LLM's KV-cache events to the block hashes that gateways use.
 
-The hashes are computed by llmops_kv_blocks.
-
-The library's own hashes mean nothing outside of it, but each block that it stores comes with its
-tokens and the block before it. The event does not say which request a first block belongs to: salt
-and adapter are only in the hash. So first blocks are matched, in order, with the requests that sent
-them. Source: NVIDIA/TensorRT-LLM `tensorrt_llm/_utils.py`, KVCacheEventSerializer.
+llmops_kv_blocks computes the hashes that gateways use. The library's own hashes have no meaning
+outside of the library, but each stored block comes with its tokens and the hash of the block before
+it. The event of a first block does not name the request, whose salt and adapter are only in the
+library's hash. So first blocks are matched, in order, with the requests that sent the same tokens.
+Source: NVIDIA/TensorRT-LLM `tensorrt_llm/_utils.py`, KVCacheEventSerializer.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ from llmops_kv_blocks import adapter_salt, block_hashes
 
 from .engine_runtime import KvCacheEvent
 
-#: First blocks whose salts are remembered until the library stores them.
+#: Maximum number of first blocks whose salts are remembered until the library stores the blocks.
+#: Bounds memory if the library loses events.
 MAX_FIRST_BLOCKS = 4096
 
 
 class KvEventTranslator:
-    """The hashes of all blocks that the library has reported, by the library's own hash."""
+    """A translator from the library's hash of each reported block to the gateways' hash."""
 
     def __init__(self, tokens_per_block: int) -> None:
         self._tokens_per_block = tokens_per_block
@@ -33,15 +33,12 @@ class KvEventTranslator:
         self._known_hashes: set[int] = set()
         # salts of requests whose first block has not been stored yet, by the block's tokens
         self._salts: OrderedDict[bytes, deque[int]] = OrderedDict()
-        # window and negated layer group whose events count
+        # attention window and negated number of the layer group whose events are translated
         self._followed: tuple[int, int] | None = None
         self._last_id: int | None = None
 
     def expect_request(self, ids: np.ndarray, cache_salt: int, adapter: int) -> None:
-        """Note the salt of a new request.
-
-        The library will store the request's first block unless the block is already stored.
-        """
+        """Remember the salt of a new request until the library stores the request's first block."""
         first = ids[: self._tokens_per_block].astype(np.int32).tobytes()
         salt = adapter_salt(cache_salt, adapter)
         if not salt or len(first) < 4 * self._tokens_per_block:
@@ -55,12 +52,13 @@ class KvEventTranslator:
             self._salts.popitem(last=False)
 
     def translate(self, events: Iterable[Mapping[str, Any]]) -> list[KvCacheEvent]:
-        """Return the changes of the cache, in order.
+        """Return the changes of the cache that the library's events report, in order.
 
-        Each group of layers with an attention window of its own reports the same blocks again (1.4
-        numbers the groups, earlier releases tell them apart by the window). The events of the
-        largest window count, and of equal ones those of the first group: upstream chooses the same
-        for its own event stream (`runtime/kv_cache_manager_v2`, `set_layer_group_window_sizes`).
+        Each group of layers with an attention window of its own reports the same blocks again
+        (TensorRT-LLM 1.4 numbers the groups; earlier releases distinguish groups only by their
+        window). Only the events of the group with the largest window are translated, or of the
+        first group among groups with equal windows. TensorRT-LLM makes the same choice for its own
+        event stream (`runtime/kv_cache_manager_v2`, `set_layer_group_window_sizes`).
         """
         changes: list[KvCacheEvent] = []
         for event in events:
@@ -85,9 +83,9 @@ class KvEventTranslator:
     def _misses_events(self, event_id: int) -> bool:
         """Return True if events before this one were lost.
 
-        The library numbers them all. It drops the oldest of a full buffer, and the result of a
-        read that failed (batch_manager/kvCacheEventManager.cpp, worker; executor/proxy.py,
-        get_kv_events).
+        The library numbers all events, so a gap in the numbers shows a loss. The library drops the
+        oldest event of a full buffer, and the result of a failed read
+        (batch_manager/kvCacheEventManager.cpp, worker; executor/proxy.py, get_kv_events).
         """
         last, self._last_id = self._last_id, event_id
         return last is not None and event_id > last + 1
@@ -101,7 +99,7 @@ class KvEventTranslator:
         parent, hashes = data.get("parent_hash"), []
         salt = self._hashes.get(parent) if parent else None
         if parent and salt is None:
-            # the beginning of this text was reported incompletely or not at all
+            # without the hash of the block before it, this block's hash cannot be computed
             return []
         for block in data["blocks"]:
             tokens = np.array([token["token_id"] for token in block["tokens"]], np.int32).tobytes()
@@ -114,7 +112,7 @@ class KvEventTranslator:
         return hashes
 
     def _take_salt(self, first: bytes) -> int:
-        """Return the salt of the oldest request whose first block has these tokens."""
+        """Return the salt of the oldest request that waits for this first block, or 0."""
         waiting = self._salts.get(first)
         salt = waiting.popleft() if waiting else 0
         if waiting is not None and not waiting:

@@ -27,22 +27,23 @@ from .engine_runtime import (
 from .request import RequestRejectedError, RuntimeRequest
 from .steps.sinks import ResponseSink
 
-#: Minimum seconds between two checks whether a request was cancelled. Each asks Triton, in another
-#: process.
+#: Minimum seconds between two checks for a request's cancellation. Each check is a call to Triton
+#: in another process.
 CANCEL_POLL = 0.05
-#: Minimum seconds between two reports of metrics.
+#: Minimum seconds between two reports of metrics. Each report sends messages to Triton's process.
 METRICS_PERIOD = 0.1
-#: Logged once when an engine has ended. `llmops serve` looks for it
-#: (model_repository/server/triton_log.py).
+#: Start of the log line that is written once when an engine has ended. `llmops serve` searches
+#: Triton's log for it (model_repository/server/triton_log.py).
 ENGINE_ENDED_MESSAGE = "the engine has ended"
-QUEUE_FULL_MESSAGE = f"{contract.QUEUE_FULL_PREFIX}: as many sequences wait as max_queue_size allows"
+QUEUE_FULL_MESSAGE = f"{contract.QUEUE_FULL_PREFIX}: as many sequences wait as max_queue_size allows; retry later"
 
 
 class ActiveRequest:
     """A request in the engine.
 
-    `keys` maps the engine key of each running sequence to its index. `preparation` is the work that
-    the request waits for before it starts.
+    `keys` maps the engine key of each running sequence to the sequence's index in the request.
+    `preparation` is the work that must finish before the request starts. `polled_at` is the time of
+    the last check for cancellation, and `generated` the number of new tokens.
     """
 
     __slots__ = ("generated", "keys", "polled_at", "preparation", "request", "request_id", "sink", "started")
@@ -61,9 +62,10 @@ class ActiveRequest:
 class EngineLoop:
     """The engine thread of one model. Any thread may call `submit`, `stop_requests` and `post`.
 
-    `failure` is the message of every request once the engine has ended; the model is then no longer
-    ready. `after_step` is called after each step and each message with True if the engine is idle.
-    It returns the seconds after which to call it again while there is no work.
+    `failure` is empty until the engine has ended. Every later request fails with this message, and
+    the model is no longer ready. `after_step` is called after each step and each message with True
+    if the engine is idle. It returns the seconds after which to call it again while there is no
+    work.
     """
 
     def __init__(
@@ -77,8 +79,8 @@ class EngineLoop:
 
         Args:
             runtime: The library that generates.
-            report: Called with the statistics every METRICS_PERIOD.
-            log_error: Called with messages for the server's log.
+            report: Called with the engine's statistics, at most once per METRICS_PERIOD.
+            log_error: Called with each message for Triton's log.
             max_open: The maximum number of sequences that run or wait. Further requests are
                 rejected.
         """
@@ -95,10 +97,10 @@ class EngineLoop:
         self._next_key = 0
         self._reported_at = 0.0
         self._report_failed = False
-        # prompt and generated tokens of requests that ended since the last report
+        # numbers of prompt and generated tokens of each request that ended since the last report
         self._ended_lengths: list[tuple[int, int]] = []
         self.failure = ""
-        # the last step: its duration, and the prompt tokens whose first token it returned
+        # of the last step: the duration, and the length of the prompts whose first token came
         self._step_seconds, self._prefilled = 0.0, 0
         self.after_step: Callable[[bool], float | None] = lambda idle: None
         self._pause: float | None = None
@@ -109,7 +111,7 @@ class EngineLoop:
         self._thread.start()
 
     def submit(self, active: ActiveRequest) -> None:
-        """Admit a request on the engine thread."""
+        """Pass a request to `admit` on the engine thread."""
         self.post(lambda: self.admit(active))
 
     def stop_requests(self, request_id: str, done: Callable[[], None]) -> None:
@@ -124,7 +126,7 @@ class EngineLoop:
         try:
             self._runtime.close()
         except Exception as error:  # noqa: BLE001 - a library that is dead may be unable to end
-            self._log_error(f"The engine did not close: {error}")
+            self._log_error(f"The engine could not free its resources at shutdown: {error}")
 
     def post(self, action: Callable[[], None]) -> None:
         """Call `action` on the engine thread before its next step."""
@@ -186,7 +188,7 @@ class EngineLoop:
         try:
             self._runtime.on_idle()
         except Exception as error:  # noqa: BLE001 - each request gets the error when it is submitted
-            self._log_error(f"The engine failed while it had nothing to do: {error}")
+            self._log_error(f"The idle engine failed in its background work, and continues: {error}")
 
     def _longest_pause(self) -> float | None:
         if not self._preparing:
@@ -194,7 +196,7 @@ class EngineLoop:
         return CANCEL_POLL if self._pause is None else min(self._pause, CANCEL_POLL)
 
     def admit(self, active: ActiveRequest) -> None:
-        """Start a request, now or when its preparation is done. On the engine thread only."""
+        """Start a request, now or when its preparation is done. Call on the engine thread only."""
         if self.failure:
             active.sink.fail(self.failure)
         elif self._open_sequences() >= self._max_open:
@@ -206,7 +208,7 @@ class EngineLoop:
                 self._preparing.append(active)
 
     def _try(self, active: ActiveRequest, action: Callable[[ActiveRequest], None], what: str) -> bool:
-        """Call `action`, and fail the request if it raises. Return True if it does not."""
+        """Call `action`. If it raises, fail the request and return False; otherwise return True."""
         try:
             action(active)
         except RequestRejectedError as rejection:
@@ -261,7 +263,7 @@ class EngineLoop:
                     self.end(active)
 
     def end(self, active: ActiveRequest) -> None:
-        """Remove a request from the batch. On the engine thread only."""
+        """Remove a request from the batch. Call on the engine thread only."""
         self._forget(active)
         active.sink.end()
 
@@ -321,14 +323,14 @@ class EngineLoop:
         )
 
     def _record_lengths(self, active: ActiveRequest) -> None:
-        """Record the lengths of a request, however it ended.
+        """Record the prompt and answer length of a request, whatever ended it.
 
-        Bills are compared with the sum of generated tokens.
+        Audits compare the usage of tenants with the sum of these lengths.
         """
         self._ended_lengths.append((int(active.request.input_ids.size), active.generated))
 
     def _fail_all(self, message: str) -> None:
-        """Fail the requests in the batch. Those that wait for a preparation were not part of it."""
+        """Fail the requests in the batch. Requests that wait for a preparation continue to wait."""
         self._log_error(message)
         for active in {id(active): active for active in self._by_key.values()}.values():
             self._forget(active)
@@ -336,7 +338,7 @@ class EngineLoop:
         try:
             self._runtime.recover()
         except Exception as error:  # noqa: BLE001 - the next step and its requests fail then
-            self._log_error(f"The engine did not recover: {error}")
+            self._log_error(f"The engine could not recover from the failed step: {error}")
 
     def _report_stats(self, force: bool = False) -> None:
         now = time.monotonic()

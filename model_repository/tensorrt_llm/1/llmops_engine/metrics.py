@@ -1,4 +1,4 @@
-"""Metrics of the engine, exported on Triton's own metrics port.
+"""Metrics of the engine, exported on Triton's metrics port.
 
 The metrics use NVIDIA's TensorRT-LLM families with NVIDIA's label names.
 
@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from .engine_runtime import EngineStats
 
-#: The label of each family of gauges.
+#: The label name of each gauge family, as NVIDIA's backend names it.
 FAMILIES = {
     "nv_trt_llm_request_metrics": "request_type",
     "nv_trt_llm_runtime_memory_metrics": "memory_type",
@@ -21,7 +21,7 @@ FAMILIES = {
     "nv_trt_llm_inflight_batcher_metrics": "inflight_batcher_specific_metric",
     "nv_trt_llm_general_metrics": "general_type",
 }
-#: A family that stays at 0, because no runtime here splits prefill from decode.
+#: Family that stays at 0, because no runtime runs prefill and decode on different engines.
 DISAGGREGATED = ("nv_trt_llm_disaggregated_serving_metrics", "disaggregated_serving_type")
 LENGTHS = {"nv_llm_input_token_len": "total_input_tokens", "nv_llm_output_token_len": "total_output_tokens"}
 LENGTH_BUCKETS = [10.0, 50.0, 100.0, 500.0, 1000.0]
@@ -30,13 +30,13 @@ LENGTH_BUCKETS = [10.0, 50.0, 100.0, 500.0, 1000.0]
 class TritonMetrics:
     """The metrics of one engine model.
 
-    Only changed values are sent: each `set` is a message between processes.
+    Only changed values are sent, because each `set` sends a message to Triton's process.
     """
 
     def __init__(self, model: str, version: str) -> None:
         self._labels = {"model": model, "version": version}
         kinds = pb_utils.MetricFamily
-        # a family that is garbage-collected takes its gauges with it
+        # kept, because Triton drops the gauges of a family that is garbage-collected
         self._families = {label: _family(name, label, kinds.GAUGE) for name, label in FAMILIES.items()}
         self._gauges: dict[tuple[str, str], pb_utils.Metric] = {}
         self._last: dict[tuple[str, str], float] = {}
@@ -47,7 +47,7 @@ class TritonMetrics:
         self._lengths = [self._histogram(name, value) for name, value in LENGTHS.items()]
 
     def report(self, stats: EngineStats) -> None:
-        """Send changed gauges, and the lengths of the requests that ended since the last report."""
+        """Send changed gauges to Triton, and the lengths of requests that have ended."""
         values = gauge_values(stats)
         for key, value in values.items():
             if self._last.get(key) != value:
@@ -110,7 +110,7 @@ def gauge_values(stats: EngineStats) -> dict[tuple[str, str], float]:
 def _blocks(stats: EngineStats) -> dict[str, float | None]:
     """Return the block gauges, or none before the runtime has reported its blocks.
 
-    TensorRT-LLM reports its blocks after a prompt.
+    TensorRT-LLM reports its blocks only after its first prompt.
     """
     if not stats.kv_blocks_max:
         return {}

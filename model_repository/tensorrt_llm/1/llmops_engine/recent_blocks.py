@@ -1,6 +1,4 @@
-"""An estimate of a KV cache's blocks, for libraries that report none.
-
-The estimate has the blocks of the most recent texts that fit.
+"""An estimate of the blocks in a KV cache, for libraries that do not report their blocks.
 
 All gateways share one estimate, because the engine sees the texts of all of them.
 """
@@ -24,7 +22,7 @@ class RecentBlocks:
         self._events: list[KvCacheEvent] = []
 
     def touch(self, ids: bytes, salt: int, adapter: int) -> None:
-        """Record that a text went through the cache. `ids` are its tokens as INT32."""
+        """Record that the cache stored or reused a text. `ids` are the text's INT32 tokens."""
         hashes = block_hashes(ids, self._tokens_per_block, adapter_salt(salt, adapter))[: self._capacity]
         stored = [block for block in hashes if block not in self._hashes]
         for block in reversed(hashes):
@@ -35,11 +33,11 @@ class RecentBlocks:
         self._events += [KvCacheEvent(kind, blocks) for kind, blocks in changes if blocks]
 
     def clear(self) -> None:
-        """Record that the cache was emptied."""
+        """Record that the cache was cleared."""
         self._hashes.clear()
         self._events = [KvCacheEvent(KV_CLEARED)]
 
     def take_events(self) -> list[KvCacheEvent]:
-        """Return the changes since the last call."""
+        """Return the changes of the estimate since the last call, in order."""
         events, self._events = self._events, []
         return events

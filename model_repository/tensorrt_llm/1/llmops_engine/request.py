@@ -1,4 +1,4 @@
-"""A generation request as every runtime takes it, and the error that rejects one."""
+"""The generation request that all runtimes take, and the error that rejects a request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RequestRejectedError(Exception):
 
 @dataclass
 class RuntimeSamplingParams:
-    """Sampling parameters, by default neutral.
+    """Sampling parameters, whose defaults change nothing.
 
     Sampling is greedy if `temperature` is 0 or `top_k` is 1.
     """
@@ -45,18 +45,22 @@ class RuntimeRequest:
     Attributes:
         input_ids: The prompt, INT64 [n].
         max_new_tokens: The maximum number of new tokens per sequence.
-        end_ids: Tokens that end a sequence. Empty to continue past the end of text.
+        end_ids: Token ids that end a sequence. Without any, a sequence continues past the end of
+            text.
         stop_words: Sequences of token ids that end a sequence.
         bad_words: Sequences of token ids that must not appear.
-        embedding_bias: FP32 [vocabulary], added to the logits.
-        min_tokens: The number of tokens before which no end is accepted.
-        num_sequences: Independent answers to the prompt.
+        embedding_bias: Values that are added to the logits, FP32 [vocabulary], or None.
+        min_tokens: Minimum number of new tokens. Earlier end tokens and stop words have no effect.
+        num_sequences: The number of independent answers to the prompt.
         log_probs: Return the log-probability of each token.
-        top_log_probs: The number of alternatives to report at each position.
-        prompt_log_probs: The same for each position of the prompt; -1 for none.
-        guide: The kind of grammar (GUIDE_KINDS of the contract) and its text.
-        caller: The name under which requests queue in turns; `a/b` is `b` among the callers of `a`.
-        cache_salt: Only requests with the same salt share cached prefixes.
+        top_log_probs: The number of most likely tokens to report for each new token.
+        prompt_log_probs: The number of most likely tokens to report for each prompt token; -1 turns
+            the report off.
+        guide: The kind of the grammar (the contract's GUIDE_KINDS) and the grammar's text.
+        caller: The name under which the request's grammar queues for compilation. Callers take
+            turns; `a/b` takes turns as `b` within the turns of `a`.
+        cache_salt: A number that separates caches: only requests with equal salts share cached
+            prefixes.
         adapter: The task id of the LoRA adapter; 0 is the base model.
         streaming: Send a response per step instead of one per sequence.
         context_ids: Return the tokens before the new ones, and whether the sequence has finished.
@@ -87,7 +91,7 @@ class RuntimeRequest:
 
 
 def check_json(guide: str) -> str:
-    """Return the text of a guide. Raise RequestRejectedError if it is not JSON."""
+    """Return the text of a guide. Raise RequestRejectedError if the text is not JSON."""
     try:
         json.loads(guide)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Guided decoding for libraries without a safe implementation.
+"""Guided decoding for libraries whose own implementation can block or crash the engine.
 
-A process of its own compiles and tries each grammar first.
+A separate process first compiles and tries each grammar.
 """

@@ -1,9 +1,9 @@
 """Compilation of grammars off the engine thread, so that no step waits for a compiler.
 
 There are two lanes, each a thread with a sandbox process. A grammar is measured in the quick lane
-first. One that takes more than half a CPU second moves to the slow lane, so that it does not hold
-up others. A grammar that passes is compiled again in this process, into the cache that the engine's
-own pipeline uses. Everything runs at a low priority.
+first. A grammar that takes more than half a CPU second moves to the slow lane, so that it does not
+delay other grammars. A grammar that passes is compiled again in this process, into the cache that
+the engine's own pipeline uses. Everything runs at a low priority.
 
 Callers take turns in each lane, so a caller with many grammars only delays itself, and the number
 of waiting grammars is bounded. Each slow grammar costs the quick lane its process: while the slow
@@ -30,28 +30,33 @@ from .sandbox import GrammarLimitError, GrammarLimits, GrammarMeasurement, Gramm
 if TYPE_CHECKING:
     from .openvino import GrammarPipeline
 
-#: Grammars whose outcome is remembered.
+#: Maximum number of grammars whose outcome is remembered; the oldest outcome is forgotten. Bounds
+#: memory against clients that send a new grammar with each request.
 MAX_REMEMBERED_GRAMMARS = 1000
-#: CPU seconds that a grammar may take in the quick lane. Trying a compiled one takes 0.1 to 0.2.
+#: CPU seconds that a grammar may take to compile in the quick lane, before it moves to the slow
+#: lane.
 _QUICK_LANE_SECONDS = 0.5
-#: Seconds that a lane without work keeps its process.
+#: Seconds that an idle lane keeps its sandbox process, whose start takes seconds and whose caches
+#: take memory.
 _IDLE_SECONDS = 120.0
-#: Grammars of one caller in the slow lane above which its others skip the quick lane.
+#: Number of one caller's grammars in the slow lane from which on the caller's other grammars go
+#: there directly. Each slow grammar costs the quick lane its process.
 _MAX_SLOW_PER_CALLER = 3
-#: Finished answers after which a grammar is no longer the first suspect.
+#: Number of finished answers after which a grammar is no longer suspected before all others.
 _TRUSTED_AFTER_ANSWERS = 3
-#: Further measurements of a grammar whose time is over its limit, but below `_REMEASURE_BELOW`
-#: times the limit.
+#: Maximum number of repeated measurements of a grammar that exceeds a limit of time, but not by a
+#: factor of `_REMEASURE_BELOW`. A busy host can cause a small excess.
 _MAX_REMEASUREMENTS = 2
 _REMEASURE_BELOW = 5
-#: Niceness of the quick lane: a tenth of a core beside an engine that uses all of them.
+#: Niceness of the quick lane. It leaves the lane about a tenth of a core beside an engine that uses
+#: all cores.
 _NICENESS = 9
 
 Guide = tuple[str, str]
 
 
 class GrammarService:
-    """The grammars of one engine. The engine thread makes all calls."""
+    """The compiler and cache of one engine's grammars. Only the engine thread may call it."""
 
     def __init__(
         self,
@@ -63,10 +68,10 @@ class GrammarService:
         """Create both lanes, whose threads start with their first grammar.
 
         Args:
-            new_sandbox: Returns a sandbox that runs at the given niceness.
-            new_compiler: Returns the pipeline that compiles for the engine.
+            new_sandbox: Creates a sandbox whose process runs at the given niceness.
+            new_compiler: Creates the pipeline that compiles into the engine's cache.
             wake: Called from a lane when a grammar is ready or rejected.
-            limits: The limits of each grammar.
+            limits: The limits of time, memory and queue length. None stands for the defaults.
         """
         self._limits = limits = limits or GrammarLimits()
         self._known: OrderedDict[bytes, _GrammarTask] = OrderedDict()
@@ -80,19 +85,16 @@ class GrammarService:
 
     @property
     def memory(self) -> int:
-        """About how many bytes all compiled grammars take.
-
-        The library keeps them as long as its tokenizer.
-        """
+        """Estimate the bytes that all compiled grammars take."""
         return sum(lane.memory for lane in self._lanes)
 
     def prepare(self, guide: Guide, caller: str = "") -> Preparation | None:
         """Return the preparation to wait for, or None if `guide` can join the batch at once.
 
         Args:
-            guide: The kind of grammar and its text.
-            caller: The name under which grammars wait in turns; `a/b` is `b` among the callers of
-                `a`.
+            guide: The kind of the grammar and the grammar's text.
+            caller: The name under which the grammar queues. Callers take turns; `a/b` takes turns
+                as `b` within the turns of `a`.
 
         Raises:
             RequestRejectedError: The grammar was rejected before, or too many grammars wait.
@@ -129,13 +131,13 @@ class GrammarService:
         )
 
     def record_finished(self, guide: Guide) -> None:
-        """Count an answer that was finished with this grammar."""
+        """Count an answer that finished while it followed this grammar."""
         known = self._known.get(_key(guide))
         if known is not None:
             known.finished_answers += 1
 
     def reject(self, guide: Guide, reason: str) -> None:
-        """Reject a grammar from now on."""
+        """Reject this grammar in all later requests."""
         task = self._known[_key(guide)] = _GrammarTask(guide, "")
         task.finish(reason)
         self._forget_oldest()
@@ -153,10 +155,13 @@ class GrammarService:
         name, limits = caller.split("/")[0], self._limits
         if sum(lane.waiting(name) for lane in self._lanes) >= limits.waiting_per_caller:
             raise RequestRejectedError(
-                f"unavailable for new grammars: {limits.waiting_per_caller} of this client are already waiting"
+                f"unavailable for new grammars: {limits.waiting_per_caller} new grammars of this client are "
+                "already waiting; retry later"
             )
         if sum(lane.waiting() for lane in self._lanes) >= limits.waiting:
-            raise RequestRejectedError(f"unavailable for new grammars: {limits.waiting} are already waiting")
+            raise RequestRejectedError(
+                f"unavailable for new grammars: {limits.waiting} new grammars are already waiting; retry later"
+            )
 
     def _forget_oldest(self) -> None:
         if len(self._known) > MAX_REMEMBERED_GRAMMARS:
@@ -165,10 +170,7 @@ class GrammarService:
                 del self._known[key]
 
     def close(self, wait: bool = True) -> None:
-        """End the lanes and reject the waiting grammars.
-
-        Without `wait`, a compilation may continue for a while.
-        """
+        """End both lanes and reject the waiting grammars."""
         for lane in self._lanes:
             lane.close(wait)
         for task in self._known.values():
@@ -181,7 +183,7 @@ def _key(guide: Guide) -> bytes:
 
 
 class _GrammarTask(Preparation):
-    """A grammar that is compiled, or was."""
+    """A grammar with the state of its compilation."""
 
     def __init__(self, guide: Guide, caller: str) -> None:
         super().__init__()
@@ -227,7 +229,7 @@ class _CompileLane:
                 self._thread.start()
 
     def waiting(self, name: str | None = None) -> int:
-        """Return the number of grammars that wait, of the caller `name` or of all."""
+        """Return the number of waiting grammars of the caller `name`, or of all callers."""
         with self._changed:
             return self._tasks.size if name is None else self._tasks.waiting(name)
 
@@ -271,7 +273,7 @@ class _CompileLane:
             return self._tasks.take() if self._tasks.size and self._is_open else None
 
     def _settle(self, task: _GrammarTask) -> None:
-        """Compile a grammar, or move it to the slower lane if it takes too long for this one."""
+        """Compile a grammar, or move it to the slow lane if it takes too long for this lane."""
         try:
             rejection = self._compile(task)
         except GrammarLimitError as error:
@@ -286,7 +288,7 @@ class _CompileLane:
         self._wake()
 
     def _compile(self, task: _GrammarTask) -> str | None:
-        """Measure and compile a grammar. Return the reason if it is rejected."""
+        """Measure and compile a grammar. Return the reason for a rejection, or None."""
         measured = task.measured = self._measure(task.guide)
         rejection = measured.problem or _cost_problem(measured, self._limits)
         if rejection:
@@ -299,8 +301,8 @@ class _CompileLane:
     def _measure(self, guide: Guide) -> GrammarMeasurement:
         """Measure a grammar, several times if it is slightly over a limit.
 
-        A rejection is remembered, and a host that gives the processor to others lengthens even CPU
-        times.
+        A wrong rejection would last, because rejections are remembered. On a host whose processor
+        is shared with other machines, even CPU times vary.
         """
         measured = self._sandbox.measure(guide, self._limits)
         for _ in range(_MAX_REMEASUREMENTS):
@@ -318,12 +320,12 @@ class _CompileLane:
 
 
 def _cost_ratio(measured: GrammarMeasurement, limits: GrammarLimits) -> float:
-    """Return the time of a grammar as a multiple of its limit, for the worse one of both limits."""
+    """Return the larger ratio of a time to its limit: of joining a batch, or per token."""
     return max(measured.join_seconds / limits.join_seconds, measured.token_seconds / limits.token_seconds)
 
 
 def _cost_problem(measured: GrammarMeasurement, limits: GrammarLimits) -> str | None:
-    """Return why a grammar costs too much, or None if it does not."""
+    """Return the reason why a grammar costs too much, or None."""
     if measured.join_seconds > limits.join_seconds:
         return f"the grammar is too large: it takes {measured.join_seconds:.2f} s to start, once compiled"
     if measured.token_seconds > limits.token_seconds:

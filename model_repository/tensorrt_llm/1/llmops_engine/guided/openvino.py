@@ -24,17 +24,17 @@ from ..request import check_json
 from .walk_costs import WALK_TOKENS, WalkCosts, is_too_slow, summarize_walk
 
 HEAD_SIZE = 32
-#: Token that ends a walk through a grammar, like the tokenizer's own end of text.
+#: Token id that ends a walk through a grammar, as the tokenizer's end of text does.
 _END = 0
-#: Logit of tokens that end a walk. At a temperature of 100 they are e^-100 times as likely as
-#: others.
+#: Logit of tokens that end a walk. At a temperature of 100, such a token is e^-100 times as likely
+#: as any other token, so a walk continues as long as the grammar allows.
 _UNLIKELY = -10_000.0
 
 Guide = tuple[str, str]
 
 
 def structured_output(guide: Guide) -> Any:
-    """Return GenAI's StructuredOutputConfig.
+    """Return the StructuredOutputConfig of OpenVINO GenAI for a guide.
 
     Raise RequestRejectedError for a schema that is not JSON.
     """
@@ -66,7 +66,7 @@ class GrammarPipeline:
         self._count = 0
 
     def compile(self, guide: Guide) -> str | None:
-        """Compile a grammar while other threads run. Return xgrammar's error, or None without one."""
+        """Compile a grammar without the GIL. Return xgrammar's error, or None after success."""
         try:
             self._pipeline.generate([_prompt()], [_sampling(guide, 1)])
         except RuntimeError as error:
@@ -75,13 +75,13 @@ class GrammarPipeline:
         return None
 
     def follow(self, guide: Guide, token_seconds: float) -> WalkCosts:
-        """Walk through a compiled grammar and return the costs.
+        """Walk through a compiled grammar and return its costs.
 
-        End early if they are far over the limit.
+        The walk ends early if the costs far exceed the limit.
 
         Args:
-            guide: The grammar.
-            token_seconds: The CPU seconds that a token may take.
+            guide: The kind of the grammar and the grammar's text.
+            token_seconds: The limit of CPU seconds per token.
         """
         self._count += 1
         handle = self._pipeline.add_request(self._count, _prompt(), _sampling(guide, WALK_TOKENS))
@@ -124,8 +124,8 @@ def clean_error(text: str) -> str:
 def tiny_model(vocab_size: int, unlikely: Iterable[int]) -> ov.Model:
     """Build one attention layer with a KV cache, in the form that GenAI's paged attention expects.
 
-    All tokens are equally likely except the `unlikely` ones, which are sampled if nothing else is
-    allowed.
+    All tokens are equally likely except the `unlikely` tokens, which are sampled only if a grammar
+    allows no other token.
     """
     names = {"input_ids": "i64", "attention_mask": "i64", "position_ids": "i64"}
     ids, mask, positions = (_parameter(name, [-1, -1], kind) for name, kind in names.items())

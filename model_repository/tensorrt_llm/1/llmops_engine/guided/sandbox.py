@@ -1,6 +1,6 @@
 """A separate process that compiles grammars first.
 
-It can be killed when one takes too much time or memory.
+The process can be killed when a grammar takes too much time or memory.
 
     python -m llmops_engine.guided.sandbox MODEL_FOLDER VOCAB_SIZE NICENESS PARENT_PID
 
@@ -25,24 +25,25 @@ from llmops_process import Process, end_with_parent, read_process, stop_child
 
 from .walk_costs import WalkCosts
 
-#: Seconds between two checks of the process while it compiles.
+#: Seconds between two checks of a compiling process against its limits.
 _POLL = 0.05
 
 
 @dataclass(frozen=True)
 class GrammarLimits:
-    """The limits of grammars.
+    """Limits of time, memory and queue length for grammars.
 
     Attributes:
-        compile_seconds: CPU seconds to compile a grammar.
-        join_seconds: CPU seconds to join a batch with a compiled grammar.
-        token_seconds: CPU seconds per token.
-        memory: Bytes of one compiled grammar.
-        total: Bytes of all compiled grammars that are kept.
-        niceness: The niceness of compilers. At 19, the lowest priority, running streams are hardly
-            delayed.
-        waiting: Grammars that may wait to be compiled.
-        waiting_per_caller: Grammars of one caller that may wait.
+        compile_seconds: Maximum CPU seconds to compile a grammar.
+        join_seconds: Maximum CPU seconds by which a request with a compiled grammar delays the step
+            in which it joins the batch.
+        token_seconds: Maximum CPU seconds to apply the grammar to one token.
+        memory: Maximum bytes of one compiled grammar.
+        total: Maximum bytes of all compiled grammars that are kept.
+        niceness: The niceness of compiler processes. At 19, the lowest priority, they hardly delay
+            running streams.
+        waiting: Maximum number of grammars that wait to be compiled.
+        waiting_per_caller: Maximum number of one caller's grammars that wait to be compiled.
     """
 
     compile_seconds: float = 20.0
@@ -59,7 +60,8 @@ class GrammarLimits:
 class GrammarMeasurement:
     """The costs of one grammar, or the reason why it does not compile.
 
-    The costs include those of `WalkCosts`; `problem` is the reason.
+    `problem` is the reason, or None. `memory` is in bytes; the other fields are explained in
+    `WalkCosts`.
     """
 
     problem: str | None = None
@@ -73,7 +75,7 @@ class GrammarMeasurement:
 class GrammarLimitError(Exception):
     """An error for a grammar that exceeded a limit while it compiled.
 
-    `slow` is True for the limit of time.
+    `slow` is True if the exceeded limit was the time.
     """
 
     def __init__(self, message: str, slow: bool = False) -> None:
@@ -82,13 +84,13 @@ class GrammarLimitError(Exception):
 
 
 class GrammarSandbox:
-    """A compiler process, started when it is needed.
+    """A compiler process that starts with the first measurement.
 
-    One thread uses it; another may call `close` and `end`.
+    One thread calls `measure`; any other thread may call `close` and `end`.
     """
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        """Take the command of the process, see `sandbox_command`."""
+        """Create the sandbox. `sandbox_command` returns the arguments; no process starts yet."""
         self._command = command
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
@@ -99,7 +101,8 @@ class GrammarSandbox:
         """Return the costs of a grammar.
 
         Raises:
-            GrammarLimitError: The grammar exceeded a limit. The process was killed.
+            GrammarLimitError: The grammar exceeded a limit of time or memory, and the process was
+                killed.
         """
         process = self._start()
         assert process.stdin is not None
@@ -112,7 +115,7 @@ class GrammarSandbox:
                 _check_limits(before, read_process(process.pid), limits)
             measured = GrammarMeasurement(**json.loads(process.stdout.readline()))
             if read_process(process.pid).resident_bytes > limits.total:
-                self.close()  # the library never frees a grammar
+                self.close()  # the library never frees a compiled grammar, so only a new process frees the memory
             return measured
         except GrammarLimitError:
             self.close()
@@ -122,13 +125,13 @@ class GrammarSandbox:
             raise RuntimeError("the process that compiles it ended") from None
 
     def close(self) -> None:
-        """Kill the process."""
+        """Kill the process. The next measurement starts another."""
         process, self._process = self._process, None
         if process is not None:
             stop_child(process)
 
     def end(self) -> None:
-        """Kill the process, and never start another one."""
+        """Kill the process, and prevent that another is started."""
         with self._starting:
             self._ended = True
         self.close()
@@ -138,12 +141,12 @@ class GrammarSandbox:
             self.close()
             with self._starting:
                 if self._ended:
-                    raise RuntimeError("the engine ends")
+                    raise RuntimeError("the engine is shutting down")
                 process = self._process = subprocess.Popen(
                     self._command, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=True
                 )
             assert process.stdout is not None
-            process.stdout.readline()  # the process is ready
+            process.stdout.readline()  # wait until the process is ready
         return self._process
 
 
@@ -156,13 +159,13 @@ def _check_limits(before: Process, now: Process, limits: GrammarLimits) -> None:
 
 def sandbox_command(model_path: Path, vocab_size: int, niceness: int) -> tuple[list[str], dict[str, str]]:
     """Return the command and the environment of a sandbox process."""
-    # in Triton's stub `sys.executable` may be the stub; the interpreter is in the environment that
-    # it uses
+    # Inside Triton, `sys.executable` may be the Python backend's stub, which cannot run modules.
+    # The interpreter lies in the stub's environment.
     own = Path(sys.prefix) / "bin" / "python3"
     python = str(own) if own.exists() else sys.executable
     arguments = [str(model_path), str(vocab_size), str(niceness), str(os.getpid())]
     command = [python, "-m", "llmops_engine.guided.sandbox", *arguments]
-    # nothing is imported from the folder in which the server was started
+    # PYTHONSAFEPATH keeps Python from importing modules of the folder in which the server started
     return command, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONSAFEPATH": "1"}
 
 

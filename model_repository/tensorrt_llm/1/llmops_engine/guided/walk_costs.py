@@ -1,4 +1,4 @@
-"""The costs of a walk through a grammar, and whether they grow with the length of the answer."""
+"""Costs of a walk through a grammar, and the test for costs that grow with the answer's length."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-#: Tokens of a walk. The cost of a grammar that keeps ever more readings of a text showed after 30
-#: to 100.
+#: Number of tokens of a walk. The growing cost of ambiguous grammars, whose parser keeps ever more
+#: readings of a text, showed after 30 to 100 tokens.
 WALK_TOKENS = 128
-#: A token that takes this many times its limit ends a walk.
+#: Multiple of the limit per token that ends a walk when a single token takes it.
 TOO_SLOW = 5
-#: Tokens over the limit that end a walk.
+#: Number of tokens over the limit that ends a walk.
 TOO_MANY = 3
-#: Costs grow if each quarter of a walk takes at least this many times the quarter before it.
+#: Costs count as growing only if each quarter of a walk takes more than this multiple of the
+#: quarter before it.
 _QUARTER_GROWTH = 1.25
-#: Costs grow if the last quarter takes at least this many times the first one.
+#: Costs count as growing only if the last quarter of a walk takes more than this multiple of the
+#: first quarter.
 _TOTAL_GROWTH = 4.0
-#: CPU seconds per token below which growth may be chance.
+#: CPU seconds per token up to which growth is ignored, because it may be chance.
 _NOTABLE = 0.0025
 
 
 @dataclass(frozen=True)
 class WalkCosts:
-    """CPU seconds to join a batch, per token at most and on average.
+    """The CPU time that a grammar takes while an answer follows it.
 
-    `grows` is True if tokens take ever longer.
+    `join_seconds` is the time to join a batch, `token_seconds` the maximum and `mean_seconds` the
+    mean time per token. `grows` is True if each token takes longer than the tokens before it.
     """
 
     join_seconds: float = 0.0
@@ -37,7 +40,7 @@ class WalkCosts:
 def summarize_walk(costs: list[float]) -> WalkCosts:
     """Return the costs of a walk whose steps took `costs` CPU seconds.
 
-    The first step joins the batch.
+    The first cost is the time to join the batch; each further cost is the time of one token.
     """
     tokens = costs[1:]
     if not tokens:

@@ -1,9 +1,9 @@
 """Measurement of the work that grammars cause in each engine step, against a budget.
 
 GenAI follows grammars inside `step()`, in the threads of its sampler, while the engine thread waits
-for them. It does not report how long that took. Two clocks tell: the time for which the engine
-thread slept, and the processor time of the sampler's threads. The lower one counts, so that neither
-a busy machine nor OpenVINO's own threads look like a grammar.
+for them. GenAI does not report how long the grammars took. Two clocks bound the time: the time for
+which the engine thread slept, and the processor time of the sampler's threads. The lower of the two
+counts, so that neither a busy machine nor OpenVINO's own threads look like a slow grammar.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-#: Consecutive guided steps over the budget after which a grammar is ended. A single one may be
-#: chance.
+#: Number of consecutive guided steps over the budget after which a grammar is ended. A single step
+#: over the budget may be chance.
 STEPS_OVER_BUDGET = 3
-#: Budgets that a single step takes only because of its grammars.
+#: Multiple of the budget from which on a single step ends a grammar: chance does not delay a step
+#: that much.
 MAX_SINGLE_STEP_BUDGETS = 10
-#: Share of the busiest thread's time from which on a thread is taken to compute the model.
+#: Share of the busiest thread's time from which on a thread counts as computing the model. The
+#: sampler's threads stay far below it.
 _MODEL_SHARE = 0.05
-#: Weight of the newest step without a grammar in the moving average of ordinary sampling.
+#: Weight of the newest step in the moving average of the sampling time per sequence without
+#: grammars.
 _EMA_WEIGHT = 0.1
 _SCHEDULE = "/proc/thread-self/schedstat"
 
@@ -31,8 +34,9 @@ _SCHEDULE = "/proc/thread-self/schedstat"
 class _Clocks(NamedTuple):
     """The readings of several clocks, in seconds.
 
-    The clocks are the wall clock, this thread's work, its wait for a processor, and the sampler's
-    work.
+    `wall` is the wall clock, `own` the engine thread's processor time, `queued` the time for which
+    the engine thread waited for a processor, and `sampler` the processor time of the sampler's
+    threads.
     """
 
     wall: float
@@ -42,13 +46,13 @@ class _Clocks(NamedTuple):
 
 
 class GrammarWatchdog:
-    """A comparison of each step with its budget.
+    """A watchdog that compares the time of grammars in each step with a budget.
 
-    Only `watch_threads` may be called off the engine thread.
+    Only `watch_threads` may be called from other threads than the engine thread.
     """
 
     def __init__(self, token_seconds: float) -> None:
-        """Take the seconds that one grammar may use per token."""
+        """Create a watchdog. `token_seconds` is the budget of a grammar per token."""
         self._budget = token_seconds
         self._threads: list[int] = []
         self._plain = 0.0
@@ -61,15 +65,16 @@ class GrammarWatchdog:
         self._threads = [*kept, *threads]
 
     def start(self) -> None:
-        """Note the clocks before a step."""
+        """Read the clocks before a step."""
         self._started = self._clocks()
 
     def stop(self, sequences: int, expected: float | None) -> float:
         """Return the seconds that a step's grammars took if they exceed their budget, else 0.
 
         Args:
-            sequences: Sequences that were in the step.
-            expected: Mean seconds of the step's grammars, or None for a step without a grammar.
+            sequences: The number of sequences in the step.
+            expected: The sum of the mean seconds of the step's grammars, or None for a step without
+                a grammar.
         """
         before, now = self._started, self._clocks()
         slept = now.wall - before.wall - (now.own - before.own) - (now.queued - before.queued)
@@ -105,9 +110,9 @@ def sampler_threads(known: Iterable[int], before: dict[int, float], after: dict[
     """Return the threads that started with a pipeline but do not compute the model.
 
     Args:
-        known: Threads that existed before the pipeline.
-        before: `thread_times` before a long prompt was read.
-        after: `thread_times` afterwards.
+        known: Native ids of the threads that existed before the pipeline.
+        before: The result of `thread_times` before a long prompt was read.
+        after: The result of `thread_times` after the prompt was read.
     """
     used = {thread: seconds - before.get(thread, 0.0) for thread, seconds in after.items() if thread not in set(known)}
     busiest = max([*used.values(), time.get_clock_info("thread_time").resolution])
