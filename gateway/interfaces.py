@@ -150,7 +150,7 @@ class Caller:
 
     @property
     def group(self) -> str:
-        """Return the callers that share with this caller: those of its tenant, or of its address."""
+        """Return the group of callers that this caller shares with: its tenant, or its address."""
         return self.share.partition("/")[0]
 
     def may_use(self, model: str) -> bool:

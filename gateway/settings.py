@@ -612,7 +612,7 @@ class SafetySettings(_Section):
             if unknown:
                 wrong, known = sorted(unknown)[0], sorted(self.filters)
                 near = difflib.get_close_matches(wrong, known, n=1)
-                advice = f"name {near[0]}, or describe it there" if near else "describe it there"
+                advice = f"name {near[0]}, or describe it in `filters`" if near else "describe it in `filters`"
                 raise ValueError(f"a policy names the filter {wrong}, which `filters` does not describe; {advice}")
         return self
 

@@ -102,7 +102,7 @@ class Supervisor:
             os._exit(code)
 
     def _leave_supervisor(self, parent: int) -> None:
-        """Undo in the child process what belongs to the supervisor.
+        """Reset process group, signal handlers and death signal in a worker's process.
 
         Signals stay blocked until their handlers are reset.
         """

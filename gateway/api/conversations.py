@@ -280,7 +280,9 @@ def _lines(
                 shown = {**stored.response, "input": stored.items}
                 yield (json.dumps(shown, ensure_ascii=False) + "\n").encode("utf-8", "replace")
         for one in damaged or ():
-            log.error("%s was left out of an export, because a row of it in the store cannot be decoded.", one)
+            log.error(
+                "%s was left out of an export, because a row of it in the store is damaged; restore or delete it.", one
+            )
             yield (
                 json.dumps(
                     {"id": one, "error": "A row of this entry in the store is damaged; ask the gateway's operator."}

@@ -132,7 +132,7 @@ def _document(text: str, index: int, body: RerankRequest, model: EncoderModel, r
     ids = model.tokenizer.encode_beginning(text, limit, add_special_tokens=False)
     if body.truncation is False and min(len(ids), body.max_tokens_per_doc or len(ids)) > room:
         raise ContextLengthError(
-            f"Document {index} has more than {room} tokens, which is what the query leaves of this model's maximum "
+            f"Document {index} has more than {room} tokens, which the query leaves of this model's maximum "
             f"context length of {model.card.max_seq_len}; shorten it, or leave truncation out to have it cut.",
             param=f"documents[{index}]",
         )

@@ -396,7 +396,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.limits.queue_pipelined(self)
 
     def read_pipelined(self) -> None:
-        """Parse what arrived behind the request that has been answered."""
+        """Parse the bytes that arrived behind the request that has been answered."""
         if self._pipelined and not self.transport.is_closing():
             self.flow.held = False
             self.data_received(self._take_pipelined())

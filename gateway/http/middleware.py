@@ -100,7 +100,7 @@ class RequestMiddleware:
         """
         self._app, self._route_of, self._handlers = app, route_of, handlers
 
-        # Bounded, because clients can send any method.
+        # The cache is bounded, because clients can send any method.
         @lru_cache(maxsize=1024)
         def hooks_of(method: str, route: str) -> tuple[Sequence[BeforeHook], Sequence[AfterHook]]:
             applying = [check for check in checks if check.applies_to(method, route)]

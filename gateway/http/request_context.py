@@ -195,7 +195,7 @@ def create_context(scope: Scope) -> RequestContext:
     sent = headers.get(b"x-request-id", b"")
     request_id = sent.decode() if _REQUEST_ID.fullmatch(sent) else "req_" + secrets.token_hex(16)
     credential = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
-    # The key itself is not kept.
+    # Only a digest is kept, because the key itself must not appear in logs or records.
     digest = hashlib.sha256(credential).hexdigest() if credential else ""
     caller = anonymous_caller((scope.get("client") or ("",))[0], digest)
     context = scope[CONTEXT_KEY] = RequestContext(request_id, caller=caller, headers=headers)
@@ -215,7 +215,7 @@ def context_of(request: Request | Scope) -> RequestContext:
 def client_network(host: str) -> str:
     """Return the network that counts as one client.
 
-    The network of an IPv4 address is the address itself, and that of an IPv6 address is its /64.
+    The network of an IPv4 address is the address itself. The network of an IPv6 address is its /64.
     """
     if ":" not in host:
         return host

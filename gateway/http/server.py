@@ -29,8 +29,8 @@ ACCEPTS_PER_TURN = 16
 #: Seconds that shutting down may take after a second signal. An unavailable store must not keep the
 #: process alive.
 FORCED_SHUTDOWN_TIMEOUT = 2.0
-#: Exit code if shutting down takes longer than FORCED_SHUTDOWN_TIMEOUT: that of a process that
-#: SIGINT ended.
+#: Exit code if shutting down takes longer than FORCED_SHUTDOWN_TIMEOUT. Shells report the same code
+#: for a process that SIGINT ended.
 INTERRUPTED_EXIT_CODE = 130
 
 

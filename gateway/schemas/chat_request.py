@@ -144,7 +144,7 @@ class ChatRequest(SamplingFields):
     prompt_cache_retention: str | None = Field(default=None, description="Ignored.")
     safety_identifier: Annotated[str, Field(max_length=64)] | None = Field(
         default=None,
-        description="The caller's end user, for the audit log. With the scope fairness, it has its own fair share.",
+        description="The caller's end user, for the audit log. With the scope fairness, a user has its own fair share.",
     )
     service_tier: str | None = Field(
         default=None, description="A tier that is not above the key's tier; other values select the key's tier."

@@ -38,7 +38,7 @@ class PageConversationRequest(ConversationRequest):
 
 
 class ItemsRequest(RequestModel):
-    """Items to add to a conversation, at most 20."""
+    """A request to add up to 20 items to a conversation."""
 
     items: Items
 

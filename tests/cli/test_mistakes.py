@@ -173,7 +173,7 @@ SETTINGS = {
     ),
     "safety: {filters: {secrets: {kind: rules, words: [a]}}, policy: {prompt: [secretz]}}": (
         "The setting `safety` (flags, environment or gateway.yaml) is not usable: a policy names the filter secretz, "
-        "which `filters` does not describe; name secrets, or describe it there."
+        "which `filters` does not describe; name secrets, or describe it in `filters`."
     ),
     "aliases: {gpt-4: smart}": (
         "The setting `aliases.gpt-4` (flags, environment or gateway.yaml) is not usable: it must be a list of models; "

@@ -341,7 +341,7 @@ class SessionBlock(NamedTuple):
     """A system block that has no meaning for the model and differs in each session of an agent.
 
     The prefix cache matches prompts from their first token. With such a block at the beginning, the
-    engine recomputes the 20,000 tokens of instructions and tools in every session.
+    engine recomputes 20,000 tokens of instructions and tools in every session.
 
     Attributes:
         client: The client that sends the block, with the newest version in which it was seen.

@@ -63,7 +63,7 @@ class ToolDefinition(RequestModel):
 
 
 class ToolUseChoice(RequestModel):
-    """The choice of tools: `auto`, `any` (at least one), `tool` (the one called `name`) or `none`."""
+    """The choice of tools: `auto`, `any` (at least one), `tool` (tool `name`) or `none`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
