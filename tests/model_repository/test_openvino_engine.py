@@ -288,7 +288,7 @@ def test_the_memory_of_grammars_is_bounded_and_nobody_is_disturbed(start: Callab
     assert engine.ask(8, bounded(21)).finish().error is None
     assert engine.runtime._pipeline is not first, "another pipeline, without what the first one had compiled"
     assert engine.ask(8, bounded(22)).finish().error == (
-        "unavailable until older answers have ended: the engine changes its pipeline"
+        "unavailable until older answers have ended: the engine is replacing its pipeline; retry later"
     )
     before = len(stream.ids)
     assert engine.ask(32).finish().ids == expected

@@ -1,7 +1,4 @@
-"""Creation of the runtime that a model's parameters name.
-
-Each runtime's module is imported only when it is needed.
-"""
+"""The choice of the runtime that a model's parameters name."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import llmops_contract as contract
 
 from ..engine_runtime import EngineRuntime
 
-# runtimes whose module is named after the library's API
+# Runtimes whose module has another name than the runtime.
 _MODULES = {"pytorch": "trtllm", "tensorrt": "executor"}
 
 
@@ -21,8 +18,8 @@ def create_runtime(parameters: dict[str, str], metadata: dict[str, Any]) -> Engi
     """Return the runtime that the parameters name.
 
     Args:
-        parameters: The string parameters of config.pbtxt.
-        metadata: The model metadata, parsed.
+        parameters: The parameters of config.pbtxt, all strings.
+        metadata: The model metadata, parsed from its JSON file.
 
     Raises:
         ValueError: This version has no such runtime.

@@ -1,9 +1,9 @@
-"""The size of prefill chunks.
+"""The choice of the prefill chunk size.
 
-The size bounds the prompt tokens that a step may read, so that running answers keep their pace.
-
-A step takes longer the more prompt tokens it reads and the more tokens precede them: `seconds = a +
-b * tokens + c * depth + d * tokens * depth`. The four terms are fitted to measured steps.
+The chunk size bounds the prompt tokens that a step may read, so that running answers keep their
+pace. A step takes longer with the number of prompt tokens it reads, and with the number of tokens
+before them (the depth): `seconds = a + b * tokens + c * depth + d * tokens * depth`. The four terms
+are fitted to measured steps.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: Smaller chunks slow prompts down without shorter steps: the step then only reads weights and
-#: cache.
+#: Minimum chunk size in tokens. Smaller chunks slow prompts down without making steps shorter,
+#: because reading the weights and the cache then takes all of the step.
 MIN_CHUNK = 32
 
 
@@ -27,7 +27,7 @@ class MeasuredStep(NamedTuple):
 
 
 def smallest_chunk(max_chunk: int, min_chunk: int) -> int:
-    """Return the last of the halves of `max_chunk` that is not below `min_chunk` and MIN_CHUNK."""
+    """Return `max_chunk`, halved while the result is at least `min_chunk` and MIN_CHUNK."""
     while max_chunk // 2 >= max(min_chunk, MIN_CHUNK):
         max_chunk //= 2
     return max_chunk
@@ -37,8 +37,9 @@ def mean_seconds(steps: Sequence[MeasuredStep], chunk: int, prompt_length: int) 
     """Return the mean duration of the steps that read a prompt in chunks.
 
     Args:
-        steps: Measured steps of at least two depths: of `chunk` tokens, or of two other sizes.
-        chunk: The tokens of each step.
+        steps: Measured steps of at least two depths. All have `chunk` tokens, or they have at least
+            two other sizes.
+        chunk: The number of prompt tokens that each step reads.
         prompt_length: The length of the prompt in tokens.
     """
     rows = np.array([[1, step.tokens, step.depth, step.tokens * step.depth] for step in steps], float)
@@ -54,10 +55,11 @@ def largest_chunk(
 
     Args:
         steps: Measured steps of at least two sizes and two depths.
-        seconds: The objective for the mean step.
+        seconds: The maximum duration of the mean step.
         prompt_length: The length of the longest prompt in tokens.
-        max_chunk: The chunk to begin with. It is halved until the objective is met.
-        min_chunk: The smallest chunk, whatever the objective.
+        max_chunk: The chunk size to begin with, in tokens. The size is halved until the objective
+            is met.
+        min_chunk: The smallest chunk size in tokens, even if the objective is not met.
     """
     chunk, smallest = max_chunk, smallest_chunk(max_chunk, min_chunk)
     while chunk > smallest and mean_seconds(steps, chunk, prompt_length) > seconds:

@@ -54,14 +54,14 @@ from .trtllm_library import (
 if TYPE_CHECKING:
     from ..kv_events import KvEventTranslator
 
-#: Tokens per KV-cache block where the engine's config.json does not say: trtllm-build's default.
+#: Tokens per KV-cache block if the engine's config.json does not name the size: the default of
+#: trtllm-build.
 _TOKENS_PER_BLOCK = 32
 _REASONS = {"END_ID": STOP, "STOP_WORDS": STOP, "LENGTH": LENGTH}
-#: Beginning of the errors that concern one request. All others end every request that runs, in a
-#: step, or come from the adapters' cache (executor/executorImpl.cpp, fetchNewRequests and
-#: terminateActiveRequests).
+#: Prefix of errors that end one request. Other errors end all running requests, or come from the
+#: adapter cache (executor/executorImpl.cpp, fetchNewRequests and terminateActiveRequests).
 _REQUEST_ERROR = "Encountered an error when fetching new request"
-#: Errors of CUDA after which every later request of this process fails as well (CUDA Runtime API,
+#: CUDA errors after which every later request of this process fails as well (CUDA Runtime API,
 #: cudaError: "the process must be terminated and relaunched").
 _FATAL_CUDA_ERRORS = (
     "an illegal memory access was encountered",
@@ -84,8 +84,9 @@ _DECODING_MODES = {"top_k_top_p": "TopKTopP", "lookahead": "Lookahead"}
 class ExecutorOptions:
     """The options of one engine.
 
-    `parameters` are those of NVIDIA's C++ backend, as in config.pbtxt. `ranks` is the number of
-    GPUs, and `end_ids` are the tokens that end the model's own texts.
+    `model` is the engine's folder. `parameters` are the parameters of NVIDIA's C++ backend, as in
+    config.pbtxt. `ranks` is the number of GPUs. `end_ids` are the token ids that end the texts that
+    the model was trained on.
     """
 
     model: str
@@ -98,7 +99,7 @@ class ExecutorOptions:
 def create(parameters: dict[str, str], metadata: dict[str, Any]) -> EngineRuntime:
     """Start the engine in this process, or in one process per GPU under mpirun.
 
-    Several processes are used where there are several GPUs.
+    mpirun is used if the engine needs several GPUs.
     """
     leave_mpi_job()
     restrict_visible_gpus(parameters.get("gpu_device_ids", ""))
@@ -125,7 +126,7 @@ def _library() -> Any:
 
 
 class _Sequence:
-    """A sequence in the executor, under the request id that the executor gave it."""
+    """A sequence in the executor, identified by the request id that the executor gave it."""
 
     __slots__ = ("log_probs", "matcher", "prompt_tokens", "request_id", "started")
 
@@ -141,7 +142,7 @@ class _Sequence:
 class ExecutorRuntime(EngineRuntime):
     """One rank of an engine. `is_leader` is True for the rank that takes requests.
 
-    `step_wait` is the time in seconds for which a step waits for the first token.
+    `step_wait` is the maximum time in seconds that a step waits for its first token.
     """
 
     step_wait = 0.05
@@ -149,7 +150,7 @@ class ExecutorRuntime(EngineRuntime):
     def __init__(self, options: ExecutorOptions, library: Any) -> None:
         self._api = library
         self._options = options
-        # since #7106, which is not in 1.0
+        # added by NVIDIA/TensorRT-LLM #7106, which is not in release 1.0
         self._has_salts = hasattr(library.Request, "cache_salt_id")
         self._tokens_per_block, self._vocab_size = _engine_sizes(Path(options.model))
         config = executor_config(library, options.parameters, options.max_batch_size)
@@ -159,7 +160,7 @@ class ExecutorRuntime(EngineRuntime):
         self._keys: dict[int, int] = {}
         self._latest: Any = None
         self._prefilled = 0
-        # layers with attention windows of their own count their blocks as well
+        # with attention windows, the library's number of blocks is a sum over the windows
         self._counts_blocks = not options.parameters.get("max_attention_window_size")
         reuses = config.kv_cache_config.enable_block_reuse
         self._manager = self._executor.get_kv_cache_event_manager() if self.is_leader and reuses else None
@@ -200,12 +201,12 @@ class ExecutorRuntime(EngineRuntime):
         if response.has_error():
             return self._failed(key, str(response.error_msg))
         if key is None:
-            # the final response of a request that was cancelled
+            # ignore the final response of a request that was cancelled
             return None
         sequence, result = self._sequences[key], response.result
         tokens: list[int] = list(result.output_token_ids[0])
-        # tokens are the new ones, but log-probabilities cover the whole answer (llmRequest.cpp,
-        # createResult)
+        # the response has only the new tokens, but the log-probabilities of the whole answer
+        # (llmRequest.cpp, createResult)
         log_probs = list(result.log_probs[0][-len(tokens) :]) if sequence.log_probs and tokens else []
         finish = _REASONS.get(result.finish_reasons[0].name, LENGTH) if result.is_final else RUNNING
         cached = None if sequence.started else self._cached_tokens(sequence, result)
@@ -236,11 +237,9 @@ class ExecutorRuntime(EngineRuntime):
     def _cached_tokens(self, sequence: _Sequence, result: Any) -> int | None:
         """Return the number of prompt tokens that came from the cache.
 
-        The result is None if the library does not report the number.
-
-        The number is exact because partial reuse is off: each reused block is whole, except for a
-        last one that holds the entire rest of the prompt. The last token of a prompt is always
-        computed.
+        The result is None if the library does not report the number. The number is exact because
+        partial reuse is off: each reused block is full, or holds the entire rest of the prompt. The
+        last token of a prompt is always computed.
         """
         if not self._counts_blocks or result.request_perf_metrics is None:
             return None
@@ -284,12 +283,12 @@ class ExecutorRuntime(EngineRuntime):
     def take_kv_events(self) -> Iterable[KvCacheEvent]:
         if self._translator is None or self._manager is None:
             return ()
-        # the binding holds the interpreter's lock while it waits, so the timeout is 0
+        # a timeout of 0, because the binding holds the GIL while it waits
         events = self._manager.get_latest_events(timeout_ms=NO_WAIT)
         return self._translator.translate([_event(event) for event in events])
 
     def close(self) -> None:
-        """End the engine. The other ranks wait here until the leader ends it."""
+        """End the engine. Other ranks than the leader wait here until the leader ends it."""
         for key in list(self._sequences):
             self.cancel(key)
         self._executor.shutdown()
@@ -308,8 +307,8 @@ def executor_config(api: Any, parameters: Mapping[str, str], max_batch_size: int
         ),
         "kv_cache_config": _kv_cache_config(api, parameters),
         "enable_chunked_context": parameters["enable_chunked_context"] == "true",
-        # otherwise a log-probability is divided by what top-k and top-p keep, 0.0 for a greedy
-        # token
+        # Off by default: normalized log-probabilities are relative to the tokens that top-k and
+        # top-p keep, and a greedy token's would always be 0.0.
         "normalize_log_probs": parameters.get("normalize_log_probs") == "true",
         "decoding_config": _decoding_config(api, parameters),
         **_numbers(
@@ -348,7 +347,8 @@ def _kv_cache_config(api: Any, parameters: Mapping[str, str]) -> Any:
     windows = parameters.get("max_attention_window_size")
     return api.KvCacheConfig(
         enable_block_reuse=reuse,
-        # costs at most one block per request, and makes the number of cached tokens exact
+        # without partial reuse the number of cached tokens is exact, at a cost of at most one block
+        # per request
         enable_partial_reuse=False,
         event_buffer_max_size=EVENTS_KEPT if reuse else 0,
         free_gpu_memory_fraction=float(parameters["kv_cache_free_gpu_mem_fraction"]),
@@ -381,7 +381,7 @@ def _decoding_config(api: Any, parameters: Mapping[str, str]) -> Any:
 
 
 def _knobs(api: Any, parameters: Mapping[str, str]) -> Any:
-    """Return the performance settings, or None if the parameters have none."""
+    """Return the executor's performance settings, or None if no parameter sets one."""
     kinds = {"multi_block_mode": bool, "enable_context_fmha_fp32_acc": bool, "cuda_graph_mode": bool,
              "cuda_graph_cache_size": int}  # fmt: skip
     found = {name: parameters[name] for name in kinds if parameters.get(name)}
@@ -394,7 +394,7 @@ def _knobs(api: Any, parameters: Mapping[str, str]) -> Any:
 
 
 def _numbers(parameters: Mapping[str, str], kind: Any, **names: str) -> dict[str, Any]:
-    """Return the fields whose parameter is set. 0 counts as not set, as in the C++ backend."""
+    """Return the fields whose parameter is set. 0 means "not set", as in the C++ backend."""
     return {
         field: kind(parameters[name])
         for field, name in names.items()
@@ -411,17 +411,17 @@ def make_request(
         api: The module of the executor's bindings.
         request: The request that the sequence belongs to.
         sequence: The index of the sequence in the request.
-        model_ends: The tokens that end the model's own texts.
-        vocab_size: The length that the engine's config.json gives the vocabulary.
+        model_ends: The token ids that end the texts that the model was trained on.
+        vocab_size: The vocabulary size in the engine's config.json.
 
     Raises:
-        RequestRejectedError: The executor does not support what the request needs.
+        RequestRejectedError: The request needs a feature that the executor does not have.
     """
     ends = ordered_end_ids(request, model_ends)
     words = _words(request, ends)
     if request.min_tokens:
-        # the executor applies stop words at any length; StopWordMatcher finds the ones of one token
-        # instead
+        # The executor applies stop words even before `min_tokens`. So the executor gets no stop
+        # words of one token, which StopWordMatcher applies instead.
         words = [word for word in words if len(word) > 1]
     fields: dict[str, Any] = {
         "input_token_ids": request.input_ids.reshape(-1).tolist(),
@@ -442,7 +442,7 @@ def make_request(
     if request.embedding_bias is not None:
         fields["embedding_bias"] = as_tensor(request.embedding_bias, vocab_size)
     if request.adapter:
-        # the adapter's weights were loaded with the engine
+        # no weights are passed: the adapter's weights were loaded with the engine
         fields["lora_config"] = api.LoraConfig(task_id=request.adapter)
     if request.cache_salt:
         fields["cache_salt_id"] = request.cache_salt
@@ -453,14 +453,14 @@ def make_request(
 
 
 def _words(request: RuntimeRequest, ends: list[int]) -> list[list[int]]:
-    """Return the token sequences that end a sequence, except the first token of `ends`."""
+    """Return the stop words and end tokens of a request, except the first token of `ends`."""
     return [*([one] for one in ends[1:]), *request.stop_words]
 
 
 def _sampling_config(api: Any, request: RuntimeRequest, sequence: int, has_end: bool) -> Any:
     fields = {
         **sampling_fields(request, sequence),
-        # without an end of text the penalty would be written to logits[-1]
+        # without an end token the library would write the penalty to logits[-1]
         # (kernels/penaltyKernels.cu)
         "min_tokens": request.min_tokens if has_end and request.min_tokens else None,
     }
@@ -497,7 +497,7 @@ def _event(event: Any) -> dict[str, Any]:
 
 
 def _engine_sizes(model: Path) -> tuple[int, int]:
-    """Return the tokens per KV-cache block and the vocabulary's length that the engine was built with."""
+    """Return the tokens per KV-cache block and the vocabulary size of an engine."""
     config = json.loads((model / "config.json").read_text())
     plugins = config.get("build_config", {}).get("plugin_config", {})
     vocabulary = config.get("pretrained_config", {}).get("vocab_size")

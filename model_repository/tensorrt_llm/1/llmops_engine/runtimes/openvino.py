@@ -1,4 +1,4 @@
-"""The engine runtime on CPUs: OpenVINO GenAI's continuous batching, one `step()` at a time."""
+"""The engine runtime for CPUs, which drives OpenVINO GenAI's continuous batching step by step."""
 
 from __future__ import annotations
 
@@ -39,30 +39,34 @@ from ..request import RequestRejectedError, RuntimeRequest, RuntimeSamplingParam
 from .chunk_size import MeasuredStep, largest_chunk, mean_seconds, smallest_chunk
 from .stop_words import StopWordMatcher
 
-#: Tokens per block of the KV cache in OpenVINO's CPU plugin.
+#: Tokens per KV-cache block, which OpenVINO's CPU plugin fixes.
 TOKENS_PER_BLOCK = 32
 _RUNNING = genai.GenerationStatus.RUNNING
 _IGNORED = genai.GenerationStatus.IGNORED
-#: Steps after which a pipeline must have released its cancelled requests.
+#: Maximum number of steps that a failed pipeline gets to release its cancelled requests. A pipeline
+#: that needs more steps cannot be used again.
 _RECOVERY_STEPS = 3
 _SHARED_CACHE_WARNING = (
-    "openvino.prefix_cache is true: tenants share the prefix cache, so the time of a first token tells whether another "
-    "tenant has sent the same prompt. Leave prefix_cache out of engine.json where tenants must not know of each other."
+    "openvino.prefix_cache is true: tenants share the prefix cache, so the time of a first token tells "
+    "whether another tenant has sent the same prompt. To keep tenants apart, remove prefix_cache from engine.json."
 )
-#: Tokens of the second warm-up prompt at least: enough for all threads that compute the model to
-#: take part.
+#: Minimum number of tokens of the second warm-up prompt. Enough that all threads that compute the
+#: model take part.
 _WARM_UP = 128
-#: Objective in seconds for the mean step while the longest prompt is read. About the time that a
-#: reader takes for a token: larger chunks read a long prompt faster and delay others longer.
+#: Maximum seconds of the mean step while the longest prompt is read: about the time in which a
+#: person reads a token. A larger value allows larger chunks, which read a long prompt faster and
+#: delay other answers longer.
 STEP_SECONDS = 0.1
-#: Tokens of the prompt that measures the steps of the largest chunk.
+#: Number of tokens of the prompt that is read to measure steps of the largest chunk size.
 _MEASURED_PROMPT = 1024
-#: Two engines that pin their threads to the same cores wait for each other: answers of the one took
-#: twice as long as those of its copy. Alone, a pinned engine is about 5 % faster.
+#: Properties for OpenVINO's CPU plugin. Threads are not pinned to cores, because two engines that
+#: pin their threads to the same cores wait for each other: one engine's answers took twice as long
+#: as the other's. An engine alone is about 5 % faster with pinning.
 _CPU_PROPERTIES = {"ENABLE_CPU_PINNING": False}
-#: Tokens of the small chunk that is measured beside the largest one.
+#: Size in tokens of the small chunk whose steps are measured in addition to the largest chunk's.
 _MEASURED_CHUNK = 32
-#: Seconds after which measuring ends, with fewer steps for a large model.
+#: Maximum seconds spent on measurements. A large model is measured with fewer steps, so that its
+#: start is not delayed.
 _MEASURING_SECONDS = 3.0
 _libc = ctypes.CDLL(None)
 _REASONS = {genai.GenerationFinishReason.LENGTH: LENGTH, genai.GenerationFinishReason.STOP: STOP}
@@ -72,10 +76,11 @@ _REASONS = {genai.GenerationFinishReason.LENGTH: LENGTH, genai.GenerationFinishR
 class OpenVINOOptions:
     """The options of one engine.
 
-    `properties` are OpenVINO's own (KV_CACHE_PRECISION, …). `kv_cache` has the model's `layers`,
-    `kv_heads` and `head_dim`. A `prefix_cache` of None is given up with the first request of a
-    tenant. Chunks shrink from `max_num_tokens` so that the mean step takes `step_seconds` while the
-    longest prompt is read; they do not if it is None.
+    `properties` are passed to OpenVINO (KV_CACHE_PRECISION, …). `kv_cache` has the model's
+    `layers`, `kv_heads` and `head_dim`. A `prefix_cache` of None means a prefix cache that is
+    switched off at the first request with a tenant's salt. Chunks of `max_num_tokens` are halved
+    until the mean step takes at most `step_seconds` while the longest prompt is read; a
+    `step_seconds` of None keeps them.
     """
 
     model_path: Path
@@ -117,7 +122,7 @@ def create(parameters: dict[str, str], metadata: dict[str, Any]) -> EngineRuntim
 class _Sequence:
     """A sequence in the pipeline.
 
-    `unread` is the estimated number of prompt tokens that are still to be read.
+    `unread` is an estimate of the number of prompt tokens that no step has read yet.
     """
 
     __slots__ = ("generated", "handle", "matcher", "request", "started", "unread")
@@ -146,11 +151,13 @@ class OpenVINORuntime(EngineRuntime):
         if options.prefix_cache:
             print(_SHARED_CACHE_WARNING, file=sys.stderr, flush=True)
         self._watchdog = GrammarWatchdog(options.grammars.token_seconds)
-        # the grammar that was ended while others ran; it is rejected once a step without it stays
-        # within the budget
-        # the grammar, why it would be rejected, and the grammars that ran beside it
+        # The grammar that was ended in a slow step with several grammars, the reason for its
+        # rejection, and the other grammars of the step. It is rejected once a step of the others
+        # stays within the budget. the grammar, why it would be rejected, and the grammars that ran
+        # beside it
         self._accused: tuple[tuple[str, str], str, set[tuple[str, str]]] | None = None
-        # most models need the smallest chunk on most CPUs, and are then compiled once
+        # start with the smallest chunk, which most models on most CPUs keep, because every other
+        # size compiles the model again
         self._chunk = _smallest_chunk(options)
         self._load()
         if self._chunk < options.max_num_tokens and _keeps_objective(self._pipeline, self._chunk, options):
@@ -182,14 +189,15 @@ class OpenVINORuntime(EngineRuntime):
     def _warm_up(self, known: Iterable[int]) -> None:
         """Run the first step, which is long, and find the sampler's threads.
 
-        `known` are the threads that existed before the pipeline. The step also creates the
-        tokenizer's grammar compiler, which is not safe to do in two threads at once.
+        `known` are the native ids of the threads that existed before the pipeline. The step also
+        creates the tokenizer's grammar compiler, which is not safe to do in two threads at once.
         """
         config = genai.GenerationConfig()
         config.max_new_tokens = 1
         self._pipeline.generate([ov.Tensor(np.zeros((1, 1), np.int64))], [config])
         before = thread_times()
-        # the first step of a size is long, and must not be measured
+        # The first step of a chunk size is long. So the warm-up reads a chunk of the size whose
+        # steps are measured afterwards.
         tokens = max(_WARM_UP, self._chunk) if self._options.step_seconds is not None else _WARM_UP
         self._pipeline.generate([ov.Tensor(np.ones((1, tokens), np.int64))], [config])
         self._watchdog.watch_threads(sampler_threads(known, before, thread_times()))
@@ -205,7 +213,7 @@ class OpenVINORuntime(EngineRuntime):
         return self._grammars.prepare(request.guide, request.caller)
 
     def _drop_prefix_cache(self) -> None:
-        """Continue without a prefix cache, because GenAI cannot keep tenants apart in it.
+        """Continue without a prefix cache, because GenAI's cache cannot separate tenants.
 
         The time of a first token would tell what other tenants have sent. A gateway sends salts if
         each tenant has a cache of its own. Running sequences end on the old pipeline.
@@ -234,7 +242,7 @@ class OpenVINORuntime(EngineRuntime):
         return bool(self._sequences) or any(map(_unfinished, self._pipelines()))
 
     def step(self) -> Iterator[StepOutput]:
-        # step() holds the GIL, so all other Python code of this process runs between two steps
+        # step() holds the GIL: the other Python threads of this process run only between two steps
         running = (sequence.request.guide for sequence in self._sequences.values())
         guides = [*dict.fromkeys(guide for guide in running if guide is not None)]
         self._watchdog.start()
@@ -259,8 +267,8 @@ class OpenVINORuntime(EngineRuntime):
 
         GenAI fills a step with running answers first, then with prompts.
 
-        A prompt with a cached prefix is shorter, and counts one token until its first token
-        arrives.
+        A prompt with a cached prefix needs fewer tokens than estimated. The estimate therefore
+        stays at one token until the first new token arrives.
         """
         room = self._chunk - sum(sequence.started for sequence in self._sequences.values())
         for sequence in self._sequences.values():
@@ -277,11 +285,11 @@ class OpenVINORuntime(EngineRuntime):
     def _end_slow_grammar(self, seconds: float, guides: Sequence[tuple[str, str]]) -> Iterator[StepOutput]:
         """End the sequences of the most suspect grammar after a slow step.
 
-        A step is slow if its grammars took too many `seconds`. The step may have ended the answer
-        of the grammar that was slow.
-
-        If several grammars ran, the grammar is rejected once a step of the others without it stays
-        within the budget. If one of the others has ended, that one may have been slow.
+        A step is slow if its grammars took too many `seconds`. The slow grammar's answer may have
+        ended in this step. If only one grammar ran, the grammar is rejected at once. If several
+        grammars ran, the suspect is rejected once a step of the others stays within the budget. If
+        one of the others has ended by then, nothing is rejected, because the ended grammar may have
+        been the slow one.
         """
         if not seconds:
             if self._accused is not None:
@@ -292,25 +300,26 @@ class OpenVINORuntime(EngineRuntime):
             return
         if not guides:
             return
-        # the newest one of equal suspects
+        # among equally suspect grammars, choose the newest
         culprit = max(enumerate(guides), key=lambda pair: (self._grammars.suspicion(pair[1]), pair[0]))[1]
         keys = [key for key, sequence in self._sequences.items() if sequence.request.guide == culprit]
-        reason = f"{contract.GUIDE}: the grammar takes {seconds * 1000:.0f} ms per token"
+        reason = f"{contract.GUIDE}: the grammar takes too long, {seconds * 1000:.0f} ms per token"
         if keys:
             reason += f" after {max(len(self._sequences[key].generated) for key in keys)} tokens"
         if len(guides) == 1:
             self._grammars.reject(culprit, reason)
         else:
             self._accused = (culprit, reason, {*guides} - {culprit})
-            reason = "unavailable for this grammar: the grammars that run here take too long at the moment"
+            reason = "unavailable for this grammar: the running grammars take too long together; retry later"
         for key in keys:
             self.cancel(key)
             yield StepOutput(key, [], [], FAILED, reason)
 
     def _record_cached(self, sequence: _Sequence, output: StepOutput) -> None:
-        """Record the texts of a sequence that the cache now has.
+        """Record the texts of a sequence that the cache now holds.
 
-        The cache has the prompt after the first token, and the answer once it is complete.
+        The cache holds the prompt after the first new token, and the answer once the answer is
+        complete.
         """
         begins = not sequence.generated
         sequence.generated += output.token_ids
@@ -332,13 +341,16 @@ class OpenVINORuntime(EngineRuntime):
     def _replace_pipeline(self) -> None:
         """Replace the pipeline, which frees its compiled grammars and cached prefixes.
 
-        Running sequences end on the old pipeline; until then each step steps both.
+        Running sequences stay on the old pipeline until they end. Until then, each step runs one
+        step of both pipelines.
 
         Raises:
             RequestRejectedError: The previous pipeline still has sequences.
         """
         if self._old_pipeline is not None and _unfinished(self._old_pipeline):
-            raise RequestRejectedError("unavailable until older answers have ended: the engine changes its pipeline")
+            raise RequestRejectedError(
+                "unavailable until older answers have ended: the engine is replacing its pipeline; retry later"
+            )
         self._grammars.close(wait=False)
         older = self._grammars
         self._old_pipeline = self._pipeline if _unfinished(self._pipeline) else None
@@ -355,9 +367,8 @@ class OpenVINORuntime(EngineRuntime):
         return [self._pipeline] if self._old_pipeline is None else [self._old_pipeline, self._pipeline]
 
     def recover(self) -> None:
-        # A failed step leaves its sequences marked as scheduled, and each further step fails
-        # because of them. Cancelled sequences are released at the end of a step that has nothing to
-        # schedule.
+        # A failed step leaves its sequences marked as scheduled, which makes every further step
+        # fail. A step with nothing to schedule releases cancelled sequences at its end.
         for _ in range(_RECOVERY_STEPS):
             unfinished = list(filter(_unfinished, self._pipelines()))
             if not unfinished:
@@ -365,7 +376,7 @@ class OpenVINORuntime(EngineRuntime):
             for pipeline in unfinished:
                 with contextlib.suppress(RuntimeError):
                     pipeline.step()
-        raise RuntimeError("the pipeline still holds requests that were cancelled")
+        raise RuntimeError("the pipeline did not release its cancelled requests")
 
     def _read(self, key: int, sequence: _Sequence) -> StepOutput | None:
         handle = sequence.handle
@@ -409,8 +420,8 @@ class OpenVINORuntime(EngineRuntime):
             context_tokens=sum(prefill),
             iteration=self._iteration,
             kv_blocks_max=self._blocks,
-            # the pipeline updates its usage while it schedules; without sequences all blocks are
-            # free
+            # GenAI updates its usage only while it schedules, so an idle pipeline reports an old
+            # value; all blocks of an idle pipeline are free
             kv_blocks_used=round(metrics.cache_usage / 100 * self._blocks) if active else 0,
             tokens_per_block=TOKENS_PER_BLOCK,
             max_requests=self._options.max_batch_size,
@@ -431,7 +442,7 @@ def _unfinished(pipeline: Any) -> bool:
 def generation_config(request: RuntimeRequest, sequence: int) -> Any:
     """Return GenAI's parameters for one sequence of a request.
 
-    Raise RequestRejectedError for unsupported ones.
+    Raises RequestRejectedError for parameters that GenAI does not support.
     """
     sampling = request.sampling
     _check_sampling(sampling)
@@ -439,8 +450,8 @@ def generation_config(request: RuntimeRequest, sequence: int) -> Any:
     config.max_new_tokens = request.max_new_tokens
     config.min_new_tokens = request.min_tokens
     config.stop_token_ids = set(request.end_ids) | {word[0] for word in request.stop_words if len(word) == 1}
-    # without an end token GenAI would add the model's own, and only the request's tokens may end a
-    # sequence
+    # Without an end token GenAI would use the model's end token. Only tokens in the request may end
+    # a sequence.
     config.eos_token_id = min(config.stop_token_ids, default=-1)
     config.ignore_eos = not config.stop_token_ids
     config.logprobs = int(request.log_probs)
@@ -461,7 +472,7 @@ def generation_config(request: RuntimeRequest, sequence: int) -> Any:
 
 
 def _check_sampling(sampling: RuntimeSamplingParams) -> None:
-    """Reject values that GenAI would reject, with the contract's names."""
+    """Raise RequestRejectedError for values that GenAI rejects, with the tensor's name."""
     penalties = {
         contract.PRESENCE_PENALTY: sampling.presence_penalty,
         contract.FREQUENCY_PENALTY: sampling.frequency_penalty,
@@ -476,15 +487,15 @@ def _check_sampling(sampling: RuntimeSamplingParams) -> None:
 
 
 def _seed(seed: int | None, sequence: int) -> int:
-    # without a seed GenAI would use 0 for all requests; each sequence has a seed of its own
+    # Without a seed GenAI would use 0 for all requests. Each sequence gets a different seed.
     return int.from_bytes(os.urandom(4), "little") if seed is None else (seed + sequence) % 2**32
 
 
 def _smallest_chunk(options: OpenVINOOptions) -> int:
-    """Return the chunk to begin with: the largest one if no steps are measured.
+    """Return the chunk size to begin with: the largest size if no steps are measured.
 
-    Full batches need room for prompts, so a chunk has at least twice the tokens of a full batch's
-    step.
+    The chunk size is at least twice the maximum batch size, so that a full batch leaves room for
+    prompts.
     """
     max_chunk = options.max_num_tokens
     if options.step_seconds is None or options.max_seq_len < 2 * max_chunk or max_chunk < 2 * _MEASURED_CHUNK:
@@ -493,16 +504,16 @@ def _smallest_chunk(options: OpenVINOOptions) -> int:
 
 
 def _keeps_objective(pipeline: Any, chunk: int, options: OpenVINOOptions) -> bool:
-    """Return True if the mean step of the longest prompt keeps `options.step_seconds` with `chunk`."""
+    """Return True if the longest prompt's mean step takes at most `options.step_seconds`."""
     limit = options.step_seconds
     assert limit is not None
     steps = _measure_steps(pipeline, [chunk] * max(2, _measured_chunks(chunk, options)), options, limit)
-    # later steps of a prompt are longer
+    # steps take longer with depth, so all steps after a measured step that is too long are too long
     return steps[-1].seconds <= limit and mean_seconds(steps, chunk, options.max_seq_len) <= limit
 
 
 def _calibrated_chunk(pipeline: Any, options: OpenVINOOptions) -> int:
-    """Return the largest chunk that keeps `options.step_seconds`, from measured steps."""
+    """Measure steps, and return the largest chunk that keeps `options.step_seconds`."""
     assert options.step_seconds is not None
     max_chunk = options.max_num_tokens
     sizes = [*[max_chunk] * max(1, _measured_chunks(max_chunk, options)), _MEASURED_CHUNK, 1]
@@ -524,13 +535,13 @@ def _measure_steps(
 ) -> list[MeasuredStep]:
     """Return the durations of steps that read a prompt in chunks of these sizes.
 
-    The first step longer than `limit` seconds is the last one. A last size of 1 is the step of the
-    second new token.
+    The measurement ends after the first step longer than `limit` seconds. A last size of 1 stands
+    for the step that computes the second new token.
     """
     config = genai.GenerationConfig()
     config.max_new_tokens = 2
     config.ignore_eos = True
-    # random tokens, which no prefix cache has
+    # use random tokens, which are not in the prefix cache
     tokens = np.random.default_rng().integers(options.vocab_size, size=(1, sum(sizes) - (sizes[-1] == 1)))
     handle = pipeline.add_request(0, ov.Tensor(tokens), config)
     steps: list[MeasuredStep] = []
@@ -560,9 +571,8 @@ def _scheduler(options: OpenVINOOptions, blocks: int, chunk: int, prefix_cache: 
 def _kv_blocks(options: OpenVINOOptions) -> int:
     """Return the number of KV-cache blocks.
 
-    The number is as configured, or as many as fit into the default memory.
-
-    The batch never needs more than all its sequences at full length, and one sequence never less.
+    The number is the configured one, or what fits into the default memory. It is at least enough
+    for one sequence of maximum length, and at most enough for a full batch of them.
     """
     per_sequence = -(-options.max_seq_len // TOKENS_PER_BLOCK) + 1
     most = per_sequence * options.max_batch_size
@@ -575,14 +585,13 @@ def _kv_blocks(options: OpenVINOOptions) -> int:
 
 def _block_bytes(options: OpenVINOOptions) -> int:
     shape = options.kv_cache
-    # keys and values, one byte per element plus scales: OpenVINO stores the cache as u8 on CPUs by
-    # default
+    # OpenVINO stores keys and values as u8 on CPUs by default: one byte per element, plus scales
     width = {"f32": 4, "f16": 2, "bf16": 2}.get(str(options.properties.get("KV_CACHE_PRECISION", "u8")), 1)
     return 2 * shape["layers"] * shape["kv_heads"] * TOKENS_PER_BLOCK * (shape["head_dim"] * width + 8)
 
 
 def _default_cache_bytes() -> int:
-    """Return a quarter of the memory of the machine, or of its container, and at most 8 GiB."""
+    """Return a quarter of the memory of the machine or container in bytes, at most 8 GiB."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(min(total, _container_memory()) // 4, 8 << 30)
 
@@ -590,7 +599,7 @@ def _default_cache_bytes() -> int:
 def _container_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the memory limit of this process's cgroup in bytes, or 2**62 without a limit.
 
-    The cgroup is of version 2, else of version 1.
+    The limit is read from cgroup version 2 or, where that is missing, from version 1.
     """
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         # version 2 writes "max" for no limit, version 1 a number close to 2**63
