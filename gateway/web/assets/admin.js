@@ -26,7 +26,7 @@ function App() {
     try {
       const session = await json('GET', '/api/session')
       if (session.administered) setSession(session)
-      else setProblem('This gateway has no store, so there are no keys, tenants or usage to administer. Start it with --store sqlite:///llmops.db, or the URL of a PostgreSQL.')
+      else setProblem('This gateway has no store, so there are no keys, tenants or usage to administer. Start it with --store sqlite:///llmops.db, or with the URL of a PostgreSQL database.')
     } catch (error) {
       if (error.status === 401) setSession({})
       else setProblem(error.message)

@@ -1,4 +1,4 @@
-// Requests to the gateway, and its streams of events. Nothing here knows the page.
+// Requests to the gateway, and its event streams. This module does not depend on the page.
 
 /** An answer of the gateway that is not a success. */
 export class ApiError extends Error {
@@ -67,11 +67,11 @@ export async function* answer(open, run = null) {
         if (data.status || data.error) return
       }
     } catch (error) {
-      // 5xx: the gateway or a balancer before it is starting, or the answer is being taken over
+      // Retry after a 5xx: the gateway or its balancer is starting, or another gateway takes over.
       if (!run || (error instanceof ApiError && error.status < 500)) throw error
     }
-    // the stream ended without its last event: the connection broke
-    if (!run || ++failures > 6) throw new Error('The connection to the gateway is lost.')
+    // The stream ended without its last event, so the connection broke.
+    if (!run || ++failures > 6) throw new Error('The connection to the gateway is lost. Reload the page when the gateway is back.')
     response = null
     await wait(Math.min(250 * 2 ** failures, 8000) * (0.8 + 0.4 * Math.random()))
   }

@@ -60,7 +60,7 @@ function Chat({ session, onSignOut }) {
     searched.current = text
     try {
       const found = await json('GET', `${CHATS}?limit=100&q=${encodeURIComponent(text)}`)
-      // an answer to what was typed before is too late
+      // A result for an earlier search text arrives too late and is ignored.
       if (searched.current === text) setChats(found)
     } catch (error) {
       if (error.code !== 'conversations_not_stored') say(error)
@@ -142,7 +142,7 @@ function Chat({ session, onSignOut }) {
       if (opened.current !== id) return
       shown = found?.messages.at(-1) ?? unsaved
       setCurrent((now) => found ?? { ...now, messages: [...now.messages, unsaved] })
-      if (end && id && !end.saved) throw new Error('This answer was not saved: the store of conversations is away.')
+      if (end && id && !end.saved) throw new Error('This answer was not saved, because the store of conversations cannot be reached. Copy it to keep it.')
     } catch (error) {
       setCurrent((now) => ({ ...now, messages: [...now.messages.filter((one) => one.id), unsaved] }))
       say(error)
@@ -180,7 +180,7 @@ function Chat({ session, onSignOut }) {
     else body.messages = [...(options.system_prompt ? [{ role: 'system', content: options.system_prompt }] : []),
       ...kept.map(({ role, content }) => ({ role, content })), ...asked]
     if (continues) body.continue_final_message = true
-    // until its first event, an answer and its message are stored nowhere else
+    // Until the first event of its answer, the message is stored nowhere else.
     if (text && conversation.id) sessionStorage.setItem(UNANSWERED, JSON.stringify({ id: conversation.id, text }))
     follow(conversation.id, () => call('POST', '/api/chat/completions', body), null, prefix)
     return true
@@ -209,7 +209,7 @@ function Chat({ session, onSignOut }) {
 
   useEffect(() => {
     const load = async () => {
-      // prices are where accounts are; a gateway beside a control of its own lists models without them
+      // /api/models has prices and needs an account; /v1/models has neither.
       const found = await json('GET', session.signed_in ? '/api/models' : '/v1/models').catch((error) => {
         if (error.status !== 404) throw error
         return json('GET', '/v1/models')
@@ -237,7 +237,7 @@ function Chat({ session, onSignOut }) {
   useEffect(() => { if (atEnd.current && log.current) log.current.scrollTop = log.current.scrollHeight }, [current, live])
 
   const halt = () => {
-    // before its first event an answer has no name by which it could be stopped
+    // Before its first event, an answer has no id by which it could be stopped.
     live.stopped = true
     if (live.run) stop(live.run).catch(say)
   }
@@ -333,7 +333,7 @@ const CUTS = {
   length: 'This answer reached the limit of its length.',
   content_filter: 'A safety filter ended this answer.',
   cancelled: 'This answer was stopped.',
-  gateway_lost: 'The gateway ended in the middle of this answer.',
+  gateway_lost: 'The gateway stopped in the middle of this answer.',
   other: 'This answer is not complete.',
 }
 const cutOf = (message) => CUTS[message.finish_reason] ?? CUTS.other
@@ -346,7 +346,7 @@ function Live({ live, onPaint }) {
   useEffect(() => {
     const view = new LiveText(element.current)
     const flush = view.flush.bind(view)
-    view.flush = () => { flush(); onPaint() } // also lays the page out, so that its cost is measured
+    view.flush = () => { flush(); onPaint() } // onPaint lays the page out, so that layout is measured
     view.write(live.text)
     live.view = view
     const node = thinking.current.querySelector('.text').firstChild ?? thinking.current.querySelector('.text').appendChild(document.createTextNode(''))
@@ -408,7 +408,7 @@ function Composer({ input, draft, setDraft, busy, ready, onSend, onStop, onProbl
 }
 
 function Drawer({ options, setOptions, current, onClose, onSystem }) {
-  // a field keeps what is typed while the page is rendered again, and two fields can change before it is
+  // The update function reads the newest options, because two fields can change before a new render.
   const set = (name, value) => setOptions((now) => ({ ...now, [name]: value }))
   const system = current?.id ? current.system_prompt ?? '' : options.system_prompt
   return html`<aside class="drawer" role="dialog" aria-label="Settings">

@@ -1,4 +1,4 @@
-// What the chat page and the administration page share.
+// Components that the chat page and the administration page share.
 
 import { h } from 'preact'
 import { useState } from './vendor/hooks.js'

@@ -48,7 +48,7 @@ function code({ text, lang }) {
   return `<div class="code"><div class="code-head">${head}</div><pre tabindex="0"><code>${shown}</code></pre></div>`
 }
 
-// a model's HTML is text, and its images are links: neither may fetch anything
+// A model's HTML becomes text and its images become links, so that neither fetches anything.
 const html = ({ text }) => escape(text)
 const image = ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)}</a>`
 
@@ -98,7 +98,7 @@ DOMPurify.addHook('afterSanitizeAttributes', (node) => {
 export const render = (text) => DOMPurify.sanitize(marked.parse(text), PURIFY)
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})/
-// what continues the block before a blank line
+// Pattern of a line that continues the block before a blank line.
 const CONTINUES = /^(?:\s|[-*+>] ?|\d+[.)]\s|\|)/
 
 /**
@@ -167,7 +167,7 @@ export class LiveText {
     } else if (fence) {
       this.settle(line)
       this.fence = fence[1]
-      this.painted = line.length // the opening line is no code
+      this.painted = line.length // the opening line is not code
     } else if (!line.trim()) {
       this.blank = true
     } else if (this.blank && (!CONTINUES.test(line) || this.block.length > LONGEST_LIVE / 2)) {
@@ -202,7 +202,7 @@ export class LiveText {
     }
     const text = this.block.slice(this.painted)
     this.painted = this.block.length
-    // a browser lays out an element again as a whole: a long code goes on in a new one
+    // A browser lays out a whole element again, so long code continues in a new element.
     const end = this.plain.length > LONGEST_LIVE / 2 ? text.indexOf('\n') + 1 : 0
     this.plain.appendData(end ? text.slice(0, end) : text)
     if (end) this.plain = this.box.appendChild(document.createElement('div')).appendChild(document.createTextNode(text.slice(end)))
