@@ -1,4 +1,4 @@
-"""Work that repeats in the background, and log lines that do not repeat."""
+"""Tasks that repeat in the background, and log lines that are written once per problem."""
 
 import asyncio
 import contextlib
@@ -12,15 +12,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-#: Seconds after which a task that was cancelled, and still runs, is cancelled again.
+#: Seconds after which a task that is still running after a cancellation is cancelled again: long
+#: enough for most cleanups, short enough for a quick shutdown.
 CANCEL_INTERVAL = 1.0
 
 
 async def cancel_tasks(*tasks: asyncio.Future[Any] | None) -> None:
-    """Cancel tasks until they have ended. None is a task that was not started.
+    """Cancel tasks until they have ended. Skip None, which stands for a task that was not started.
 
-    Libraries can swallow a cancellation: a database driver that is connecting, and redis-py while
-    it sends (`asyncio.wait_for` before Python 3.12).
+    One cancellation may not suffice, because libraries can swallow it: a database driver that is
+    connecting, and redis-py while it sends (`asyncio.wait_for` before Python 3.12).
     """
     started = [task for task in tasks if task is not None]
     while running := [task for task in started if not task.done()]:
@@ -31,7 +32,10 @@ async def cancel_tasks(*tasks: asyncio.Future[Any] | None) -> None:
 
 
 class TaskSet:
-    """Tasks that run until they end or are cancelled. The set keeps them from being collected."""
+    """A set of running tasks.
+
+    The set holds references, so that the garbage collector does not remove a task before its end.
+    """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -43,7 +47,7 @@ class TaskSet:
         return task
 
     async def wait(self) -> None:
-        """Wait until all tasks have ended, whichever way."""
+        """Wait until all tasks have returned, failed or been cancelled. Raise none of their errors."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def cancel(self) -> None:
@@ -60,7 +64,7 @@ class PeriodicTask:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, timeout: float = 0.0) -> None:
-        """Start calling, and wait up to `timeout` seconds for the first call to end."""
+        """Start the task, and wait up to `timeout` seconds for the function's first call to end."""
         self._task = asyncio.create_task(self._run(), name=self._name)
         if timeout:
             with contextlib.suppress(TimeoutError):
@@ -79,7 +83,7 @@ class PeriodicTask:
             try:
                 await self._function()
             except Exception:
-                log.exception("%s failed, and will be tried again in %g s", self._name, self._interval)
+                log.exception("%s failed; the next attempt is in %g s", self._name, self._interval)
             self._first_call.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval):
@@ -88,13 +92,21 @@ class PeriodicTask:
 
 
 class LogOnce:
-    """The problems that are in the log already, by the key of their subject."""
+    """A filter for the log that passes each problem once.
+
+    A key identifies the subject of a problem.
+    """
 
     def __init__(self) -> None:
         self._problems: dict[Hashable, str] = {}
 
     def is_new(self, key: Hashable, problem: str | None) -> bool:
-        """Return True if the problem of `key` has changed, and remember it. None means no problem."""
+        """Return True if the problem of `key` differs from the last one, and store the problem.
+
+        Args:
+            key: The subject of the problem, such as a replica's name.
+            problem: A description of the problem, or None if the subject has no problem.
+        """
         if self._problems.get(key) == problem:
             return False
         if problem is None:
@@ -105,11 +117,11 @@ class LogOnce:
 
 
 async def every(interval: float, work: Callable[[], Awaitable[object]], *, immediately: bool = False) -> NoReturn:
-    """Run `work` again and again, until cancelled or until it raises.
+    """Run `work` repeatedly until this task is cancelled or `work` raises.
 
     Args:
         interval: Seconds from the end of one run to the start of the next.
-        work: The work.
+        work: An async function without arguments.
         immediately: True if the first run starts now, instead of after `interval`.
     """
     if immediately:
@@ -127,23 +139,24 @@ async def supervised(
     max_backoff: float = 60.0,
     log: logging.Logger = log,
 ) -> NoReturn:
-    """Run `work` until cancelled.
+    """Run `work` until this task is cancelled, and restart `work` whenever it ends.
 
-    Log every failure, and start the work again after a growing pause.
+    Every end is logged as an error. The pause before a restart doubles each time.
 
     Args:
-        name: The work's name in log messages.
-        work: Work that does not end by itself.
-        min_backoff: Seconds before the first restart. The pause doubles with each failure.
-        max_backoff: The longest pause. Work that ran for longer restarts with the shortest pause.
-        log: Where failures are logged.
+        name: The name of the work in log messages.
+        work: An async function that is not expected to return.
+        min_backoff: Seconds before the first restart.
+        max_backoff: Maximum seconds before a restart. After a run that lasted longer than this, the
+            pause is `min_backoff` again.
+        log: The logger of the errors.
     """
     pause, loop = min_backoff, asyncio.get_running_loop()
     while True:
         started = loop.time()
         try:
             await work()
-            log.error("%s ended by itself", name)
+            log.error("%s ended without an error, and will be restarted", name)
         except LlmopsError as error:
             log.error("%s failed. %s", name, error.message)
         except Exception:

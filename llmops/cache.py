@@ -1,4 +1,4 @@
-"""The cache folder."""
+"""The cache folder: its location, and a check that no other user can write to it."""
 
 import errno
 import os
@@ -11,9 +11,7 @@ from llmops.errors import InputError, ResourceError
 
 
 def cache_dir() -> Path:
-    """Return `$LLMOPS_CACHE`, or `llmops` in the user's cache folder.
-
-    The folder exists and is writable.
+    """Return `$LLMOPS_CACHE`, or `llmops` in the user's cache folder, and create the folder.
 
     Without a writable home, as in a container, return a folder of the user below the temporary
     directory.
@@ -26,7 +24,7 @@ def cache_dir() -> Path:
         return _explicit_dir(Path(explicit), "LLMOPS_CACHE")
     if base := os.environ.get("XDG_CACHE_HOME"):
         return _explicit_dir(Path(base) / "llmops", "XDG_CACHE_HOME")
-    # expanding the home raises RuntimeError for a user without one
+    # Path.home and expanduser raise RuntimeError for a user without a home directory.
     with suppress(OSError, RuntimeError):
         folder = Path.home() / ".cache" / "llmops"
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,15 +43,16 @@ def check_own_folders(folder: Path, top: Path) -> None:
         status = one.lstat()
         if status.st_uid not in (os.getuid(), 0) or status.st_mode & stat.S_IWOTH:
             raise ResourceError(
-                f"{one} is not yours alone, so nothing is run from it; remove it, or set LLMOPS_CACHE to a folder of "
-                "your own."
+                f"{one} can be written by another user, so llmops runs nothing from it; remove it, or set "
+                "LLMOPS_CACHE to a folder of your own."
             )
 
 
 def _explicit_dir(folder: Path, variable: str) -> Path:
-    """Return the folder in `variable`.
+    """Return the folder that the environment variable `variable` names.
 
-    Falling back to another one would hide the keys and usage that it holds.
+    An unusable folder is an error, because another folder would hide the keys and usage stored in
+    the named folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,6 +82,7 @@ def _temporary_dir() -> Path:
         ) from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ResourceError(
-            f"{folder} is not yours alone, so nothing is run from it; set LLMOPS_CACHE to a folder of your own."
+            f"{folder} belongs to another user or is open to others, so llmops runs nothing from it; set LLMOPS_CACHE "
+            "to a folder of your own."
         )
     return folder

@@ -1,4 +1,4 @@
-"""Clocks: UTC time, its periods, a thread's CPU budget, and a wait with a timeout."""
+"""The UTC time, calendar periods, the CPU budget of a thread, and a wait with a timeout."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,7 +12,12 @@ utc_now: Callable[[], datetime] = partial(datetime.now, UTC)
 
 
 def period_start(now: datetime, period: str) -> datetime:
-    """Return the start of the `day`, `week` (from Monday) or `month` of UTC that contains `now`."""
+    """Return the start of the UTC period that contains `now`.
+
+    Args:
+        now: A time with a time zone.
+        period: `day`, `week` (which starts on Monday) or `month`.
+    """
     midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     if period == "week":
         return midnight - timedelta(days=midnight.weekday())
@@ -22,14 +27,20 @@ def period_start(now: datetime, period: str) -> datetime:
 class CpuBudget:
     """A CPU-time budget of one thread.
 
-    Time between two checks counts as at most `longest` seconds, because the clock of a paused
-    virtual machine goes on.
+    The time between two checks counts as at most `longest` seconds, because the CPU clock of a
+    paused virtual machine can continue to run.
     """
 
     __slots__ = ("_checked_at", "_clock", "_left", "_longest")
 
     def __init__(self, seconds: float, longest: float, clock: Callable[[], float]) -> None:
-        """Start the budget of `seconds`, measured by `clock`."""
+        """Start the budget.
+
+        Args:
+            seconds: CPU seconds that the thread may use.
+            longest: Maximum number of seconds that count between two checks.
+            clock: A function that returns the thread's CPU time in seconds.
+        """
         self._left, self._longest, self._clock, self._checked_at = seconds, longest, clock, clock()
 
     def is_over(self) -> bool:
@@ -41,11 +52,11 @@ class CpuBudget:
 
 
 async def wait_with_timeout(seconds: float, work: Awaitable[T]) -> T:
-    """Await `work`. After `seconds`, cancel it, wait for its end, and raise TimeoutError.
+    """Await `work`. After `seconds`, cancel `work`, wait for its end, and raise TimeoutError.
 
-    A cancellation that arrives when `work` ends, also with an error, is never lost: the caller's
-    loop must end. `asyncio.wait_for` loses one before Python 3.12, and `asyncio.timeout` raises the
-    error in its place.
+    A cancellation of the caller is always raised, also if `work` ends or fails at the same moment,
+    so that the caller's loop ends. `asyncio.wait_for` loses such a cancellation before Python 3.12,
+    and `asyncio.timeout` raises the error of `work` instead.
     """
     task = asyncio.ensure_future(work)
     try:

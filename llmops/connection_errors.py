@@ -1,4 +1,4 @@
-"""Messages for users about failed connections of httpx and gRPC."""
+"""Errors with advice for users about failed connections of httpx and gRPC."""
 
 import re
 import socket
@@ -8,16 +8,20 @@ from typing import Any
 from llmops.errors import InputError, LlmopsError, ServerError
 from llmops.urls import http_url_problem, without_secrets
 
-#: Advice for a gateway that does not answer.
+#: Advice if no gateway listens at the URL of a command.
 START_GATEWAY_ADVICE = "start one with `llmops up` or `llmops gateway`, or name another with --url"
 
 
 def check_url(url: str, name: str = "--url") -> None:
-    """Check that `url`, the value of the option `name`, is an HTTP URL.
+    """Check that an option's value is an HTTP URL.
+
+    Args:
+        url: The value of the option.
+        name: The option as the user writes it, for the message.
 
     Raises:
-        InputError: The URL has no scheme or another one, or names no host and port to which a
-            connection can be made. The message suggests a URL.
+        InputError: The URL has no scheme, a scheme other than http and https, no host, or a host or
+            port that cannot exist. The message suggests a URL.
     """
     problem = http_url_problem(url)
     if problem and "://" not in url and url.strip("/"):
@@ -27,12 +31,12 @@ def check_url(url: str, name: str = "--url") -> None:
 
 
 def http_connection_error(url: str, error: Exception, advice: str = START_GATEWAY_ADVICE) -> LlmopsError:
-    """Return the error for a request to `url` without a response.
+    """Return the error for a request that got no response.
 
     Args:
         url: The URL of the request.
         error: The exception of httpx.
-        advice: A clause that says what to do if nothing listens at `url`.
+        advice: A clause that says what to do if no server listens at `url`.
     """
     import httpx
 
@@ -40,14 +44,14 @@ def http_connection_error(url: str, error: Exception, advice: str = START_GATEWA
 
     url = without_secrets(url)
     if isinstance(error, UnboundedResponseError):
-        return ServerError(f"{url} {error}; is it the server that you mean?")
+        return ServerError(f"{url} {error}; check that the URL names the server that you mean.")
     causes = _causes(error)
     if any(isinstance(cause, socket.gaierror) or "Name or service not known" in str(cause) for cause in causes):
         return ServerError(f"The host of {url} is not known to DNS; check its name.")
     if any(isinstance(cause, ssl.SSLError) or "CERTIFICATE_VERIFY_FAILED" in str(cause) for cause in causes):
         if any("CERTIFICATE" in str(cause).upper() for cause in causes):
             return ServerError(
-                f"The TLS certificate of {url} is not trusted here; name its authority in SSL_CERT_FILE."
+                f"The TLS certificate of {url} is not trusted; set SSL_CERT_FILE to the certificate of its authority."
             )
         return ServerError(f"{url} does not speak TLS; write http:// in place of https://.")
     if isinstance(error, (httpx.UnsupportedProtocol, httpx.InvalidURL)):
@@ -57,33 +61,36 @@ def http_connection_error(url: str, error: Exception, advice: str = START_GATEWA
     if isinstance(error, httpx.ConnectError):
         return ServerError(f"Nothing answers at {url}; {advice}.")
     if isinstance(error, httpx.TimeoutException):
-        return ServerError(f"{url} did not answer in time; it is overloaded or hangs: see its log.")
+        return ServerError(f"{url} did not answer in time: the server is overloaded or hangs. See the server's log.")
     if isinstance(error, httpx.RemoteProtocolError) and "peer closed" not in str(error):
         return ServerError(
-            f"{url} does not speak HTTP/1.1: is that Triton's gRPC port (8001)? A gateway listens at 9000 by default."
+            f"{url} does not speak HTTP/1.1. If the port is Triton's gRPC port (8001), use the gateway's port, "
+            "9000 by default."
         )
     return ServerError(f"The connection to {url} broke before the answer was complete; see the server's log.")
 
 
 def http_status_error(url: str, status: int, message: str) -> ServerError:
-    """Return the error for a response of `url` that is not a success.
+    """Return the error for a response whose status is not a success.
 
     Args:
         url: The URL of the request.
         status: The HTTP status.
-        message: The server's message.
+        message: The error message in the response, or an empty text.
     """
     url, reason = without_secrets(url), f" ({message.rstrip('.')})" if message else ""
     if status == 401:
         return ServerError(f"{url} asks for an API key{reason}; set LLMOPS_API_KEY.")
     if status == 403:
-        return ServerError(f"The API key may not do this at {url}{reason}; it needs the scope inference.")
+        return ServerError(
+            f"The API key has no permission for this at {url}{reason}; use a key with the scope inference."
+        )
     if status == 404 and re.match(r"The model .* does not exist", message):
         return ServerError(f"{url} does not serve that model{reason}; choose another with --model.")
     if status == 404:
         base = url.rstrip("/")
         hint = "" if base.endswith("/v1") else f" Did you mean {base}/v1?"
-        return ServerError(f"{url} has no such route{reason}; check the URL.{hint}")
+        return ServerError(f"{url} does not exist on the server{reason}; check the URL.{hint}")
     if status == 429:
         return ServerError(f"{url} has reached a limit of this key{reason}; try again later.")
     if status in (502, 503, 504):

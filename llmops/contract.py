@@ -1,8 +1,8 @@
 """Tensors, flags, name suffixes and parameters shared by the gateway and the models inside Triton.
 
-Data only, for Python 3.11 and its standard library: `llmops repo` copies this file beside each
-model that runs inside Triton, as `llmops_contract.py`. docs/contract.md explains the protocol, and
-takes its tables from here.
+The module has only data, and needs only Python 3.11 and its standard library: `llmops repo` copies
+the file beside each model that runs inside Triton, as `llmops_contract.py`. docs/contract.md
+explains the protocol, and its tables are generated from this module.
 """
 
 from __future__ import annotations
@@ -10,48 +10,52 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-#: Version of the contract. Since 2 a message of a step stream holds several requests.
+#: Version of the contract. Version 2 introduced messages with several requests on step streams. A
+#: gateway and a model work together only if their versions are equal.
 CONTRACT_VERSION = 2
 
-#: Suffixes of the Triton models of one served NAME. The ensemble has the name itself.
+#: Suffixes of the names of the Triton models that serve NAME. The ensemble is called NAME.
 PREPROCESSING_SUFFIX, ENGINE_SUFFIX, POSTPROCESSING_SUFFIX = "-preprocessing", "-tensorrt_llm", "-postprocessing"
 EMBEDDING_SUFFIX, SCORE_SUFFIX = "-embedding", "-score"
 
-#: String parameter of config.pbtxt with the model metadata, as JSON.
+#: Name of the string parameter of config.pbtxt that holds the model metadata as JSON.
 METADATA_PARAMETER = "llmops_model_metadata"
-#: String parameter of config.pbtxt with the runtime of the engine model.
+#: Name of the string parameter of config.pbtxt that holds the runtime of the engine model.
 RUNTIME_PARAMETER = "llmops_runtime"
-#: String parameter of config.pbtxt with the number of sequences that may wait.
+#: Name of the string parameter of config.pbtxt that holds the maximum number of waiting sequences.
 QUEUE_SIZE_PARAMETER = "max_queue_size"
-#: Triton's own parameters of a request and of a response.
+#: Triton's own parameters: the first requests an empty final response, the second marks the final
+#: response.
 EMPTY_FINAL_PARAMETER, FINAL_RESPONSE_PARAMETER = "triton_enable_empty_final_response", "triton_final_response"
 
-#: Prefixes of errors before their colon. A rejected request has the tensor's name there.
+#: Text before the colon of an error message. A rejection of an input has the tensor's name there.
 DRAINING_PREFIX, ENGINE_DEAD_PREFIX, QUEUE_FULL_PREFIX = "drain", "engine", "queue"
 UNKNOWN_SUBSCRIPTION = "subscription: unknown"
 
-#: Transports to the engine in the model metadata: a stream per request, or a stream per gateway.
+#: Transports in the model metadata: one gRPC stream per request, or one step stream per gateway.
 REQUEST_TRANSPORT, STEP_TRANSPORT = "request", "step"
 
-#: Flags of an entry of a step message.
+#: Bit flags of an entry of a step message.
 LAST_OF_SEQUENCE, LAST_OF_SLOT, ERROR_FLAG, CANCELLED_FLAG = 1, 2, 4, 8
 FIRST_OF_SLOT = 16
-#: Kinds of changes in `step_kv_events`, each for a run of `step_kv_hashes`.
+#: Kinds of KV cache changes in `step_kv_events`. Each applies to a run of `step_kv_hashes`.
 KV_CLEARED, KV_STORED, KV_REMOVED = 0, 1, 2
-#: Seconds after which a watched engine without other messages sends its state alone.
+#: Seconds without other messages after which the engine sends its unchanged state to watchers, as a
+#: sign of life.
 HEARTBEAT_INTERVAL = 1.0
-#: Request id of messages that need no reply. An unloading Triton rejects them, and the client
-#: ignores the error.
+#: Request id of messages that need no reply. A Triton that unloads the model rejects these
+#: messages, and the client ignores the error.
 NO_REPLY_ID = "aside"
-#: Steps that an engine keeps until they are acknowledged, which bounds the steps in flight.
+#: Maximum number of steps that an engine keeps until the gateway acknowledges them. An engine with
+#: this many sends nothing more, which bounds its memory for a gateway that does not read.
 MAX_UNACKNOWLEDGED_STEPS = 256
-#: Seconds that a subscription outlives its stream, and for which a gateway tries to reconnect.
+#: Seconds that a subscription outlives its stream, in which the gateway tries to reconnect.
 RECONNECT_GRACE_PERIOD = 5.0
 
 GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar"]
 GUIDE_KINDS: tuple[GuideKind, ...] = get_args(GuideKind)
 
-#: Triton's datatypes, by their names in messages.
+#: Triton's datatypes by their names in messages.
 INT32, INT64, UINT8, UINT64 = "INT32", "INT64", "UINT8", "UINT64"
 FP16, FP32, BOOL, BYTES = "FP16", "FP32", "BOOL", "BYTES"
 
@@ -61,15 +65,19 @@ class Tensor:
     """An input or output of a model.
 
     Attributes:
-        dims: The dimensions per request, without the batch dimension.
-        scalar: The backend sees [batch] instead of [batch, 1].
-        ragged: Lengths differ within a batch.
-        taken: Our engine models accept the input. They reject inputs that are neither taken nor
-            neutral.
+        name: The name of the tensor.
+        datatype: The datatype by its name in messages, such as INT32.
+        meaning: The phrase that describes the tensor in docs/contract.md.
+        dims: The dimensions per request, without the batch dimension; -1 for a variable length.
+        optional: True if a request may leave out the tensor.
+        scalar: True if the backend sees the shape [batch] instead of [batch, 1].
+        ragged: True if the lengths differ within a batch.
+        taken: True if this project's engine models use the input. They reject an input that is
+            neither taken nor has a neutral value.
         default: The value of an absent input.
-        bounds: The smallest and the largest value.
-        neutral: Values without an effect, which our engine models ignore.
-        needs: The capability without which any value but `default` is rejected.
+        bounds: The smallest and the largest valid value, both included.
+        neutral: Values without an effect, which this project's engine models ignore.
+        needs: The capability without which any value but `default` is rejected, or an empty text.
     """
 
     name: str
@@ -90,24 +98,24 @@ class Tensor:
 
     @property
     def data_type(self) -> str:
-        """The datatype by its name in config.pbtxt."""
+        """Return the datatype by its name in config.pbtxt, such as TYPE_INT32."""
         return "TYPE_STRING" if self.datatype == BYTES else f"TYPE_{self.datatype}"
 
 
 class TensorList(list[Tensor]):
-    """Inputs or outputs of a model, in the order in which they are declared."""
+    """A list of the inputs or the outputs of a model, in the order in which they are declared."""
 
     def plain(self, name: str, datatype: str, meaning: str, dims: tuple[int, ...] = (1,), **more: Any) -> Tensor:
-        """Declare a tensor and return it."""
+        """Declare a tensor, and return the tensor. `more` has other fields of `Tensor`."""
         self.append(Tensor(name, datatype, meaning, dims, **more))
         return self[-1]
 
     def scalar(self, name: str, datatype: str, meaning: str, **more: Any) -> Tensor:
-        """Declare a tensor that the backend sees as [batch]."""
+        """Declare a tensor that the backend sees with the shape [batch], and return the tensor."""
         return self.plain(name, datatype, meaning, scalar=True, **more)
 
     def ragged(self, name: str, datatype: str, dims: tuple[int, ...], meaning: str, **more: Any) -> Tensor:
-        """Declare a tensor whose lengths differ within a batch."""
+        """Declare a tensor whose lengths differ within a batch, and return the tensor."""
         return self.plain(name, datatype, meaning, dims, ragged=True, **more)
 
 
@@ -115,111 +123,125 @@ class TensorList(list[Tensor]):
 ENGINE_INPUTS = TensorList()
 _in = ENGINE_INPUTS
 INPUT_IDS = _in.ragged("input_ids", INT32, (-1,), "token ids of the prompt", taken=True)
-INPUT_LENGTHS = _in.scalar("input_lengths", INT32, "how many of them count", optional=False, taken=True)
+INPUT_LENGTHS = _in.scalar("input_lengths", INT32, "number of tokens in input_ids", optional=False, taken=True)
 REQUEST_OUTPUT_LEN = _in.scalar(
-    "request_output_len", INT32, "the most new tokens", optional=False, taken=True, default=0
+    "request_output_len", INT32, "maximum number of new tokens", optional=False, taken=True, default=0
 )
-_in.ragged("encoder_input_features", FP16, (-1, -1), "of an encoder-decoder model")
-_in.scalar("encoder_output_lengths", INT32, "of an encoder-decoder model")
+_in.ragged("encoder_input_features", FP16, (-1, -1), "for encoder-decoder models")
+_in.scalar("encoder_output_lengths", INT32, "for encoder-decoder models")
 NUM_RETURN_SEQUENCES = _in.scalar(
     "num_return_sequences", INT32, "independent answers to the prompt", taken=True, default=1
 )
-_in.ragged("draft_input_ids", INT32, (-1,), "tokens drafted outside")
-_in.ragged("decoder_input_ids", INT32, (-1,), "of an encoder-decoder model")
-_in.scalar("decoder_input_lengths", INT32, "of an encoder-decoder model")
+_in.ragged("draft_input_ids", INT32, (-1,), "tokens drafted outside of the engine")
+_in.ragged("decoder_input_ids", INT32, (-1,), "for encoder-decoder models")
+_in.scalar("decoder_input_lengths", INT32, "for encoder-decoder models")
 _in.ragged("draft_logits", FP32, (-1, -1), "logits of the drafted tokens")
-DRAFT_ACCEPTANCE_THRESHOLD = _in.scalar("draft_acceptance_threshold", FP32, "which drafted tokens are kept")
-END_ID = _in.scalar("end_id", INT32, "token that ends the text; -1 ignores its end", taken=True, default=-1)
+DRAFT_ACCEPTANCE_THRESHOLD = _in.scalar("draft_acceptance_threshold", FP32, "threshold for keeping drafted tokens")
+END_ID = _in.scalar("end_id", INT32, "token that ends the text; -1 for none", taken=True, default=-1)
 PAD_ID = _in.scalar("pad_id", INT32, "padding token", taken=True)
-STOP_WORDS_LIST = _in.ragged("stop_words_list", INT32, (2, -1), "row 0 the ids, row 1 where each word ends", taken=True)
-BAD_WORDS_LIST = _in.ragged(
-    "bad_words_list", INT32, (2, -1), "words that must not appear, in the same form", taken=True
+STOP_WORDS_LIST = _in.ragged(
+    "stop_words_list", INT32, (2, -1), "stop words: ids in row 0, the end of each word in row 1", taken=True
 )
-EMBEDDING_BIAS = _in.ragged("embedding_bias", FP32, (-1,), "added to the logits, one per token", taken=True)
-BEAM_WIDTH = _in.scalar("beam_width", INT32, "beam search", neutral=(1,))
-RUNTIME_TOP_K = _in.scalar("runtime_top_k", INT32, "1 is greedy, 0 off", taken=True, default=0, bounds=(0, 2**31 - 1))
-TEMPERATURE = _in.scalar("temperature", FP32, "0 is greedy", taken=True, default=1.0, bounds=(0.0, 100.0))
-RUNTIME_TOP_P = _in.scalar("runtime_top_p", FP32, "0 and 1 are off", taken=True, default=1.0, bounds=(0.0, 1.0))
-_in.scalar("runtime_top_p_min", FP32, "of a decaying top_p", neutral=(0.0,))
-_in.scalar("runtime_top_p_decay", FP32, "of a decaying top_p", neutral=(0.0, 1.0))
-_in.scalar("runtime_top_p_reset_ids", INT32, "of a decaying top_p", neutral=(-1,))
-_in.scalar("len_penalty", FP32, "of beam search", neutral=(0.0, 1.0))
-_in.scalar("early_stopping", BOOL, "of beam search", neutral=(False,))
+BAD_WORDS_LIST = _in.ragged(
+    "bad_words_list", INT32, (2, -1), "words that must not appear, in the form of stop_words_list", taken=True
+)
+EMBEDDING_BIAS = _in.ragged("embedding_bias", FP32, (-1,), "value added to the logit of each token id", taken=True)
+BEAM_WIDTH = _in.scalar("beam_width", INT32, "number of beams of beam search", neutral=(1,))
+RUNTIME_TOP_K = _in.scalar(
+    "runtime_top_k", INT32, "top-k sampling; 1 is greedy, 0 is off", taken=True, default=0, bounds=(0, 2**31 - 1)
+)
+TEMPERATURE = _in.scalar(
+    "temperature", FP32, "sampling temperature; 0 is greedy", taken=True, default=1.0, bounds=(0.0, 100.0)
+)
+RUNTIME_TOP_P = _in.scalar(
+    "runtime_top_p", FP32, "top-p sampling; 0 and 1 are off", taken=True, default=1.0, bounds=(0.0, 1.0)
+)
+_in.scalar("runtime_top_p_min", FP32, "for a decaying top_p", neutral=(0.0,))
+_in.scalar("runtime_top_p_decay", FP32, "for a decaying top_p", neutral=(0.0, 1.0))
+_in.scalar("runtime_top_p_reset_ids", INT32, "for a decaying top_p", neutral=(-1,))
+_in.scalar("len_penalty", FP32, "for beam search", neutral=(0.0, 1.0))
+_in.scalar("early_stopping", BOOL, "for beam search", neutral=(False,))
 REPETITION_PENALTY = _in.scalar(
     "repetition_penalty", FP32, "1 is off", taken=True, default=1.0, bounds=(0.0, 100.0), needs="penalties"
 )
-MIN_TOKENS = _in.scalar("min_tokens", INT32, "no end before so many tokens", taken=True, default=0)
-_in.scalar("beam_search_diversity_rate", FP32, "of beam search", neutral=(0.0,))
+MIN_TOKENS = _in.scalar("min_tokens", INT32, "minimum number of new tokens", taken=True, default=0)
+_in.scalar("beam_search_diversity_rate", FP32, "for beam search", neutral=(0.0,))
 PRESENCE_PENALTY = _in.scalar(
     "presence_penalty", FP32, "0 is off", taken=True, default=0.0, bounds=(-100.0, 100.0), needs="penalties"
 )
 FREQUENCY_PENALTY = _in.scalar(
     "frequency_penalty", FP32, "0 is off", taken=True, default=0.0, bounds=(-100.0, 100.0), needs="penalties"
 )
-SEED = _in.scalar("seed", UINT64, "sequence i draws with seed + i", taken=True, needs="seed")
-RETURN_LOG_PROBS = _in.scalar("return_log_probs", BOOL, "log-probabilities too", taken=True, default=False)
-RETURN_CONTEXT_LOGITS = _in.scalar("return_context_logits", BOOL, "logits of the prompt", neutral=(False,))
-_in.scalar("return_generation_logits", BOOL, "logits of the answer", neutral=(False,))
-_in.scalar("return_perf_metrics", BOOL, "times and cache figures", neutral=(False,))
-RETURN_NUM_INPUT_TOKENS = _in.scalar("return_num_input_tokens", BOOL, "count the prompt", taken=True, default=False)
-RETURN_NUM_OUTPUT_TOKENS = _in.scalar("return_num_output_tokens", BOOL, "count the answer", taken=True, default=False)
-_in.scalar("exclude_input_in_output", BOOL, "do not echo the prompt", neutral=(True,))
-STOP = _in.scalar("stop", BOOL, "end the request of this id", taken=True, default=False)
-STREAMING = _in.scalar("streaming", BOOL, "a response per step", taken=True, default=False)
-_in.ragged("prompt_embedding_table", FP16, (-1, -1), "of prompt tuning")
-_in.ragged("prompt_table_extra_ids", UINT64, (-1,), "of prompt tuning")
-_in.scalar("prompt_vocab_size", INT32, "of prompt tuning", neutral=(0,))
-_in.ragged("cross_attention_mask", BOOL, (-1, -1), "of an encoder-decoder model")
-_in.plain("mrope_rotary_cos_sin", FP32, "of a vision model", (-1,))
-_in.plain("mrope_position_deltas", INT64, "of a vision model")
-LORA_TASK_ID = _in.scalar("lora_task_id", UINT64, "the adapter; 0 is none", taken=True, default=0)
+SEED = _in.scalar("seed", UINT64, "random seed; sequence i uses seed + i", taken=True, needs="seed")
+RETURN_LOG_PROBS = _in.scalar("return_log_probs", BOOL, "true to return log-probabilities", taken=True, default=False)
+RETURN_CONTEXT_LOGITS = _in.scalar(
+    "return_context_logits", BOOL, "true to return the logits of the prompt", neutral=(False,)
+)
+_in.scalar("return_generation_logits", BOOL, "true to return the logits of the answer", neutral=(False,))
+_in.scalar("return_perf_metrics", BOOL, "true to return times and cache figures", neutral=(False,))
+RETURN_NUM_INPUT_TOKENS = _in.scalar(
+    "return_num_input_tokens", BOOL, "true to return num_input_tokens", taken=True, default=False
+)
+RETURN_NUM_OUTPUT_TOKENS = _in.scalar(
+    "return_num_output_tokens", BOOL, "true to return num_output_tokens", taken=True, default=False
+)
+_in.scalar("exclude_input_in_output", BOOL, "true to leave the prompt out of output_ids", neutral=(True,))
+STOP = _in.scalar("stop", BOOL, "true to end the running request with this id", taken=True, default=False)
+STREAMING = _in.scalar("streaming", BOOL, "true for a response per step", taken=True, default=False)
+_in.ragged("prompt_embedding_table", FP16, (-1, -1), "for prompt tuning")
+_in.ragged("prompt_table_extra_ids", UINT64, (-1,), "for prompt tuning")
+_in.scalar("prompt_vocab_size", INT32, "for prompt tuning", neutral=(0,))
+_in.ragged("cross_attention_mask", BOOL, (-1, -1), "for encoder-decoder models")
+_in.plain("mrope_rotary_cos_sin", FP32, "for vision models", (-1,))
+_in.plain("mrope_position_deltas", INT64, "for vision models")
+LORA_TASK_ID = _in.scalar("lora_task_id", UINT64, "id of the LoRA adapter; 0 for none", taken=True, default=0)
 _in.ragged("lora_weights", FP16, (-1, -1), "weights of an adapter")
 _in.ragged("lora_config", INT32, (-1, 3), "modules of an adapter")
 _in.ragged("context_phase_params", UINT8, (-1,), "state of a separate prefill")
-_in.ragged("skip_cross_attn_blocks", BOOL, (1,), "of an encoder-decoder model", neutral=(False,))
+_in.ragged("skip_cross_attn_blocks", BOOL, (1,), "for encoder-decoder models", neutral=(False,))
 for _name in ("starts", "ends", "priorities", "durations_ms"):
-    _in.ragged(f"retention_token_range_{_name}", INT32, (-1,), "what the KV cache keeps")
+    _in.ragged(f"retention_token_range_{_name}", INT32, (-1,), "retention of KV-cache blocks")
 for _name in ("priority", "duration_ms"):
-    _in.ragged(f"retention_decode_{_name}", INT32, (1,), "what the KV cache keeps")
+    _in.ragged(f"retention_decode_{_name}", INT32, (1,), "retention of KV-cache blocks")
 GUIDE_TYPE = _in.ragged("guided_decoding_guide_type", BYTES, (1,), " · ".join(GUIDE_KINDS), taken=True)
 GUIDE = _in.ragged("guided_decoding_guide", BYTES, (1,), "the grammar that the answer follows", taken=True)
 for _name in ("window_size", "ngram_size", "verification_set_size"):
-    _in.ragged(f"lookahead_{_name}", INT32, (1,), "of lookahead decoding")
+    _in.ragged(f"lookahead_{_name}", INT32, (1,), "for lookahead decoding")
 
 ENGINE_OUTPUTS = TensorList()
 _out = ENGINE_OUTPUTS
 OUTPUT_IDS = _out.plain("output_ids", INT32, "the new tokens", (-1, -1))
-SEQUENCE_LENGTH = _out.plain("sequence_length", INT32, "how many of them count", (-1,))
+SEQUENCE_LENGTH = _out.plain("sequence_length", INT32, "number of new tokens in output_ids", (-1,))
 CUM_LOG_PROBS = _out.plain("cum_log_probs", FP32, "log-probability of the answer so far", (-1,))
-OUTPUT_LOG_PROBS = _out.plain("output_log_probs", FP32, "one for each new token", (-1, -1))
+OUTPUT_LOG_PROBS = _out.plain("output_log_probs", FP32, "log-probability of each new token", (-1, -1))
 _out.plain("context_logits", FP32, "logits of the prompt", (-1, -1))
 _out.plain("generation_logits", FP32, "logits of the answer", (-1, -1, -1))
-_out.plain("batch_index", INT32, "the request's place in its batch")
-SEQUENCE_INDEX = _out.plain("sequence_index", INT32, "which of num_return_sequences")
+_out.plain("batch_index", INT32, "index of the request in its batch")
+SEQUENCE_INDEX = _out.plain("sequence_index", INT32, "index of the sequence, below num_return_sequences")
 CONTEXT_PHASE_PARAMS = _out.plain("context_phase_params", UINT8, "state of a separate prefill", (-1,))
 for _name in ("alloc_new_blocks", "reused_blocks", "alloc_total_blocks"):
-    _out.plain(f"kv_cache_{_name}", INT32, "with return_perf_metrics")
+    _out.plain(f"kv_cache_{_name}", INT32, "sent with return_perf_metrics")
 for _name in ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time"):
-    _out.plain(f"{_name}_ns", INT64, "with return_perf_metrics")
-_out.plain("acceptance_rate", FP32, "of drafted tokens")
-_out.plain("total_accepted_draft_tokens", INT32, "of drafted tokens")
-_out.plain("total_draft_tokens", INT32, "of drafted tokens")
-NUM_INPUT_TOKENS = _out.plain("num_input_tokens", INT32, "with return_num_input_tokens")
-NUM_OUTPUT_TOKENS = _out.plain("num_output_tokens", INT32, "with return_num_output_tokens")
+    _out.plain(f"{_name}_ns", INT64, "sent with return_perf_metrics")
+_out.plain("acceptance_rate", FP32, "accepted share of drafted tokens")
+_out.plain("total_accepted_draft_tokens", INT32, "accepted drafted tokens")
+_out.plain("total_draft_tokens", INT32, "drafted tokens")
+NUM_INPUT_TOKENS = _out.plain("num_input_tokens", INT32, "number of prompt tokens")
+NUM_OUTPUT_TOKENS = _out.plain("num_output_tokens", INT32, "number of new tokens")
 
-# Inputs and outputs that our own engine models have in addition to NVIDIA's.
+# Inputs and outputs that this project's engine models have in addition to NVIDIA's.
 EXTENSION_INPUTS = TensorList()
 RUNTIME_MIN_P = EXTENSION_INPUTS.scalar(
-    "runtime_min_p", FP32, "0 is off", taken=True, default=0.0, bounds=(0.0, 1.0), needs="min_p"
+    "runtime_min_p", FP32, "min-p sampling; 0 is off", taken=True, default=0.0, bounds=(0.0, 1.0), needs="min_p"
 )
-CALLER = EXTENSION_INPUTS.scalar("caller", BYTES, "the caller; `a/b` is caller `b` of `a`", taken=True)
+CALLER = EXTENSION_INPUTS.scalar("caller", BYTES, "name of the caller; `a/b` is user `b` of tenant `a`", taken=True)
 RETURN_CONTEXT_IDS = EXTENSION_INPUTS.scalar(
-    "return_context_ids", BOOL, "context_ids and finished too", taken=True, default=False
+    "return_context_ids", BOOL, "true to return context_ids and finished", taken=True, default=False
 )
 TOP_LOG_PROBS = EXTENSION_INPUTS.scalar(
     "top_log_probs",
     INT32,
-    "the most likely tokens at each position, on step streams",
+    "number of most likely tokens to return per position, on step streams",
     taken=True,
     default=0,
     bounds=(0, 20),
@@ -228,85 +250,98 @@ TOP_LOG_PROBS = EXTENSION_INPUTS.scalar(
 PROMPT_LOG_PROBS = EXTENSION_INPUTS.scalar(
     "prompt_log_probs",
     INT32,
-    "the most likely tokens at each position of the prompt, on step streams; -1 is none",
+    "number of most likely tokens to return per prompt position, on step streams; -1 for none",
     taken=True,
     default=-1,
     bounds=(-1, 20),
     needs="prompt_logprobs",
 )
 CACHE_SALT = EXTENSION_INPUTS.scalar(
-    "cache_salt", UINT64, "cached prefixes are shared only between requests with the same one", taken=True, default=0
+    "cache_salt",
+    UINT64,
+    "salt; requests share cached prefixes only with requests of the same salt",
+    taken=True,
+    default=0,
 )
 EXTENSION_OUTPUTS = TensorList()
-CONTEXT_IDS = EXTENSION_OUTPUTS.plain("context_ids", INT32, "the 32 tokens before the new ones", (-1, -1))
-FINISHED = EXTENSION_OUTPUTS.plain("finished", BOOL, "nothing follows in this sequence")
+CONTEXT_IDS = EXTENSION_OUTPUTS.plain("context_ids", INT32, "the 32 tokens before the new tokens", (-1, -1))
+FINISHED = EXTENSION_OUTPUTS.plain("finished", BOOL, "true if the sequence has ended")
 
-# Step streams: the messages of a gateway, and those of the engine.
+# Step streams: the inputs are messages of a gateway, the outputs are messages of the engine.
 STEP_INPUTS = TensorList()
-SUBSCRIPTION = STEP_INPUTS.plain("subscription", BYTES, "its id, chosen by the gateway")
-SUBMISSIONS = STEP_INPUTS.plain("submissions", BYTES, "requests, a JSON object each", (-1,))
-SLOT = STEP_INPUTS.plain("slot", INT32, "the request's number, which only grows")
-RESUME_FROM = STEP_INPUTS.plain("resume_from", INT64, "the last step seen, 0 at first", default=0)
-ACKNOWLEDGE = STEP_INPUTS.plain("acknowledge", INT64, "the last step handled")
-DRAIN = STEP_INPUTS.plain("drain", BOOL, "take no new requests", default=False)
-WATCH_STATE = STEP_INPUTS.plain("watch_state", BOOL, "with subscribe: report the engine's state too", default=False)
-DEMAND = STEP_INPUTS.plain("demand", INT32, "with acknowledge: tokens and weights that wait in this gateway", (2,))
-STEP_OUTPUTS = TensorList()
-STEP_INDEX = STEP_OUTPUTS.plain("step_index", INT64, "1, 2, 3 … per subscription")
-STEP_ENTRIES = STEP_OUTPUTS.plain("step_entries", INT32, "slot, sequence_index, token count, flags", (-1, 4))
-STEP_TOKENS = STEP_OUTPUTS.plain("step_tokens", INT32, "of all entries, in their order", (-1,))
-STEP_LOG_PROBS = STEP_OUTPUTS.plain("step_log_probs", FP32, "one per token, where an entry asks for them", (-1,))
-STEP_TOP_COUNTS = STEP_OUTPUTS.plain(
-    "step_top_counts", INT32, "with `top_log_probs`: alternatives of each of step_tokens", (-1,)
+SUBSCRIPTION = STEP_INPUTS.plain("subscription", BYTES, "id of the subscription, chosen by the gateway")
+SUBMISSIONS = STEP_INPUTS.plain("submissions", BYTES, "requests, each as a JSON object", (-1,))
+SLOT = STEP_INPUTS.plain("slot", INT32, "number of the request, higher than all before")
+RESUME_FROM = STEP_INPUTS.plain(
+    "resume_from", INT64, "index of the last step received, 0 for a new subscription", default=0
 )
-STEP_TOP_IDS = STEP_OUTPUTS.plain("step_top_ids", INT32, "token ids of all alternatives, likeliest first", (-1,))
-STEP_TOP_LOG_PROBS = STEP_OUTPUTS.plain("step_top_log_probs", FP32, "their log-probabilities", (-1,))
+ACKNOWLEDGE = STEP_INPUTS.plain("acknowledge", INT64, "index of the last step handled")
+DRAIN = STEP_INPUTS.plain("drain", BOOL, "true to reject new requests", default=False)
+WATCH_STATE = STEP_INPUTS.plain(
+    "watch_state", BOOL, "with subscription: true to receive the engine's state", default=False
+)
+DEMAND = STEP_INPUTS.plain("demand", INT32, "with acknowledge: tokens and weights that wait in the gateway", (2,))
+STEP_OUTPUTS = TensorList()
+STEP_INDEX = STEP_OUTPUTS.plain("step_index", INT64, "index of the step: 1, 2, 3 … per subscription")
+STEP_ENTRIES = STEP_OUTPUTS.plain("step_entries", INT32, "slot, sequence_index, token count, flags", (-1, 4))
+STEP_TOKENS = STEP_OUTPUTS.plain("step_tokens", INT32, "tokens of all entries, in their order", (-1,))
+STEP_LOG_PROBS = STEP_OUTPUTS.plain(
+    "step_log_probs", FP32, "log-probability of each token of the requests that ask for them", (-1,)
+)
+STEP_TOP_COUNTS = STEP_OUTPUTS.plain(
+    "step_top_counts", INT32, "with `top_log_probs`: number of alternatives for each token of step_tokens", (-1,)
+)
+STEP_TOP_IDS = STEP_OUTPUTS.plain("step_top_ids", INT32, "token ids of all alternatives, the most likely first", (-1,))
+STEP_TOP_LOG_PROBS = STEP_OUTPUTS.plain("step_top_log_probs", FP32, "log-probabilities of step_top_ids", (-1,))
 STEP_PROMPT_LENGTHS = STEP_OUTPUTS.plain(
     "step_prompt_lengths",
     INT32,
-    "with `prompt_log_probs`: one per slot's first entry; so many more alternatives follow those of step_tokens",
+    "with `prompt_log_probs`, for each slot's first entry: number of prompt positions, whose "
+    "alternatives follow those of step_tokens",
     (-1,),
 )
-STEP_ERRORS = STEP_OUTPUTS.plain("step_errors", BYTES, "one per entry with the error flag", (-1,))
-STEP_CACHED = STEP_OUTPUTS.plain("step_cached", INT32, "one per slot's first entry: prompt tokens reused, or -1", (-1,))
-STEP_STATE = STEP_OUTPUTS.plain("step_state", INT32, "of the engine, to watchers", (12,))
-STEP_KV_HASHES = STEP_OUTPUTS.plain("step_kv_hashes", INT64, "names of KV-cache blocks, to watchers", (-1,))
-STEP_KV_EVENTS = STEP_OUTPUTS.plain("step_kv_events", INT32, "kind of change and how many names of it", (-1, 2))
+STEP_ERRORS = STEP_OUTPUTS.plain("step_errors", BYTES, "message for each entry with the error flag", (-1,))
+STEP_CACHED = STEP_OUTPUTS.plain(
+    "step_cached", INT32, "for each slot's first entry: cached prompt tokens, or -1", (-1,)
+)
+STEP_STATE = STEP_OUTPUTS.plain("step_state", INT32, "state of the engine, for watchers", (12,))
+STEP_KV_HASHES = STEP_OUTPUTS.plain("step_kv_hashes", INT64, "hashes of KV-cache blocks, for watchers", (-1,))
+STEP_KV_EVENTS = STEP_OUTPUTS.plain("step_kv_events", INT32, "kind of each change and its number of hashes", (-1, 2))
 STEP_MODEL_IDENTITY = STEP_OUTPUTS.plain(
-    "step_model_identity", BYTES, "to watchers: model, version, engine, instance", (4,)
+    "step_model_identity", BYTES, "model, version, engine and instance, for watchers", (4,)
 )
 
-# The numbers of `step_state`.
+# The numbers of `step_state` in their order, each with its description in docs/contract.md.
 STATE_FIELDS = {
     "running": "sequences in the batch",
-    "waiting": "sequences that wait for the batch",
-    "waiting_tokens": "tokens of prompts without a first token yet",
+    "waiting": "sequences that wait for a place in the batch",
+    "waiting_tokens": "prompt tokens of sequences without a first token",
     "free_blocks": "KV-cache blocks that no running sequence holds",
-    "blocks": "KV-cache blocks",
-    "tokens_per_block": "tokens in each",
-    "prefill_tokens": "prompt tokens that the last step computed",
-    "step_us": "microseconds of the last step",
+    "blocks": "KV-cache blocks in total",
+    "tokens_per_block": "tokens per KV-cache block",
+    "prefill_tokens": "prompt tokens computed in the last step",
+    "step_us": "duration of the last step in microseconds",
     "subscribers": "subscribed gateway workers",
-    "demand": "sum of the weights that they declared",
-    "draining": "1 if the engine takes no new requests",
+    "demand": "sum of the weights in `demand` of all gateway workers",
+    "draining": "1 if the engine rejects new requests",
     "next_slot": "requests of this subscription in lower slots are counted here, or have ended",
 }
 
-# All inputs and outputs of our own engine models, whatever the library.
+# All inputs and outputs of this project's engine models, for every inference library.
 PYTHON_ENGINE_INPUTS = TensorList([*ENGINE_INPUTS, *EXTENSION_INPUTS, *STEP_INPUTS])
 PYTHON_ENGINE_OUTPUTS = TensorList([*ENGINE_OUTPUTS, *EXTENSION_OUTPUTS, *STEP_OUTPUTS])
 
 PREPROCESSING_INPUTS = TensorList()
 _in = PREPROCESSING_INPUTS
 PRE_QUERY = _in.plain("QUERY", BYTES, "the text", optional=False)
-PRE_REQUEST_OUTPUT_LEN = _in.plain("REQUEST_OUTPUT_LEN", INT32, "the most new tokens", optional=False)
+PRE_REQUEST_OUTPUT_LEN = _in.plain("REQUEST_OUTPUT_LEN", INT32, "maximum number of new tokens", optional=False)
 PRE_BAD_WORDS = _in.plain("BAD_WORDS_DICT", BYTES, "words that must not appear", (-1,))
 PRE_STOP_WORDS = _in.plain("STOP_WORDS_DICT", BYTES, "words that end the answer", (-1,))
-PRE_BIAS_WORDS = _in.plain("EMBEDDING_BIAS_WORDS", BYTES, "words to favour", (-1,))
-PRE_BIAS_WEIGHTS = _in.plain("EMBEDDING_BIAS_WEIGHTS", FP32, "by how much, one per word", (-1,))
-PRE_END_ID = _in.plain("END_ID", INT32, "in place of the model's own")
-PRE_PAD_ID = _in.plain("PAD_ID", INT32, "in place of the model's own")
-PRE_MIN_TOKENS = _in.plain("MIN_TOKENS", INT32, "no end before so many tokens")
+PRE_BIAS_WORDS = _in.plain("EMBEDDING_BIAS_WORDS", BYTES, "words whose probability changes", (-1,))
+PRE_BIAS_WEIGHTS = _in.plain("EMBEDDING_BIAS_WEIGHTS", FP32, "value added to the logits of each word", (-1,))
+PRE_END_ID = _in.plain("END_ID", INT32, "token that ends the text instead of the model's")
+PRE_PAD_ID = _in.plain("PAD_ID", INT32, "padding token instead of the model's")
+PRE_MIN_TOKENS = _in.plain("MIN_TOKENS", INT32, "minimum number of new tokens")
 
 PREPROCESSING_OUTPUTS = TensorList()
 _out = PREPROCESSING_OUTPUTS
@@ -318,7 +353,8 @@ PRE_OUT_BIAS = _out.plain("EMBEDDING_BIAS", FP32, "embedding_bias", (-1,))
 PRE_OUT_OUTPUT_LEN = _out.plain("REQUEST_OUTPUT_LEN", INT32, "request_output_len", (-1,))
 PRE_OUT_END_ID = _out.plain("OUT_END_ID", INT32, "end_id")
 PRE_OUT_PAD_ID = _out.plain("OUT_PAD_ID", INT32, "pad_id")
-# only in front of our own engine models
+# NVIDIA's engine model has no such input, so only ensembles with this project's engine models have
+# the output.
 PRE_OUT_RETURN_CONTEXT = Tensor("RETURN_CONTEXT_IDS", BOOL, "return_context_ids")
 
 POSTPROCESSING_INPUTS = TensorList()
@@ -330,27 +366,27 @@ POST_FINISHED = _in.plain("FINISHED", BOOL, "finished")
 POSTPROCESSING_OUTPUTS = TensorList()
 POST_OUTPUT = POSTPROCESSING_OUTPUTS.plain("OUTPUT", BYTES, "the text of the new tokens", (-1,))
 
-# NAME-embedding
+# NAME-embedding, the model for embeddings.
 EMBEDDING_INPUTS = TensorList()
 EMBEDDING_IDS = EMBEDDING_INPUTS.plain("input_ids", INT32, "token ids, padded", (-1,), optional=False, ragged=True)
-EMBEDDING_LENGTHS = EMBEDDING_INPUTS.plain("input_lengths", INT32, "how many of a row count", optional=False)
+EMBEDDING_LENGTHS = EMBEDDING_INPUTS.plain("input_lengths", INT32, "number of tokens in each row", optional=False)
 EMBEDDING_OUTPUTS = TensorList()
-EMBEDDING_VECTOR = EMBEDDING_OUTPUTS.plain("embedding", FP32, "one vector per row", (-1,), optional=False)
+EMBEDDING_VECTOR = EMBEDDING_OUTPUTS.plain("embedding", FP32, "vector of each row", (-1,), optional=False)
 
-# NAME-score: a row is two texts together
+# NAME-score, the model for rerankers: each row is a pair of texts.
 SCORE_INPUTS = TensorList(EMBEDDING_INPUTS)
 SCORE_TYPES = SCORE_INPUTS.plain(
     "token_type_ids",
     INT32,
-    "which text an id belongs to, as the model counts",
+    "the text that each token belongs to, as the model numbers them",
     (-1,),
     optional=False,
     ragged=True,
 )
 SCORE_OUTPUTS = TensorList()
-SCORE_VALUE = SCORE_OUTPUTS.plain("score", FP32, "from 0 to 1, one per row", optional=False)
+SCORE_VALUE = SCORE_OUTPUTS.plain("score", FP32, "score of each row, from 0 to 1", optional=False)
 
-# NAME, the ensemble: its own names, and what each feeds.
+# NAME, the ensemble: its tensors, and the tensor of a following model that each feeds.
 TEXT_INPUT, MAX_TOKENS, TOP_K, STREAM, TEXT_OUTPUT = "text_input", "max_tokens", "top_k", "stream", "text_output"
 STOP_WORDS, BAD_WORDS, BIAS_WORDS, BIAS_WEIGHTS = (
     "stop_words",
@@ -383,7 +419,8 @@ prompt_embedding_table prompt_vocab_size prompt_table_extra_ids lora_task_id lor
 guided_decoding_guide_type guided_decoding_guide"""
 _named = {tensor.name: tensor for tensor in ENGINE_INPUTS}
 ENSEMBLE_TO_ENGINE: dict[str, Tensor] = {_RENAMED.get(name, name): _named[name] for name in _FORWARDED.split()}
-# public names with the type of the tensor that they feed; Triton applies a `reshape` at the step
+# The ensemble's inputs have the datatypes and dimensions of the tensors that they feed. `scalar` is
+# false, because Triton applies a `reshape` only where a model receives the tensor.
 ENSEMBLE_INPUTS = TensorList(
     replace(fed, name=name, scalar=False, ragged=False)
     for name, fed in {**ENSEMBLE_TO_PREPROCESSING, **ENSEMBLE_TO_ENGINE}.items()
@@ -400,31 +437,31 @@ PREPROCESSING_TO_ENGINE: dict[Tensor, Tensor] = {
 }
 
 # The fields of the model metadata, which NAME-tensorrt_llm announces in its parameter
-# `llmops_model_metadata`.
+# `llmops_model_metadata`, each with its description in docs/contract.md.
 METADATA_FIELDS = {
-    "contract": "version of the contract; a gateway refuses models of another version",
+    "contract": "version of the contract; a gateway rejects models of other versions",
     "name": "name of the served model",
     "target": "target of the build",
-    "tokenizer_dir": "folder with tokenizer.json and chat template",
-    "max_batch_size": "sequences that run at once",
-    "max_seq_len": "tokens of prompt and answer together",
+    "tokenizer_dir": "folder with tokenizer.json and the chat template",
+    "max_batch_size": "maximum number of concurrent sequences",
+    "max_seq_len": "maximum number of prompt and answer tokens together",
     "vocab_size": "number of token ids",
     "bos_id": "token that begins a text, or null",
     "end_ids": "tokens that end a text",
     "pad_id": "padding token, or null",
     "chat_template": "true if the tokenizer has a chat template",
-    "sampling": "defaults from generation_config.json",
-    "capabilities": "below",
+    "sampling": "sampling defaults from generation_config.json",
+    "capabilities": "capabilities, listed below",
     "adapters": "LoRA adapters, each with name and id (`lora_task_id`)",
-    "transports": "`request`, and `step` for our engine models",
+    "transports": "`request`, and `step` for this project's engine models",
     "state": "true if watchers receive the engine's state",
-    "kv_events": "true if watchers receive the changes of its KV cache",
+    "kv_events": "true if watchers receive changes of the engine's KV cache",
     "cached_tokens": "true if the engine reports how much of a prompt was cached",
-    "batch_invariant": "true if an answer does not depend on the rest of its batch",
+    "batch_invariant": "true if an answer does not depend on other requests in its batch",
     "engine": "digest of all inputs of the engine's build",
     "tokenizer": "digest of tokenizer.json",
     "template": "digest of chat_template.jinja",
-    "built": "Unix seconds",
+    "built": "time of the build in Unix seconds",
 }
 CAPABILITIES = {
     "logprobs": "return_log_probs",

@@ -1,10 +1,9 @@
 """The installed distribution: its name, its origin, and the commands that install its extras.
 
-The origin says how this copy was installed.
-
-The command and the package are called `llmops`. The distribution is `llmops-triton`, because the
-name `llmops` belongs to another project on PyPI. That distribution also contains a package
-`llmops`, so installing it overwrites our files.
+The origin is the folder or wheel from which pip installed this copy. The command and the package
+are called `llmops`. The distribution is called `llmops-triton`, because the name `llmops` belongs
+to another project on PyPI. That project's distribution also contains a package `llmops`, so its
+installation overwrites files of this one.
 """
 
 import json
@@ -27,7 +26,7 @@ def missing_extra(what: str, extra: str) -> MissingDependencyError:
     """Return the error for a missing library.
 
     Args:
-        what: A clause without a full stop that says what needs which library.
+        what: A clause without a full stop that names the library and the feature that needs it.
         extra: The extra of this distribution that installs the library.
     """
     return MissingDependencyError(f"{what}; install it with: {install_command(extra)}")
@@ -36,21 +35,19 @@ def missing_extra(what: str, extra: str) -> MissingDependencyError:
 def install_command(*extras: str) -> str:
     """Return the shell command that installs `extras` for this copy of llmops.
 
-    The command names the checkout or wheel that this copy was installed from, with its constraints.
-    If that is gone, the command names the libraries of the extras, with the versions in the
-    installed metadata.
+    The command names the checkout or wheel from which this copy was installed, and its constraints.
+    If the checkout or wheel is gone, the command names the libraries of the extras, with the
+    versions in the installed metadata.
     """
     return shlex.join([*_pip(), "install", *(_from_source(extras) or _requirements(extras))])
 
 
 def foreign_distributions(names: Iterable[str] | None = None) -> list[str]:
-    """Return the other distributions that have installed files into the package `llmops`.
-
-    Each entry has the name and version of a distribution.
+    """Return the name and version of each other distribution with files in the package `llmops`.
 
     Args:
-        names: The distributions to check. By default all installed ones, which reads a file of
-            each.
+        names: Names of the distributions to check. None checks all installed ones, which reads a
+            file of each.
     """
     if names is None:
         candidates: Iterable[metadata.Distribution] = metadata.distributions()
@@ -61,9 +58,9 @@ def foreign_distributions(names: Iterable[str] | None = None) -> list[str]:
 
 
 def llmops_command() -> str:
-    """Return the command that runs this copy's `llmops`.
+    """Return the command that runs the `llmops` of this copy.
 
-    The command is a path if PATH has no `llmops` or another one.
+    The command is a path if PATH has no `llmops` or has another copy's.
     """
     own = Path(sys.executable).parent / "llmops"
     found = shutil.which("llmops")
@@ -75,7 +72,8 @@ def llmops_command() -> str:
 def repair_command(foreign: Iterable[str]) -> str:
     """Return the shell commands that restore this distribution's files.
 
-    The commands first remove the distributions in `foreign`.
+    Args:
+        foreign: The names of the distributions to remove first.
     """
     remove = shlex.join([*_pip(), "uninstall", "--yes", *(name.partition(" ")[0] for name in foreign)])
     source = _from_source(())
@@ -85,7 +83,7 @@ def repair_command(foreign: Iterable[str]) -> str:
 
 
 def _pip() -> list[str]:
-    """Return the words that call this Python's pip. `pip` alone may belong to another Python."""
+    """Return the command line of this Python's pip. The program `pip` may belong to another Python."""
     pip = shutil.which("pip")
     if pip is not None and Path(pip).parent == Path(sys.executable).parent:
         return ["pip"]
@@ -93,9 +91,9 @@ def _pip() -> list[str]:
 
 
 def _from_source(extras: tuple[str, ...]) -> list[str] | None:
-    """Return the arguments of `pip install` for the source of this copy.
+    """Return the arguments of `pip install` that name the source of this copy.
 
-    The result is None if the source is gone.
+    Return None if the source no longer exists.
     """
     checkout = PACKAGE_DIR.parent
     editable = (checkout / "pyproject.toml").is_file()
@@ -113,9 +111,9 @@ def _relative(path: Path) -> str:
 
 
 def _origin() -> Path | None:
-    """Return the folder or wheel that pip installed this copy from.
+    """Return the folder or wheel from which pip installed this copy.
 
-    The result is None if the origin is not known or gone.
+    Return None if the origin is unknown or no longer exists.
     """
     installed = _installed()
     record = installed.read_text("direct_url.json") if installed else None

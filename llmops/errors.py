@@ -1,8 +1,8 @@
-"""The exception tree. Each message is one sentence that says what is wrong and how to fix it.
+"""The base exceptions of the project.
 
-The CLI prints the message and exits with `exit_code`. The gateway's branch
-(`llmops.gateway.errors`) adds the HTTP status. Any other exception is a bug and keeps its
-traceback.
+Each message is one sentence that says what is wrong and how to fix it. The CLI prints the message
+and exits with `exit_code`. The gateway's exceptions (`llmops.gateway.errors`) derive from these and
+add an HTTP status. Any other exception is a bug, and its traceback is printed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class LlmopsError(Exception):
     exit_code = 1
 
     def __init__(self, message: str) -> None:
-        # a sentence that ends with another error's sentence has two full stops
+        # A message that ends with another error's sentence would have two full stops.
         message = _DOUBLED_STOP.sub(".", message.removeprefix("Error: "))
         super().__init__(message)
         self.message = message
 
 
 class InputError(LlmopsError):
-    """An invalid flag, file or combination of both."""
+    """An option, file or combination of options that cannot be used."""
 
     exit_code = 2
 
@@ -40,7 +40,7 @@ class UnknownResourceError(InputError):
 
 
 class DuplicateNameError(InputError):
-    """A resource that exists already."""
+    """A resource with a name that is already in use."""
 
 
 class CheckpointError(InputError):
@@ -48,7 +48,7 @@ class CheckpointError(InputError):
 
 
 class BuildError(LlmopsError):
-    """A failed build. It leaves no partial files."""
+    """A failed build. The build has removed its incomplete output."""
 
 
 class ResourceError(LlmopsError):
@@ -68,9 +68,11 @@ class ServerError(LlmopsError):
 
 
 def first_validation_error(error: ValidationError, whole: str = "") -> str:
-    """Return the path of the first invalid value and the reason.
+    """Return the path of the first invalid value, and the reason, from a pydantic error.
 
-    `whole` names the value at the root.
+    Args:
+        error: The error of pydantic.
+        whole: The name of the whole input, used if the invalid value is the input itself.
     """
     from llmops.validation_errors import explain_first_error
 

@@ -1,7 +1,8 @@
-"""HTTP clients for servers of others, whose responses leave the event loop to other requests.
+"""HTTP clients that do not block the event loop while they parse responses of untrusted servers.
 
-httpx parses all that it has read before anything else runs. In 64 KiB, a server can send 2,600
-informational responses or 11,000 chunks of one byte, which take 0.1 s, and it can go on for ever.
+httpx parses all bytes of a read before other tasks run. In a read of 64 KiB, a server can send
+2,600 informational responses or 11,000 chunks of one byte, which take 0.1 s to parse, and the
+server can repeat this without end.
 """
 
 import asyncio
@@ -11,18 +12,22 @@ from typing import Any
 import httpcore
 import httpx
 
-#: Bytes that are parsed at once: the worst take 3 ms.
+#: Maximum number of bytes of one read. The most expensive 2 KiB take 3 ms to parse.
 READ_BYTES = 2048
-#: Seconds of parsing after which a connection pauses. An event of a stream takes 0.1 ms.
+#: Seconds of parsing after which a connection pauses. A usual event of a stream takes 0.1 ms.
 LONGEST_WORK = 0.001
-#: Length of a pause, as a multiple of the time that parsing took, and at most in seconds.
-PAUSE_FACTOR, LONGEST_PAUSE = 4.0, 0.05
+#: Length of a pause as a multiple of the parsing time, so that a connection uses at most a fifth of
+#: the event loop.
+PAUSE_FACTOR = 4.0
+#: Maximum seconds of a pause. A delay of 50 ms is hardly noticed in a stream.
+LONGEST_PAUSE = 0.05
 
 
 def fair_client(**options: Any) -> httpx.AsyncClient:
     """Return an `httpx.AsyncClient` with these options whose connections read in small pieces."""
     client = httpx.AsyncClient(**options)
-    # httpx has no option for it, and a transport of ours would not use the environment's proxies
+    # httpx has no option for the network backend, and a custom transport would ignore the proxies
+    # in the environment.
     for transport in (client._transport, *client._mounts.values()):
         if isinstance(transport, httpx.AsyncHTTPTransport):
             transport._pool._network_backend = _FairBackend()
@@ -30,7 +35,7 @@ def fair_client(**options: Any) -> httpx.AsyncClient:
 
 
 class _FairBackend(httpcore.AsyncNetworkBackend):
-    """Connections of httpcore's own backend that read in small pieces."""
+    """A network backend of httpcore whose connections read in small pieces."""
 
     def __init__(self) -> None:
         self._inner = httpcore.AnyIOBackend()
@@ -43,11 +48,11 @@ class _FairBackend(httpcore.AsyncNetworkBackend):
 
 
 class _FairStream(httpcore.AsyncNetworkStream):
-    """A connection that pauses when parsing what it has read took long."""
+    """A connection that pauses before a read if parsing the last piece took long."""
 
     def __init__(self, inner: httpcore.AsyncNetworkStream) -> None:
         self._inner = inner
-        # when the last read returned; 0 before a response
+        # The time at which the last read returned, or 0 before a response.
         self._read_at = 0.0
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:

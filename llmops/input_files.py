@@ -1,7 +1,7 @@
-"""Bounded reading of files that a user names, and that may come from strangers.
+"""Bounded reading of files that a user names and that may come from untrusted sources.
 
-A file with a hole takes no disk, and as much memory as it says; JSON can be nested so deeply that
-its parser gives up.
+A sparse file takes no disk, but needs memory for its full length when it is read. Deeply nested
+JSON raises RecursionError in the parser.
 """
 
 import errno
@@ -10,22 +10,28 @@ import os
 from pathlib import Path
 from typing import Any
 
-#: Bytes of a configuration file. The largest known, a tokenizer_config.json, has 2 MB.
+#: Maximum size of a configuration file in bytes. The largest known, a tokenizer_config.json, has 2
+#: MB.
 MAX_CONFIG_BYTES = 8 * 2**20
 
-#: Bytes of tokenizer.json and of the index of weight files. The largest known have 35 MB.
+#: Maximum size in bytes of tokenizer.json and of the index of weight files. The largest known have
+#: 35 MB.
 MAX_TABLE_BYTES = 64 * 2**20
 
-#: Bytes of a file of examples, prompts or a trace. Mooncake's longest trace has 20 MB.
+#: Maximum size in bytes of a file of examples, prompts or a trace. The longest trace of Mooncake
+#: has 20 MB.
 MAX_LIST_BYTES = 256 * 2**20
 
-#: Exceptions of reading JSON that has another form than expected: a list where an object was, a
-#: number that is too large, lists nested a thousand times.
+#: Exceptions that code raises when it reads JSON of an unexpected form, such as a list in place of
+#: an object, a number that is too large, or lists nested a thousand times.
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 def leads_outside(path: Path, folder: Path) -> bool:
-    """Return True if a file of `folder` is neither in it nor in the blobs of the hub's cache."""
+    """Return True if a path in `folder` resolves to a file outside of it.
+
+    Files in the blobs folder of the Hugging Face cache count as inside.
+    """
     real = folder.resolve()
     allowed = [real]
     # In the hub's cache, models--OWNER--NAME/snapshots/REVISION/FILE is a link to
@@ -34,19 +40,19 @@ def leads_outside(path: Path, folder: Path) -> bool:
         allowed.append(real.parents[1] / "blobs")
     try:
         target = path.resolve()
-    except (OSError, RuntimeError):  # a loop
+    except (OSError, RuntimeError):  # The links form a loop.
         return True
     return not any(target.is_relative_to(one) for one in allowed)
 
 
 def read_bounded(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> bytes:
-    """Return the bytes of a file.
+    """Return the content of a file.
 
     Raises:
-        OSError: The file cannot be read, or has more than `max_bytes`.
+        OSError: The file cannot be read, or has more than `max_bytes` bytes.
     """
     with path.open("rb") as file:
-        # a pipe and a device have no size
+        # The size of a pipe or device is 0, so the bytes that were read are counted too.
         size = os.fstat(file.fileno()).st_size
         data = file.read(max_bytes + 1) if size <= max_bytes else b""
     if max(size, len(data)) > max_bytes:
@@ -55,10 +61,10 @@ def read_bounded(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> bytes:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text of at most MAX_LIST_BYTES.
+    """Return the lines of a text file of at most MAX_LIST_BYTES.
 
     Raises:
-        OSError: The file cannot be read, or is larger.
+        OSError: The file cannot be read, or is too large.
         UnicodeDecodeError: The file is not UTF-8.
     """
     return read_bounded(path, MAX_LIST_BYTES).decode().splitlines()
@@ -68,14 +74,14 @@ def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Any:
     """Return the JSON value in a file.
 
     Raises:
-        OSError: The file cannot be read, or has more than `max_bytes`.
-        ValueError: The file does not hold JSON.
+        OSError: The file cannot be read, or has more than `max_bytes` bytes.
+        ValueError: The file does not contain valid JSON.
     """
     return parse_json(read_bounded(path, max_bytes))
 
 
 def parse_json(raw: bytes | bytearray | str) -> Any:
-    """Parse JSON like `json.loads`, with ValueError as the only exception."""
+    """Parse JSON like `json.loads`, but raise ValueError for every kind of invalid input."""
     try:
         return json.loads(raw)
     except RecursionError:

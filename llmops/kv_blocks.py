@@ -1,10 +1,9 @@
-"""Hashes of KV-cache blocks, for the gateway and for models inside Triton.
+"""Hashes of KV-cache blocks, for the gateway and for the models inside Triton.
 
-The module is copied to the models as `llmops_kv_blocks`.
-
-A block's hash is xxh3-64 of its token ids (INT32, little-endian), with the hash of the block before
-it as the seed, and the salt as the seed of the first block. So a hash identifies the whole prefix,
-and equal prefixes have equal hashes everywhere. Only whole blocks have a hash.
+`llmops repo` copies the module beside these models, as `llmops_kv_blocks.py`. The hash of a block
+is the xxh3-64 of its token ids (INT32, little-endian). The seed is the hash of the block before, or
+the salt for the first block. So a hash identifies the whole prefix up to the end of its block, and
+equal prefixes have equal hashes in every process. An incomplete last block has no hash.
 """
 
 from __future__ import annotations
@@ -17,18 +16,15 @@ _TOKEN_BYTES = 4
 
 
 def adapter_salt(salt: int, adapter: int) -> int:
-    """Return the salt of a LoRA adapter's blocks.
+    """Return the salt for prompts that a LoRA adapter answers.
 
-    The salt makes the blocks differ from the base model's blocks.
+    The salt gives the adapter's blocks other hashes than the base model's.
     """
     return xxh3_64_intdigest(adapter.to_bytes(8, "little"), salt) if adapter else salt
 
 
 def block_hashes(ids: bytes, tokens_per_block: int, salt: int = 0) -> list[int]:
-    """Return the unsigned 64-bit hashes of a sequence's whole blocks.
-
-    `ids` are its tokens as INT32.
-    """
+    """Return the unsigned 64-bit hashes of the complete blocks of a sequence."""
     size = tokens_per_block * _TOKEN_BYTES
     hashes = []
     for (block,) in iter_unpack(f"{size}s", memoryview(ids)[: len(ids) // size * size]):

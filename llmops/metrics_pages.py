@@ -1,4 +1,7 @@
-"""Metrics pages of engines, which are polled while other requests wait for the event loop."""
+"""Bounded parsing of the metrics pages of engines.
+
+The pages are parsed in the event loop, so a long page would delay the gateway's requests.
+"""
 
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -6,11 +9,12 @@ from prometheus_client.samples import Sample
 
 from llmops.input_files import MALFORMED
 
-#: Characters of one sample. The parser's work grows with the square of the labels of a sample.
+#: Maximum number of characters of a sample. The parser's time grows with the square of a sample's
+#: number of labels.
 MAX_SAMPLE_LENGTH = 1024
 
-#: Characters of the samples that are parsed of one page, which takes 0.2 s. A server with a hundred
-#: models has 400,000.
+#: Maximum number of characters of all parsed samples of one page, which take 0.2 s. A server with a
+#: hundred models has 400,000.
 MAX_CHARACTERS = 2**19
 
 
@@ -26,6 +30,6 @@ def parse_samples(page: str, prefixes: tuple[str, ...]) -> list[Sample]:
     try:
         families: list[Metric] = list(text_string_to_metric_families("\n".join([*lines, ""])))
     except MALFORMED as error:
-        # the parser fails with various errors on other texts
+        # The parser raises various exceptions for text in another format.
         raise ValueError(f"not metrics ({type(error).__name__})") from error
     return [sample for family in families for sample in family.samples]

@@ -1,7 +1,7 @@
-"""Service-level objectives: the share of a model's requests that must meet a limit.
+"""Service-level objectives: a limit, and the share of a model's requests that must meet the limit.
 
-The gateway's settings, its metrics and admission, the planner, the simulator and the load generator
-all use this one definition.
+The gateway's settings, metrics and admission, the planner, the simulator and the load generator all
+use the definition in this module.
 """
 
 from collections.abc import Iterable
@@ -9,24 +9,26 @@ from dataclasses import dataclass
 
 from llmops.units import Seconds
 
-#: Percentiles for which objectives can be set.
+#: Percentiles of a latency for which the settings accept an objective.
 PERCENTILES = (50, 95, 99)
-#: Latencies of a request: to the first token, per token after it, the longest gap, and the whole.
+#: Latencies of a request: time to the first token, mean time per token after the first, longest gap
+#: between tokens, and time to the last token.
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 AVAILABILITY = "availability"
-#: Percentiles whose limit decides whether a single answer is good, the first that is set.
+#: Shares of the objectives that can be the limit for a single answer, in order of preference. None
+#: is the limit of a load test for single requests.
 _GOODPUT_PERCENTILES = (None, 0.95, 0.99)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """An objective such as "99 of 100 first tokens within 700 ms".
+    """A service-level objective such as "99 of 100 first tokens within 700 ms".
 
     Attributes:
         metric: One of `LATENCIES`, or `availability`.
-        seconds: The limit of a latency; 0 for availability.
-        share: The share of requests that must meet the limit. None: the limit of single requests in
-            a load test, which has its own share for all limits together.
+        seconds: The limit of the latency in seconds; 0 for availability.
+        share: The share of requests that must meet the limit, from 0 to 1. None stands for a limit
+            of single requests in a load test, where one share applies to all limits together.
     """
 
     metric: str
@@ -35,7 +37,7 @@ class Objective:
 
     @property
     def name(self) -> str:
-        """Return the name as settings have it, such as `ttft_p99`."""
+        """Return the objective's name as the settings write it, such as `ttft_p99`."""
         return self.metric if self.share is None or not self.seconds else f"{self.metric}_p{100 * self.share:g}"
 
     def __str__(self) -> str:
@@ -45,7 +47,8 @@ class Objective:
 def goodput_limits(objectives: Iterable[Objective]) -> list[Objective]:
     """Return the objectives that a good answer meets, at most one per latency.
 
-    Of several percentiles the 95th counts, else the 99th; a median says nothing about one answer.
+    If a latency has several percentiles, the 95th counts, otherwise the 99th. A median does not
+    count, because half of the answers may exceed the limit.
     """
     known = {(one.metric, one.share): one for one in objectives}
     found = ((known.get((metric, share)) for share in _GOODPUT_PERCENTILES) for metric in LATENCIES)
@@ -53,7 +56,7 @@ def goodput_limits(objectives: Iterable[Objective]) -> list[Objective]:
 
 
 def parse_share(value: object) -> float:
-    """Return the share written as `99.9%` or 0.999.
+    """Return the share, from 0 to 1, that is written as `99.9%` or 0.999.
 
     Raises:
         ValueError: The value is not a share between 0 and 1, both excluded.

@@ -1,4 +1,4 @@
-"""Output files of commands: checked before the work begins, and written atomically."""
+"""Output files of commands: a check before the work begins, and atomic writing."""
 
 import errno
 import os
@@ -17,16 +17,16 @@ _ADVICE = {
 
 
 def _unwritable_error(path: Path, error: OSError) -> InputError:
-    """Return the error for a file that cannot be written."""
+    """Return the error for an output file that cannot be written, with advice for the user."""
     advice = _ADVICE.get(error.errno or 0, "name a file in a folder that you may write to")
     return InputError(f"{path} cannot be written ({error.strerror or error}); {advice}.")
 
 
 def check_writable(path: Path) -> None:
-    """Check that `path` can be written, before a long run ends with an error.
+    """Check that `path` can be written, so that a long run does not fail at its end.
 
     Raises:
-        InputError: `path` is a folder, or a file cannot be created there.
+        InputError: `path` is a folder, or the file cannot be created or written.
     """
     try:
         if path.is_dir():
@@ -42,9 +42,9 @@ def check_writable(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically, so that a reader never sees half of it.
+    """Write a file atomically, so that a reader never sees an incomplete file.
 
-    Write pipes and devices directly.
+    Pipes and devices are written directly.
 
     Raises:
         InputError: The file cannot be written.
@@ -67,5 +67,8 @@ def _partial_path(path: Path) -> Path:
 
 
 def _is_special(path: Path) -> bool:
-    """Return True for a path that a file must not replace, such as /dev/stdout."""
+    """Return True for an existing path that is no regular file, such as /dev/stdout.
+
+    A rename would replace the device.
+    """
     return path.exists() and not path.is_file()

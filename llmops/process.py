@@ -1,8 +1,8 @@
-"""Processes of this machine: tie a child to its parent, read it from /proc, and stop it.
+"""Processes of this machine: tie a child to its parent, read a process from /proc, and stop it.
 
-Linux and the standard library only. `llmops repo` copies this file beside the engine model that
-runs inside Triton, as `llmops_process.py`. Run as a script it starts a command that gets SIGTERM
-when its parent ends:
+The module needs only Linux and Python's standard library. `llmops repo` copies the file beside the
+engine model that runs inside Triton, as `llmops_process.py`. Run as a script, the module starts a
+command that gets SIGTERM when its parent ends:
 
     python process.py PARENT_PID COMMAND...
 """
@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-#: Seconds in which Triton's stub process ends by itself after its server is gone.
+#: Seconds that Triton's stub process gets to end by itself after its server has ended.
 PARENT_DEATH_GRACE = 10.0
 
 _PR_SET_PDEATHSIG = 1
@@ -30,9 +30,16 @@ _PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Process(NamedTuple):
-    """A process as it was when it was read from /proc.
+    """A snapshot of a process from /proc.
 
-    `start_ticks`, in clock ticks since boot, tells a process from a later one with the same id.
+    Attributes:
+        pid: The process id.
+        parent_pid: The process id of the parent.
+        start_ticks: The start in clock ticks since boot, which tells the process from a later one
+            with the same id.
+        is_zombie: True if the process had ended, and its parent had not waited for it.
+        cpu_seconds: CPU time in user and system mode.
+        resident_bytes: Resident memory in bytes.
     """
 
     pid: int
@@ -44,9 +51,9 @@ class Process(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        """True if the process still runs.
+        """Return True if the process still runs now.
 
-        A process that has ended stays a zombie until its parent waits for it.
+        A process that has ended is a zombie until its parent waits for it.
         """
         try:
             now = read_process(self.pid)
@@ -56,9 +63,9 @@ class Process(NamedTuple):
 
 
 def read_process(pid: int) -> Process:
-    """Return the process `pid`. Raise OSError if it is gone."""
+    """Return a snapshot of the process `pid`. Raise OSError if the process does not exist."""
     with open(f"/proc/{pid}/stat", "rb") as file:
-        # the second field is the program's name in brackets and may hold anything
+        # The second field is the program's name in brackets, which may contain spaces and brackets.
         fields = file.read().rpartition(b")")[2].split()
     return Process(
         pid=pid,
@@ -71,7 +78,7 @@ def read_process(pid: int) -> Process:
 
 
 def descendants(pid: int) -> list[Process]:
-    """Return all processes below `pid`, parents first."""
+    """Return all children of `pid` and their descendants, parents before children."""
     processes = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -87,7 +94,7 @@ def descendants(pid: int) -> list[Process]:
 
 
 def kill_survivors(processes: Iterable[Process]) -> None:
-    """Send SIGKILL to the processes that are still alive."""
+    """Send SIGKILL to those of `processes` that still run."""
     for process in processes:
         if process.is_alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -95,7 +102,7 @@ def kill_survivors(processes: Iterable[Process]) -> None:
 
 
 def stop_child(child: subprocess.Popen[bytes], timeout: float = 0.0) -> None:
-    """Wait `timeout` seconds for a child to end by itself, kill it otherwise, and close its pipes."""
+    """Wait for a child to end, kill the child after `timeout` seconds, and close its pipes."""
     try:
         if timeout:
             child.wait(timeout)
@@ -112,7 +119,8 @@ def stop_child(child: subprocess.Popen[bytes], timeout: float = 0.0) -> None:
 def module_command(name: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of this installation.
 
-    Nothing is imported from the working directory, which may be a stranger's checkpoint.
+    The command imports nothing from the working directory, which may contain an untrusted
+    checkpoint.
     """
     return [sys.executable, "-P", "-m", name, *arguments]
 
@@ -120,14 +128,14 @@ def module_command(name: str, *arguments: str) -> list[str]:
 def with_parent_death_signal(command: Sequence[str]) -> list[str]:
     """Return `command` for Popen, wrapped to get SIGTERM when the starting thread ends.
 
-    This also holds when SIGKILL ends the parent. A `preexec_fn` would do the same in a fork of this
-    process, but gRPC's fork handlers have left streams hanging.
+    The signal also arrives when SIGKILL ends the parent. A `preexec_fn` would do the same in a fork
+    of this process, but then gRPC's fork handlers sometimes leave streams hanging.
     """
     return [sys.executable, "-IS", os.path.abspath(__file__), str(os.getpid()), *command]
 
 
 def end_with_parent(parent_pid: int, signal_number: int) -> None:
-    """Have the kernel send this process a signal when its parent ends.
+    """Ask the kernel to send this process a signal when its parent ends.
 
     Exit if the parent has ended already.
     """
@@ -140,10 +148,11 @@ def kill_after_parent(grace: float = PARENT_DEATH_GRACE) -> None:
     """Start a thread that kills this process `grace` seconds after its parent has ended.
 
     A Triton stub that waits for a response of its server, for instance to a metric, waits forever
-    when the server was killed, and keeps the engine's memory. PR_SET_PDEATHSIG does not help there:
-    the thread of the server that starts a stub ends at once.
+    when the server was killed, and keeps the engine's memory. PR_SET_PDEATHSIG does not help,
+    because the signal follows the end of the server's thread that started the stub, and that thread
+    ends at once.
     """
-    # Linux before 5.3 has no pidfd_open
+    # Linux before 5.3 has no pidfd_open.
     with contextlib.suppress(OSError):
         parent = os.pidfd_open(os.getppid())
         thread = threading.Thread(target=_kill_after, args=(parent, grace), name="parent-death", daemon=True)
@@ -154,8 +163,8 @@ def _kill_after(parent: int, grace: float) -> None:
     poll = select.poll()
     poll.register(parent, select.POLLIN)
     poll.poll()
-    # at once, because newer stubs end 0.3 s after their server, and workers of the LLM API, which are in
-    # other sessions, would keep the engine's memory
+    # Kill the descendants at once: newer stubs end 0.3 s after their server, and then the workers
+    # of the LLM API, which are in other sessions, would keep the engine's memory.
     kill_survivors(descendants(os.getpid()))
     time.sleep(grace)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""Limits of what a server may send to a client of httpx.
+"""Limits on the responses that a server may send to a client of httpx.
 
-`llmops key`, `chat`, `verify`, control and exporters talk to any server that their user names.
-Its responses are not compressed, and are bounded in size and time. Server-sent events have no
-end, so each line of them is bounded instead, where the request has the extensions EVENTS: what a
-server calls events is read as a whole elsewhere.
+`llmops key`, `chat`, `verify`, control and exporters connect to any server that their user names,
+so their clients reject compressed responses and bound the size and duration of a response. A stream
+of server-sent events has no bound on its duration, so only the length of each line is bounded. A
+client requests this with the extensions EVENTS.
 """
 
 import time
@@ -14,40 +14,41 @@ import httpx
 
 from llmops.urls import refuse_metadata_address
 
-#: Bytes of a response. Ten thousand keys take 5 MB.
+#: Maximum size of a response in bytes. A list of ten thousand keys has 5 MB.
 MAX_RESPONSE_BYTES = 32 * 2**20
 
-#: Bytes of one line of server-sent events.
+#: Maximum length in bytes of one line of server-sent events.
 MAX_LINE_BYTES = 4 * 2**20
 
-#: Seconds from the headers of a response to its end. Embeddings of many texts take their time
-#: before the headers.
+#: Maximum seconds from the headers of a response to its end. The time before the headers does not
+#: count, because a server computes embeddings of many texts then.
 MAX_RESPONSE_SECONDS = 60.0
 
-#: Extensions of a request whose client reads server-sent events line by line.
+#: Extensions of a request whose client reads the response line by line, as server-sent events.
 EVENTS: Any = {"events": True}
 
-#: Extensions of a request whose response is parsed while other requests wait: of at most 1 MiB,
-#: which takes 0.2 s and 30 MiB.
+#: Extensions of a request whose response is parsed in an event loop that serves other requests.
+#: Parsing 1 MiB takes up to 0.2 s and 30 MiB of memory.
 SHORT: Any = {"max_bytes": 2**20}
 
-#: Headers of requests whose responses are bounded: a few kilobytes can unpack to gigabytes.
+#: Headers of requests with bounded responses. A compressed response could grow from kilobytes to
+#: gigabytes.
 UNCOMPRESSED: Mapping[str, str] = {"accept-encoding": "identity"}
 
 
 class UnboundedResponseError(httpx.ReadError):
-    """A server sends more than a client reads. The message is a clause without its subject."""
+    """A response that exceeds a limit. The message is a clause without the subject, the server."""
 
 
 def bound_response(response: httpx.Response) -> None:
-    """Bound a response before its body is read, as a hook of `httpx.Client`.
+    """Limit the size and duration of a response, as a response hook of `httpx.Client`.
 
     Raises:
         UnboundedResponseError: The response is compressed.
     """
     if response.headers.get("content-encoding", "identity") != "identity":
         raise UnboundedResponseError("sends a compressed response, although the request excludes compression")
-    # an error is read as a whole
+    # The body of an error is read as a whole, also if the client expects events.
     extensions = response.request.extensions
     is_stream = response.is_success and extensions.get("events", False)
     limit = MAX_LINE_BYTES if is_stream else extensions.get("max_bytes", MAX_RESPONSE_BYTES)
@@ -55,12 +56,12 @@ def bound_response(response: httpx.Response) -> None:
 
 
 async def bound_async_response(response: httpx.Response) -> None:
-    """Bound a response before its body is read, as a hook of `httpx.AsyncClient`."""
+    """Limit the size and duration of a response, as a response hook of `httpx.AsyncClient`."""
     bound_response(response)
 
 
-#: Arguments of `httpx.AsyncClient` for a URL that came over HTTP: they bound all of its responses,
-#: and keep it from metadata services.
+#: Arguments of `httpx.AsyncClient` for a URL that came in an HTTP request. They bound all
+#: responses, and reject addresses of metadata services.
 BOUNDED_ASYNC: Any = {
     "headers": UNCOMPRESSED,
     "event_hooks": {"request": [refuse_metadata_address], "response": [bound_async_response]},

@@ -1,6 +1,6 @@
 """A queue that serves its callers in turn, for the gateway and for models inside Triton.
 
-The module is copied to the models as `llmops_round_robin`.
+`llmops repo` copies the module beside these models, as `llmops_round_robin.py`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ T = TypeVar("T")
 
 
 class RoundRobinQueue(Generic[T]):
-    """A queue that is FIFO per caller and round-robin between callers.
+    """A queue that is first-in, first-out per caller and round-robin between callers.
 
-    A path of names (`tenant`, `user`) nests the rotation: within the turns of a tenant its users
-    take turns. `size` is the number of items.
+    A caller is a path of names such as (`tenant`, `user`). The rotation is nested: tenants take
+    turns, and within the turns of a tenant its users take turns.
+
+    Attributes:
+        size: The number of items in the queue.
     """
 
     def __init__(self) -> None:
@@ -25,7 +28,7 @@ class RoundRobinQueue(Generic[T]):
         self._queues: OrderedDict[str, RoundRobinQueue[T]] = OrderedDict()
 
     def put(self, path: Sequence[str], item: T) -> None:
-        """Add an item of the caller at `path`."""
+        """Add an item of the caller `path`."""
         self.size += 1
         if not path:
             self._items.append(item)
@@ -46,5 +49,5 @@ class RoundRobinQueue(Generic[T]):
         return item
 
     def waiting(self, name: str) -> int:
-        """Return the number of items below the first name `name`."""
+        """Return the number of items whose path begins with `name`."""
         return self._queues[name].size if name in self._queues else 0

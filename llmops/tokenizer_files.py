@@ -1,4 +1,4 @@
-"""Bounds on how much longer a tokenizer.json makes a text, whose author may be a stranger."""
+"""Limits on how much longer a tokenizer.json, which may come from an untrusted source, makes texts."""
 
 import math
 from collections.abc import Iterator
@@ -7,33 +7,37 @@ from typing import Any
 
 from llmops.input_files import MAX_TABLE_BYTES, read_json
 
-#: Characters that all replacements of a text together may write for one. Known tokenizers write 1.
+#: Maximum number of characters that all replacement rules together may write for one character.
+#: Known tokenizers write 1.
 MAX_GROWTH = 16
-#: Tokens that a tokenizer may add around a text. Known tokenizers add up to 4.
+#: Maximum number of special tokens that a tokenizer may add to a text. Known tokenizers add up to
+#: 4.
 MAX_ADDED_TOKENS = 64
-#: Characters of all added tokens together, of which control tokens become a regular expression of
-#: 100 bytes per character. 65,536 tokens for audio have one million.
+#: Maximum number of characters of all added tokens together. Control tokens become a regular
+#: expression with 100 bytes per character. The largest known, 65,536 tokens for audio, have one
+#: million.
 MAX_ADDED_CHARACTERS = 2**21
-#: Ids of a vocabulary for each of its tokens, above the first 65,536. The library prints the ids
-#: that have no token.
+#: Maximum ratio of the highest id to the number of tokens, above the first 65,536 ids. The library
+#: prints the ids that have no token.
 MAX_IDS_PER_TOKEN = 2
 
 
 def check_growth(path: Path) -> None:
-    """Raise ValueError if the rules in a tokenizer.json make a text more than MAX_GROWTH times as long.
+    """Check that the rules of a tokenizer.json are bounded in length and time.
 
-    A rule that writes 100 KB for a letter makes gigabytes of a request, and chained rules do so
-    with short texts; so do special tokens that are added to each text, or are books, and ids
-    without a token. A decoder that removes characters at the end of a token is refused, too: the
-    library panics at a shorter one; so is one with a regular expression, which no known one has.
+    The check rejects rules that write far more than MAX_GROWTH characters for one, alone or
+    chained, special tokens that are too many or too long, and ids without tokens: they make
+    gigabytes of a request. It also rejects a decoder that removes characters at the end of tokens,
+    because the library panics at a shorter token, and a decoder with a regular expression, which no
+    known tokenizer has.
 
     Raises:
         OSError: The file cannot be read, or is too large.
-        ValueError: It is not JSON, or a rule writes or removes too much.
+        ValueError: The file is not JSON, or a rule exceeds a limit. The message is a clause.
     """
     spec = read_json(path, MAX_TABLE_BYTES)
     if not isinstance(spec, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         growth = math.prod(max(1, len(text)) for text in _written(spec.get(part)))
         if growth > MAX_GROWTH:
@@ -60,7 +64,7 @@ def check_growth(path: Path) -> None:
 
 
 def patterns(rule: Any) -> Iterator[str]:
-    """Yield the regular expressions in a rule."""
+    """Yield the regular expressions in a rule and in all rules below it."""
     if isinstance(rule, dict):
         if isinstance(rule.get("Regex"), str):
             yield rule["Regex"]
@@ -70,12 +74,15 @@ def patterns(rule: Any) -> Iterator[str]:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return True for a panic in the Rust code of `tokenizers`, which is no Exception."""
+    """Return True if the error is a panic in the Rust code of `tokenizers`.
+
+    A panic derives from BaseException, not from Exception.
+    """
     return type(error).__name__ == "PanicException"
 
 
 def _added_tokens(rule: Any) -> int:
-    """Return how many tokens a post-processor adds, at most, to a text or to two."""
+    """Return the maximum number of tokens that a post-processor adds to a text or a pair of texts."""
     if isinstance(rule, list):
         return sum(map(_added_tokens, rule))
     if not isinstance(rule, dict):
@@ -101,7 +108,7 @@ def _strips_ends(rule: Any) -> bool:
 
 
 def _written(rule: Any) -> Iterator[str]:
-    """Yield the texts that a rule and the rules in it write."""
+    """Yield the texts that a rule and all rules below it write."""
     if isinstance(rule, list):
         for one in rule:
             yield from _written(one)

@@ -1,22 +1,22 @@
-"""Units that people read and write: durations such as `500ms`, and amounts of money.
+"""Durations such as `500ms` and amounts of money, as users read and write them.
 
-Options, llmops.yaml and the gateway's settings share one rule for durations: a number without a
-unit is rejected, because 500 could mean seconds in one place and milliseconds in another. Money is
-stored in whole micro-dollars.
+Command-line options, llmops.yaml and the gateway's settings share one rule for durations: a number
+without a unit is rejected, because 500 could mean seconds in one place and milliseconds in another.
+Money is stored in whole micro-dollars.
 """
 
 import re
 from typing import Any
 
-#: Regular expression of a duration with its unit.
+#: Regular expression that matches a duration with its unit.
 DURATION_PATTERN = r"(?:[0-9]*\.)?[0-9]+ *(ms|s|m|h)"
-#: Micro-dollars in a dollar.
+#: Number of micro-dollars in a dollar.
 MICROS_PER_USD = 1_000_000
 _SECONDS_PER_UNIT = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Seconds(float):
-    """A number of seconds that is written with its unit, also as a field of a pydantic model."""
+    """A number of seconds that is written with a unit. The type also validates pydantic fields."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
@@ -41,10 +41,10 @@ def parse_duration(value: object) -> Seconds:
     """Return the seconds that a text with a unit stands for. 0 needs no unit.
 
     Args:
-        value: The text, or a `Seconds` that was parsed before.
+        value: The text, or a `Seconds` that has been parsed before.
 
     Raises:
-        ValueError: The text has no unit or is no duration. The message says what to write.
+        ValueError: The text has no unit, or is not a duration. The message says what to write.
     """
     if isinstance(value, Seconds):
         return value

@@ -1,8 +1,8 @@
-"""Untrusted text: characters that input may not contain, and printing of unchecked text.
+"""Characters that input may not contain, and printing of untrusted text.
 
 A terminal obeys control characters, and characters without width or with another direction mislead
-a reader. Names, addresses and identifiers contain none of them. Unchecked text is printed through
-`escape_unsafe`, which escapes these characters and cuts text that is too long.
+a reader. Names, addresses and identifiers may not contain such characters. Untrusted text is
+printed through `escape_unsafe`, which escapes these characters and cuts text that is too long.
 """
 
 import json
@@ -10,17 +10,17 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-#: Characters that `escape_unsafe` prints by default: enough for every valid name.
+#: Maximum number of characters that `escape_unsafe` prints by default: enough for every valid name.
 MAX_PRINTABLE_LENGTH = 300
 
-#: Control characters, line and paragraph separators, direction marks, characters without width,
-#: tags, and halves of surrogate pairs.
+#: Characters that a terminal obeys or that mislead a reader: control characters, line and paragraph
+#: separators, direction marks, characters without width, tags, and halves of surrogate pairs.
 UNSAFE_CHARACTERS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-#: Other characters without a shape, or with one of each font's own (private and unassigned ones),
-#: which make two names look alike. Answers have some of them, as in emoji.
+#: Characters without a shape, or whose shape depends on the font (private and unassigned ones),
+#: which make two names look alike. Answers may contain some of them, for instance in emoji.
 _SHAPELESS_CHARACTERS = re.compile(
     "[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
     "\ue000-\uf8ff\ufdd0-\ufdef\ufffc\ufffe\uffff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
@@ -35,19 +35,19 @@ def is_safe_text(text: str) -> bool:
 
 
 def strip_unsafe(text: str) -> str:
-    """Return `text` without its unsafe characters."""
+    """Return `text` without control characters and characters that a reader cannot see."""
     if text.isascii() and text.isprintable():
         return text
     return _SHAPELESS_CHARACTERS.sub("", UNSAFE_CHARACTERS.sub("", text))
 
 
 def escape_unsafe(text: str, most: int = MAX_PRINTABLE_LENGTH, lines: bool = False) -> str:
-    """Return `text` with unsafe characters escaped and cut to `most` characters.
+    """Return `text` with unsafe characters escaped, and cut to `most` characters.
 
     Args:
         text: Any text.
         most: The maximum number of characters of `text` to keep.
-        lines: Keep line breaks and tabs, for a traceback.
+        lines: True to keep line breaks and tabs, for a traceback.
     """
     if len(text) > most:
         text = f"{text[:most]}… ({len(text) - most:,} more characters)"
@@ -57,9 +57,9 @@ def escape_unsafe(text: str, most: int = MAX_PRINTABLE_LENGTH, lines: bool = Fal
 
 
 def json_escape_unsafe(data: Any) -> str:
-    """Return `data` as indented JSON, with unsafe characters as JSON's own escapes.
+    """Return `data` as indented JSON in which unsafe characters are written as JSON escapes.
 
-    Parsers read the escapes and the characters alike.
+    A JSON parser reads the escapes as the original characters.
     """
     text = json.dumps(data, indent=2, ensure_ascii=False)
     return UNSAFE_CHARACTERS.sub(lambda found: found[0] if found[0] == "\n" else _in_json(found[0]), text)
@@ -85,7 +85,10 @@ def _escaped(character: str) -> str:
 
 
 def json_texts(value: Any, *, names: bool = False) -> Iterator[str]:
-    """Yield all texts in a JSON value, with the names of fields if `names` is set, in any order."""
+    """Yield all texts in a JSON value, in any order.
+
+    Include the names of fields if `names` is true.
+    """
     waiting = [value]
     while waiting:
         one = waiting.pop()

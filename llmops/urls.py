@@ -1,7 +1,4 @@
-"""Hosts and URLs that the user names.
-
-The module checks whether they are trustworthy, and reads a URL with a size limit.
-"""
+"""Checks of hosts and URLs that a user names, and a download with a size limit."""
 
 from __future__ import annotations
 
@@ -14,17 +11,17 @@ if TYPE_CHECKING:
     import httpx
 
 
-#: Addresses of clouds' metadata services that are not link-local: AWS's over IPv6, and Alibaba's.
+#: Addresses of clouds' metadata services that are not link-local: AWS over IPv6, and Alibaba.
 METADATA_ADDRESSES = frozenset({"fd00:ec2::254", "100.100.100.200"})
 
-#: IPv6 addresses that a NAT translates to the IPv4 address in their last 32 bits.
+#: IPv6 prefixes that a NAT translates to the IPv4 address in the last 32 bits.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def is_metadata_address(host: str) -> bool:
-    """Return True if an IP address is link-local or a cloud's metadata service.
+    """Return True if an IP address is link-local or belongs to a cloud's metadata service.
 
-    Such a service gives credentials of its machine to whoever asks from there.
+    A metadata service gives the credentials of a machine to every process on the machine.
     """
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
@@ -37,10 +34,10 @@ def is_metadata_address(host: str) -> bool:
 
 
 async def refuse_metadata_address(request: httpx.Request) -> None:
-    """Let a request fail once it has connected to a metadata service, as a hook of `AsyncClient`.
+    """Make a request fail if its connection leads to a metadata service.
 
-    Nothing is sent. The address is checked after the connection, because a name may resolve to
-    another address each time.
+    The function is a hook of `AsyncClient` that runs after connecting and before sending, because a
+    name may resolve to another address each time.
     """
     request.extensions = {**request.extensions, "trace": _check_connection}
 
@@ -57,7 +54,7 @@ async def _check_connection(event: str, details: Mapping[str, Any]) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only this machine reaches `host`."""
+    """Return True if `host` is a loopback address or name, which only this machine can reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -65,7 +62,10 @@ def is_loopback(host: str) -> bool:
 
 
 def is_secure_url(url: str) -> bool:
-    """Return True if the URL is HTTPS or on this machine. Raise ValueError for text that is no URL."""
+    """Return True if a URL uses HTTPS or a loopback host.
+
+    Raise ValueError if the text is not a URL.
+    """
     parts = urlsplit(url)
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
 
@@ -87,7 +87,7 @@ def http_url_problem(text: str) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """Return a URL for the log, without its user, password and query, which may be secrets."""
+    """Return a URL for the log, without its user, password and query, which may contain secrets."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -96,7 +96,7 @@ def without_secrets(url: str) -> str:
 
 
 def failure_reason(error: Exception) -> str:
-    """Return why a request failed, for the log: without its URL, which may have a secret."""
+    """Return the reason of a failed request, without the URL, which may contain a secret."""
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):
@@ -107,21 +107,21 @@ def failure_reason(error: Exception) -> str:
 async def fetch_bounded(
     client: httpx.AsyncClient, url: str, max_bytes: int, headers: Mapping[str, str] | None = None
 ) -> bytes:
-    """GET `url` and return the body of a response with status 200.
+    """Send a GET request and return the body of a response with status 200.
 
-    Request the response without compression and reject a compressed one: a few kilobytes can unpack
-    to gigabytes.
-
-    The texts of these errors have no secrets of the URL.
+    The request excludes compression, and a compressed response is an error, because a few kilobytes
+    can unpack to gigabytes. Error messages contain no secrets of the URL.
 
     Raises:
         httpx.HTTPStatusError: The response has another status.
         ValueError: The response has more than `max_bytes` bytes, or is compressed.
-        httpx.HTTPError, httpx.InvalidURL: No response arrived.
+        httpx.HTTPError, httpx.InvalidURL: The request got no response.
     """
     import httpx
 
-    _ = urlsplit(url).port  # raises ValueError above 65535, for which connecting raises OverflowError
+    # Reading `port` raises ValueError above 65535. Without this check, connecting would raise
+    # OverflowError.
+    _ = urlsplit(url).port
     place = without_secrets(url)
     request_headers = {**(headers or {}), "accept-encoding": "identity"}
     async with client.stream("GET", url, headers=request_headers) as response:

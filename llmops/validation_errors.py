@@ -1,4 +1,4 @@
-"""Clauses for users about invalid values, in place of pydantic's messages for programmers."""
+"""Descriptions of invalid values for users, in place of pydantic's messages for programmers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _BOUNDS = {
 
 
 def explain_error(error: ErrorDetails) -> str:
-    """Return a clause with the requirement of a value, such as "it must be at least 1"."""
+    """Return a clause that says what an invalid value must be, such as "it must be at least 1"."""
     kind, context = error["type"], error.get("ctx") or {}
     if kind in _FIXED:
         return _FIXED[kind]
@@ -82,17 +82,17 @@ def explain_error(error: ErrorDetails) -> str:
 
 
 def error_path(error: ErrorDetails) -> str:
-    """Return the dotted path of an invalid value.
+    """Return the dotted path of an invalid value, such as `models.0.name`.
 
-    The path leaves out pydantic's names for the branches of a union.
+    The path leaves out the names that pydantic adds for the branches of a union.
     """
     return ".".join(str(part) for part in error["loc"] if not _BRANCH.match(str(part)))
 
 
 def explain_first_error(errors: Sequence[ErrorDetails]) -> tuple[str, str]:
-    """Return the path of the first error, and a clause with the requirements there.
+    """Return the path of the first invalid value, and a clause that says what the value must be.
 
-    The clause has the requirements of all branches of a union at that path.
+    For a union, the clause joins the requirements of all branches.
     """
     path = error_path(errors[0])
     clauses = dict.fromkeys(explain_error(error) for error in errors if error_path(error) == path)

@@ -1,7 +1,7 @@
-"""Strict reading of YAML files, with errors that name the line, and writing for any reader.
+"""Strict reading of YAML files, with errors that name the line, and portable writing.
 
-PyYAML leaves texts without quotes that other readers take for a boolean or a number: the one in Go
-of Helm, kubectl and Prometheus, and those of YAML 1.2.
+PyYAML writes some texts without quotes that other readers take for a boolean or a number: the YAML
+1.2 readers, and the Go reader of Helm, kubectl and Prometheus.
 """
 
 import re
@@ -14,9 +14,10 @@ import yaml
 from llmops.errors import InputError
 from llmops.input_files import read_bounded
 
-#: Bytes of a file of settings. PyYAML takes seconds for a MiB.
+#: Maximum size of a file of settings in bytes. PyYAML takes seconds for one MiB.
 MAX_YAML_BYTES = 2**20
-#: Keys of all mappings together, with those that `<<` repeats. Ten thousand models have half as many.
+#: Maximum number of keys in all mappings of a file, including the keys that `<<` repeats. A file
+#: with ten thousand models has half as many.
 MAX_MERGED_KEYS = 200_000
 
 
@@ -24,11 +25,13 @@ def read_yaml(path: Path, advice: str = "name a YAML file that can be read") -> 
     """Return the content of a YAML file.
 
     Args:
-        path: The file.
-        advice: A clause for a file that cannot be read, such as "`llmops init` writes one".
+        path: The path of the file.
+        advice: A clause that says what to do if the file cannot be read, such as "`llmops init`
+            writes one".
 
     Raises:
-        InputError: The file cannot be read, is not YAML, or has a key twice.
+        InputError: The file cannot be read, is not valid YAML, or has the same key twice in a
+            mapping.
     """
     try:
         text = read_bounded(path, MAX_YAML_BYTES).decode()
@@ -44,23 +47,28 @@ def read_yaml(path: Path, advice: str = "name a YAML file that can be read") -> 
     except yaml.YAMLError as error:
         raise InputError(f"{path} is not valid YAML{_explain(error, text)}.") from error
     except (ValueError, TypeError, RecursionError) as error:
-        # a date that does not exist, a key that is a list, 300 levels
+        # PyYAML raises these errors for a date that does not exist, a list as a key, and 300 nested
+        # levels.
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise InputError(f"{path} has a value that cannot be read ({reason}); quote or remove it.") from error
 
 
 def write_yaml(*documents: Any, width: int = 120) -> str:
-    """Return documents as YAML, in which every reader finds the same texts and numbers."""
+    """Return `documents` as YAML that every reader parses to the same texts and numbers."""
     return yaml.dump_all(documents, Dumper=_PortableDumper, sort_keys=False, width=width)  # type: ignore[no-any-return]
 
 
 def is_plain(text: str) -> bool:
-    """Return True if YAML can hold `text` without quotes, on one line."""
+    """Return True if YAML can hold `text` on one line without quotes."""
     return write_yaml(text, width=sys.maxsize).splitlines()[0] == text
 
 
 class _PortableDumper(yaml.SafeDumper):
-    """A dumper that quotes what any reader misreads, writes scripts as blocks, and makes no anchors."""
+    """A YAML dumper for all readers.
+
+    The dumper quotes text that some reader would misread, writes text of several lines as blocks,
+    and writes no anchors.
+    """
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -71,7 +79,7 @@ def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 
 
 _PortableDumper.add_representer(str, _represent_text)
-# a text that has one of these forms is quoted; values of other types keep PyYAML's own forms
+# Text that matches one of these patterns is quoted. Booleans and numbers keep PyYAML's own forms.
 _PortableDumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"[yYnN]$"), list("yYnN"))
 _PortableDumper.add_implicit_resolver(
     "tag:yaml.org,2002:float",
@@ -81,7 +89,10 @@ _PortableDumper.add_implicit_resolver(
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """A safe loader that rejects a mapping with the same key twice. PyYAML keeps the last value."""
+    """A safe loader that rejects a mapping with the same key twice.
+
+    PyYAML itself keeps the last value without a warning.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[Any, int] = {}
@@ -97,11 +108,14 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Replace merge keys (`<<`) by what they name, whose size grows with the power of their depth."""
+        """Replace merge keys (`<<`), and count the keys that they add.
+
+        The number of keys can grow exponentially with the nesting of merge keys.
+        """
         super().flatten_mapping(node)
         self._merged = getattr(self, "_merged", 0) + len(node.value)
         if self._merged > MAX_MERGED_KEYS:
-            raise ValueError(f"`<<` makes more than {MAX_MERGED_KEYS:,} keys")
+            raise ValueError(f"the merge keys (`<<`) add up to more than {MAX_MERGED_KEYS:,} keys")
 
 
 class _DuplicateKeyError(yaml.constructor.ConstructorError):

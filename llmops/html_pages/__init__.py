@@ -1,1 +1,1 @@
-"""Self-contained HTML reports: elements of a page, and plots as inline SVG."""
+"""Self-contained HTML reports: page elements, and plots as inline SVG."""

@@ -1,6 +1,6 @@
-"""Elements of a self-contained HTML page, for light, dark and print.
+"""Elements of a self-contained HTML page, for light and dark screens and for print.
 
-The elements use no scripts, fonts or addresses.
+The elements use no scripts, fonts or external addresses.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-#: The colours, which the gateway's pages share.
+#: The colours in CSS, which the reports share with the gateway's pages.
 PALETTE = (Path(__file__).parent / "palette.css").read_text()
 _RULES = """
 body{background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif}
@@ -39,9 +39,14 @@ STYLE = re.sub(r"/\*.*?\*/|\n\s*", "", PALETTE) + _RULES
 
 
 def render_page(title: str, body: Iterable[str]) -> str:
-    """Return the HTML text. `body` is markup, `title` is not."""
+    """Return an HTML page as text.
+
+    Args:
+        title: The title as plain text.
+        body: The parts of the page as markup.
+    """
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-    # browsers ask for /favicon.ico otherwise, which is the one request this page would make
+    # Without an icon, browsers request /favicon.ico, and the page must not send any request.
     head += '<link rel="icon" href="data:,">'
     head += f"<title>{escape(title)}</title><style>{STYLE}</style>"
     main = f"<main>{''.join(body)}</main>"
@@ -49,24 +54,31 @@ def render_page(title: str, body: Iterable[str]) -> str:
 
 
 def key_figures(figures: Sequence[tuple[str, str]]) -> str:
-    """Return boxes with the most important figures, as (name, value)."""
+    """Return a box for each (name, value) of the most important figures."""
     boxes = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in figures)
     return f'<dl class="key">{boxes}</dl>'
 
 
 def note(text: str) -> str:
-    """Return a paragraph that stands out."""
+    """Return a highlighted paragraph with `text`, which is plain text."""
     return f'<p class="note">{escape(text)}</p>'
 
 
 def key_value_table(rows: Iterable[tuple[str, str]], words: bool = False) -> str:
-    """Return a table of names and values. `words` aligns values as text."""
+    """Return a table of (name, value) rows. `words` aligns the values as text instead of numbers."""
     cells = "".join(f"<tr><td>{escape(label)}</td><td>{escape(value)}</td></tr>" for label, value in rows)
     return f'<div class="wide"><table{" class=words" if words else ""}>{cells}</table></div>'
 
 
 def data_table(head: Sequence[str], rows: Iterable[Sequence[str]], words: bool = False, first: bool = False) -> str:
-    """Return a table with a header. `words` aligns it left, `first` makes the first row stand out."""
+    """Return a table with the header `head`.
+
+    Args:
+        head: The titles of the columns.
+        rows: The cells of each row as plain text.
+        words: True to align the cells as text instead of numbers.
+        first: True to highlight the first row.
+    """
     top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join(_row(row, first and not index) for index, row in enumerate(rows))
     return f'<div class="wide"><table{" class=words" if words else ""}><tr>{top}</tr>{body}</table></div>'
@@ -78,5 +90,5 @@ def _row(cells: Sequence[str], first: bool) -> str:
 
 
 def collapsible(summary: str, body: str) -> str:
-    """Return markup that opens on a click, and is open in print."""
+    """Return a section that opens on a click, and is always open in print. `body` is markup."""
     return f"<details><summary>{escape(summary)}</summary>{body}</details>"

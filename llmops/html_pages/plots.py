@@ -8,11 +8,13 @@ from html import escape
 WIDTH, HEIGHT = 520, 290
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 26, 46
 COLOURS = tuple(f"var(--{letter})" for letter in "abcdefg")
-#: Points per series. More cannot be seen and make the page heavy.
+#: Maximum number of points per series. More points than pixels cannot be told apart and make the
+#: page heavy.
 MAX_POINTS = 1500
-#: Positions on the x axis that show their values on hover.
+#: Number of positions on the x axis that show their values on hover: one for each 7 pixels.
 TIPS = 60
-#: Pixels of the longest line of a tip.
+#: Width of the box with the values on hover, in pixels of the plot: enough for a series name and a
+#: number.
 TIP_WIDTH = 205
 BAR_WIDTH, LEGEND_COLUMNS = 1000, 4
 
@@ -29,11 +31,11 @@ class Axis:
     end: float
 
     def at(self, value: float) -> float:
-        """Return the pixel of `value`."""
+        """Return the pixel of `value`, which is in data units."""
         return round(self.start + (value - self.low) / self._span * (self.end - self.start), 1)
 
     def ticks(self) -> list[float]:
-        """Return about five round values."""
+        """Return up to six round values within the axis, for its labels."""
         power = 10 ** math.floor(math.log10(self._span / 4))
         step = next(power * m for m in (1, 2, 5, 10) if self._span / (power * m) <= 5)
         first = math.ceil(self.low / step - 1e-9)
@@ -51,10 +53,13 @@ def format_number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """A line, or dots with `dots`.
+    """A named line or scatter of points.
 
-    Points are in data units, sorted by x unless they are dots. `labels` names each point, which
-    gets a dot on the line.
+    Attributes:
+        name: The name in the legend.
+        points: The points (x, y) in data units, sorted by x for a line.
+        dots: True to draw separate dots instead of a line.
+        labels: A text for each point, shown on hover. A line with labels also gets a dot per point.
     """
 
     name: str
@@ -63,14 +68,23 @@ class Series:
     labels: tuple[str, ...] = ()
 
     def tip(self, point: tuple[float, float]) -> str:
-        """Return the line of a tip for a point."""
+        """Return the text that is shown for a point on hover."""
         label = f", {self.labels[self.points.index(point)]}" if self.labels else ""
         return f"{self.name}: {format_number(point[1])}{label}"
 
 
 @dataclass
 class Plot:
-    """A plot. Axis labels name the unit, and `marks` are (x, label) of vertical lines."""
+    """A plot.
+
+    Attributes:
+        title: The caption.
+        x_label: The name and unit of the x axis.
+        y_label: The name and unit of the y axis.
+        series: The lines and scatters.
+        y_max: The largest y that is drawn in data units, or None to fit the points.
+        marks: The (x, label) of each vertical line.
+    """
 
     title: str
     x_label: str
@@ -80,7 +94,7 @@ class Plot:
     marks: list[tuple[float, str]] = field(default_factory=list)
 
     def svg(self) -> str:
-        """Return the `<figure>` element, with a sentence in place of an empty plot."""
+        """Return the `<figure>` element. A plot without points shows a sentence."""
         series = [s if s.labels else replace(s, points=_thin(s.points)) for s in self.series if s.points]
         if not series:
             return f"<figure><figcaption>{escape(self.title)}</figcaption><p>No data.</p></figure>"
@@ -104,7 +118,10 @@ class Plot:
         )
 
     def _marks(self, x: Axis) -> str:
-        parts, free = [], 8 + 6.5 * len(self.y_label)  # labels share a line with the label of the y axis
+        parts, free = (
+            [],
+            8 + 6.5 * len(self.y_label),
+        )  # The labels of the marks are on the same line as the label of the y axis.
         for value, label in sorted(self.marks):
             if not x.low <= value <= x.high:
                 continue
@@ -117,7 +134,7 @@ class Plot:
         return "".join(parts)
 
     def _description(self, series: list[Series]) -> str:
-        """Return a description of the plot for screen readers."""
+        """Return a description of the plot for screen readers, with the range of each series."""
         said = [f"{self.title}; {self.x_label} against {self.y_label}"]
         for item in series:
             ys = [y for _, y in item.points]
@@ -127,9 +144,9 @@ class Plot:
         return "; ".join([*said, *(f"{label} at {format_number(value)}" for value, label in self.marks)])
 
     def _tips(self, series: list[Series], x: Axis, y: Axis) -> str:
-        """Return bands across the plot.
+        """Return invisible bands across the plot.
 
-        The band under the pointer shows its values (style sheet: `.tip`).
+        The style sheet (`.tip`) shows the values of the band under the pointer.
         """
         width = (WIDTH - RIGHT - LEFT) / TIPS
         bands = []
@@ -210,10 +227,12 @@ def _colour(index: int) -> str:
 
 
 def stacked_bar(title: str, parts: Sequence[tuple[str, float, str]]) -> str:
-    """Return one bar as a `<figure>`, with a legend below.
+    """Return one stacked bar as a `<figure>`, with a legend below.
 
-    `parts` are (name, size, size as text), each as wide as its share. The last part is the
-    remainder and stays pale.
+    Args:
+        title: The caption.
+        parts: The (name, size, size as text) of each part. The width of a part is proportional to
+            its size. The last part is the remainder, and is drawn pale.
     """
     total, at, bars, legend = sum(size for _, size, _ in parts) or 1.0, 0.0, [], []
     for index, (name, size, text) in enumerate(parts):

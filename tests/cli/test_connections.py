@@ -74,7 +74,7 @@ def test_nothing_listens(arguments):
 @pytest.mark.parametrize("arguments", ASKING)
 def test_another_protocol_answers(arguments, no_http):
     found = said(*(part.format(at=no_http) for part in arguments))
-    assert "does not speak HTTP/1.1: is that Triton's gRPC port (8001)?" in found
+    assert "does not speak HTTP/1.1. If the port is Triton's gRPC port (8001), use the gateway's" in found
 
 
 @pytest.mark.parametrize("arguments", ASKING)

@@ -49,7 +49,7 @@ def test_a_folder_that_was_asked_for_is_not_replaced_by_another(places, monkeypa
 def test_a_folder_that_others_may_write_is_not_used(places: Path) -> None:
     (places / f"llmops-cache-{os.getuid()}").mkdir()
     (places / f"llmops-cache-{os.getuid()}").chmod(0o777)
-    with pytest.raises(ResourceError, match=r"is not yours alone.*set LLMOPS_CACHE"):
+    with pytest.raises(ResourceError, match=r"is open to others.*set LLMOPS_CACHE"):
         cache_dir()
 
 

@@ -143,7 +143,7 @@ def test_an_address_without_its_v1(tmp_path):
         result = bench(base)
         server.kill()
     assert result.returncode == 1
-    assert result.stderr == f"Error: {base} has no such route; check the URL. Did you mean {base}/v1?\n"
+    assert result.stderr == f"Error: {base} does not exist on the server; check the URL. Did you mean {base}/v1?\n"
 
 
 def test_a_server_that_is_not_there_is_said_before_the_load():
