@@ -206,7 +206,9 @@ def test_a_guided_answer_ends_with_its_guide(fields, refused):
     if not refused:
         assert engine.make_request(standin, request, 0, model_ends=(99, 98))
         return
-    with pytest.raises(RequestRejectedError, match=f"^{refused}: the guide decides where the answer ends$"):
+    with pytest.raises(
+        RequestRejectedError, match=f"^{refused}: leave it out; the guide decides where the answer ends$"
+    ):
         engine.make_request(standin, request, 0, model_ends=(99, 98))
 
 

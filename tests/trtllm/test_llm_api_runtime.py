@@ -297,7 +297,11 @@ def test_no_end_is_withheld_from_a_guided_answer():
     """
     with (
         closing(make("1.2.1", {**ARGUMENTS, "guided_decoding_backend": "xgrammar"})) as runtime,
-        pytest.raises(RequestRejectedError, match=r"^min_tokens: the guide decides where the answer ends$"),
+        pytest.raises(
+            RequestRejectedError,
+            match=r"^min_tokens: leave it out; the guide decides where the "
+            "answer ends$",
+        ),
     ):
         runtime.submit(1, ask([10], 7, guide=("json", ""), min_tokens=2), 0)
 

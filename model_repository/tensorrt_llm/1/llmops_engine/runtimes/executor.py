@@ -85,8 +85,7 @@ class ExecutorOptions:
     """The options of one engine.
 
     `model` is the engine's folder. `parameters` are the parameters of NVIDIA's C++ backend, as in
-    config.pbtxt. `ranks` is the number of GPUs. `end_ids` are the token ids that end the texts that
-    the model was trained on.
+    config.pbtxt. `ranks` is the number of GPUs. `end_ids` are the model's end-of-text token ids.
     """
 
     model: str
@@ -411,7 +410,7 @@ def make_request(
         api: The module of the executor's bindings.
         request: The request that the sequence belongs to.
         sequence: The index of the sequence in the request.
-        model_ends: The token ids that end the texts that the model was trained on.
+        model_ends: The model's end-of-text token ids.
         vocab_size: The vocabulary size in the engine's config.json.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A runtime that generates in processes of its own.
+"""A runtime that generates in separate worker processes.
 
 There is one process per GPU under mpirun, or one under the Python that has TensorRT-LLM.
 
@@ -30,33 +30,36 @@ from llmops_process import stop_child
 from ..engine_runtime import DeadEngineError, EngineRuntime, EngineStats, KvCacheEvent, StepOutput
 from ..request import RuntimeRequest
 
-#: Environment variable with the Python that has TensorRT-LLM, if Triton's stub runs another one.
+#: Environment variable with the path of the Python that has TensorRT-LLM. It is set if Triton's
+#: Python backend runs another Python.
 PYTHON_VARIABLE = "LLMOPS_TRTLLM_PYTHON"
-#: Files in the worker's folder: its options, its socket, and the message of a rank that cannot load
-#: its part.
+#: Names of files in the folder that the runtime shares with its workers: the options, the socket,
+#: and the error of a rank that cannot load its part.
 OPTIONS, SOCKET, LOAD_ERROR = "options.json", "socket", "load-error"
-#: Seconds that a step waits for the worker's next message.
+#: Maximum seconds that a step waits for the worker's next message. Bounds the delay of new requests
+#: and cancellations.
 _STEP_WAIT = 0.05
-#: Seconds that the worker has to end by itself before it is killed.
+#: Seconds after which a worker that does not end by itself is killed. An engine frees its memory
+#: within seconds.
 _CLOSE_TIMEOUT = 30.0
-#: Seconds between two checks of a worker that has not connected yet.
+#: Seconds between two checks whether a worker that has not connected yet still runs.
 _START_INTERVAL = 0.2
 
 
 class RemoteRuntime(EngineRuntime):
-    """An engine in processes of its own.
+    """An engine that runs in separate worker processes.
 
     Raises:
-        ValueError: A worker does not start. The message is the worker's own.
+        ValueError: A worker did not start. The message is the worker's error.
     """
 
     def __init__(self, python: str, options: Any, module: str, ranks: int = 1) -> None:
         """Start the workers and wait until they have loaded the engine.
 
         Args:
-            python: The Python that runs the workers.
-            options: A dataclass with the options that `module`'s function `start` takes.
-            module: The name of a module beside this one.
+            python: The path of the Python that runs the workers.
+            options: A dataclass with the options that the function `start` of `module` takes.
+            module: The name of a module in this package, such as "executor".
             ranks: The number of workers.
         """
         folder = Path(tempfile.mkdtemp(prefix="llmops-engine-"))
@@ -68,7 +71,8 @@ class RemoteRuntime(EngineRuntime):
                 listener.settimeout(_START_INTERVAL)
                 self._process = subprocess.Popen(_command(python, ranks, folder), env=_environment())
                 self._connection = self._accept(listener)
-            # the engine is loaded by all ranks together, so each has read its options by then
+            # all ranks load the engine together, so each rank has read its options when the first
+            # connects
             self._receive()
         except DeadEngineError as dead:
             # the first rank that fails ends the others
@@ -82,7 +86,7 @@ class RemoteRuntime(EngineRuntime):
         threading.Thread(target=self._watch, name="trtllm-process", daemon=True).start()
 
     def _accept(self, listener: socket.socket) -> Connection:
-        """Return the worker's connection, which it opens after it has read its options."""
+        """Return the connection that the worker opens after it has read its options."""
         while True:
             try:
                 accepted, _ = listener.accept()
@@ -94,7 +98,7 @@ class RemoteRuntime(EngineRuntime):
             return Connection(accepted.detach())
 
     def submit(self, key: int, request: RuntimeRequest, sequence: int) -> None:
-        # not every numpy version reads the arrays of another
+        # send lists, because not every numpy version can unpickle the arrays of another version
         ids: Any = request.input_ids.reshape(-1).tolist()
         bias: Any = None if request.embedding_bias is None else request.embedding_bias.tobytes()
         self._running.add(key)
@@ -106,7 +110,7 @@ class RemoteRuntime(EngineRuntime):
             self._send(("cancel", key))
 
     def has_work(self) -> bool:
-        # the next step notices a process that has ended
+        # also True if the process has ended, so that the next step raises DeadEngineError
         return bool(self._running) or self._process.poll() is not None
 
     def step(self) -> Iterable[StepOutput]:
@@ -136,7 +140,7 @@ class RemoteRuntime(EngineRuntime):
         return kv_events
 
     def close(self) -> None:
-        """Close the connection, which makes the worker end, and kill a worker that does not."""
+        """Close the connection, which ends the worker, and kill a worker that does not end."""
         self._connection.close()
         stop_child(self._process, _CLOSE_TIMEOUT)
 
@@ -157,10 +161,7 @@ class RemoteRuntime(EngineRuntime):
         self.wake()
 
     def _receive(self) -> Any:
-        """Return the next message.
-
-        Raise DeadEngineError with the worker's last words or its exit code.
-        """
+        """Return the next message. Raise DeadEngineError with the worker's error or exit code."""
         try:
             kind, content = self._connection.recv()
         except (EOFError, OSError) as error:
@@ -186,5 +187,5 @@ def _command(python: str, ranks: int, folder: Path) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    # nothing is imported from the folder in which the server was started
+    # PYTHONSAFEPATH keeps Python from importing modules of the folder in which the server started
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONSAFEPATH": "1"}

@@ -21,9 +21,9 @@ from ..engine_runtime import ENGINE_FAILED, FAILED, DeadEngineError, EngineRunti
 from ..request import RequestRejectedError
 from .remote import LOAD_ERROR, OPTIONS, SOCKET
 
-#: Seconds between two checks for new requests while the library works on others.
+#: Maximum seconds of a step, after which the worker checks for new requests.
 _STEP_WAIT = 0.005
-#: Seconds between two checks for KV-cache events while nothing runs.
+#: Maximum seconds that an idle worker waits for a message before it checks for KV-cache events.
 _IDLE_WAIT = 0.1
 
 
@@ -71,10 +71,10 @@ def _connect(folder: Path) -> Connection:
 
 
 def _iterate(connection: Connection, runtime: EngineRuntime, last_stats: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Execute the messages that have arrived, run one step, and send its results.
+    """Execute the messages that have arrived, run one step, and send the step's results.
 
-    Statistics are sent when they differ from `last_stats`, also while nothing runs: the library
-    reports those of the last step after it.
+    Statistics are sent when they differ from `last_stats`, even while nothing runs, because the
+    library reports the last step's statistics only after that step.
 
     Returns:
         The current statistics.

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 
 class StopWordMatcher:
-    """A search through a token stream that remembers as many tokens as the longest word has.
+    """A search for stop words in a token stream.
+
+    The search remembers as many tokens as the longest word has.
 
     Words of one token are end tokens, which have no effect before `minimum` tokens have arrived.
     """
@@ -20,7 +22,7 @@ class StopWordMatcher:
         self._last: list[int] = []
 
     def find(self, token_ids: Sequence[int]) -> int | None:
-        """Search the next tokens of the stream.
+        """Search for a stop word that ends within the next tokens of the stream.
 
         Returns:
             The number of `token_ids` up to and including the first complete word, or None without

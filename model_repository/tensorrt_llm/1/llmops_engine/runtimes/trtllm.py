@@ -59,26 +59,26 @@ from .trtllm_library import (
 if TYPE_CHECKING:
     from ..kv_events import KvEventTranslator
 
-#: The reasons why an answer is complete. A shutdown aborts all requests, which end as "cancelled",
-#: and others end as "timeout" (1.2.1 executor/result.py, _handle_sequence).
+#: The library's finish reasons of complete answers. With any other reason the request fails, such
+#: as "cancelled" at a shutdown and "timeout" (1.2.1 executor/result.py, _handle_sequence).
 _REASONS = {"stop": STOP, "length": LENGTH}
-#: Seconds between two reads of the library's statistics. It keeps one entry per step until they are
-#: read, and gauges need no more.
+#: Seconds between two reads of the library's statistics. The library keeps an entry per step until
+#: the next read, and metrics are rarely scraped more often.
 _STATS_PERIOD = 1.0
-#: Seconds between two reads of the library's KV-cache events. Short, because gateways route by
-#: them.
+#: Seconds between two reads of the library's KV-cache events. Gateways route requests by these
+#: events, so the interval is short.
 _EVENTS_PERIOD = 0.1
-#: Seconds between a read that failed and the next one.
+#: Seconds between a failed read of statistics or events and the next attempt.
 _RETRY_PERIOD = 1.0
-#: Seconds that the readers have to end.
+#: Seconds that `close` waits for the readers of statistics and events to end.
 _CLOSE_TIMEOUT = 0.05
-#: Log-probability of a token for which the library computed none: the value that OpenAI's API
-#: returns.
+#: Log-probability of a token for which the library computed none. OpenAI's API returns the same
+#: value.
 _NOT_COMPUTED = -9999.0
-#: The reason why an engine that always takes the most likely token refuses a temperature.
+#: Rejection of a temperature by an engine that always takes the most likely token.
 GREEDY_ONLY = (
-    "this engine's speculation always takes the most likely token; send temperature 0, or build it without "
-    "speculative_config.allow_advanced_sampling=false"
+    "this engine's speculation always takes the most likely token; send temperature 0, or build the engine "
+    "without speculative_config.allow_advanced_sampling=false"
 )
 _MEMORY = {"cpu": "cpuMemUsage", "gpu": "gpuMemUsage", "pinned": "pinnedMemUsage"}
 
@@ -87,9 +87,10 @@ _MEMORY = {"cpu": "cpuMemUsage", "gpu": "gpuMemUsage", "pinned": "pinnedMemUsage
 class TrtllmOptions:
     """The options of one engine.
 
-    `profiles` are the LLM-API arguments for each release line, `end_ids` the tokens that end the
-    model's own texts, and `capabilities` those that the repository announces. Each of `adapters`
-    has `id`, `name` and `path`.
+    `model` and `tokenizer` are folders. `profiles` are the LLM-API arguments for each release line
+    of TensorRT-LLM. `end_ids` are the model's end-of-text token ids.
+    `capabilities` are the capabilities that the repository announces to gateways. Each LoRA adapter
+    of `adapters` has `id`, `name` and `path`.
     """
 
     model: str
@@ -124,7 +125,7 @@ def start(fields: dict[str, Any]) -> TrtllmRuntime:
 
 
 class _Sequence:
-    """A sequence in the library; `alternatives` is their number to report with each token."""
+    """A sequence in the library. `alternatives` is the number of likely tokens per token."""
 
     __slots__ = ("alternatives", "future", "matcher", "prompt_tokens", "result", "started")
 
@@ -141,7 +142,7 @@ class _Sequence:
 class TrtllmRuntime(EngineRuntime):
     """A runtime that takes and returns token ids; the library neither encodes nor decodes text.
 
-    `step_wait` is the time in seconds for which a step waits for the first token.
+    `step_wait` is the maximum time in seconds that a step waits for its first token.
     """
 
     step_wait = 0.05
@@ -168,8 +169,8 @@ class TrtllmRuntime(EngineRuntime):
         self._guide_backend = arguments.get("guided_decoding_backend")
         self._has_salts = "cache_salt" in inspect.signature(self._api.LLM.generate_async).parameters
         self._tokens_per_block = _reported_block_size(arguments)
-        # with attention DP each rank has a cache, and the statistics are those of the first (1.2.1 and
-        # 1.3 _torch/pyexecutor/py_executor.py)
+        # with attention DP each rank has a cache, and the library reports the statistics of the
+        # first rank (1.2.1 and 1.3 _torch/pyexecutor/py_executor.py)
         self._caches = int(arguments.get("tensor_parallel_size") or 1) if arguments.get("enable_attention_dp") else 1
         self._with_stats = bool(arguments.get("enable_iter_perf_stats"))
         self._logged_failures: set[str] = set()
@@ -189,7 +190,7 @@ class TrtllmRuntime(EngineRuntime):
         state.future = asyncio.run_coroutine_threadsafe(self._generate(key, state, request, params), self._loop)
 
     def _start_readers(self) -> None:
-        """Read statistics and events from the first request on. Before it the library has none."""
+        """Start reading statistics and events. Before the first request the library has none."""
         if self._readers:
             return
         self._translator = kv_event_translator(self._tokens_per_block) if self._tokens_per_block else None
@@ -205,11 +206,15 @@ class TrtllmRuntime(EngineRuntime):
         self._readers = [asyncio.run_coroutine_threadsafe(reader, self._loop) for reader in readers]
 
     async def _generate(self, key: int, state: _Sequence, request: RuntimeRequest, params: Any) -> None:
-        """Generate one sequence on the library's loop, to which `generate_async` binds its result."""
+        """Generate one sequence.
+
+        Runs on the library's event loop, because `generate_async` binds the result to the running
+        loop.
+        """
         taken, delivered = False, 0
         try:
-            # cached blocks of a prompt are not computed again and have no logits; a salt of its own
-            # finds none
+            # Cached blocks of a prompt are not computed again and so have no logits. A random salt
+            # finds no cached blocks.
             number = request.cache_salt if request.prompt_log_probs < 0 else secrets.randbits(63) + 1
             salt = {"cache_salt": str(number)} if number and self._has_salts else {}
             ids = request.input_ids.reshape(-1)
@@ -231,8 +236,8 @@ class TrtllmRuntime(EngineRuntime):
                     StepOutput(
                         key=key,
                         token_ids=tokens,
-                        # 1.2 returns the most likely tokens, and a sampled one need not be among
-                        # them
+                        # 1.2 returns the most likely tokens, which need not include the sampled
+                        # token
                         log_probs=[_log_prob(entry, token) for entry, token in zip(entries, tokens, strict=False)],
                         finish=RUNNING if reason is None else _REASONS[reason],
                         cached=None if delivered else getattr(output, "cached_tokens", None),
@@ -248,18 +253,18 @@ class TrtllmRuntime(EngineRuntime):
         except Exception as error:  # noqa: BLE001 - whatever the library raises belongs to this request
             is_dead = _is_dead(error) or self._has_shut_down()
             if is_dead:
-                self._death_reason = str(error) or "its worker is gone"
-            # an error of a step ends all requests (1.2.1 _torch/pyexecutor/py_executor.py,
+                self._death_reason = str(error) or "its worker process has ended"
+            # an error in a step ends all requests (1.2.1 _torch/pyexecutor/py_executor.py,
             # _handle_errors)
             refused = not taken and not is_dead and _is_refusal(error)
             cause = contract.INPUT_IDS if refused else ENGINE_FAILED
             self._outputs.put(StepOutput(key, [], [], FAILED, f"{cause}: {error}"))
 
     def _has_shut_down(self) -> bool:
-        """Return True if the library's executor has ended, and answers nothing that runs.
+        """Return True if the library's executor has ended, and no running request gets an answer.
 
-        It shuts itself down before it raises what ended a worker (executor/executor.py,
-        _handle_background_error).
+        The executor shuts itself down before it raises the error that ended a worker
+        (executor/executor.py, _handle_background_error).
         """
         executor = getattr(self._llm, "_executor", None)
         return executor is not None and bool(executor.is_shutdown())
@@ -280,7 +285,7 @@ class TrtllmRuntime(EngineRuntime):
         return [kept for kept in map(self._apply_stop_words, outputs) if kept is not None]
 
     def _take_outputs(self) -> list[StepOutput]:
-        """Wait up to `step_wait` for an output, and return all that have arrived by then."""
+        """Wait up to `step_wait` for an output, and return all outputs that have arrived."""
         try:
             outputs = [self._outputs.get(timeout=self.step_wait)]
         except queue.Empty:
@@ -337,13 +342,13 @@ class TrtllmRuntime(EngineRuntime):
     async def _read_periodically(
         self, what: str, method: str, keep: Callable[[Iterable[Any]], None], period: float
     ) -> None:
-        """Call a method of the library every `period` seconds, for as long as the runtime lives.
+        """Call a method of the library every `period` seconds until the runtime closes.
 
         The library's asynchronous calls cannot be used (1.2.1 and 1.3). `aget_stats` asks the
         worker once and iterates over an empty queue from then on (executor/proxy.py). An empty read
-        of events with a timeout of 0 raises asyncio.QueueEmpty out of the iteration, and one that
-        timed out stays exhausted (executor/result.py, IterationResult.__anext__). The synchronous
-        calls block for a round trip, so they run in a thread.
+        of events with a timeout of 0 raises asyncio.QueueEmpty out of the iteration, and an
+        iteration that timed out stays exhausted (executor/result.py, IterationResult.__anext__).
+        The synchronous calls block for a round trip, so they run in a thread.
         """
         while True:
             try:
@@ -355,7 +360,7 @@ class TrtllmRuntime(EngineRuntime):
                 if what not in self._logged_failures:
                     self._logged_failures.add(what)
                     reason = f"({type(error).__name__}: {error})"
-                    text = f"TensorRT-LLM's {what} cannot be read {reason}; they are asked for again."
+                    text = f"TensorRT-LLM's {what} cannot be read {reason}; the engine continues and tries again."
                     print(text, file=sys.stderr, flush=True)
                 await asyncio.sleep(_RETRY_PERIOD)
             await asyncio.sleep(period)
@@ -370,10 +375,7 @@ class TrtllmRuntime(EngineRuntime):
             self._latest = _parsed(entry)
 
     def _forget_readings(self, what: str) -> None:
-        """Drop the earlier readings after a failed read.
-
-        Stale figures and block names would mislead.
-        """
+        """Drop statistics and events after a failed read, because old values would mislead."""
         if what == "statistics":
             self._latest = {}
         else:
@@ -385,7 +387,7 @@ class TrtllmRuntime(EngineRuntime):
         for reader in self._readers:
             reader.cancel()
         self._llm.shutdown()
-        # the loop runs on until the readers have handled their cancellation
+        # keep the loop running until the readers have handled their cancellation
         self._loop.call_soon_threadsafe(self._loop.call_later, _CLOSE_TIMEOUT, self._loop.stop)
         self._thread.join(timeout=10)
 
@@ -398,8 +400,8 @@ def _parsed(entry: Any) -> dict[str, Any]:
 def _unsupported_words(request: RuntimeRequest) -> list[list[int]]:
     """Return the stop words that StopWordMatcher must find instead of the library.
 
-    The library takes no stop words of several tokens, and until `min_tokens` it withholds `end_id`
-    alone: its minimum-length penalty masks that one token.
+    The library takes no stop words of several tokens. Until `min_tokens`, the library withholds
+    only `end_id`, because its minimum-length penalty masks a single token.
     """
     return [word for word in request.stop_words if len(word) > 1 or request.min_tokens]
 
@@ -407,7 +409,7 @@ def _unsupported_words(request: RuntimeRequest) -> list[list[int]]:
 def _reported_block_size(arguments: dict[str, Any]) -> int:
     """Return the tokens per KV-cache block if the library reports events of one cache, else 0.
 
-    With attention DP each rank has a cache of its own, and the library mixes the events of all
+    With attention DP each rank has a separate cache, and the library mixes the events of all caches
     (1.2.1 batch_manager/kvCacheEventManager.cpp, exchangeAttentionDpThread).
     """
     if arguments.get("enable_attention_dp"):
@@ -425,19 +427,16 @@ def _abort(state: _Sequence) -> None:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Return True if the library refuses a request for what the request is.
+    """Return True if the error says that the request itself is invalid.
 
-    `generate_async` raises RequestError, a RuntimeError, for too long a prompt (1.2.1
+    `generate_async` raises RequestError, a RuntimeError, for a prompt that is too long (1.2.1
     llmapi/llm.py, _check_arguments).
     """
     return isinstance(error, ValueError) or any(kind.__name__ == "RequestError" for kind in type(error).__mro__)
 
 
 def _is_dead(error: Exception) -> bool:
-    """Return True if the error ends the engine.
-
-    1.3 has an exception class for that, 1.2 only a message.
-    """
+    """Return True if the error ends the engine. 1.3 raises a class of its own, 1.2 only a message."""
     named = any(kind.__name__ == "EngineDeadError" for kind in type(error).__mro__)
     return named or str(error) == "LLM is shutting down"
 
@@ -445,17 +444,18 @@ def _is_dead(error: Exception) -> bool:
 def _most_likely(entry: Any, count: int) -> Alternatives:
     """Return the `count` most likely tokens of an entry {id: Logprob}.
 
-    The entry may have the sampled token in addition to these.
+    The entry may contain the sampled token in addition to the most likely tokens.
     """
     pairs = ((token, float(log_prob.logprob)) for token, log_prob in entry.items())
     return sorted(pairs, key=lambda pair: -pair[1])[:count]
 
 
 def _prompt_places(entries: Any, length: int, count: int) -> list[Alternatives]:
-    """Return the likeliest tokens in place of each prompt token but the first.
+    """Return the most likely tokens in place of each prompt token after the first.
 
-    An entry of the library follows the prompt token of the same index, and the last one belongs to
-    the answer. 1.2 gives the `count` likeliest alone, 1.3 the prompt's own token in addition.
+    The library's entry with index i predicts the token after prompt token i, so the last entry
+    predicts the answer's first token. An entry of 1.2 has the `count` most likely tokens; an entry
+    of 1.3 has the prompt's real token in addition.
     """
     if entries is None or len(entries) < length:
         raise RuntimeError(f"TensorRT-LLM returned {len(entries or ())} log-probabilities for {length} prompt tokens")
@@ -473,19 +473,20 @@ def sampling_params(
     """Return the library's `SamplingParams` of one sequence.
 
     Args:
-        api: The names of the library.
+        api: The parts of the library.
         request: The request that the sequence belongs to.
         sequence: The index of the sequence in the request.
-        log_probs: The value of the library's `logprobs` that gives those of the sampled tokens.
-        model_ends: The tokens that end the model's own texts.
+        log_probs: The value of the library's parameter `logprobs` that makes it return the
+            log-probabilities of the sampled tokens.
+        model_ends: The model's end-of-text token ids.
 
     Raises:
-        RequestRejectedError: The library does not support what the request needs.
+        RequestRejectedError: The request needs a feature that the library does not have.
     """
-    # stop words of one token; with min_tokens StopWordMatcher finds them
+    # only stop words of one token; with min_tokens StopWordMatcher finds them
     stop_tokens = [word[0] for word in request.stop_words if len(word) == 1 and not request.min_tokens]
-    # a request without an end has the model's own end, ignored, because the library would compute
-    # with -1
+    # A request without end tokens gets the model's end token, which is then ignored. The library
+    # would use an id of -1 in its computations.
     ends = ordered_end_ids(request, model_ends) or list(model_ends[:1])
     fields: dict[str, Any] = {
         **sampling_fields(request, sequence),
@@ -495,15 +496,16 @@ def sampling_params(
         "pad_id": ends[0] if ends else 0,
         "stop_token_ids": [*(ends[1:] if request.end_ids else ()), *stop_tokens] or None,
         "ignore_eos": not request.end_ids,
-        # without it the token that ended the sequence is cut off and not counted
+        # otherwise the library drops the token that ended the sequence, and usage would not count
+        # it
         "include_stop_str_in_output": True,
         "detokenize": False,
         "add_special_tokens": False,
-        # with alternatives, 1.3 adds the sampled token, and 1.2 does not
+        # if several tokens are requested, 1.3 adds the sampled token, and 1.2 does not
         "logprobs": max(log_probs, request.top_log_probs) if request.log_probs or request.top_log_probs else None,
     }
     if request.prompt_log_probs >= 0:
-        # as with the answer's: 0 is none on 1.2, and the token's own on 1.3
+        # 0 returns nothing on 1.2, and the prompt token's log-probability on 1.3
         fields["prompt_logprobs"] = max(log_probs, request.prompt_log_probs)
     if request.embedding_bias is not None:
         fields["embedding_bias"] = as_tensor(request.embedding_bias)

@@ -1,8 +1,8 @@
-"""TensorRT-LLM as it is installed here, and the conversions that both of its runtimes share.
+"""Access to the installed TensorRT-LLM, and the conversions that both of its runtimes share.
 
 Profiles of LLM-API arguments come from `llmops repo` (build/trtllm/release_profiles.py), one per
-release line: the newest profile that is not newer than the library applies. The library's own
-argument class has the last word.
+release line: the newest profile that is not newer than the library applies. The library's argument
+class then validates the arguments.
 """
 
 from __future__ import annotations
@@ -21,26 +21,29 @@ from ..request import RequestRejectedError, RuntimeRequest
 if TYPE_CHECKING:
     from ..kv_events import KvEventTranslator
 
-#: The argument of the KV cache that makes the library record events.
+#: The KV-cache argument that makes the library record events.
 EVENTS = "event_buffer_max_size"
-#: KV-cache events that the library keeps until they are read. It drops the oldest of a full buffer.
+#: Maximum number of KV-cache events that the library keeps until the next read; it then drops the
+#: oldest. Large, because gateways forget the whole cache after a lost event.
 EVENTS_KEPT = 65_536
-#: Timeout of reads from the library: take what is there and wait for nothing.
+#: Timeout of reads from the library: return what has arrived, without waiting.
 NO_WAIT = 0
-# 1.3 reports usage over HTTP unless this is set; a user can allow that with 0
+# TensorRT-LLM 1.3 reports usage over HTTP unless this variable is set. A user can set it to 0 to
+# allow the reports.
 _NO_USAGE_STATS = ("TRTLLM_NO_USAGE_STATS", "1")
-# set by trtllm-llmapi-launch, which has started the workers of this process
+# variable that trtllm-llmapi-launch sets after it has started the workers of this process
 _LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
-# prefixes of the variables of an MPI job, without those of its settings (PMIX_MCA_*, OMPI_MCA_*)
+# prefixes of the environment variables that identify an MPI job. The variables of MPI settings
+# (PMIX_MCA_*, OMPI_MCA_*) are not among them.
 _MPI_JOB = (
     *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_FIRST_", "OMPI_APP_", "OMPI_MCA_orte_"),
     *("ORTE_", "PRTE_LAUNCHED", "PMIX_", "PMI_"),
 )
-# let root start the daemon through which Open MPI 5, of NVIDIA's images from 1.3.0rc27 on, spawns
-# workers. Without them it fails with MPI_ERR_UNKNOWN (ompi/dpm/dpm.c, start_dvm). mpirun removes
-# them from the environment of its processes.
+# Variables that let root start the daemon through which Open MPI 5 spawns workers; NVIDIA's images
+# have Open MPI 5 from 1.3.0rc27 on. Without the variables the spawn fails with MPI_ERR_UNKNOWN
+# (ompi/dpm/dpm.c, start_dvm). mpirun removes the variables from the environment of its processes.
 _ALLOW_ROOT = {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-# capabilities that differ between releases and samplers
+# capabilities that depend on the release and on the sampler
 _SAMPLING = ("min_p", "seed", "penalties", "logit_bias", "top_logprobs", "prompt_logprobs")
 
 
@@ -48,8 +51,8 @@ _SAMPLING = ("min_p", "seed", "penalties", "logit_bias", "top_logprobs", "prompt
 class Library:
     """The parts of `tensorrt_llm` that the LLM-API runtime uses.
 
-    `arguments` is the library's argument class, and `read_extra` turns plain dicts into the objects
-    that 1.2 wants.
+    `arguments` is the class of the arguments of `LLM(...)`. `read_extra` converts plain dicts to
+    the objects that release 1.2 requires.
     """
 
     version: str
@@ -62,7 +65,7 @@ class Library:
 
 
 def load_library() -> Library:
-    """Import TensorRT-LLM."""
+    """Import TensorRT-LLM and return its parts."""
     os.environ.setdefault(*_NO_USAGE_STATS)
     import tensorrt_llm as library  # type: ignore[import-not-found]
     from tensorrt_llm.executor import LoRARequest  # type: ignore[import-not-found]
@@ -82,12 +85,15 @@ def load_library() -> Library:
 def choose_profile(profiles: list[dict[str, Any]], version: str) -> dict[str, Any]:
     """Return the profile for a version of the library.
 
-    Raise ValueError if that version cannot run the engine.
+    Raises ValueError if the version cannot run the engine.
     """
     fitting = [profile for profile in profiles if tuple(profile["since"]) <= release(version)]
     if not fitting:
         first = ".".join(map(str, profiles[0]["since"]))
-        raise ValueError(f"TensorRT-LLM {version} is older than {first}, which this engine needs at least")
+        raise ValueError(
+            f"TensorRT-LLM {version} is older than {first}, the oldest version that can run "
+            "this engine; install a newer one"
+        )
     profile = fitting[-1]
     if profile["refused"]:
         raise ValueError(f"TensorRT-LLM {version} cannot run this engine: {profile['refused']}")
@@ -95,25 +101,25 @@ def choose_profile(profiles: list[dict[str, Any]], version: str) -> dict[str, An
 
 
 def release(version: str) -> tuple[int, int]:
-    """Return the major and minor number of a version."""
+    """Return the major and the minor number of a version of TensorRT-LLM."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
 
 def check_announced(capabilities: dict[str, Any], profile: dict[str, Any], version: str) -> None:
-    """Raise ValueError if the repository announces capabilities that this version would ignore."""
+    """Raise ValueError if the repository announces capabilities that this version ignores."""
     ignored = [name for name in _SAMPLING if capabilities.get(name) and not profile["sampling"][name]]
     if ignored:
         raise ValueError(
-            f"the repository announces {', '.join(ignored)}, which TensorRT-LLM {version} would ignore: make it again "
-            "with `llmops repo` where this version is installed"
+            f"the repository announces {', '.join(ignored)}, which TensorRT-LLM {version} ignores: make the "
+            "repository again with `llmops repo` where this version is installed"
         )
 
 
 def final_arguments(library: Library, profile: dict[str, Any], model: str, tokenizer: str) -> dict[str, Any]:
     """Return the arguments of `LLM(...)`.
 
-    Raise ValueError, naming the field, if the library rejects one.
+    Raises ValueError, which names the field, if the library rejects an argument.
     """
     arguments = {**profile["arguments"], "model": model, "tokenizer": tokenizer}
     known = getattr(library.arguments, "model_fields", {})
@@ -131,7 +137,7 @@ def final_arguments(library: Library, profile: dict[str, Any], model: str, token
 
 
 def _rejection(error: ValueError, version: str) -> str:
-    """Return one sentence for a pydantic ValidationError, whose text has a line per field."""
+    """Return one sentence for a pydantic ValidationError, whose own text has many lines."""
     details: list[dict[str, Any]] = getattr(error, "errors", list)()
     field, reason = "its arguments", str(error)
     if details:
@@ -146,8 +152,8 @@ def _rejection(error: ValueError, version: str) -> str:
 def restrict_visible_gpus(ids: str) -> None:
     """Let this process, and the workers that it starts, see only the GPUs with these numbers.
 
-    The numbers count from 0 among the GPUs that the process sees already. Raise ValueError if it
-    sees too few.
+    The numbers are indexes, from 0, into the GPUs that the process sees already. Raises ValueError
+    if the process sees too few GPUs.
     """
     if not ids:
         return
@@ -157,19 +163,18 @@ def restrict_visible_gpus(ids: str) -> None:
         visible = [device.strip() for device in visible_devices.split(",") if device.strip()]
         if max(numbers) >= len(visible):
             raise ValueError(
-                f"the model runs on GPU {max(numbers)}, and CUDA_VISIBLE_DEVICES={visible_devices} shows "
-                f"{len(visible)}: show more, or make the repository again with `llmops repo --gpus`"
+                f"the model runs on GPU {max(numbers)}, but CUDA_VISIBLE_DEVICES={visible_devices} shows "
+                f"only {len(visible)} GPUs: add GPUs to it, or make the repository again with `llmops repo --gpus`"
             )
         ids = ",".join(visible[number] for number in numbers)
     os.environ["CUDA_VISIBLE_DEVICES"] = ids
 
 
 def leave_mpi_job() -> None:
-    """Forget the mpirun that started Triton for another model, whose rank 0 this process would be.
+    """Remove the variables of an mpirun that started Triton for another model.
 
-    Workers can be spawned then, also by root.
-
-    NVIDIA's own model over the LLM API does the same
+    With these variables, this process would be rank 0 of that model's job and could not spawn its
+    own workers. Without them it can, even as root. NVIDIA's model for the LLM API does the same
     (triton_backend/all_models/llmapi/tensorrt_llm/1/model.py).
     """
     if os.environ.get(_LAUNCHED):
@@ -181,7 +186,7 @@ def leave_mpi_job() -> None:
 
 
 def as_tensor(values: np.ndarray, size: int = 0) -> Any:
-    """Return the values as a float32 tensor of torch, with zeros up to `size`."""
+    """Return the values as a float32 torch tensor of length `size`, padded with zeros."""
     import torch
 
     padded = np.zeros(max(size, values.size), np.float32)
@@ -192,9 +197,8 @@ def as_tensor(values: np.ndarray, size: int = 0) -> Any:
 def kv_event_translator(tokens_per_block: int) -> KvEventTranslator | None:
     """Return a translator of KV-cache events, or None if this Python cannot hash blocks.
 
-    Some versions of the library lack the hash that names blocks.
-
-    Without a translator the cache is not reported to gateways.
+    The hash needs a package that some installations lack. Without a translator, gateways receive no
+    KV-cache events.
     """
     try:
         from ..kv_events import KvEventTranslator
@@ -204,19 +208,19 @@ def kv_event_translator(tokens_per_block: int) -> KvEventTranslator | None:
 
 
 def ordered_end_ids(request: RuntimeRequest, model_ends: tuple[int, ...]) -> list[int]:
-    """Return the tokens that end the text, in the model's order, then any others.
+    """Return the request's end tokens: the model's end tokens in the model's order, then others.
 
-    The first one is the one that `min_tokens` withholds: the tokenizer's own end of text, which
-    comes first in the model metadata.
+    `min_tokens` withholds only the first token of the list. The tokenizer's end of text comes first
+    in the model metadata, and so in the list.
     """
     known = [token for token in model_ends if token in request.end_ids]
     return [*known, *sorted(request.end_ids.difference(known))]
 
 
 def sampling_fields(request: RuntimeRequest, sequence: int) -> dict[str, Any]:
-    """Return the sampling parameters that the LLM API and the executor name alike.
+    """Return the sampling parameters that have the same names in the LLM API and the executor.
 
-    None keeps the library's default.
+    A value of None keeps the library's default.
     """
     sampling = request.sampling
     fields: dict[str, Any] = {
@@ -229,8 +233,8 @@ def sampling_fields(request: RuntimeRequest, sequence: int) -> dict[str, Any]:
     return {
         **fields,
         "temperature": sampling.temperature,
-        # never None: the C++ sampler's defaults are 0 for both, which is the most likely token
-        # (1.2.1 layers/defaultDecodingParams.h; kernels/samplingTopKKernels.h, regularizeTopKTopP)
+        # Always set top_p and top_k: the C++ sampler's defaults of 0 are greedy (1.2.1
+        # layers/defaultDecodingParams.h; kernels/samplingTopKKernels.h, regularizeTopKTopP).
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p or None,
@@ -241,25 +245,25 @@ def sampling_fields(request: RuntimeRequest, sequence: int) -> dict[str, Any]:
 def check_guided_end(request: RuntimeRequest, model_ends: tuple[int, ...] = ()) -> None:
     """Raise RequestRejectedError for an answer that would go on after the end of its guide.
 
-    Only `model_ends` may follow a complete text. The executor has no mask for what follows them
-    (batch_manager/guidedDecoder.cpp, build), and PyTorch's decoder no token that it accepts while
-    `min_tokens` withholds them (_torch/pyexecutor/guided_decoder.py, _build): both are errors of a
-    step.
+    Only the tokens of `model_ends` may follow a complete text. The executor has no mask for later
+    tokens (batch_manager/guidedDecoder.cpp, build). PyTorch's decoder accepts no token while
+    `min_tokens` withholds the end tokens (_torch/pyexecutor/guided_decoder.py, _build). Both cases
+    would fail a step, and with it all requests.
     """
     if request.min_tokens:
-        raise RequestRejectedError(f"{contract.MIN_TOKENS}: the guide decides where the answer ends")
+        raise RequestRejectedError(f"{contract.MIN_TOKENS}: leave it out; the guide decides where the answer ends")
     ends = request.end_ids.union(word[0] for word in request.stop_words if len(word) == 1)
     if not ends.issuperset(model_ends):
-        raise RequestRejectedError(f"{contract.END_ID}: the guide decides where the answer ends")
+        raise RequestRejectedError(f"{contract.END_ID}: leave it out; the guide decides where the answer ends")
 
 
 @functools.lru_cache(maxsize=64)
 def check_grammar(kind: str, guide: str, backend: str = "xgrammar") -> None:
-    """Raise RequestRejectedError for a guide that the package `backend` of the library cannot read.
+    """Raise RequestRejectedError for a guide that the library's package `backend` cannot read.
 
-    The library would read it within a step, and an error of a step ends all requests, in the
-    executor (batch_manager/guidedDecoder.cpp, build) as in PyTorch (_torch/pyexecutor), where newer
-    releases end one request with an error that does not name the guide.
+    The library would read the guide within a step, where an error ends all requests, in the
+    executor (batch_manager/guidedDecoder.cpp, build) and in PyTorch (_torch/pyexecutor). Newer
+    releases of PyTorch's runtime end only one request, with an error that does not name the guide.
     """
     try:
         package = importlib.import_module(backend)
@@ -283,7 +287,7 @@ def _read_with_xgrammar(package: Any, kind: str, guide: str) -> str:
 
 
 def _read_with_llguidance(package: Any, kind: str, guide: str) -> str:
-    """Return the error that the constructor of LLMatcher would keep; it never raises."""
+    """Return the error of a new LLMatcher, whose constructor never raises."""
     matcher = package.LLMatcher
     convert = {"json_schema": matcher.grammar_from_json_schema, "regex": matcher.grammar_from_regex}
     if kind not in convert:
