@@ -30,7 +30,7 @@ CLOSE_TIMEOUT = 1.0
 #: in use and closed after use.
 MAX_OVERFLOW = 10
 _WRITES = "llmops_writes"
-_FILE_ID = "llmops_file_id"
+_FILE_IDS = "llmops_file_ids"
 _FileId = tuple[int, int]
 ResultT = TypeVar("ResultT")
 
@@ -173,14 +173,14 @@ def _sqlite_engines(location: StoreUrl, pool: dict[str, int], busy_seconds: floa
 
 
 class _SqliteFile:
-    """The file of a store, watched for its replacement by another file, such as a backup.
+    """The file of a store and its write-ahead log, watched for their replacement, as by a backup.
 
-    A connection to the old file works, and all that it writes is lost.
+    A connection to old files works, and all that it writes is lost.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self._log = path, Path(f"{path}-wal")
-        # the identities of the file and its write-ahead log at the last connection
+        # the identities of the file and its log at the last connection
         self._known: tuple[_FileId | None, _FileId | None] = None, None
 
     def check_log(self, *_: object) -> None:
@@ -194,10 +194,10 @@ class _SqliteFile:
     def set_up(self, connection: Any, record: ConnectionPoolEntry) -> None:
         try:
             _set_up(connection)
-            file = record.info[_FILE_ID] = _file_id(self._path)
-            if self._known[0] not in (None, file):
+            found = record.info[_FILE_IDS] = self._ids()
+            if self._known[0] not in (None, found[0]):
                 log.error("The store %s was replaced by another file, which is used from now on.", self._path)
-            self._known = file, _file_id(self._log) if self._log.exists() else None
+            self._known = found
         except BaseException:
             # SQLAlchemy does not close a connection that fails here, and the connection's thread
             # would keep the process from ending.
@@ -205,8 +205,11 @@ class _SqliteFile:
             raise
 
     def discard_if_replaced(self, _: object, record: ConnectionPoolEntry, __: object) -> None:
-        if record.info[_FILE_ID] != _file_id(self._path):
+        if record.info[_FILE_IDS] != self._ids():
             raise DisconnectionError
+
+    def _ids(self) -> tuple[_FileId, _FileId | None]:
+        return _file_id(self._path), _file_id(self._log) if self._log.exists() else None
 
 
 def _file_id(file: Path) -> _FileId:
@@ -244,4 +247,6 @@ def _set_up(connection: Any) -> None:
     # A gateway deletes its copy of an event once the ledger has it, so each commit must be on the
     # disk.
     cursor.execute("PRAGMA synchronous = FULL")
+    # the first read opens the write-ahead log
+    cursor.execute("PRAGMA schema_version")
     cursor.close()
