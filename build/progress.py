@@ -1,4 +1,4 @@
-"""Interface through which a build reports its progress.
+"""The interface through which a build reports its progress.
 
 `cli/progress.py` shows it in the terminal.
 """
@@ -12,25 +12,25 @@ class Progress(Protocol):
     """A receiver of stages, warnings and notes."""
 
     def stage(self, title: str, total: float | None = None) -> AbstractContextManager[None]:
-        """Begin a stage that ends with the `with` block.
+        """Return a context manager for a stage of the build, which ends with the `with` block.
 
-        `total` is in the unit of `advance`, None if unknown.
+        `total` is the amount of work in the unit of `advance`, or None if unknown.
         """
 
     def advance(self, amount: float = 1) -> None:
         """Move the current stage forward by `amount`."""
 
     def warn(self, sentence: str) -> None:
-        """Show a sentence that the user must see but that does not stop the build."""
+        """Show a warning, a full sentence. The build goes on."""
 
     def note(self, sentence: str) -> None:
-        """Show a sentence that is good to know."""
+        """Show a note, a full sentence that needs no action."""
 
 
 class SilentProgress:
     """A receiver without output, for library use and tests.
 
-    `warnings` and `notes` keep what was reported.
+    `warnings` and `notes` collect the sentences that the build reported.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """The build specification: the options of `llmops build`, checked.
 
-Each error names the option and the fix.
+Each error message names the option and a remedy.
 """
 
 import re
@@ -14,18 +14,19 @@ from llmops.errors import InputError
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
-#: Settings of some targets that have a flag of their own; a target checks them like `--set KEY=VALUE`.
+#: Settings of some targets that have their own flag. The target checks such a setting like `--set
+#: KEY=VALUE`.
 FLAG_SETTINGS = ("calib_batch_size", "calib_seed", "max_ppl_ratio", "min_top1", "max_mean_kl", "max_token_kl")
 
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """The options of one build. Lengths are in tokens; None leaves the choice to the target.
+    """The options of one build. With None, the target chooses.
 
-    `checkpoint` is what the user typed. The target checks `quant` and `kv_cache`. `options` holds
-    the target's own settings (`--set KEY=VALUE`), `plan` the BuildPlan that set the fields. With
-    `deterministic`, a greedy answer must not depend on what else is in the batch. The engine uses
-    `tp` × `pp` GPUs; `ep` divides `tp`.
+    Lengths are in tokens. `checkpoint` is the path or name that the user typed. The target checks
+    `quant` and `kv_cache`. `options` holds the target's own settings (`--set KEY=VALUE`), and
+    `plan` the BuildPlan that set other fields. With `deterministic`, a greedy answer must not
+    depend on other requests in the batch. The engine uses `tp` × `pp` GPUs, and `ep` divides `tp`.
     """
 
     checkpoint: str
@@ -60,33 +61,33 @@ class BuildSpec:
         for flag in ("max_batch_size", "max_seq_len", "max_num_tokens", "group_size", "calib_size", "calib_seq_len"):
             value = getattr(self, flag)
             if value is not None and value < 1:
-                raise InputError(f"--{flag.replace('_', '-')} {value}: must be at least 1.")
+                raise InputError(f"--{flag.replace('_', '-')} {value} is too small; give at least 1.")
         self._check_parallelism()
 
     def _check_parallelism(self) -> None:
         for flag in ("tp", "pp", "ep"):
             if getattr(self, flag) < 1:
-                raise InputError(f"--{flag} must be at least 1.")
+                raise InputError(f"--{flag} {getattr(self, flag)} is too small; give at least 1.")
         if self.tp % self.ep:
             raise InputError(
                 f"--ep {self.ep} must divide --tp {self.tp}: experts are spread over the tensor-parallel GPUs."
             )
 
     def key_fields(self) -> dict[str, Any]:
-        """Return the fields that decide the engine: all but where it comes from and where it goes."""
+        """Return the fields that change the engine: all but checkpoint, output and predictions."""
         fields = asdict(self)
         del fields["checkpoint"], fields["output"]
-        # The build key identifies adapters by their content, as it does the checkpoint.
+        # The build key identifies adapters by their content, like the checkpoint.
         fields["options"].pop("adapters", None)
         if not self.deterministic:
             del fields["deterministic"]
-        if self.plan:  # predictions do not change the engine
+        if self.plan:  # Predictions do not change the engine.
             fields["plan"] = {name: value for name, value in self.plan.items() if name not in ("predicted", "model")}
         return fields
 
 
 def setting_flag(name: str) -> str:
-    """Return how a command line gives the setting `name` of a target: by its own flag, or by --set."""
+    """Return the command-line option of a target's setting: the setting's own flag, or --set."""
     if name == "adapters":
         return "--adapter"
     if name in FLAG_SETTINGS:

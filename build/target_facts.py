@@ -1,6 +1,6 @@
-"""Facts about the build targets that other packages may know without importing them.
+"""Facts about the build targets, for packages that must not import the targets.
 
-A target's code is in `llmops.build.targets.NAME` and `llmops.model_repository.targets.NAME`.
+The code of a target is in `llmops.build.targets.NAME` and `llmops.model_repository.targets.NAME`.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,9 @@ TargetName = Literal["openvino", "tensorrt", "pytorch"]
 class TargetFacts:
     """The facts of one target.
 
-    `library` runs its engines and must be installed where they are served. `kv_caches` are the
-    values of --kv-cache; `quant` is the format that `llmops up` builds.
+    `library` is the Python package that runs the target's engines, and must be installed on the
+    serving machine. `gpus` is True if the engines run on GPUs. `kv_caches` are the values of
+    --kv-cache. `quant` is the format that `llmops up` builds.
     """
 
     library: str

@@ -214,9 +214,9 @@ def test_json_output_is_the_manifest(spec: BuildSpec, tiny: Path) -> None:
     ("fields", "sentence"),
     [
         ({"name": "a b"}, "--name 'a b' cannot name a Triton model"),
-        ({"max_batch_size": 0}, "--max-batch-size 0: must be at least 1"),
+        ({"max_batch_size": 0}, "--max-batch-size 0 is too small"),
         ({"tp": 8, "ep": 3}, "--ep 3 must divide --tp 8"),
-        ({"tp": 0}, "--tp must be at least 1"),
+        ({"tp": 0}, "--tp 0 is too small"),
     ],
 )
 def test_specs_that_make_no_sense(fields: dict, sentence: str, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_the_saved_plan_is_what_was_shown(config, tmp_path):
         (["--kv-dtype", "fp4"], "The KV cache dtype 'fp4' is unknown"),
         (["--timing", "guess"], "--timing 'guess' is unknown"),
         (["--tp", "8", "--gpus", "4"], "needs 8 GPUs, but --gpus is 4"),
-        (["--tpot-p95", "1ms"], "best reachable"),
+        (["--tpot-p95", "1ms"], "No layout meets the latency targets"),
         (["--html", "/nowhere/at/all.html"], "cannot be written"),
     ],
 )

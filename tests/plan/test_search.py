@@ -142,14 +142,14 @@ def test_a_model_larger_than_the_fleet(models):
 
 
 def test_an_impossible_target_says_what_can_be_reached(models):
-    with pytest.raises(InputError, match=r"best reachable are TTFT p95 \d+ ms and TPOT \d+\.\d ms") as caught:
+    with pytest.raises(InputError, match=r"the best are TTFT p95 \d+ ms and TPOT \d+\.\d ms") as caught:
         plan(models, replace(LOAD, tpot_p95=0.001))
     reachable = float(str(caught.value).split("TPOT ")[1].split(" ms")[0])
     plan(models, replace(LOAD, qps=0.01, tpot_p95=reachable / 1e3 * 1.05))
 
 
 def test_too_few_gpus_for_the_rate(models):
-    with pytest.raises(InputError, match=r"20 requests/s need at least (\d+) GPUs, 4 are given") as caught:
+    with pytest.raises(InputError, match=r"20 requests/s need at least (\d+) GPUs, and --gpus is 4") as caught:
         plan(models, max_gpus=4)
     need = int(str(caught.value).split("at least ")[1].split(" ")[0])
     assert plan(models, max_gpus=need).best.gpus <= need
@@ -164,20 +164,20 @@ def test_a_gpu_that_cannot_run_the_precision(models):
     ("fields", "words"),
     [
         ({"tp": 8, "pp": 2, "max_gpus": 8}, "--tp 8 x --pp 2 needs 16 GPUs, but --gpus is 8"),
-        ({"ep": 2}, "dense model without experts"),
-        ({"tp": 0}, "--tp 0: at least 1"),
+        ({"ep": 2}, "a dense model, which has no experts"),
+        ({"tp": 0}, "--tp 0 is too small"),
         ({"max_seq_len": 2000}, "is 2300 tokens, more than --max-seq-len 2000"),
         ({"max_seq_len": 200_000}, "more than the 131072 positions"),
         ({"load": PlanWorkload(131_000, 1000)}, "132000 tokens, more than the 131072 positions"),
         ({"max_num_tokens": 1000, "load": PlanWorkload(2000, 300, chunked_prefill=False)}, "without chunked prefill"),
         ({"kv_fraction": 1.5}, "--kv-fraction 1.5"),
-        ({"model": "DEEPSEEK_V3", "target": "tensorrt"}, "cannot be built for --target tensorrt; take one of pytorch"),
+        ({"model": "DEEPSEEK_V3", "target": "tensorrt"}, "cannot be built for --target tensorrt; give --target pytorch"),
         ({"precision": FORMATS["int8_sq"]}, "--quant int8_sq runs on --target tensorrt only"),
         ({"precision": FORMATS["fp8_block"], "target": "tensorrt"}, "--quant fp8_block runs on --target pytorch only"),
         ({"model": "MIXTRAL_8X7B", "tp": 4, "ep": 4, "target": "tensorrt"}, "--ep 4 runs on --target pytorch only"),
         (
             {"precision": FORMATS["int4_awq"], "target": "tensorrt", "load": PlanWorkload(2000, 300, prefix_hit=0.5)},
-            "--prefix-hit: an engine of int4_awq weights with an fp8 KV cache does not reuse it",
+            "--prefix-hit: an engine of int4_awq weights with an fp8 KV cache does not reuse prefixes",
         ),
         (
             {"precision": FORMATS["int4_awq"], "target": "tensorrt", "max_num_tokens": 1000},
@@ -229,14 +229,14 @@ def test_a_fleet_that_breaks_even_at_full_load():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"isl": 0}, "--isl 0: a length is at least 1 token"),
-        ({"osl": 0}, "--osl 0: a length is at least 1 token"),
-        ({"prefix_hit": 1.0}, "--prefix-hit 1: a share between 0 and 1"),
-        ({"prefix_hit": -0.1}, "--prefix-hit -0.1: a share"),
-        ({"acceptance": 1.0}, "--acceptance 1: a probability"),
-        ({"acceptance": -0.5}, "--acceptance -0.5: a probability"),
-        ({"qps": 0.0}, "--qps 0: a rate above 0"),
-        ({"qps": -1.0}, "--qps -1: a rate above 0"),
+        ({"isl": 0}, "--isl 0 is too short"),
+        ({"osl": 0}, "--osl 0 is too short"),
+        ({"prefix_hit": 1.0}, "--prefix-hit 1 is not possible"),
+        ({"prefix_hit": -0.1}, "--prefix-hit -0.1 is not possible"),
+        ({"acceptance": 1.0}, "--acceptance 1 is not possible"),
+        ({"acceptance": -0.5}, "--acceptance -0.5 is not possible"),
+        ({"qps": 0.0}, "--qps 0 is not possible"),
+        ({"qps": -1.0}, "--qps -1 is not possible"),
     ],
 )
 def test_what_is_refused(fields, words):

@@ -116,6 +116,6 @@ def test_a_gpu_without_tables_gets_the_roofline_and_says_so():
     assert times.label == "roofline (l4)"
     if package_root():
         with pytest.raises(
-            InputError, match=r"cannot plan for l4: AIConfigurator .* has no TensorRT-LLM tables for it"
+            InputError, match=r"cannot plan for l4: AIConfigurator .* has no TensorRT-LLM tables for l4"
         ):
             timing_source(find_gpu("l4"), "silicon")

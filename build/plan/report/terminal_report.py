@@ -30,7 +30,7 @@ def print_plan(plan: PlanResult, console: Console, top: int = 8) -> None:
     if warning:
         console.print(Text(warning, style="yellow"))
     for gpu, source in plan.timing.items():
-        console.print(Text(f"Times for {gpu}: {source}. Prices are assumed unless --price gave them.", style="dim"))
+        console.print(Text(f"Times for {gpu}: {source}. Prices are from --price, or assumed.", style="dim"))
 
 
 def _ranking(plan: PlanResult, wide: bool, top: int) -> Table:

@@ -1,4 +1,4 @@
-"""The search for the cheapest deployment that meets a request.
+"""Search for the cheapest deployment that meets a request.
 
-The speed of one candidate belongs to `speed/`.
+The speed of one layout belongs to `speed/`.
 """

@@ -1,6 +1,6 @@
-"""One layout on one kind of GPU.
+"""Evaluate one layout on one kind of GPU.
 
-A candidate says if it fits and meets the targets, how many replicas it takes, and what it costs.
+A candidate is a layout that fits and meets the targets, with its replicas and its cost.
 """
 
 import math
@@ -17,23 +17,25 @@ from llmops.build.plan.speed.replica_model import OperatingPoint, ReplicaModel, 
 from llmops.build.plan.speed.step_time import MeasuredCorrection, StepModel
 from llmops.build.plan.timing.operation_times import OperationTimes
 
-#: TensorRT-LLM's default for the largest batch.
+#: Maximum number of sequences in a batch: TensorRT-LLM's default.
 MAX_BATCH = 2048
 
-#: Hours that a GPU runs between two interruptions: 419 of 16,384 H100 in 54 days (The Llama 3 herd of
-#: models, 2024, table 5). How long a replica is away is an assumption: a new node, and its start.
-GPU_HOURS_BETWEEN_FAILURES, REPAIR_HOURS = 50_000.0, 1.0
+#: Mean hours that a GPU runs between two interruptions: 16,384 H100 had 419 interruptions in 54 days
+#: (The Llama 3 herd of models, 2024, table 5).
+GPU_HOURS_BETWEEN_FAILURES = 50_000.0
+#: Hours until a lost replica serves again: an assumption for a new node and the engine's start.
+REPAIR_HOURS = 1.0
 
 
 class LayoutRejected(Exception):
-    """An error for a layout that cannot serve the request. The message is a one-line reason.
+    """An error for a layout that cannot serve the request. The message is the reason, in one line.
 
     Attributes:
-        memory: The memory of a layout that does not fit.
-        missed: The latency that it reaches where a target is lower.
-        needs: The GPUs that the rate takes if there are fewer.
-        wider: True if one replica takes more GPUs than there are.
-        unbuildable: The rule of the build that the layout breaks.
+        memory: The memory budget, if the layout does not fit.
+        missed: The best operating point, if its latencies miss the targets.
+        needs: The number of GPUs for the requested rate, if the request allows fewer.
+        wider: True if one replica needs more GPUs than the request allows.
+        unbuildable: The error message of the build, if the build rejects the layout.
     """
 
     def __init__(
@@ -53,13 +55,13 @@ class LayoutRejected(Exception):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to serve the request.
+    """A layout that can serve the request, with its speed and cost.
 
-    `point` is one replica (or the whole disaggregated set) at the requested rate, `best` at the
-    highest rate that meets the targets. `capacity` is the requests/s of all replicas at `best`.
-    `spares` of the replicas are there for the availability.
-    `paged` and `contiguous` count sequences per replica that fit with and without paging;
-    `kv_token` is the bytes of a token's cache on a GPU.
+    `point` is the operating point of one replica (or of the whole disaggregated set) at the
+    requested rate, and `best` at the highest rate that meets the targets. `capacity` is the rate of
+    all replicas at `best`, in requests/s. `spares` is the number of replicas that only serve the
+    availability. `paged` and `contiguous` are the numbers of sequences per replica that fit with
+    and without paging. `kv_token` is the size of one token in the KV cache of a GPU, in bytes.
     """
 
     gpu: GpuSpec
@@ -80,7 +82,7 @@ class Candidate:
 
     @property
     def nodes(self) -> int:
-        """Return the number of nodes."""
+        """Return the number of nodes that hold the GPUs."""
         return -(-self.gpus // self.gpu.per_node)
 
     @property
@@ -90,7 +92,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Return the layout as text."""
+        """Return the layout as text, such as tp2 pp1."""
         if self.workers is None:
             return str(self.layout)
         pair = self.workers
@@ -99,7 +101,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class FittingLayout:
-    """A layout that fits in memory, with its limits and the replica that would run."""
+    """A layout that fits in memory, with its limits and the model of one replica."""
 
     layout: ParallelLayout
     limits: PlannedLimits
@@ -116,19 +118,19 @@ def fit_layout(
     times: OperationTimes,
     correction: MeasuredCorrection | None = None,
 ) -> FittingLayout:
-    """Return the layout with its limits and memory.
+    """Return the layout with the limits that fit its memory.
 
     Raises:
-        LayoutRejected: TensorRT-LLM cannot run the layout, or it does not fit.
+        LayoutRejected: TensorRT-LLM cannot run the layout, or the layout does not fit.
     """
     if layout.gpus > request.max_gpus:
-        raise LayoutRejected(f"{layout.gpus} GPUs for one replica; {request.max_gpus} given", wider=True)
+        raise LayoutRejected(f"one replica needs {layout.gpus} GPUs; {request.max_gpus} given", wider=True)
     reason = layout_problem(request.model, request.precision, gpu, layout)
     if reason:
         raise LayoutRejected(reason)
     batch, limits, memory = MAX_BATCH, PlannedLimits(1, 1, 1), None
-    # The logits of a larger batch take memory from the cache that would hold it. Two rounds settle
-    # both.
+    # A larger batch has larger logits, which leave less memory for the KV cache of the batch. Two
+    # rounds settle both.
     for _ in range(3):
         limits = PlannedLimits(batch, request.num_tokens, request.seq_len, request.kv_fraction)
         memory = plan_memory(request.model, request.precision, request.kv, layout, gpu, limits)
@@ -152,7 +154,7 @@ def fit_layout(
 
 
 def step_model(request: PlanRequest, gpu: GpuSpec, layout: ParallelLayout, times: OperationTimes) -> StepModel:
-    """Return the step model of one layout, with the times of the tables or the roofline."""
+    """Return the model of one layout's engine steps. `times` gives the operation times."""
     nodes = layout.gpus > gpu.per_node
     return StepModel(request.model, request.precision, request.kv, layout, times, nodes)
 
@@ -165,12 +167,12 @@ def _too_large(memory: MemoryBudget | None, gpu: GpuSpec) -> str:
 
 
 def meets_targets(request: PlanRequest, point: OperatingPoint) -> bool:
-    """Return True if all latency targets are met."""
+    """Return True if the operating point meets all latency targets of the request."""
     return all(getattr(point, name) <= limit for name, limit in request.workload.targets.items())
 
 
 def evaluate_layout(request: PlanRequest, gpu: GpuSpec, fitted: FittingLayout) -> Candidate:
-    """Return the layout as a fleet of equal replicas.
+    """Return the candidate for a fleet of equal replicas of the layout.
 
     Raises:
         LayoutRejected: The layout misses a target or needs too many GPUs.
@@ -209,12 +211,13 @@ def evaluate_layout(request: PlanRequest, gpu: GpuSpec, fitted: FittingLayout) -
 
 
 def spare_replicas(needed: int, gpus: int, availability: float | None) -> int:
-    """Return the replicas beside `needed` ones, so that enough of them run for a share of the time.
+    """Return the number of spare replicas that keeps `needed` replicas running.
 
     Args:
-        needed: Number of replicas that serve the load.
-        gpus: GPUs of a replica.
-        availability: Share of the time, or None for no spares.
+        needed: The number of replicas that serve the load.
+        gpus: The number of GPUs of one replica.
+        availability: The share of the time in which `needed` replicas must run, or None for no
+            spares.
     """
     if availability is None:
         return 0
@@ -229,7 +232,7 @@ def spare_replicas(needed: int, gpus: int, availability: float | None) -> int:
 
 def _missed(request: PlanRequest, alone: OperatingPoint) -> str:
     missed = {name: limit for name, limit in request.workload.targets.items() if getattr(alone, name) > limit}
-    # the time per token says more about a layout than its queue
+    # The time per output token comes first: it depends on the layout and not on the queue.
     name, limit = max(missed.items(), key=lambda target: target[0].startswith("tpot"))
     label, digits = name.upper().replace("_P", " p"), 1 if name.startswith("tpot") else 0
     reached = f"{1e3 * getattr(alone, name):.{digits}f} ms"
@@ -237,7 +240,7 @@ def _missed(request: PlanRequest, alone: OperatingPoint) -> str:
 
 
 def at_rate(replica: ReplicaModel, rate: float, best: OperatingPoint) -> OperatingPoint:
-    """Return the steady state at `rate` requests/s, which is at most the rate of `best`."""
+    """Return the operating point at `rate` requests/s, which is at most the rate of `best`."""
     low, high = 0.0, best.concurrency
     for _ in range(12):
         middle = (low + high) / 2
@@ -246,7 +249,7 @@ def at_rate(replica: ReplicaModel, rate: float, best: OperatingPoint) -> Operati
 
 
 def batch_curve(replica: ReplicaModel) -> tuple[OperatingPoint, ...]:
-    """Return points from one sequence to a full batch, doubling."""
+    """Return the operating points of 1, 2, 4, … sequences in flight, up to a full batch."""
     full = replica.full_batch
     batches = [2.0**step for step in range(int(math.log2(full)) + 1)]
     return tuple(replica.at(batch, bursts=False) for batch in dict.fromkeys([*batches, full]))

@@ -1,4 +1,4 @@
-"""Explain a search without a result: the binding constraint, its numbers, and what to change."""
+"""Explain a search without a result: the binding constraint, its figures and a remedy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from llmops.build.plan.search.plan_request import PlanRequest
 
 @dataclass(frozen=True)
 class TriedLayout:
-    """A layout on a kind of GPU, and why it was rejected."""
+    """A layout on a kind of GPU, and its rejection."""
 
     gpu: GpuSpec
     layout: ParallelLayout
@@ -24,17 +24,17 @@ def explain_infeasible(
     disaggregated: Candidate | None,
     alternative: Callable[[], Candidate | None],
 ) -> str:
-    """Return one sentence for a search without a result.
+    """Return the error message for a search without a result.
 
     Layouts are checked in a fixed order: structure, memory, targets, GPUs for the rate, rules of
-    the build. The layouts that came furthest show the binding constraint.
+    the build. The layouts that passed most of these checks show the binding constraint.
 
     Args:
-        request: The request.
+        request: The request to the planner.
         rejected: All layouts with their rejections.
-        disaggregated: Separate prefill and decode workers that would do, which llmops does not
-            deploy.
-        alternative: Searches for a deployment on other GPUs that would do.
+        disaggregated: Separate prefill and decode workers that would meet the request, or None.
+            llmops does not deploy such workers.
+        alternative: Searches for a deployment on other GPUs that would meet the request.
     """
     unbuildable = [attempt for attempt in rejected if attempt.rejection.unbuildable]
     if unbuildable:
@@ -43,8 +43,8 @@ def explain_infeasible(
     load = request.workload
     if needs:
         return (
-            f"{load.qps:g} requests/s need at least {min(needs)} GPUs, {request.max_gpus} are given; raise --gpus or "
-            "lower --qps."
+            f"{load.qps:g} requests/s need at least {min(needs)} GPUs, and --gpus is {request.max_gpus}; raise "
+            "--gpus or lower --qps."
         )
     missed = [attempt.rejection.missed for attempt in rejected if attempt.rejection.missed]
     if missed:
@@ -52,25 +52,25 @@ def explain_infeasible(
         also = ""
         if disaggregated is not None:
             also = (
-                f" Only prefill and decode on separate workers keep the targets ({disaggregated.name}, "
+                f" Only prefill and decode on separate workers meet the targets ({disaggregated.name}, "
                 f"{disaggregated.gpus} x {disaggregated.gpu.name}), which llmops does not deploy."
             )
         return (
-            f"no layout keeps the latency targets: the best reachable are TTFT p95 {1e3 * ttft:.0f} ms and TPOT "
-            f"{1e3 * tpot:.1f} ms, not always by the same layout; raise the targets, allow more GPUs or take a smaller "
+            f"No layout meets the latency targets: the best are TTFT p95 {1e3 * ttft:.0f} ms and TPOT "
+            f"{1e3 * tpot:.1f} ms, perhaps of different layouts; raise the targets, raise --gpus or choose a smaller "
             f"--quant.{also}"
         )
     if any(attempt.rejection.memory for attempt in rejected):
         return _too_large(request, rejected, alternative)
     reasons = "; ".join(sorted({attempt.rejection.reason for attempt in rejected})[:3])
-    return f"no layout of {request.name} can run: {reasons}."
+    return f"No layout of {request.name} can run: {reasons}."
 
 
 def _unbuildable(request: PlanRequest, rejected: list[TriedLayout], alternative: Callable[[], Candidate | None]) -> str:
-    """Return the sentence for layouts that break rules of the build.
+    """Return the error message for layouts that the build rejects.
 
-    A reason shared by all layouts concerns the user's request; other reasons concern the smallest
-    layout.
+    A reason that all layouts share is about the request. Otherwise, the reason is about the
+    smallest layout.
     """
     smallest = min(rejected, key=lambda attempt: attempt.layout.gpus)
     reason = smallest.rejection.unbuildable.rstrip(".")
@@ -79,8 +79,8 @@ def _unbuildable(request: PlanRequest, rejected: list[TriedLayout], alternative:
     if len({attempt.rejection.unbuildable for attempt in rejected}) == 1 and not of_the_layout:
         return f"{reason}."
     return (
-        f"{request.name} fits on {smallest.layout.gpus} x {smallest.gpu.name} as {smallest.layout}, but cannot "
-        f"be built so: {reason}.{_instead(request, alternative)}"
+        f"{request.name} fits on {smallest.layout.gpus} x {smallest.gpu.name} as {smallest.layout}, but this layout "
+        f"cannot be built: {reason}.{_instead(request, alternative)}"
     )
 
 
@@ -95,7 +95,7 @@ def _too_large(request: PlanRequest, rejected: list[TriedLayout], alternative: C
     fleet = f"{request.max_gpus} GPU{'s' * (request.max_gpus > 1)}"
     advice = _instead(request, alternative)
     if not advice:
-        advice = " Take a larger kind of GPU or a smaller --quant." if not wider else " Raise --gpus."
+        advice = " Give a larger --gpu or a smaller --quant." if not wider else " Raise --gpus."
     return (
         f"{request.name} does not fit on {fleet}: {widest} ({best.layout}), each {best.gpu.name} of "
         f"{memory.total / GB:.1f} GB would hold {memory.weight_bytes / GB:.1f} GB of weights "

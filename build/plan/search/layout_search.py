@@ -1,6 +1,6 @@
 """Search all layouts on all kinds of GPU.
 
-Layouts that meet the targets are ranked by cost, the others are explained.
+Layouts that meet the targets are ranked by cost. Each other layout gets a reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ from llmops.errors import InputError
 
 @dataclass(frozen=True)
 class RejectedLayout:
-    """A rejected layout with the reason in one line."""
+    """A rejected layout on a kind of GPU, with the reason in one line."""
 
     gpu: str
     layout: str
@@ -56,9 +56,9 @@ class BatchCurve:
 class PlanResult:
     """The result of a search.
 
-    `candidates` can be built and deployed, in ascending order of cost. `disaggregated` holds
-    candidates with separate prefill and decode workers, which llmops only shows. `timing` maps each
-    GPU to the source of its times.
+    `candidates` can be built and deployed, and are in ascending order of cost. `disaggregated`
+    holds candidates with separate prefill and decode workers, which llmops shows and does not
+    deploy. `timing` maps the name of each GPU to the source of its operation times.
     """
 
     request: PlanRequest
@@ -75,7 +75,7 @@ class PlanResult:
 
     @property
     def cheaper_disaggregated(self) -> Candidate | None:
-        """Return disaggregated workers that would cost less than the best candidate, or None."""
+        """Return the disaggregated candidate that costs less than the best one, or None."""
         rank = _rank(self.request)
         return next((candidate for candidate in self.disaggregated if rank(candidate)[0] < rank(self.best)[0]), None)
 
@@ -105,9 +105,10 @@ def search_layouts(
 
     Args:
         request: The request.
-        times_of: Returns the operation times of a GPU.
-        progress: Receives the layout that is evaluated.
-        refusal: Returns why a candidate cannot be built, or None.
+        times_of: A function that returns the operation times of a GPU.
+        progress: A function that receives each layout before it is evaluated.
+        refusal: A function that returns the reason for which the build rejects a candidate, or
+            None.
 
     Raises:
         InputError: No layout can serve the request.
@@ -159,9 +160,9 @@ def search_layouts(
 def _alternative(
     request: PlanRequest, times_of: Callable[[GpuSpec], OperationTimes], refusal: Callable[[Candidate], str | None]
 ) -> Candidate | None:
-    """Return the cheapest deployment on more GPUs, or else on a kind with more memory.
+    """Return the cheapest deployment on more GPUs, or else on GPUs with more memory.
 
-    The number of GPUs is at most four times the present one.
+    The number of GPUs is at most four times the requested number.
     """
     largest = max(gpu.memory for gpu in request.gpus)
     larger = [gpu for gpu in GPUS.values() if gpu.memory > largest]
@@ -180,7 +181,7 @@ def _cheapest(
     found = []
     for gpu in gpus:
         other_request = replace(request, gpus=(gpu,), max_gpus=count, measured=None)
-        # The search itself reports problems with the times of the requested GPUs.
+        # The search itself reports problems with the operation times of the requested GPUs.
         times = times_of(gpu) if gpu in request.gpus else RooflineTimes(gpu)
         for layout in candidate_layouts(request.model, request.tp, request.pp, request.expert_split):
             with suppress(LayoutRejected):
@@ -198,7 +199,7 @@ def _correction(request: PlanRequest, gpu: GpuSpec, times: OperationTimes) -> Me
 
 
 def describe_times(times: OperationTimes) -> str:
-    """Return the source of the times, and the operations that fell back to the roofline."""
+    """Return the source of the times as text, with the operations taken from the roofline."""
     missing = sorted(getattr(times, "missing", ()))
     return times.label + (f"; roofline for {', '.join(missing)}" if missing else "")
 
@@ -206,7 +207,7 @@ def describe_times(times: OperationTimes) -> str:
 def _rank(request: PlanRequest) -> Callable[[Candidate], tuple[float, int, float]]:
     """Return the sort key: $/h for a given rate, otherwise $ per request.
 
-    Ties go to fewer GPUs, then to more capacity.
+    Candidates of the same cost are sorted by fewer GPUs, then by more capacity.
     """
 
     def key(candidate: Candidate) -> tuple[float, int, float]:
@@ -221,7 +222,7 @@ def _disaggregated(
 ) -> list[Candidate]:
     """Return the cheapest pair of prefill and decode workers.
 
-    It has the fewest GPUs for a rate, otherwise the fewest per request/s.
+    This pair needs the fewest GPUs for the requested rate, or per request/s without a rate.
     """
     prefills = [worker for fitting in fitted if (worker := prefill_worker(fitting.replica, times))]
     decodes = [(worker, fitting) for fitting in fitted if (worker := decode_worker(fitting.replica))]
@@ -241,7 +242,10 @@ def _disaggregated(
 
 
 def _keeps_joint_targets(request: PlanRequest, pair: Disaggregated) -> bool:
-    """Return True if a pair keeps the targets that neither of its workers was chosen by."""
+    """Return True if a pair meets the targets that are of no use in choosing its workers.
+
+    They are the end-to-end targets and the target of the median TTFT.
+    """
     load = request.workload
     point = pair.point(load, load.qps or pair.rate)
     targets = {name: limit for name, limit in load.targets.items() if name.startswith("e2e") or name == "ttft_p50"}

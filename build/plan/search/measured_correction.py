@@ -1,4 +1,4 @@
-"""Correct step predictions by a host's own step times: ratios of measured to predicted seconds."""
+"""Correct predicted step times by the measured step times of a host."""
 
 import math
 from collections.abc import Callable
@@ -15,15 +15,16 @@ from llmops.errors import InputError
 def measured_correction(
     measured: MeasuredSteps, request: PlanRequest, steps_of: Callable[[ParallelLayout], StepModel]
 ) -> MeasuredCorrection:
-    """Return the correction for a model's step predictions from measured step times.
+    """Return the ratios of measured to predicted seconds, by which predictions are corrected.
 
     Args:
-        measured: The step times of a host.
-        request: The plan request.
-        steps_of: Returns the uncorrected step model of a layout on the measured GPU.
+        measured: The measured step times of a host.
+        request: The request to the planner.
+        steps_of: A function that returns the uncorrected step model of a layout on the measured
+            GPU.
 
     Raises:
-        InputError: The file is of another model, precision or GPU than is planned.
+        InputError: The step times are of another model, precision or GPU than the request.
     """
     _check(measured, request)
     ranks = measured.layout
@@ -51,7 +52,7 @@ def measured_correction(
 def _decode(steps: StepModel, step: StepTime) -> float:
     """Return the predicted seconds of a decode step.
 
-    Pipeline stages cut the batch into micro-batches, one after the other.
+    Pipeline stages divide the batch into micro-batches, which run one after the other.
     """
     stages = steps.layout.pp
     return stages * steps.seconds(max(1, round(step.batch_size / stages)), max(1, step.context))
@@ -62,7 +63,7 @@ def _prefill(steps: StepModel, step: StepTime) -> float:
 
 
 def _nearest_power(context: int) -> int:
-    """Return the nearest power of two: contexts that differ a little share a column of the grid."""
+    """Return the nearest power of two, so that similar contexts share a column of the grid."""
     return int(2 ** round(math.log2(max(1, context))))
 
 

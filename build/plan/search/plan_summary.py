@@ -1,4 +1,4 @@
-"""A plan as plain data: the output of --json, and the BuildPlan of the best layout."""
+"""Convert a plan to plain data: the output of --json, and the BuildPlan of a layout."""
 
 import math
 from dataclasses import asdict
@@ -15,9 +15,9 @@ FORMAT = 1
 
 
 def build_plan(plan: PlanResult, candidate: Candidate | None = None) -> BuildPlan:
-    """Return the engine to build: that of `candidate`, or of the best one.
+    """Return the engine to build for `candidate`, or for the best candidate of the plan.
 
-    For a disaggregated candidate it is the decode worker's engine, with the prefill worker's layout
+    A disaggregated candidate gives the decode worker's engine, with the prefill worker's layout
     under `predicted`.
     """
     chosen = candidate or plan.best
@@ -25,7 +25,7 @@ def build_plan(plan: PlanResult, candidate: Candidate | None = None) -> BuildPla
 
 
 def engine_plan(request: PlanRequest, chosen: Candidate, predicted: dict[str, Any] | None = None) -> BuildPlan:
-    """Return the engine of one candidate."""
+    """Return the engine to build for one candidate."""
     return BuildPlan(
         model=request.name,
         architecture=request.model.hf_class,
@@ -50,10 +50,10 @@ def engine_plan(request: PlanRequest, chosen: Candidate, predicted: dict[str, An
 
 
 def batch_limit(candidate: Candidate) -> int:
-    """Return the batch size that leaves room for random peaks at the highest rate.
+    """Return the maximum batch size of the engine to build for `candidate`.
 
-    The rate is the highest that meets the targets. The batch size is a multiple of 8 and no more
-    than fits.
+    The batch size leaves room for random peaks at the highest rate that meets the targets. It is a
+    multiple of 8, unless fewer sequences fit.
     """
     replicas = candidate.workers.decode_count if candidate.workers else 1
     mean = candidate.best.concurrency / replicas
@@ -62,9 +62,10 @@ def batch_limit(candidate: Candidate) -> int:
 
 
 def _predicted(candidate: Candidate, plan: PlanResult) -> dict[str, Any]:
-    """Return the predictions.
+    """Return the planner's estimates for a candidate as data.
 
-    `single` is one request at a time; `isl` and `osl` are the tokens that all points assume.
+    `single` is the operating point for one request at a time. All operating points assume prompts
+    of `isl` tokens and answers of `osl` tokens.
     """
     load = plan.request.workload
     data = {
@@ -96,22 +97,22 @@ def _single(candidate: Candidate, plan: PlanResult) -> dict[str, float] | None:
 
 
 def point_data(point: OperatingPoint) -> dict[str, float]:
-    """Return a steady state in requests/s, seconds and tokens/s."""
+    """Return an operating point as data: requests/s, latencies in seconds, tokens/s."""
     return {**asdict(point), "per_gpu": point.per_gpu, "per_user": point.per_user}
 
 
 def memory_data(memory: MemoryBudget) -> dict[str, Any]:
-    """Return the bytes on the fullest GPU."""
+    """Return the parts of the fullest GPU's memory, in bytes."""
     return {**asdict(memory), "weight_bytes": memory.weight_bytes}
 
 
-#: Families whose planned throughput was compared with NVIDIA's published one and found within its
-#: error.
+#: Families whose planned throughput agrees with NVIDIA's published throughput, within the planner's
+#: stated error.
 _VALIDATED_FAMILIES = ("llama", "mistral", "mixtral", "gpt_oss")
 
 
 def accuracy_warning(plan: PlanResult) -> str | None:
-    """Return what a reader must know before trusting the ranking or the speeds, or None."""
+    """Return warnings about the ranking and the speeds of a plan, as text, or None."""
     return " ".join(filter(None, (_targets_warning(plan), _speed_warning(plan)))) or None
 
 
@@ -121,7 +122,7 @@ def _targets_warning(plan: PlanResult) -> str | None:
         return None
     return (
         "No latency targets were given: the ranking goes by cost alone, which favours full batches and slow answers. "
-        "For people who wait, give --ttft-p95 and --tpot-p95."
+        "If people wait for answers, give --ttft-p95 and --tpot-p95."
     )
 
 
@@ -129,11 +130,11 @@ def _speed_warning(plan: PlanResult) -> str | None:
     family = plan.request.model.family
     if family in _VALIDATED_FAMILIES:
         return None
-    return f"The speed of {family} models was not checked against published measurements."
+    return f"The planned speed of {family} models was not checked against published measurements."
 
 
 def plan_data(plan: PlanResult) -> dict[str, Any]:
-    """Return the whole plan in bytes, seconds, requests/s and $."""
+    """Return the whole plan as data, in bytes, seconds, requests/s and dollars."""
     request = plan.request
     return {
         "format": FORMAT,
@@ -155,7 +156,7 @@ def plan_data(plan: PlanResult) -> dict[str, Any]:
 
 
 def candidate_data(candidate: Candidate) -> dict[str, Any]:
-    """Return one row of the ranking with all its figures."""
+    """Return a candidate as data: a row of the ranking with all figures."""
     data: dict[str, Any] = {
         "name": candidate.name,
         "kind": candidate.kind,

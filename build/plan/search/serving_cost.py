@@ -1,4 +1,4 @@
-"""The cost of a fleet per token, and the volume from which it is cheaper than an API."""
+"""Compute the cost of a fleet per token, and the volume from which it beats the price of an API."""
 
 from dataclasses import dataclass
 
@@ -11,23 +11,24 @@ DAY = 86400
 
 @dataclass(frozen=True)
 class ApiPrice:
-    """The price of an API in $ per million input and output tokens."""
+    """The price of an API in dollars per million input and output tokens."""
 
     input: float
     output: float
 
     def request(self, load: PlanWorkload) -> float:
-        """Return the $ of a mean request."""
+        """Return the cost of a mean request in dollars."""
         return (load.isl * self.input + load.osl * self.output) / 1e6
 
 
 @dataclass(frozen=True)
 class FleetCost:
-    """The cost of a fleet in $/h and in $ per million tokens.
+    """The cost of a fleet in dollars: per hour, per million tokens and per request.
 
-    GPU time is split between prompts and answers as the engine spends it.
+    The cost of GPU time is divided between prompts and answers like the engine's time.
 
-    `break_even_*` is the volume above which the fleet is cheaper than the API, None if it never is.
+    `break_even_rate` (requests/s) and `break_even_tokens_per_day` are the volume above which the
+    fleet is cheaper than the API, or None if the fleet never is.
     """
 
     hourly: float
@@ -39,7 +40,7 @@ class FleetCost:
 
     @property
     def monthly(self) -> float:
-        """Return the $ per month of 730 hours."""
+        """Return the cost in dollars per month of 730 hours."""
         return self.hourly * 730
 
 
@@ -52,15 +53,15 @@ def fleet_cost(
     load: PlanWorkload,
     api: ApiPrice | None,
 ) -> FleetCost:
-    """Return the cost of a fleet.
+    """Return the cost of a fleet that serves a workload.
 
     Args:
-        price: $/h per GPU.
-        gpus: GPUs of the fleet.
-        rate: Requests/s that the fleet serves.
-        capacity: Requests/s that it can serve.
+        price: The price of a GPU in $/h.
+        gpus: The number of GPUs of the fleet.
+        rate: The rate that the fleet serves, in requests/s.
+        capacity: The highest rate that the fleet can serve, in requests/s.
         point: The operating point of a replica.
-        load: The workload.
+        load: The workload of the fleet.
         api: The price of an API to compare with, or None.
     """
     hourly = price * gpus

@@ -1,4 +1,4 @@
-"""Durations of engine steps, and the latency and throughput of replicas.
+"""Compute durations of engine steps, and the latency and throughput of replicas.
 
 Batches, queues and disaggregation are modelled.
 

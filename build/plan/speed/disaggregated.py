@@ -1,4 +1,4 @@
-"""Disaggregated serving: prefill and decode on separate workers, between which the KV cache moves."""
+"""Model disaggregated serving: separate workers for prefill and decode, which send the KV cache."""
 
 import math
 from dataclasses import dataclass
@@ -10,18 +10,19 @@ from llmops.build.plan.speed.step_time import Prefill
 from llmops.build.plan.speed.workload import PlanWorkload
 from llmops.build.plan.timing.operation_times import OperationTimes
 
-#: Largest number of workers of each kind in a set without a required rate.
+#: Maximum number of prefill workers, and of decode workers, in a set without a required rate.
 MAX_RATIO = 8
-#: Load of a prefill worker without a target.
+#: Share of the time in which a prefill worker is busy, if no latency target sets the share.
 BUSY_WITHOUT_TARGET = 0.9
 
 
 @dataclass(frozen=True)
 class WorkerPool:
-    """One worker of a kind at the highest rate (requests/s) that keeps its target.
+    """One worker, for prefill or decode, at the highest rate that meets the worker's target.
 
-    Latencies are in seconds: the mean and two percentiles. A prefill worker is busy for `service`
-    seconds per request and answers in `unloaded` seconds when no request waits.
+    `rate` is in requests/s. Latencies are in seconds: the mean, and the 95th and 99th percentile. A
+    prefill worker is busy for `service` seconds per request, and answers in `unloaded` seconds when
+    no other request waits.
     """
 
     layout: ParallelLayout
@@ -35,10 +36,10 @@ class WorkerPool:
 
 
 def prefill_worker(replica: ReplicaModel, times: OperationTimes) -> WorkerPool | None:
-    """Return a prefill worker, or None if even an idle one misses the TTFT target.
+    """Return a prefill worker, or None if even an idle worker misses the TTFT target.
 
     Prompts arrive at random and are read one at a time (M/D/1). The transfer of the KV cache to the
-    decoder counts to the TTFT, because a user sees no token before it has arrived.
+    decode worker is part of the TTFT, because a user sees no token before the KV cache has arrived.
     """
     load, steps = replica.workload, replica.steps
     layout = steps.layout
@@ -53,9 +54,9 @@ def prefill_worker(replica: ReplicaModel, times: OperationTimes) -> WorkerPool |
 
 
 def prefill_latency(service: float, unloaded: float, rate: float) -> tuple[float, float, float]:
-    """Return mean, 95th and 99th percentile of an M/D/1 queue at `rate` requests/s.
+    """Return mean, 95th and 99th percentile of the TTFT in seconds, at `rate` requests/s.
 
-    The percentiles come from the exponential tail.
+    The worker is an M/D/1 queue. The percentiles are computed from its exponential tail.
     """
     busy = rate * service
     wait = busy * service / (2 * (1 - busy))
@@ -79,7 +80,7 @@ def _long_wait(busy: float, service: float, tail: float) -> float:
 
 
 def _busiest(service: float, total: float, target: float, tail: float) -> float:
-    """Return the highest load at which a share `tail` of the requests misses the target."""
+    """Return the highest load at which at most a share `tail` of the requests misses the target."""
     low, high = 0.01, 0.95
     for _ in range(30):
         middle = (low + high) / 2
@@ -90,7 +91,7 @@ def _busiest(service: float, total: float, target: float, tail: float) -> float:
 def decode_worker(replica: ReplicaModel) -> WorkerPool | None:
     """Return a decode worker, or None if it misses the TPOT target.
 
-    Sequences arrive with their KV cache.
+    Sequences arrive with their KV cache, so the worker reads no prompts.
     """
     load = replica.workload
     alone = ReplicaModel(replica.steps, load, replica.max_batch, replica.max_num_tokens, prompts=False)
@@ -106,9 +107,9 @@ def decode_worker(replica: ReplicaModel) -> WorkerPool | None:
 
 @dataclass(frozen=True)
 class Disaggregated:
-    """A set of workers.
+    """A set of prefill and decode workers that serve one model.
 
-    `prefill_count` workers feed `decode_count` workers; the slower side sets the rate.
+    `prefill_count` workers feed `decode_count` workers. The slower kind limits the rate.
     """
 
     prefill: WorkerPool
@@ -123,13 +124,13 @@ class Disaggregated:
 
     @property
     def rate(self) -> float:
-        """Return the highest rate in requests/s."""
+        """Return the highest rate of the set, in requests/s."""
         return min(self.prefill_count * self.prefill.rate, self.decode_count * self.decode.rate)
 
     def point(self, load: PlanWorkload, rate: float) -> OperatingPoint:
-        """Return what users see when the whole set serves `rate` requests/s.
+        """Return the operating point of the whole set at `rate` requests/s.
 
-        Decoding is assumed to be at its limit.
+        The decode workers are assumed to be at their highest rate.
         """
         each = min(rate / self.prefill_count, self.prefill.rate)
         ttft, ttft_p95, ttft_p99 = prefill_latency(self.prefill.service, self.prefill.unloaded, each)
@@ -150,10 +151,10 @@ class Disaggregated:
 
 
 def match_workers(prefill: WorkerPool, decode: WorkerPool, qps: float | None, max_gpus: int) -> Disaggregated | None:
-    """Return the best ratio of workers, or None if no set fits.
+    """Return the best numbers of prefill and decode workers, or None if no set fits.
 
-    For a rate, each side gets as many workers as the rate takes; otherwise the set with the most
-    requests/s per GPU wins.
+    For a required rate, each kind gets as many workers as the rate needs. Otherwise, the set with
+    the most requests/s per GPU is the best.
     """
     if qps is not None:
         pair = Disaggregated(prefill, decode, math.ceil(qps / prefill.rate), math.ceil(qps / decode.rate))

@@ -22,11 +22,11 @@ class _MeasuredModel(BaseModel):
 
 
 class StepTime(_MeasuredModel):
-    """One kind of engine step.
+    """The measured duration of one kind of engine step.
 
-    `batch_size` sequences process `tokens` new tokens together (decode: one each), each with
-    `context` tokens in the KV cache before it. `seconds` is the median of `samples` measurements at
-    the engine's Triton model, without gateway and HTTP.
+    In the step, `batch_size` sequences process `tokens` new tokens together (in a decode step, one
+    token each). Each sequence has `context` tokens in the KV cache. `seconds` is the median of
+    `samples` measurements at the engine's Triton model, without gateway and HTTP.
     """
 
     phase: Phase
@@ -38,11 +38,12 @@ class StepTime(_MeasuredModel):
 
 
 class MeasuredSteps(_MeasuredModel):
-    """Step times of one engine on one kind of device.
+    """The measured step times of one engine on one kind of device.
 
-    `device` is the driver's name of a GPU (`NVIDIA H100 80GB HBM3`) or the CPU's; `gpu` is the
-    planner's name (`h100-sxm`) where an engine's plan has it. `architecture` is the Hugging Face
-    class; `quantisation` and `kv_cache_dtype` are the names in engine.json.
+    `device` is the name of the GPU from its driver (`NVIDIA H100 80GB HBM3`), or the name of the
+    CPU. `gpu` is the planner's name (`h100-sxm`), or None if the engine was built without a plan.
+    `architecture` is the model's class in transformers. `quantisation` and `kv_cache_dtype` have
+    the values of engine.json.
     """
 
     format: Literal[1] = FORMAT
@@ -58,7 +59,7 @@ class MeasuredSteps(_MeasuredModel):
     steps: list[StepTime] = Field(min_length=1)
 
     def of_phase(self, phase: Phase) -> list[StepTime]:
-        """Return the steps of one phase by batch size, tokens and context."""
+        """Return the steps of one phase, sorted by batch size, tokens and context."""
         found = (step for step in self.steps if step.phase == phase)
         return sorted(found, key=lambda step: (step.batch_size, step.tokens, step.context))
 
@@ -71,7 +72,8 @@ class MeasuredSteps(_MeasuredModel):
         """Read a file.
 
         Raises:
-            InputError: The file is missing or wrong. The message names the field.
+            InputError: The file is missing, or a field has a wrong value. The message names the
+                field.
         """
         advice = f"measure a host with `llmops verify --calibrate {path.name}`."
         try:

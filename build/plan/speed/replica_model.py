@@ -1,6 +1,6 @@
 """The model of a replica in steady state.
 
-It gives rate, latency and throughput at a number of sequences in flight.
+The model computes rate, latency and throughput for a number of sequences in flight.
 """
 
 import math
@@ -10,23 +10,27 @@ from dataclasses import dataclass
 from llmops.build.plan.speed.step_time import Prefill, StepModel
 from llmops.build.plan.speed.workload import PlanWorkload
 
-#: 95th and 99th percentile of a normal distribution, in standard deviations above the mean.
-Z95, Z99 = 1.645, 2.326
-#: 95th and 99th percentile of an exponential tail, in standard deviations.
-TAIL95, TAIL99 = math.log(20), math.log(100)
-#: Share of a step's tokens that steady traffic may take. Above it the queue of prompts grows
-#: steeply.
+#: 95th percentile of a normal distribution, in standard deviations above the mean.
+Z95 = 1.645
+#: 99th percentile of a normal distribution, in standard deviations above the mean.
+Z99 = 2.326
+#: 95th percentile of an exponential distribution, in standard deviations above zero.
+TAIL95 = math.log(20)
+#: 99th percentile of an exponential distribution, in standard deviations above zero.
+TAIL99 = math.log(100)
+#: Maximum share of a step's tokens that steady traffic may use. Above this share, the queue of
+#: prompts grows steeply.
 PROMPT_LOAD = 0.85
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """One replica in steady state.
+    """The rate and latency of one replica in steady state.
 
-    `concurrency` is the mean number of decoding sequences, `rate` is in requests/s. Times are in
-    seconds: time to first token (TTFT), time per output token (TPOT), and `pause`, the longest time
-    between two tokens while a prompt or a chunk of one is read. `prefill_share` is the part of the
-    time spent on prompts.
+    `concurrency` is the mean number of decoding sequences, and `rate` is in requests/s. Times are
+    in seconds: time to first token (TTFT), time per output token (TPOT), and `pause`, the longest
+    time between two tokens while the engine reads a prompt or a chunk of a prompt. `prefill_share`
+    is the share of the time spent on prompts.
     """
 
     concurrency: float
@@ -44,7 +48,7 @@ class OperatingPoint:
 
     @property
     def ttft_p50(self) -> float:
-        """Return the mean TTFT, which the median of such a skewed distribution hardly exceeds."""
+        """Return the mean TTFT, which stands for the median: the skewed median is hardly larger."""
         return self.ttft
 
     @property
@@ -53,17 +57,20 @@ class OperatingPoint:
 
     @property
     def e2e_p50(self) -> float:
-        """Return the median seconds to the last token of an answer of mean length."""
+        """Return the median time to the last token of an answer of mean length, in seconds."""
         return self._end_to_end(self.ttft, self.tpot)
 
     @property
     def e2e_p95(self) -> float:
-        """Return the 95th percentile of the same, as if TTFT and TPOT were high together."""
+        """Return the 95th percentile of the time to the last token, in seconds.
+
+        TTFT and TPOT are assumed to be high together.
+        """
         return self._end_to_end(self.ttft_p95, self.tpot_p95)
 
     @property
     def e2e_p99(self) -> float:
-        """Return the 99th percentile of the same."""
+        """Return the 99th percentile of the time to the last token, in seconds."""
         return self._end_to_end(self.ttft_p99, self.tpot_p99)
 
     def _end_to_end(self, ttft: float, tpot: float) -> float:
@@ -83,10 +90,9 @@ class OperatingPoint:
 class ReplicaModel:
     """A replica with in-flight batching.
 
-    Each step gives every running sequence a token and reads new prompts.
-
-    `max_batch` sequences fit; a step takes at most `max_num_tokens` tokens. Requests arrive at
-    random (Poisson).
+    Each step adds a token to every running sequence and reads new prompts. `max_batch` is the
+    number of sequences that fit, and `max_num_tokens` the maximum number of tokens in a step.
+    Requests arrive at random (Poisson).
     """
 
     def __init__(
@@ -94,20 +100,20 @@ class ReplicaModel:
     ) -> None:
         self.steps, self.workload = steps, workload
         self.max_batch, self.max_num_tokens = max_batch, max_num_tokens
-        # A decode worker does not read prompts.
+        # In disaggregated serving, a decode worker reads no prompts.
         self.reads_prompts = prompts
 
     @property
     def full_batch(self) -> float:
-        """Return the batch that memory and the step's token limit allow."""
+        """Return the largest batch that memory and the token limit of a step allow."""
         return max(1.0, min(self.max_batch, self._token_limit))
 
     @property
     def steady_batch(self) -> float:
-        """Return the mean batch that random arrivals can keep up.
+        """Return the largest mean batch under random arrivals.
 
-        Its peaks (95th percentile) still fit, and prompts find enough room in a step not to queue
-        for long.
+        The peaks of this batch (95th percentile) still fit, and prompts find enough room in a step
+        not to wait for long.
         """
         root = (-Z95 + math.sqrt(Z95 * Z95 + 4 * self.max_batch)) / 2
         return max(1.0, min(root * root, PROMPT_LOAD * self._token_limit))
@@ -116,7 +122,7 @@ class ReplicaModel:
     def _token_limit(self) -> float:
         """Return the number of sequences whose tokens fill a step.
 
-        The prompts that replace finished sequences are included.
+        The tokens of prompts that replace finished sequences are included.
         """
         return self.max_num_tokens / (1 + self.workload.draft_tokens + self._prompt_tokens_per_sequence)
 
@@ -124,14 +130,14 @@ class ReplicaModel:
     def _prompt_tokens_per_sequence(self) -> float:
         """Return the prompt tokens that a step reads per running sequence.
 
-        At this number, arrivals balance departures.
+        With this number, as many sequences arrive as finish.
         """
         if not self.reads_prompts:
             return 0.0
         return self.workload.tokens_per_step * self.workload.new_tokens / self.workload.osl
 
     def at(self, concurrency: float, bursts: bool = True) -> OperatingPoint:
-        """Return the steady state with this many sequences in flight on average."""
+        """Return the operating point with a mean of `concurrency` sequences in flight."""
         load, pp = self.workload, self.steps.layout.pp
         mean, plain = self._cycle(concurrency)
         burst, highest = self._bursts(concurrency, mean) if bursts else (concurrency, concurrency)
@@ -155,10 +161,7 @@ class ReplicaModel:
         )
 
     def _pause(self, concurrency: float) -> float:
-        """Return the seconds of a step that reads a whole prompt.
-
-        With chunked prefill, the step reads as much as it has room for.
-        """
+        """Return the seconds of a step that reads a whole prompt, or the largest chunk that fits."""
         load, pp = self.workload, self.steps.layout.pp
         batch = max(1, round(concurrency / pp))
         room = max(1, self.max_num_tokens - batch * (1 + load.draft_tokens))
@@ -169,34 +172,35 @@ class ReplicaModel:
     def _cycle(self, concurrency: float) -> tuple[float, float]:
         """Return the mean seconds between two tokens of a sequence, with and without prompts.
 
-        With pipeline stages the batch is cut into as many micro-batches, which pass through the
-        stages one after the other.
+        With pipeline stages, the batch is divided into one micro-batch per stage. The micro-batches
+        pass through the stages one after the other.
         """
         load, pp = self.workload, self.steps.layout.pp
         batch = max(1, round(concurrency / pp))
         admitted = concurrency / pp * self._prompt_tokens_per_sequence / load.new_tokens
         length = load.isl + load.osl // 2
         plain = self.steps.seconds(batch, length, None, load.draft_tokens)
-        # With fewer than one prompt per step, some steps read one and the others none.
+        # With fewer than one prompt per step on average, some steps read one prompt and others
+        # none.
         prompts = max(1, round(admitted))
         return pp * (plain + self._added(batch, length, prompts, plain) * admitted / prompts), pp * plain
 
     def _added(self, batch: int, length: int, prompts: int, plain: float) -> float:
         """Return the seconds that prompts add to a step of `plain` seconds.
 
-        Measured tables hold each point on its own, so that a step with prompts can come out shorter
-        than the same step without them. No step gets shorter by more work, so zero is the lower
-        bound: a step that waits for the weights anyway has room for the arithmetic of a short
+        The result is at least zero. Measured tables hold points that do not depend on each other,
+        so a step with prompts could otherwise be shorter than the same step without prompts. Zero
+        itself is possible: a step that waits for weights has time for the arithmetic of a short
         prompt.
         """
         mixed = self.steps.seconds(batch, length, self._prompts(prompts), self.workload.draft_tokens)
         return max(0.0, mixed - plain)
 
     def _bursts(self, concurrency: float, cycle: float) -> tuple[float, float]:
-        """Return the 95th and 99th percentile of the sequences in flight.
+        """Return the 95th and 99th percentile of the number of sequences in flight.
 
-        Random arrivals make the variance equal to the mean. A fuller batch is slower and so grows
-        fuller, which multiplies the variance by 1 / (1 - elasticity of the cycle).
+        Random arrivals make the variance equal to the mean. A fuller batch is slower and therefore
+        grows, which multiplies the variance by 1 / (1 - elasticity of the cycle).
         """
         elasticity = min(0.8, (self._cycle(1.25 * concurrency + 1)[0] / cycle - 1) / (0.25 + 1 / concurrency))
         deviation = math.sqrt(concurrency / (1 - max(0.0, elasticity)))
@@ -206,12 +210,12 @@ class ReplicaModel:
         return Prefill(count, self.workload.new_tokens, self.workload.isl - self.workload.new_tokens)
 
     def _first_token(self, concurrency: float, rate: float, cycle: float, plain: float) -> tuple[float, float, float]:
-        """Return mean, 95th and 99th percentile of the TTFT.
+        """Return mean, 95th and 99th percentile of the TTFT in seconds.
 
-        A request waits for the end of the step it falls into (more likely a long one), then goes
-        through all stages with the other prompts that arrived meanwhile; where a step has no room,
-        it waits for the steps before. Prompts arrive at random, so a step's length varies with
-        their number.
+        A request waits for the end of the running step, which is more likely a long step than a
+        short step. Then its prompt passes through all stages, together with the other prompts that
+        arrived. If a step has no room, the prompt also waits for the steps before. Prompts arrive
+        at random, so the length of a step varies with their number.
         """
         load, pp = self.workload, self.steps.layout.pp
         batch = max(1, round(concurrency / pp))
@@ -231,8 +235,9 @@ class ReplicaModel:
     def _queue(self, concurrency: float, step: float) -> tuple[float, float]:
         """Return the mean wait for room in a step, and the steps that a long prompt takes before its last.
 
-        The queue has as many servers as prompts fit, each taking a step (Sakasegawa's formula,
-        constant service). A prompt longer than the room takes several steps.
+        The queue has as many servers as prompts fit into a step, and a constant service time of one
+        step (Sakasegawa's formula). A prompt that is longer than the room in a step takes several
+        steps.
         """
         load, pp = self.workload, self.steps.layout.pp
         room = max(1.0, self.max_num_tokens - concurrency / pp * (1 + load.draft_tokens))
@@ -246,9 +251,9 @@ class ReplicaModel:
 def highest_point(
     point_at: Callable[[float], OperatingPoint], top: float, holds: Callable[[OperatingPoint], bool]
 ) -> OperatingPoint | None:
-    """Return the point of the highest concurrency up to `top` for which `holds`, or None.
+    """Return the operating point with the highest concurrency that `holds` accepts, or None.
 
-    The result is None if the condition does not hold even for one sequence.
+    The concurrency is at most `top`. The result is None if `holds` rejects even one sequence.
     """
     best = point_at(1.0)
     if not holds(best):

@@ -1,6 +1,6 @@
-"""The duration of one engine step.
+"""Compute the duration of one engine step.
 
-A step has a batch of sequences that each gain a token, and prompts that are read.
+A step adds a token to each sequence of a batch, and reads prompts.
 """
 
 from bisect import bisect_left
@@ -17,18 +17,19 @@ from llmops.build.plan.timing.interpolation import InterpolationGrid
 from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape, OperationTimes
 from llmops.build.quant_formats import QuantFormat
 
-#: Seconds of host work per step that the GPU waits for.
+#: Seconds per step in which the GPU waits for work of the host.
 STEP_OVERHEAD = 1.5e-3
-#: Seconds of host work per sequence: sampling results, stop checks, scheduling.
+#: Seconds of host work per sequence and step: sampling results, stop checks, scheduling.
 SEQUENCE_OVERHEAD = 2.0e-6
-#: Passes over the FP32 logits of a step: copy, penalties, soft-max, draw.
+#: Number of passes over the FP32 logits of a step: copy, penalties, soft-max, draw.
 LOGIT_PASSES = 4
-#: Passes of a recurrent layer over its vectors: convolution, scan and gate, each read and written.
+#: Number of passes of a recurrent layer over its vectors: convolution, scan and gate each read and
+#: write the vectors.
 RECURRENT_PASSES = 6
 
 
 class _Blocks(NamedTuple):
-    """Numbers of blocks: mixers (attention, recurrent) and MLPs (dense, moe)."""
+    """The numbers of blocks of each kind: mixers (attention, recurrent) and MLPs (dense, moe)."""
 
     attention: int
     recurrent: int
@@ -38,7 +39,10 @@ class _Blocks(NamedTuple):
 
 @dataclass(frozen=True)
 class Prefill:
-    """The prompts of a step: `prompts` × `tokens` new tokens, after `prefix` cached ones each."""
+    """The prompts of a step.
+
+    Each of `prompts` has `tokens` new tokens after `prefix` cached tokens.
+    """
 
     prompts: int
     tokens: int
@@ -47,10 +51,11 @@ class Prefill:
 
 @dataclass(frozen=True)
 class MeasuredCorrection:
-    """Ratios of measured to predicted seconds of one engine.
+    """The ratios of measured to predicted seconds of one engine's steps.
 
-    `decode` is a grid by (batch, context), `prefill` by (sequences, new tokens of each), None if
-    the phase was not measured. `layout` is the measured one; other layouts get the medians.
+    `decode` is a grid by batch and context, and `prefill` a grid by sequences and new tokens of
+    each sequence. A phase that was not measured is None. The grids hold for `layout`, the measured
+    layout. Other layouts get the medians `usual_decode` and `usual_prefill`.
     """
 
     layout: ParallelLayout
@@ -72,7 +77,7 @@ class MeasuredCorrection:
 
 
 class StepModel:
-    """The sum of a step's operations on one pipeline stage."""
+    """A model of an engine step: the sum of all operations on one pipeline stage."""
 
     def __init__(
         self,
@@ -87,14 +92,15 @@ class StepModel:
         """Create the model.
 
         Args:
-            model: The architecture.
+            model: The architecture of the decoder.
             precision: The format of the weights.
             kv: The dtype of the KV cache.
             layout: The layout of a replica.
-            times: The durations of single operations.
+            times: The durations of single operations on the GPU.
             nodes: True if pipeline stages are on different nodes.
-            graphs: Ascending batch sizes of captured CUDA graphs. A step without prompts runs as
-                the next larger one, with padding in place of the missing sequences.
+            graphs: The batch sizes of captured CUDA graphs, in ascending order. A step without
+                prompts runs the graph of the next larger size, with padding in place of the missing
+                sequences.
         """
         self.model, self.precision, self.kv, self.layout, self.times = model, precision, kv, layout, times
         self.nodes, self.graphs = nodes, tuple(graphs)
@@ -102,9 +108,9 @@ class StepModel:
         self.seconds = lru_cache(maxsize=4096)(self._corrected)
 
     def _corrected(self, batch: int, length: int, prefill: Prefill | None = None, drafts: int = 0) -> float:
-        """Return `_seconds`, corrected by measured ratios.
+        """Return the seconds of a stage's step, corrected by measured ratios.
 
-        The parts of sequences and of prompts have one ratio each.
+        The part for decoding sequences and the part for prompts have one ratio each.
         """
         correction = self.correction
         if correction is None:
@@ -120,10 +126,10 @@ class StepModel:
         """Return the seconds of a stage's step.
 
         Args:
-            batch: Sequences that decode.
-            length: Tokens of each sequence in the cache.
-            prefill: Prompts that the step reads.
-            drafts: Proposed tokens that each sequence checks as well.
+            batch: The number of sequences that decode.
+            length: The number of tokens of each sequence in the KV cache.
+            prefill: The prompts that the step reads.
+            drafts: The number of draft tokens that each sequence verifies.
         """
         tokens = batch * (1 + drafts) + (prefill.prompts * prefill.tokens if prefill else 0)
         answers = batch * (1 + drafts) + (prefill.prompts if prefill else 0)
@@ -141,16 +147,19 @@ class StepModel:
         return time + self._first_and_last(tokens, answers) + STEP_OVERHEAD + SEQUENCE_OVERHEAD * batch
 
     def _padded(self, batch: int) -> int:
-        """Return the captured batch size that runs for `batch` sequences.
+        """Return the batch size of the CUDA graph that runs for `batch` sequences.
 
-        A batch larger than all runs as it is.
+        A batch that is larger than all graphs runs without padding.
         """
         place = bisect_left(self.graphs, batch)
         return self.graphs[place] if place < len(self.graphs) else batch
 
     @cached_property
     def _stage(self) -> _Blocks:
-        """Return the blocks of the longest pipeline stage. Each kind is spread evenly over the stages."""
+        """Return the blocks of the longest pipeline stage.
+
+        Stages share each kind of block evenly.
+        """
         model, layers = self.model, range(self.model.num_layers)
         share = self.layout.stage_layers(model.num_layers, 0) / model.num_layers
         kinds = (model.has_attention, model.is_recurrent, model.is_dense, model.is_moe)
@@ -167,9 +176,9 @@ class StepModel:
         return AttentionShape(model.num_heads // tp, local_kv_heads(model, tp), model.head_dim, self.kv, compute)
 
     def _attention(self, batch: int, length: int, prefill: Prefill | None) -> float:
-        """Return the mean seconds over the layers.
+        """Return the seconds of attention in one layer, the mean over the layers.
 
-        Layers with a sliding window read no more than the window.
+        Layers with a sliding window read only the tokens in the window.
         """
         time = 0.0
         for share, heads in self._attention_mix:
@@ -181,7 +190,7 @@ class StepModel:
 
     @cached_property
     def _attention_mix(self) -> list[tuple[float, AttentionShape]]:
-        """Return the kinds of attention, each with its share of the layers."""
+        """Return the kinds of attention, each with the share of the layers that have this kind."""
         window = self.model.sliding_window
         if window is None:
             return [(1.0, self._attention_shape)]
@@ -189,21 +198,21 @@ class StepModel:
         return [(local, replace(self._attention_shape, window=window.size)), (1 - local, self._attention_shape)]
 
     def _around_attention(self, tokens: int) -> float:
-        """Return the seconds of attention's matrices and rotary embedding."""
+        """Return the seconds of the matrices and the rotary embedding of attention in one layer."""
         heads = self._attention_shape.heads + self._attention_shape.kv_heads
         rope = self.times.memory(tokens * 4 * self._attention_shape.head_dim * heads)
         return self._linears(self._attention_linears, tokens) + rope
 
     def _block(self, tokens: int) -> float:
-        """Return the seconds of what every mixer and every MLP has: a norm and an all-reduce."""
+        """Return the seconds of the norm and the all-reduce of a mixer or an MLP."""
         values = tokens * self.model.hidden_size
         return self.times.memory(values * 2 * 4) + self.times.all_reduce(values, self.layout.tp)
 
     def _recurrent(self, tokens: int, sequences: int) -> float:
         """Estimate the seconds of a layer of linear attention or Mamba, which is bound by memory.
 
-        Each sequence's state is read and written, and each token's vectors pass the convolution and
-        the scan.
+        The layer reads and writes the state of each sequence. The vectors of each token pass the
+        convolution and the scan.
         """
         shape = self.model.recurrent
         if shape is None:
@@ -235,11 +244,11 @@ class StepModel:
         return time
 
     def _experts(self, tokens: int) -> float:
-        """Return the seconds of router, routed experts and shared experts."""
+        """Return the seconds of router, routed experts and shared experts in one layer."""
         moe = self.model.moe
         if moe is None:
             return 0.0
-        # tables are of gated experts, which have three matrices
+        # The tables were measured with gated experts, which have three matrices.
         size = moe.moe_intermediate_size if self.model.gated_mlp else moe.moe_intermediate_size * 2 // 3
         sizes = ExpertsShape(
             moe.latent_size or self.model.hidden_size, size, moe.experts_per_token, moe.num_experts,
@@ -249,9 +258,9 @@ class StepModel:
         return self.times.moe(tokens, sizes, self.precision.name) + self._linears(others, tokens)
 
     def _draft(self, batch: int, length: int) -> float:
-        """Return the seconds of one proposed token of an EAGLE-3 head.
+        """Return the seconds of one draft token of an EAGLE-3 head.
 
-        The head is a decoder layer and the output head.
+        The head consists of a decoder layer and an output head.
         """
         mixer = self._around_attention(batch) + self._attention(batch, length, None)
         return mixer + self._linears(self._dense_mlp, batch) + 2 * self._block(batch) + self._head(batch)
@@ -259,7 +268,7 @@ class StepModel:
     def _first_and_last(self, tokens: int, answers: int) -> float:
         """Return the seconds of embedding, output head and sampling.
 
-        Only one pipeline stage has the head, and all wait for it.
+        Only one pipeline stage has the output head, and all stages wait for it.
         """
         embedding = self.times.memory(tokens * self.model.hidden_size * 4)
         send = self.times.send(tokens * self.model.hidden_size * 2, self.nodes) if self.layout.pp > 1 else 0.0

@@ -1,4 +1,4 @@
-"""The work of a step: the operations of StepModel counted in FLOPs and bytes instead of timed."""
+"""Compute the work of an engine step: the operations of StepModel in FLOPs and bytes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,16 +10,18 @@ from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShap
 from llmops.build.plan.timing.roofline import decode_work, gemm_work, moe_work, prefill_work
 from llmops.build.quant_formats import QuantFormat
 
-#: Cache lengths whose difference gives the cost of a cached token.
-SHORT, LONG = 1, 1025
+#: Shorter of the two cache lengths, in tokens, whose difference gives the cost of a cached token.
+SHORT = 1
+#: Longer of the two cache lengths, in tokens.
+LONG = 1025
 
 
 @dataclass(frozen=True)
 class WorkAmount:
-    """An amount of FLOPs or bytes, by what it grows with.
+    """An amount of FLOPs or bytes, as a linear function.
 
-    It is `step` per step, `token` per token read or generated, and `cached` per token in the cache
-    of the step's sequences.
+    The amount is `step` per step, plus `token` per token read or generated, plus `cached` per token
+    in the KV cache of the step's sequences.
     """
 
     step: float
@@ -29,17 +31,14 @@ class WorkAmount:
 
 @dataclass(frozen=True)
 class StepWork:
-    """The work of a step on all GPUs of a replica together."""
+    """The work of an engine step, on all GPUs of a replica together."""
 
     flops: WorkAmount
     bytes: WorkAmount
 
 
 def step_work(model: Architecture, precision: QuantFormat, kv: str, layout: ParallelLayout, batch: int) -> StepWork:
-    """Return the work of a step with `batch` sequences.
-
-    The batch decides how many experts are read.
-    """
+    """Return the work of a step with `batch` sequences, which decide how many experts are read."""
 
     def amount(counted: int) -> WorkAmount:
         steps = StepModel(model, precision, kv, layout, _CountingTimes(counted))
@@ -49,21 +48,21 @@ def step_work(model: Architecture, precision: QuantFormat, kv: str, layout: Para
 
 
 def _fitted(total: Callable[[int, int], float], batch: int) -> WorkAmount:
-    """Return the amounts, which are linear in sequences and cached tokens, from three points."""
+    """Return the linear function that passes through the amounts of three different steps."""
     once, twice, longer = total(batch, SHORT), total(2 * batch, SHORT), total(batch, LONG)
     cached = (longer - once) / ((LONG - SHORT) * batch)
     each = (twice - once) / batch
     return WorkAmount(once - each * batch, each - SHORT * cached, cached)
 
 
-#: Positions of FLOPs and bytes in the roofline's amounts of work.
+#: Indices of FLOPs and of bytes in the tuples that the roofline's work functions return.
 _FLOPS, _BYTES = 0, 1
 
 
 class _CountingTimes:
-    """Operation "times" that are FLOPs or bytes.
+    """Operation times that are FLOPs or bytes instead of seconds.
 
-    Links cost nothing: they are neither arithmetic nor memory traffic.
+    Transfers between GPUs count zero, because they are neither arithmetic nor memory traffic.
     """
 
     label = "work"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from llmops.errors import InputError
 
-#: Latencies for which there can be targets, as objectives are called.
+#: Latencies that can have targets, by the names of objectives.
 TARGET_LATENCIES = (
     *("ttft_p50", "ttft_p95", "ttft_p99"),
     *("tpot_p50", "tpot_p95", "tpot_p99"),
@@ -14,12 +14,13 @@ TARGET_LATENCIES = (
 
 @dataclass(frozen=True)
 class PlanWorkload:
-    """A workload.
+    """The workload of a deployment, and its latency targets.
 
-    `isl` and `osl` are the mean tokens of a prompt and an answer, `qps` is in requests/s, targets
-    are in seconds, and `availability` is a share of the time. `prefix_hit` is the share of a
-    prompt's tokens found in the prefix cache. `draft_tokens` are proposed per step; each is
-    accepted with probability `acceptance` if those before it were.
+    `isl` and `osl` are the mean numbers of tokens of a prompt and an answer. `qps` is in
+    requests/s, targets are in seconds, and `availability` is a share of the time. `prefix_hit` is
+    the share of a prompt's tokens that the prefix cache has. `draft_tokens` is the number of draft
+    tokens per step. A draft token is accepted with probability `acceptance` if all tokens before it
+    were accepted.
     """
 
     isl: int = 1000
@@ -43,17 +44,22 @@ class PlanWorkload:
     def __post_init__(self) -> None:
         for name, value in (("isl", self.isl), ("osl", self.osl)):
             if value < 1:
-                raise InputError(f"--{name} {value}: a length is at least 1 token.")
+                raise InputError(f"--{name} {value} is too short; give at least 1 token.")
         if not 0 <= self.prefix_hit < 1:
             raise InputError(
-                f"--prefix-hit {self.prefix_hit:g}: a share between 0 and 1 (1 would leave no prompt to read)."
+                f"--prefix-hit {self.prefix_hit:g} is not possible; give a share from 0 to below 1 (1 would leave no "
+                "prompt to read)."
             )
         if not 0 <= self.acceptance < 1:
-            raise InputError(f"--acceptance {self.acceptance:g}: a probability of at least 0 and below 1.")
+            raise InputError(
+                f"--acceptance {self.acceptance:g} is not possible; give a probability of at least 0 and below 1."
+            )
         if self.draft_tokens < 0:
-            raise InputError(f"--draft-tokens {self.draft_tokens}: a number of tokens, 0 for none.")
+            raise InputError(f"--draft-tokens {self.draft_tokens} is negative; give a number of tokens, or 0 for none.")
         if self.qps is not None and self.qps <= 0:
-            raise InputError(f"--qps {self.qps:g}: a rate above 0, or leave it out to plan for full batches.")
+            raise InputError(
+                f"--qps {self.qps:g} is not possible; give a rate above 0, or leave --qps out to plan for full batches."
+            )
 
     @property
     def has_targets(self) -> bool:
@@ -68,14 +74,14 @@ class PlanWorkload:
 
     @property
     def new_tokens(self) -> int:
-        """Return the prompt tokens that must be computed."""
+        """Return the mean number of prompt tokens that are not in the prefix cache."""
         return max(1, round(self.isl * (1 - self.prefix_hit)))
 
     @property
     def tokens_per_step(self) -> float:
-        """Return the tokens that a sequence gains per decode step.
+        """Return the mean number of tokens that a sequence gains per decode step.
 
-        It gains one token and the accepted run of drafts.
+        A sequence gains one token, and the draft tokens that are accepted.
         """
         if not self.draft_tokens:
             return 1.0
@@ -83,5 +89,5 @@ class PlanWorkload:
 
     @property
     def length(self) -> int:
-        """Return the mean tokens of prompt and answer together."""
+        """Return the mean number of tokens of prompt and answer together."""
         return self.isl + self.osl

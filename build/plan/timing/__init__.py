@@ -1,4 +1,4 @@
-"""Durations of single GPU operations, from tables measured on silicon or from the roofline model.
+"""Compute durations of single GPU operations, from measured tables or the roofline model.
 
 The operations of a step belong to `speed/`.
 """

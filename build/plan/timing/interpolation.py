@@ -1,6 +1,6 @@
-"""Interpolation in measured tables.
+"""Interpolate in measured tables.
 
-Values lie between points of a logarithmic grid, or beyond its border.
+The requested points lie between the points of a logarithmic grid, or beyond the grid's border.
 """
 
 import math
@@ -10,10 +10,11 @@ from itertools import product
 
 
 class InterpolationGrid:
-    """Values at the points of a mostly full grid.
+    """A grid with values at most of its points.
 
     `at` interpolates the logarithm of values linearly in the logarithms of the coordinates. Outside
-    the grid the border's value holds, and holes take their neighbours' values.
+    the grid, the value of the nearest border point holds. A point without a value takes the values
+    of its neighbours.
     """
 
     def __init__(self, points: Mapping[tuple[int, ...], float]) -> None:
@@ -23,9 +24,9 @@ class InterpolationGrid:
         self._values = {point: math.log(value) for point, value in points.items()}
 
     def at(self, *coordinates: float) -> float:
-        """Return the interpolated value at a point of the grid's space.
+        """Return the interpolated value at any point.
 
-        If no surrounding point was measured, this is the nearest point's value.
+        If no surrounding point was measured, the result is the value of the nearest measured point.
         """
         corners = [self._bracket(axis, value) for axis, value in enumerate(coordinates)]
         total = weight_sum = 0.0

@@ -1,4 +1,4 @@
-"""Interface for the duration of single GPU operations.
+"""The interface of the durations of single GPU operations.
 
 The roofline model and measured tables implement it.
 """
@@ -9,10 +9,10 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """The attention heads of one rank.
+    """The shape of attention on one rank.
 
-    `latent` > 0 is MLA: keys and values of all heads are one vector of that many values. `window` >
-    0 limits a token to that many tokens before it.
+    With `latent` > 0, attention is MLA: the keys and values of all heads are one vector of `latent`
+    values. With `window` > 0, a token sees only the last `window` tokens.
     """
 
     heads: int
@@ -25,14 +25,14 @@ class AttentionShape:
 
     @property
     def kv_bytes(self) -> float:
-        """Return the bytes of one token's keys and values."""
+        """Return the bytes of one token's keys and values in one layer."""
         width = 1 if self.kv in ("fp8", "int8") else 2
         return (self.latent if self.latent else 2 * self.kv_heads * self.head_dim) * width
 
 
 @dataclass(frozen=True)
 class ExpertsShape:
-    """The sizes of a whole MoE layer, which is split over `tp` × `ep` ranks."""
+    """The sizes of a whole MoE layer, which `tp` × `ep` ranks share."""
 
     hidden: int
     intermediate: int
@@ -43,18 +43,21 @@ class ExpertsShape:
 
 
 class OperationTimes(Protocol):
-    """Durations in seconds per call. Sizes are those of one rank."""
+    """The durations of GPU operations, in seconds per call. Arguments are the sizes on one rank."""
 
     label: str
 
     def gemm(self, m: int, n: int, k: int, precision: str) -> float:
-        """Return the seconds of [m, k] times a weight of [n, k], including quantising the input."""
+        """Return the seconds of an input [m, k] times a weight [n, k].
+
+        The time to quantise the input is included.
+        """
         ...
 
     def prefill(self, prompts: int, tokens: int, prefix: int, attention: AttentionShape) -> float:
         """Return the seconds of causal attention of `prompts` prompts.
 
-        Each has `tokens` new tokens after `prefix` cached ones.
+        Each prompt has `tokens` new tokens after `prefix` cached tokens.
         """
         ...
 
@@ -66,7 +69,7 @@ class OperationTimes(Protocol):
         ...
 
     def moe(self, tokens: int, experts: ExpertsShape, precision: str) -> float:
-        """Return the seconds of one layer's experts for `tokens` tokens, without routing."""
+        """Return the seconds of one layer's experts for `tokens` tokens, without the router."""
         ...
 
     def all_reduce(self, values: int, ranks: int) -> float:
@@ -74,12 +77,12 @@ class OperationTimes(Protocol):
         ...
 
     def memory(self, bytes_: float) -> float:
-        """Return the seconds of an element-wise kernel that moves this many bytes."""
+        """Return the seconds of an element-wise kernel that moves `bytes_` bytes."""
         ...
 
     def send(self, bytes_: float, nodes: bool) -> float:
         """Return the seconds of a point-to-point transfer.
 
-        It is within the node, or over the network if `nodes`.
+        The transfer is within the node, or over the network if `nodes` is True.
         """
         ...

@@ -1,26 +1,35 @@
-"""The roofline model of an operation's duration.
+"""Estimate the durations of operations by the roofline model.
 
-An operation takes the longer of its arithmetic and its memory traffic, and a launch.
+An operation takes the time of its arithmetic or of its memory traffic, whichever is longer, and the
+time of a kernel launch.
 """
 
 from llmops.build.plan.gpu_specs import GpuSpec
 from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape
 from llmops.build.quant_formats import FORMATS
 
-# Shares of the peak, between the medians of AIConfigurator's H100 tables on large shapes: matrix
-# products 0.54 (FP8) to 0.73 (BF16), attention 0.43 to 0.60 of the BF16 peak, weights read at 0.73
-# to 0.83, all-reduce 0.61 to 0.86. Latencies are in seconds.
+# The efficiencies lie between the medians of AIConfigurator's H100 tables on large shapes.
+#: Share of the peak that matrix products reach. The medians are 0.54 (FP8) to 0.73 (BF16).
 GEMM_EFFICIENCY = 0.65
+#: Share of the BF16 peak that attention reaches. The medians are 0.43 to 0.60.
 ATTENTION_EFFICIENCY = 0.5
+#: Share of the memory bandwidth at which weights are read. The medians are 0.73 to 0.83.
 MEMORY_EFFICIENCY = 0.75
+#: Share of the link rate that an all-reduce reaches. The medians are 0.61 to 0.86.
 LINK_EFFICIENCY = 0.70
+#: Seconds to launch a kernel.
 LAUNCH = 3e-6
+#: Seconds of an all-reduce beside the transfer.
 ALL_REDUCE_LATENCY = 6e-6
+#: Seconds of a transfer between nodes beside the transmission.
 NETWORK_LATENCY = 10e-6
 
 
 class RooflineTimes:
-    """The roofline of a GPU: known for every shape, but coarse, without tile effects and overlap."""
+    """Operation times from the roofline of a GPU.
+
+    They exist for every shape, and are coarse: without effects of tiles and overlap.
+    """
 
     def __init__(self, gpu: GpuSpec) -> None:
         self.gpu = gpu
@@ -32,7 +41,8 @@ class RooflineTimes:
 
     def prefill(self, prompts: int, tokens: int, prefix: int, attention: AttentionShape) -> float:
         flops, bytes_ = prefill_work(prompts, tokens, prefix, attention)
-        # FP8 attention kernels stay near what BF16 reaches: soft-max is not done in FP8.
+        # FP8 attention kernels are hardly faster than BF16 kernels, because soft-max does not run
+        # in FP8.
         return self._bound(flops, bytes_, "bf16", ATTENTION_EFFICIENCY)
 
     def decode(self, batch: int, length: int, attention: AttentionShape) -> float:
@@ -51,7 +61,7 @@ class RooflineTimes:
     def all_reduce_work(self, values: int, ranks: int) -> float:
         """Return the seconds of a ring all-reduce at full link speed.
 
-        Each rank sends 2 (n - 1) / n of the message.
+        Each of n ranks sends 2 (n - 1) / n of the message.
         """
         return 2 * values * 2 * (ranks - 1) / ranks / self.gpu.link
 
@@ -62,7 +72,7 @@ class RooflineTimes:
         return bytes_ / (self.gpu.network if nodes else self.gpu.link) / LINK_EFFICIENCY + NETWORK_LATENCY
 
     def ideal(self, flops: float, bytes_: float, compute: str) -> float:
-        """Return the seconds at the peaks of the data sheet, which no kernel beats."""
+        """Return the seconds at the peaks of the data sheet, a lower bound for every kernel."""
         return max(flops / self.gpu.flops(compute), bytes_ / self.gpu.bandwidth)
 
     def _bound(self, flops: float, bytes_: float, compute: str, efficiency: float) -> float:
@@ -71,14 +81,14 @@ class RooflineTimes:
 
 
 def gemm_work(m: int, n: int, k: int, precision: str) -> tuple[float, float, str]:
-    """Return operations, bytes and compute dtype of a linear layer."""
+    """Return the FLOPs, the bytes and the compute dtype of a linear layer."""
     kind = FORMATS[precision]
     inputs = 2 if kind.compute == "bf16" else 1
     return 2.0 * m * n * k, n * k * kind.bits / 8 + m * k * inputs + 2 * m * n, kind.compute
 
 
 def prefill_work(prompts: int, tokens: int, prefix: int, attention: AttentionShape) -> tuple[float, float]:
-    """Return operations and bytes of causal attention over prompts."""
+    """Return the FLOPs and the bytes of causal attention over prompts."""
     seen = min(prefix, attention.window) if attention.window else prefix
     flops = 4.0 * prompts * _pairs(tokens, prefix, attention.window) * attention.heads * attention.head_dim
     bytes_ = prompts * ((seen + tokens) * attention.kv_bytes + 4 * tokens * attention.heads * attention.head_dim)
@@ -86,15 +96,15 @@ def prefill_work(prompts: int, tokens: int, prefix: int, attention: AttentionSha
 
 
 def _pairs(tokens: int, prefix: int, window: int) -> float:
-    """Return the number of pairs of a new token and a token that it sees, itself included."""
+    """Return the number of pairs of a new token and a token that it attends to, itself included."""
     if not window or prefix + tokens <= window:
         return tokens * prefix + tokens * (tokens + 1) / 2
-    growing = max(0, window - prefix)  # tokens that see all tokens before them
+    growing = max(0, window - prefix)  # Number of new tokens that attend to all tokens before them.
     return growing * prefix + growing * (growing + 1) / 2 + (tokens - growing) * window
 
 
 def decode_work(batch: int, length: int, attention: AttentionShape) -> tuple[float, float]:
-    """Return operations and bytes of attention for one new token per sequence."""
+    """Return the FLOPs and the bytes of attention for one new token per sequence."""
     length = min(length, attention.window) if attention.window else length
     width = attention.latent or attention.head_dim
     flops = 4.0 * batch * length * attention.heads * width
@@ -102,9 +112,9 @@ def decode_work(batch: int, length: int, attention: AttentionShape) -> tuple[flo
 
 
 def moe_work(tokens: int, experts: ExpertsShape, precision: str) -> tuple[float, float, str]:
-    """Return operations, bytes and compute dtype on one rank if tokens choose experts evenly.
+    """Return the FLOPs, the bytes and the compute dtype of one rank's experts.
 
-    Few tokens touch few experts.
+    Tokens choose experts evenly, so few tokens read the weights of few experts.
     """
     kind = FORMATS[precision]
     share = experts.intermediate / experts.tp

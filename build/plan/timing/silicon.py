@@ -1,9 +1,9 @@
-"""Operation times measured on silicon: the tables of NVIDIA's AIConfigurator, read directly.
+"""Read operation times measured on silicon from the tables of NVIDIA's AIConfigurator.
 
-Each table is turned into an efficiency (the data sheet's bound over the measured time) and
-interpolated. The bound carries the query's exact shape, so a shape between or next to measured ones
-still gets its own time. Operations without a table fall back to the roofline, and `missing` lists
-them.
+Each table is converted to efficiencies, the data sheet's lower bound divided by the measured time,
+and interpolated. The lower bound is computed for the exact shape of a query, so a shape that was
+not measured gets its own time. Operations without a table fall back to the roofline, and `missing`
+lists them.
 """
 
 import importlib.metadata
@@ -25,24 +25,24 @@ from llmops.distribution import missing_extra
 from llmops.errors import InputError
 
 _MS = 1e-3
-#: The dtype of KV cache and arithmetic -> its name in the tables.
+#: Names of dtypes in the attention tables, by the dtype of the KV cache.
 _ATTENTION = {"bf16": "bfloat16", "fp8": "fp8", "int8": "bfloat16"}
 _UNUSED = ("framework", "version", "device", "op_name", "kernel_source", "beam_width")
 _NO_GATE = "moe_torch_flow_nongated"
-#: Distributions of tokens over experts in the tables, best first: real routing is skewed, and
-#: AIConfigurator itself plans Mixtral, Qwen 3 MoE and GPT-OSS with this exponent.
+#: Distributions of tokens over experts in the tables, best first. Real routing is skewed, and
+#: AIConfigurator itself plans Mixtral, Qwen 3 MoE and GPT-OSS with the exponent 1.2.
 ROUTING = ("power_law_1.2", "power_law_1.01", "balanced")
-#: Share of the data sheet's HBM bandwidth that streaming reads reach: what these tables show for
+#: Maximum share of the data sheet's HBM bandwidth. The value is the share that the tables show for
 #: large weights and few tokens (95th percentiles: H100 0.85 and 0.87, H200 0.84 and 0.88, A100
-#: 0.85). Decode attention was measured on a cache that is partly in L2, which on H100 and A100
-#: gives more than the data sheet; a batch's cache is far larger.
+#: 0.85). Decode attention was measured on a KV cache that is partly in L2, and is faster than the
+#: data sheet's bandwidth on H100 and A100; the KV cache of a real batch is far larger.
 HBM_CEILING = 0.85
 #: TensorRT-LLM versions whose tables are used, best first.
 VERSIONS = ("1.2.0rc5", "1.0.0", "1.3.0rc10")
 
 
 def package_root() -> Path | None:
-    """Return the folder of the installed AIConfigurator's data, or None. Imports nothing of it."""
+    """Return the folder of the installed AIConfigurator's data, or None. Nothing is imported."""
     try:
         files = importlib.metadata.distribution("aiconfigurator")
     except importlib.metadata.PackageNotFoundError:
@@ -52,10 +52,10 @@ def package_root() -> Path | None:
 
 
 def pyarrow_problem() -> str:
-    """Return why pyarrow cannot be used, or an empty text.
+    """Return the reason for which pyarrow cannot be imported, or an empty text.
 
-    pyarrow's newer versions need NumPy 2, and Triton's Python backend needs NumPy 1: an installed
-    pyarrow may not be importable.
+    Newer versions of pyarrow need NumPy 2, and Triton's Python backend needs NumPy 1, so the import
+    of an installed pyarrow can fail.
     """
     try:
         import pyarrow.parquet  # noqa: F401
@@ -67,7 +67,7 @@ def pyarrow_problem() -> str:
 
 
 def table_folder(gpu: GpuSpec) -> Path | None:
-    """Return the folder of a GPU's tables, or None."""
+    """Return the folder of a GPU's tables, or None if AIConfigurator has no tables for the GPU."""
     root = package_root()
     if root is None or gpu.silicon is None:
         return None
@@ -76,7 +76,10 @@ def table_folder(gpu: GpuSpec) -> Path | None:
 
 
 class SiliconTimes(RooflineTimes):
-    """Measured times of one GPU, with the roofline where nothing was measured."""
+    """The measured operation times of one GPU.
+
+    Operations without a measurement get the roofline.
+    """
 
     def __init__(self, gpu: GpuSpec, folder: Path) -> None:
         super().__init__(gpu)
@@ -115,7 +118,7 @@ class SiliconTimes(RooflineTimes):
         return measured or super().all_reduce(values, ranks)
 
     def _measured(self, name: str, grid: InterpolationGrid | None, point: tuple[float, ...], bound: float) -> float:
-        """Return the seconds at a point, or 0 if it was not measured."""
+        """Return the measured seconds at a point, or 0 if the point was not measured."""
         if grid is None:
             self.missing.add(name)
             return 0.0
@@ -131,7 +134,8 @@ class SiliconTimes(RooflineTimes):
         quantise = self._dynamic_scales if precision == "fp8" else None
 
         def seconds(row: dict[str, Any]) -> float:
-            # The fp8 rows compute their scale at run time, while ModelOpt's checkpoints contain it.
+            # The fp8 rows were measured with scales computed at run time. ModelOpt's checkpoints
+            # contain the scales, so the time of the computation is subtracted.
             return float(row["latency"]) * _MS - (quantise.at(row["m"], row["k"]) if quantise else 0.0)
 
         points: dict[tuple[int, ...], float] = {}
@@ -144,7 +148,8 @@ class SiliconTimes(RooflineTimes):
     @cached_property
     def _dynamic_scales(self) -> InterpolationGrid | None:
         rows = self._rows("computescale")
-        # Some rows are zero, below the clock's resolution.
+        # Some rows have the time zero, because the operation was shorter than the clock's
+        # resolution.
         return (
             InterpolationGrid({(row["m"], row["k"]): max(1e-9, row["latency"] * _MS) for row in rows}) if rows else None
         )
@@ -211,10 +216,10 @@ class SiliconTimes(RooflineTimes):
         coarser: ExpertsShape,
         precision: str,
     ) -> bool:
-        """Return True if half the work takes longer than the whole at a large batch.
+        """Return True if half the work takes longer than the whole work at a large batch.
 
-        That is a kernel which was badly tuned when measured (Mixtral 8x22B over 8 H100); the
-        coarser split's efficiency describes it better.
+        Such a kernel was badly tuned when measured (Mixtral 8x22B over 8 H100). The efficiency of
+        the coarser split is a better estimate.
         """
         tokens = fine.ticks[0][-1]
         half = self.ideal(*roofline.moe_work(tokens, experts, precision)) / fine.at(tokens)
@@ -251,7 +256,7 @@ class SiliconTimes(RooflineTimes):
 
 
 def _as_gated(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of experts with the width of gated ones that are as large.
+    """Return a row of experts without a gate, with the width of gated experts of the same size.
 
     Experts without a gate (Nemotron) have two matrices and not three (AIConfigurator
     `collector/trtllm/collect_moe.py`).
@@ -264,7 +269,8 @@ def _grid_of(points: Iterable[tuple[tuple[int, ...], float, float]], ceiling: fl
 
     The measurements are (coordinates, bound, measured seconds).
     """
-    # A time below the data sheet's bound comes from a cache that a real run does not have.
+    # A time below the data sheet's lower bound was measured with data in a cache, which a real run
+    # does not have.
     table = {where: min(ceiling, bound / measured) for where, bound, measured in points if measured > 0}
     return InterpolationGrid(table) if table else None
 
@@ -288,7 +294,7 @@ def _nearest_heads(
 
 
 def _nearest(rows: list[dict[str, Any]], names: tuple[str, ...], requested: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Return the rows of the measured shape nearest to the requested one, by ratio of each size."""
+    """Return the rows of the measured shape whose sizes are nearest to the request, by ratio."""
     if not rows:
         return []
 
@@ -307,13 +313,13 @@ def timing_source(gpu: GpuSpec, choice: str = "auto") -> OperationTimes:
     """Return the operation times of a GPU.
 
     Args:
-        gpu: The GPU.
-        choice: `silicon` requires AIConfigurator's measured tables, `roofline` uses none. `auto`
-            uses the tables if they can be read; if installed ones cannot, the label of the roofline
-            says why.
+        gpu: The GPU to plan for.
+        choice: `silicon` requires AIConfigurator's measured tables, and `roofline` uses no tables.
+            `auto` uses the tables if they can be read. If installed tables cannot be read, the
+            label of the roofline has the reason.
 
     Raises:
-        InputError: The choice is unknown, or silicon was requested and AIConfigurator has no tables
+        InputError: `choice` is unknown, or silicon was requested and AIConfigurator has no tables
             for the GPU.
         MissingDependencyError: Silicon was requested, and a library is missing or cannot be
             imported.
@@ -327,11 +333,13 @@ def timing_source(gpu: GpuSpec, choice: str = "auto") -> OperationTimes:
     folder, unreadable = table_folder(gpu), pyarrow_problem()
     if folder is not None and not unreadable:
         return SiliconTimes(gpu, folder)
-    cause = unreadable or f"AIConfigurator {installed_version('aiconfigurator')} has no TensorRT-LLM tables for it"
+    cause = (
+        unreadable or f"AIConfigurator {installed_version('aiconfigurator')} has no TensorRT-LLM tables for {gpu.name}"
+    )
     if choice == "silicon":
         if unreadable:
             raise missing_extra(f"--timing silicon cannot read the tables: {unreadable}", "silicon")
-        raise InputError(f"--timing silicon cannot plan for {gpu.name}: {cause}; take --timing roofline.")
+        raise InputError(f"--timing silicon cannot plan for {gpu.name}: {cause}; give --timing roofline.")
     roofline = RooflineTimes(gpu)
     roofline.label += f", as {cause}"
     return roofline
