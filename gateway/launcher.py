@@ -83,13 +83,13 @@ def _check_workers(settings: GatewaySettings) -> None:
         return
     if settings.responses.entries and settings.store is None:
         raise InputError(
-            f"{settings.workers} workers need a store: a stored response must be found by each of them. Set `store`, "
+            f"{settings.workers} workers need a store: each worker must find all stored responses. Set `store`, "
             "turn stored responses off with `responses: {entries: 0}`, or use one worker."
         )
     limited = settings.quotas.model_fields_set or settings.store is not None
     if limited and settings.redis is None:
         raise InputError(
-            f"{settings.workers} workers need Redis: each alone would let callers use their whole limit. Set `redis`, "
+            f"{settings.workers} workers need Redis: without it, each grants callers their whole limit. Set `redis`, "
             "or use one worker."
         )
 

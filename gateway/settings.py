@@ -805,7 +805,7 @@ class TraceSettings(_Section):
     queue: Annotated[int, Field(gt=0)] = 2048
 
 
-# gRPC's schemes of server names: https://github.com/grpc/grpc/blob/master/doc/naming.md
+# gRPC defines these schemes of server names: https://github.com/grpc/grpc/blob/master/doc/naming.md
 _GRPC_SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
 
 

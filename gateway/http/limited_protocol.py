@@ -192,7 +192,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def evict(self) -> None:
         """Close the connection to make room for another connection."""
-        self.limits.report("room", f"An idle connection from {self.address} was closed to make room for a new one.")
+        self.limits.report("room", f"A connection from {self.address} was closed to make room for a new connection.")
         self._release()
         self._drop()
 
