@@ -61,12 +61,12 @@ def test_padding_behind_the_input_length_is_not_the_prompt() -> None:
 
 
 REFUSED = [
-    ({"input_ids": None}, "input_ids: at least one token"),
+    ({"input_ids": None}, "input_ids: empty; send at least one token"),
     ({"input_ids": [1, 5, 100]}, "input_ids: ids must be from 0 to 99"),
     ({"input_ids": [-1, 5, 6]}, "input_ids: ids must be from 0 to 99"),
     ({"input_lengths": 4}, "input_lengths: 4 does not fit the 3 tokens"),
     ({"request_output_len": 0}, "request_output_len: must be at least 1"),
-    ({"request_output_len": 62}, "request_output_len: 3 prompt tokens and 62 new ones are more than the 64"),
+    ({"request_output_len": 62}, "request_output_len: 3 prompt tokens and 62 new tokens exceed max_seq_len, 64"),
     ({"min_tokens": 11}, "min_tokens: must be from 0 to 10"),
     ({"num_return_sequences": 9}, "num_return_sequences: must be from 1 to 8"),
     ({"temperature": -0.1}, "temperature: must be from 0.0 to 100.0"),
@@ -96,7 +96,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(values: dict[str, Any], mess
 
 def test_a_batch_in_one_request_is_refused() -> None:
     batch = {"input_ids": np.array([[1], [2]], dtype=np.int32)}
-    with pytest.raises(RequestRejectedError, match=r"^input_ids: one sequence per request, got a batch of 2"):
+    with pytest.raises(RequestRejectedError, match=r"^input_ids: must be one sequence per request, got a batch of 2"):
         parse_request({**tensors(), **batch}, LIMITS)
 
 

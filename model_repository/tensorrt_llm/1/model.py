@@ -1,4 +1,4 @@
-"""The Triton model NAME-tensorrt_llm in the Python backend: TensorRT-LLM's tensors on any runtime."""
+"""The Triton model NAME-tensorrt_llm in the Python backend, with TensorRT-LLM's tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmops_process import kill_after_parent
 
 
 class TritonPythonModel:
-    """A decoupled model. `execute` hands requests to the engine thread, which sends the responses."""
+    """A decoupled Triton model. `execute` passes requests to the engine thread, which responds."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Start the runtime and the engine thread."""
@@ -57,12 +57,12 @@ class TritonPythonModel:
         self._loop.start()
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
-        """Accept requests."""
+        """Pass requests to the engine thread."""
         for request in requests:
             self._accept(request)
 
     def is_ready(self) -> bool:
-        """Return True while the engine lives.
+        """Return True until the engine has ended.
 
         Triton calls this for each ModelReady (Python backend of 26.04 and later).
         """

@@ -1,6 +1,6 @@
-"""Parser of TensorRT-LLM's tensors into a RuntimeRequest.
+"""A parser that turns TensorRT-LLM's tensors into a RuntimeRequest.
 
-It rejects what it cannot honour, and ignores nothing.
+The parser rejects every value that the engine cannot honour, and ignores none.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .request import RequestRejectedError, RuntimeRequest, RuntimeSamplingParams
 Tensors = dict[str, np.ndarray]
 
 SUPPORTED_INPUTS = frozenset(tensor.name for tensor in contract.PYTHON_ENGINE_INPUTS if tensor.taken)
-#: Values without an effect, which clients and ensembles send. Any other value of these inputs is
-#: rejected.
+#: Values without an effect, by input. Clients and ensembles send these values; any other value of
+#: the inputs is rejected.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     tensor.name: tensor.neutral for tensor in contract.PYTHON_ENGINE_INPUTS if tensor.neutral
 }
-#: The tensors that need a capability of the model metadata.
+#: The tensors that need a capability, by the capability's key in the model metadata.
 CAPABILITY_INPUTS: dict[str, list[Tensor]] = {
     needed: [tensor for tensor in contract.PYTHON_ENGINE_INPUTS if tensor.needs == needed]
     for needed in {tensor.needs for tensor in contract.PYTHON_ENGINE_INPUTS if tensor.needs}
@@ -40,8 +40,10 @@ _MAX_CALLER_LENGTH = 256
 class EngineCapabilities:
     """The capabilities and features of an engine.
 
-    `target` is the build target, which rejections name. `max_seq_len` is in tokens. `unsupported`
-    are the keys of CAPABILITY_INPUTS that the library would ignore.
+    `target` is the build target, which error messages name. `max_seq_len` is in tokens, and
+    `max_sequences` the maximum number of answers to one request. `unsupported` has the keys of
+    CAPABILITY_INPUTS whose tensors the library would ignore. `guides` are the supported kinds of
+    grammars.
     """
 
     target: str
@@ -92,7 +94,7 @@ def parse_request(tensors: Tensors, capabilities: EngineCapabilities) -> Runtime
 def word_list(words: np.ndarray | None, name: Tensor | str) -> list[list[int]]:
     """Decode a word list, INT32 [1, 2, n].
 
-    Row 0 has the ids of all words, row 1 the end of each word, padded with -1.
+    Row 0 has the ids of all words. Row 1 has the offset of the end of each word, padded with -1.
     """
     if words is None or words.size == 0:
         return []
@@ -136,7 +138,7 @@ def _bad_words(tensors: Tensors, capabilities: EngineCapabilities) -> list[list[
 
 
 def _embedding_bias(tensors: Tensors, capabilities: EngineCapabilities) -> np.ndarray | None:
-    """Return the bias, FP32 [vocabulary], or None if it changes nothing."""
+    """Return the bias as FP32 [vocabulary], or None if the bias has no effect."""
     bias = tensors.get(contract.EMBEDDING_BIAS.name)
     if bias is None or not bias.any():
         return None
@@ -153,14 +155,14 @@ def _input_ids(tensors: Tensors, capabilities: EngineCapabilities) -> np.ndarray
     tensor = contract.INPUT_IDS
     ids = tensors.get(tensor.name)
     if ids is None or ids.size == 0:
-        raise RequestRejectedError(f"{tensor}: at least one token is needed")
+        raise RequestRejectedError(f"{tensor}: empty; send at least one token")
     if ids.ndim > 1 and ids.shape[0] != 1:
-        raise RequestRejectedError(f"{tensor}: one sequence per request, got a batch of {ids.shape[0]}")
+        raise RequestRejectedError(f"{tensor}: must be one sequence per request, got a batch of {ids.shape[0]}")
     length = scalar(tensors, contract.INPUT_LENGTHS, ids.size)
     if not 0 < length <= ids.size:
         raise RequestRejectedError(f"{contract.INPUT_LENGTHS}: {length} does not fit the {ids.size} tokens of {tensor}")
     flat = ids.reshape(-1)[:length].astype(np.int64)
-    # read without its sign, an id below 0 is larger than all valid ids
+    # viewed as unsigned, a negative id is larger than all valid ids
     if flat.view(np.uint64).max() >= capabilities.vocab_size:
         raise RequestRejectedError(f"{tensor}: ids must be from 0 to {capabilities.vocab_size - 1}")
     return flat
@@ -172,8 +174,8 @@ def _output_len(scalars: dict[str, Any], prompt: int, capabilities: EngineCapabi
         raise RequestRejectedError(f"{contract.REQUEST_OUTPUT_LEN}: must be at least 1, got {length}")
     if prompt + length > capabilities.max_seq_len:
         raise RequestRejectedError(
-            f"{contract.REQUEST_OUTPUT_LEN}: {prompt} prompt tokens and {length} new ones are more than the "
-            f"{capabilities.max_seq_len} of max_seq_len"
+            f"{contract.REQUEST_OUTPUT_LEN}: {prompt} prompt tokens and {length} new tokens exceed "
+            f"max_seq_len, {capabilities.max_seq_len}; shorten the prompt or the answer"
         )
     return length
 
@@ -239,7 +241,7 @@ def _adapter(scalars: dict[str, Any], capabilities: EngineCapabilities) -> int:
 
 
 def text(tensors: Tensors, tensor: Tensor) -> str:
-    """Return the text of a tensor, or an empty text without the tensor."""
+    """Return the text of a tensor, or an empty text if the tensor is missing."""
     value = tensors.get(tensor.name)
     if value is None or value.size == 0:
         return ""
@@ -251,12 +253,14 @@ def text(tensors: Tensors, tensor: Tensor) -> str:
 
 
 def flag(tensors: Tensors, tensor: Tensor) -> bool:
-    """Return True if a boolean tensor is there and set."""
+    """Return True if a boolean tensor is present and True."""
     return bool(scalar(tensors, tensor))
 
 
 def scalar(tensors: Tensors, tensor: Tensor, default: Any = None) -> Any:
-    """Return the number in a tensor, or without the tensor `default` or the contract's default.
+    """Return the number in a tensor, or a default if the tensor is missing or empty.
+
+    The default is `default`, or the contract's default if `default` is None.
 
     Raises:
         RequestRejectedError: The number is outside of the contract's bounds.
@@ -270,7 +274,7 @@ def _number(value: np.ndarray, tensor: Tensor, default: Any) -> Any:
     if value.size == 0:
         return default
     if value.size != 1:
-        raise RequestRejectedError(f"{tensor}: one value per request, got {value.size}")
+        raise RequestRejectedError(f"{tensor}: must be one value per request, got {value.size}")
     found = value.item()
     if tensor.bounds is not None:
         _check(tensor, found, *tensor.bounds)
@@ -285,5 +289,5 @@ def _within(scalars: dict[str, Any], tensor: Tensor, low: int, high: int) -> int
 
 
 def _check(tensor: Tensor, value: Any, low: Any, high: Any) -> None:
-    if not low <= value <= high:  # also catches NaN
+    if not low <= value <= high:  # written so that NaN is rejected, too
         raise RequestRejectedError(f"{tensor}: must be from {low} to {high}, got {value}")

@@ -1,6 +1,6 @@
 """A queue of KV-cache events for one gateway.
 
-The gateway receives the events in order, or a full snapshot if the gateway fell too far behind.
+The gateway receives the events in order, or a snapshot of the cache if it fell too far behind.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from llmops_contract import KV_CLEARED, KV_REMOVED, KV_STORED
 
 from ..engine_runtime import KvCacheEvent
 
-#: Block hashes that queue up for one gateway before a snapshot replaces them.
+#: Maximum number of block hashes that wait for one gateway. A snapshot of the cache replaces more,
+#: which bounds the memory for a slow gateway.
 MAX_QUEUED_HASHES = 65_536
-#: Block hashes in one message (512 KiB).
+#: Maximum number of block hashes in one message. At 8 bytes each they take 512 KiB, so that a
+#: message does not delay the tokens of a step.
 MAX_HASHES_PER_MESSAGE = 65_536
 
 
@@ -25,7 +27,7 @@ class KvCacheContents:
         self._hashes: dict[int, None] = {}
 
     def apply(self, events: Iterable[KvCacheEvent]) -> None:
-        """Update the contents."""
+        """Apply a change of the cache to the contents."""
         for kind, hashes in events:
             if kind == KV_STORED:
                 self._hashes.update(dict.fromkeys(hashes))
@@ -41,14 +43,11 @@ class KvCacheContents:
 
 
 class KvEventQueue:
-    """Cache events not yet sent to one gateway.
-
-    If too many queue up, a full snapshot replaces them.
-    """
+    """The cache events that wait for one gateway. A snapshot of the cache replaces too many events."""
 
     def __init__(self, contents: KvCacheContents) -> None:
         self._contents = contents
-        # None stands for a snapshot, which is made when it is sent
+        # None stands for a snapshot, which is taken only when it is sent
         self._events: list[KvCacheEvent] | None = None
         self._size = 0
 
@@ -56,7 +55,7 @@ class KvEventQueue:
         return self._events is None or bool(self._events)
 
     def add(self, events: Iterable[KvCacheEvent]) -> None:
-        """Queue events."""
+        """Append events to the queue."""
         for event in events:
             self._size += len(event.names)
             if self._events is not None:
@@ -68,7 +67,8 @@ class KvEventQueue:
         """Remove at most MAX_HASHES_PER_MESSAGE hashes from the queue.
 
         Returns:
-            The hashes, UINT64, and the kind and length of each run of them.
+            The hashes as UINT64, and for each run of hashes with the same kind of event, the kind
+            and the number of hashes.
         """
         if self._events is None:
             self._events = [KvCacheEvent(KV_CLEARED), KvCacheEvent(KV_STORED, self._contents.hashes())]

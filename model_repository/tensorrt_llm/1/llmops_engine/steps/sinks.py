@@ -1,6 +1,6 @@
 """Receivers of a request's tokens. `RequestSink` sends one response per request and step.
 
-`StepSink`, for step streams, is in stream_server.
+`StepSink`, the receiver for step streams, is in `stream_server`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from ..request import RuntimeRequest
 from .subscription import EngineReport, StepMessage
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-#: Earlier tokens that a stateless detokenizer gets with each response.
+#: Number of earlier tokens that a detokenizer without state receives with each response. More than
+#: any character has.
 CONTEXT_TOKENS = 32
 # names are looked up once, because they are used for every token
 _OUTPUT_IDS = contract.OUTPUT_IDS.name
@@ -28,15 +29,16 @@ _STEP_TOKENS = contract.STEP_TOKENS.name
 
 
 class ResponseSink(Protocol):
-    """The receiver of one request's tokens. The engine thread makes all calls."""
+    """The receiver of one request's tokens. Only the engine thread calls its methods."""
 
     def begin(self, sequence: int, cached: int | None, prompt: list[Alternatives]) -> None:
-        """Record what is known of the prompt. The method is called before the first tokens.
+        """Record facts about the prompt. Called before the first tokens of each sequence.
 
         Args:
-            sequence: The sequence of the first tokens.
-            cached: How many prompt tokens were in the KV cache, or None if not known.
-            prompt: The most likely tokens in place of each prompt token but the first, or nothing.
+            sequence: The index of the sequence whose first tokens follow.
+            cached: The number of prompt tokens that were in the KV cache, or None if unknown.
+            prompt: The most likely tokens in place of each prompt token after the first. Empty if
+                the request does not ask for them.
         """
 
     def add_tokens(
@@ -48,13 +50,13 @@ class ResponseSink(Protocol):
         last_sequence: bool,
         tops: list[Alternatives],
     ) -> None:
-        """Send new tokens of a sequence. `last_sequence` means that the whole request has ended."""
+        """Send new tokens of a sequence. `last_sequence` is True if the request ends with them."""
 
     def fail(self, message: str) -> None:
         """End the request with an error."""
 
     def end(self) -> None:
-        """End a request that was cancelled or stopped, without tokens."""
+        """End a request that was cancelled or stopped, without sending tokens."""
 
     def is_cancelled(self) -> bool:
         """Return True if the client has left."""
@@ -63,7 +65,7 @@ class ResponseSink(Protocol):
 class RequestSink:
     """A sink that sends Triton responses through the request's own sender.
 
-    There is one response per step (`streaming`) or one per sequence.
+    The sink sends a response per step if the request streams, otherwise a response per sequence.
     """
 
     __slots__ = ("_contexts", "_counts", "_cum_log_probs", "_ids", "_log_probs", "_request", "_sender")
@@ -167,7 +169,7 @@ class TritonStepSender:
         self._sender.send(pb_utils.InferenceResponse(tensors))
 
     def send_heartbeat(self, state: EngineState) -> None:
-        """Send the state alone, outside of the steps. A state that is lost is not sent again."""
+        """Send only the engine's state, between two steps. A lost state is not sent again."""
         self._sender.send(pb_utils.InferenceResponse([_tensor(contract.STEP_STATE.name, [state], np.int32)]))
 
     def finish(self, error: str = "") -> None:

@@ -20,7 +20,7 @@ from .subscription import Subscription
 if TYPE_CHECKING:
     from triton_python_backend_utils import InferenceResponseSender
 
-#: Seconds between two checks for broken streams while nothing is generated.
+#: Seconds between two checks for broken streams while no step runs.
 IDLE_CHECK = 0.1
 DRAINING_MESSAGE = f"{contract.DRAINING_PREFIX}: the engine is shutting down and takes no new requests"
 CUT_OFF_MESSAGE = (
@@ -30,7 +30,7 @@ CUT_OFF_MESSAGE = (
 
 
 class StepSink:
-    """The sink of one slot of a subscription."""
+    """The receiver of a request's tokens that sends them in the steps of a subscription."""
 
     __slots__ = ("_slot", "_subscription")
 
@@ -80,7 +80,11 @@ class StepStreamServer:
         submissions: SubmissionReader,
         identity: tuple[str, ...],
     ) -> None:
-        """Attach the server to a loop. `identity` is model, version, engine and instance."""
+        """Attach the server to an engine loop.
+
+        `identity` has the model, its version, the engine and the instance, for gateways that watch
+        the engine.
+        """
         self._loop = loop
         self._capabilities = capabilities
         self._submissions = submissions
@@ -88,12 +92,12 @@ class StepStreamServer:
         self._kv_cache = KvCacheContents()
         self._subscriptions: dict[str, Subscription] = {}
         self._draining = False
-        # response streams that end when nothing runs any longer
+        # response streams of `drain` messages, which end when no request runs any longer
         self._drain_senders: list[InferenceResponseSender] = []
         loop.after_step = self._after_step
 
     def handle(self, tensors: Tensors, sender: InferenceResponseSender) -> bool:
-        """Handle a step-stream message. Return False if `tensors` are a request of their own.
+        """Handle a step-stream message. Return False if `tensors` are an ordinary request instead.
 
         Raises:
             RequestRejectedError: The message is malformed, or the engine is draining.
@@ -191,16 +195,13 @@ class StepStreamServer:
                 subscription.demand = demand
 
     def _leave(self, name: str, sender: InferenceResponseSender) -> None:
-        """Drop the subscription of a gateway that shuts down.
-
-        Such a gateway will not come back for its answers.
-        """
+        """Drop the subscription of a gateway that shuts down and so will not fetch its answers."""
         sender.send(flags=FINAL)
         if name in self._subscriptions:
             self._subscriptions[name].close()
 
     def _drain(self, end_now: bool, sender: InferenceResponseSender) -> None:
-        """Accept no new requests, and end the running ones with an error if `end_now` is set."""
+        """Reject new requests. If `end_now` is set, end the running requests with an error."""
         self._draining = True
         self._drain_senders.append(sender)
         if end_now:
@@ -209,7 +210,7 @@ class StepStreamServer:
     def _after_step(self, idle: bool) -> float | None:
         """Flush and check all subscriptions.
 
-        Return the seconds after which to do so again if nothing happens.
+        Return the seconds after which the loop must call this method again if it is idle.
         """
         now, state = time.monotonic(), self._update_watchers()
         for name, subscription in list(self._subscriptions.items()):
@@ -226,9 +227,9 @@ class StepStreamServer:
         return IDLE_CHECK if self._subscriptions or self._drain_senders else None
 
     def _update_watchers(self) -> EngineState | None:
-        """Queue new cache events for all gateways that watch.
+        """Queue new cache events for all gateways that watch the engine.
 
-        Return the engine's state, or None if no gateway does.
+        Return the engine's state, or None if no gateway watches.
         """
         events = list(self._loop.take_kv_events())
         self._kv_cache.apply(events)
@@ -246,9 +247,9 @@ class StepStreamServer:
 
 
 def _demand(tensors: Tensors) -> int | None:
-    """Return the weights of the requests that wait in a gateway.
+    """Return the sum of the weights of the requests that wait in a gateway.
 
-    The weights are the second number of `demand`; the result is None without that tensor.
+    The sum is the second number of the tensor `demand`. The result is None without the tensor.
     """
     values = tensors.get(contract.DEMAND.name)
     if values is None or values.size == 0:

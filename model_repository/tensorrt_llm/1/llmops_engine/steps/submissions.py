@@ -1,10 +1,9 @@
 """A reader of messages with several requests.
 
-A message has `submissions` STRING [1, k], and the token ids of all requests in `input_ids`.
-
-A message for each request would cost Triton and the gateway more than everything else that they do
-for the request (docs/contract.md). JSON can hold any value, so values are checked here as Triton
-checks the datatypes of tensors.
+A message has the tensor `submissions`, STRING [1, k], and the token ids of all k requests in
+`input_ids`. A separate message per request would cost Triton and the gateway more than all of their
+other work for the request (docs/contract.md). A JSON value can have any type, so this module checks
+values as Triton checks the datatypes of tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..tensor_parser import Tensors
 
 
 class _Datatype(NamedTuple):
-    """The Python types and the range of a datatype's values in JSON."""
+    """A tensor datatype, with the Python types and the range of its values in JSON."""
 
     dtype: np.dtype
     scalars: tuple[type, ...]
@@ -50,16 +49,16 @@ _INPUT_IDS = contract.INPUT_IDS.name
 
 
 class SubmissionReader:
-    """A parser of submissions, for a model with certain inputs."""
+    """A parser of the submissions to one model."""
 
     def __init__(self, inputs: list[dict[str, Any]]) -> None:
-        """Take the model's inputs as its ModelConfig has them, with `name` and `data_type`."""
+        """Create a parser. `inputs` are the ModelConfig's inputs (`name` and `data_type`)."""
         self._types = {tensor["name"]: tensor["data_type"] for tensor in inputs}
 
     def read(self, tensors: Tensors) -> Iterator[tuple[int, Tensors | RequestRejectedError]]:
-        """Yield the slot of each request with its tensors, or with the error that rejects it.
+        """Yield each request's slot and tensors, or its slot and the error that rejects it.
 
-        `input_lengths` of a request is its number of token ids in `input_ids`.
+        The value `input_lengths` of a request is the number of its token ids in `input_ids`.
 
         Raises:
             RequestRejectedError: The whole message is unreadable.
@@ -70,16 +69,17 @@ class SubmissionReader:
             slot, length = values.pop(contract.SLOT.name, None), values.get(contract.INPUT_LENGTHS.name)
             if type(slot) is not int or slot not in _SLOTS:
                 raise RequestRejectedError(
-                    f"{contract.SUBMISSIONS}: each needs its {contract.SLOT}, a number from 0 to 2147483647"
+                    f"{contract.SUBMISSIONS}: each submission needs {contract.SLOT}, a number from 0 to 2147483647"
                 )
             if type(length) is not int or not 0 <= length <= ids.size - start:
                 raise RequestRejectedError(
-                    f"{contract.SUBMISSIONS}: each needs {contract.INPUT_LENGTHS}, and as many of {_INPUT_IDS}"
+                    f"{contract.SUBMISSIONS}: each submission needs {contract.INPUT_LENGTHS}, and that "
+                    f"number of tokens in {_INPUT_IDS}"
                 )
             prompt, start = ids[start : start + length], start + length
             yield slot, self._tensors(values, prompt)
         if start != ids.size:
-            raise RequestRejectedError(f"{_INPUT_IDS}: {ids.size - start} belong to no submission")
+            raise RequestRejectedError(f"{_INPUT_IDS}: {ids.size - start} tokens belong to no submission")
 
     def _tensors(self, values: Mapping[str, Any], ids: np.ndarray) -> Tensors | RequestRejectedError:
         try:
@@ -123,5 +123,5 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RequestRejectedError(f"{contract.SUBMISSIONS}: not valid JSON: {error}") from None
     if not isinstance(values, dict):
-        raise RequestRejectedError(f"{contract.SUBMISSIONS}: each must be a JSON object")
+        raise RequestRejectedError(f"{contract.SUBMISSIONS}: each submission must be a JSON object")
     return values

@@ -1,8 +1,10 @@
-"""A gateway worker's subscription: one message per engine step with the tokens of all its requests.
+"""The subscription of a gateway worker to an engine's steps.
 
-docs/contract.md, "Step streams", describes the messages. Everything here runs on the engine thread
-and never waits: entries that cannot be sent now are merged into `_pending`, whose size is bounded
-by what the requests may generate.
+The worker receives one message per engine step, with the tokens of all its requests.
+
+docs/contract.md, "Step streams", describes the messages. All of this code runs on the engine thread
+and never waits. Entries that cannot be sent now are merged into `_pending`, whose size is bounded
+by the number of tokens that the requests may generate.
 """
 
 from __future__ import annotations
@@ -29,23 +31,25 @@ from .kv_event_queue import KvEventQueue
 if TYPE_CHECKING:
     from .sinks import TritonStepSender
 
-#: Seconds between two checks with Triton whether the stream still lives. Each is a round trip
-#: between processes on the engine thread: every 0.05 s they took 1.4 % of its time.
+#: Seconds between two checks with Triton for a broken stream. Each check is a round trip to
+#: Triton's process on the engine thread: an interval of 0.05 s took 1.4 % of the thread's time.
 CANCEL_POLL_INTERVAL = 0.5
-#: Minimum seconds between two messages without tokens, for a changed state or changes of the cache.
+#: Minimum seconds between two messages that have no tokens, but a changed state or changes of the
+#: cache. Gateways route requests by both.
 STATE_INTERVAL = 0.1
-#: Seconds between two checks above which this process was held up or a step was long, so that
-#: messages of gateways are still unread.
+#: Seconds between two checks above which the engine thread was held up, so that acknowledgements of
+#: gateways may still be unread. The excess does not count towards the grace period.
 STALL_THRESHOLD = 1.0
 
 
 @dataclass(slots=True)
 class EngineReport:
-    """The engine's state for a gateway that watches it.
+    """The engine's state, for a gateway that watches the engine.
 
-    `kv_hashes` are UINT64 hashes of KV-cache blocks, and `kv_kinds` the kind and length of each run
-    of them. `identity` is model, version, engine and instance; it comes with the first message and
-    where requests begin.
+    `kv_hashes` are UINT64 hashes of KV-cache blocks. `kv_kinds` has the kind of event and the
+    number of hashes for each run of hashes with the same kind. `identity` has the model, its
+    version, the engine and the instance. It is sent with the first message and with the first
+    tokens of requests, and is None otherwise.
     """
 
     state: EngineState
@@ -59,10 +63,12 @@ class StepMessage:
     """One message of a step stream.
 
     `entries` is INT32 [n, 4] with slot, sequence, token count and flags. `tokens` is INT32 and
-    `log_probs` FP32, both as long as the sum of the counts. `tops` has the alternatives of each
-    token and after them those of prompts, or is empty. `cached` has the number of reused prompt
-    tokens of each first entry, or is empty if none is known; `prompt_lengths` how many of `tops`
-    belong to its prompt, or is empty if none does.
+    `log_probs` FP32; the length of both is the sum of the counts. `tops` has the alternatives of
+    each token, followed by the alternatives of prompt tokens; it is empty if no request asks for
+    alternatives. `cached` has, for the first entry of each request, the number of reused prompt
+    tokens; it is empty if no number is known. `prompt_lengths` has, for the first entry of each
+    request, the number of elements of `tops` that belong to its prompt; it is empty if no request
+    asks for them.
     """
 
     index: int
@@ -95,11 +101,12 @@ class Subscription:
     """The step stream of one gateway worker.
 
     Attributes:
-        lost: True once the engine has given up on the gateway. Its requests then leave the batch.
-        open: The running requests by slot.
+        lost: True once the engine has given up on the gateway. The gateway's requests then leave
+            the batch.
+        open: The gateway's running requests, by slot.
         kv_events: The KV-cache events that are to be sent, or None if the gateway does not watch
             the engine.
-        demand: The weights of the requests that wait in the gateway.
+        demand: The sum of the weights of the requests that wait in the gateway.
     """
 
     def __init__(
@@ -111,9 +118,11 @@ class Subscription:
         """Create a subscription without a stream.
 
         Args:
-            window: The maximum number of steps that are sent and not acknowledged.
-            grace: Seconds that the subscription outlives its stream.
-            identity: Model, version, engine and instance, for gateways that watch the engine.
+            window: Maximum number of sent steps that the gateway has not acknowledged.
+            grace: Seconds that the subscription is kept after its stream broke or its gateway fell
+                silent.
+            identity: The model, its version, the engine and the instance, for gateways that watch
+                the engine.
         """
         self.lost = False
         self.open: dict[int, Any] = {}
@@ -128,20 +137,21 @@ class Subscription:
         self._pending: dict[tuple[int, int], _Entry] = {}
         self._unacknowledged: deque[StepMessage] = deque()
         self._last_state: EngineState | None = None
-        # times of time.monotonic(): of the last cancel poll, acknowledgement, check and message
+        # Values of time.monotonic() at the last poll for cancellation, acknowledgement, check and
+        # message.
         self._polled_at = self._acknowledged_at = 0.0
         self._sent_at = -math.inf
         self._checked_at: float | None = None
 
     @property
     def is_settled(self) -> bool:
-        """True if nothing is left to be sent, nor to be repeated to a gateway whose stream broke."""
+        """True if nothing is left to send, and nothing to repeat after the stream broke."""
         return not self._pending and (self._sender is not None or not self._unacknowledged)
 
     def attach(self, sender: TritonStepSender, resume_from: int, now: float) -> bool:
         """Continue on a new stream after step `resume_from`.
 
-        Return False if steps after it are gone.
+        Return False if the steps after `resume_from` are no longer stored.
         """
         if not self._index - len(self._unacknowledged) <= resume_from <= self._index:
             return False
@@ -154,10 +164,10 @@ class Subscription:
         return True
 
     def claim(self, slot: int) -> bool:
-        """Take a slot for a new request. Return False if it was taken before.
+        """Take a slot for a new request. Return False if the slot was taken before.
 
-        A gateway that lost its stream repeats every submission that may not have arrived. Slots
-        only grow, so comparing with the highest one is enough.
+        A gateway that lost its stream repeats every submission that may not have arrived. A gateway
+        only uses ascending slots, so a comparison with the highest slot is enough.
         """
         if slot < self._next_slot:
             return False
@@ -165,7 +175,7 @@ class Subscription:
         return True
 
     def acknowledge(self, index: int, now: float) -> None:
-        """Forget the steps up to `index`."""
+        """Forget the steps up to `index`, which the gateway has received."""
         self._acknowledged_at = now
         while self._unacknowledged and self._unacknowledged[0].index <= index:
             self._unacknowledged.popleft()
@@ -207,14 +217,15 @@ class Subscription:
         """Send the pending entries if there is a stream and the window is open.
 
         Args:
-            now: The time of `time.monotonic()`.
+            now: The current value of `time.monotonic()`, in seconds.
             state: The engine's state, for gateways that watch it.
         """
         if self._sender is None:
             return
         if state is not None:
             state = state._replace(next_slot=self._next_slot)
-        # a gateway without requests here gets changes of the cache ten times a second, not each step
+        # a gateway without requests here receives changes of the cache every STATE_INTERVAL, not
+        # each step
         is_due = self._pending or (self.kv_events and now - self._sent_at >= STATE_INTERVAL)
         if is_due and len(self._unacknowledged) < self._window:
             self._index += 1
@@ -245,7 +256,8 @@ class Subscription:
     def check(self, now: float) -> None:
         """Detect a broken stream, and give up on a gateway that has disappeared.
 
-        A gateway has disappeared if it was away or silent for the grace period.
+        A gateway has disappeared if it had no stream, or acknowledged nothing, for the grace
+        period.
         """
         if self._sender is not None and now - self._polled_at >= CANCEL_POLL_INTERVAL:
             self._polled_at = now
@@ -257,7 +269,7 @@ class Subscription:
         self._checked_at = now
         waiting = self._sender is None or len(self._unacknowledged) >= self._window
         if waiting and now - self._acknowledged_at > self._grace:
-            self.close(f"{SUBSCRIPTION}: dropped, because nothing was acknowledged within the grace time")
+            self.close(f"{SUBSCRIPTION}: dropped, because the gateway acknowledged no step within the grace period")
 
     def detach(self, now: float) -> None:
         """End the stream. The gateway may attach another one within the grace period."""
@@ -277,7 +289,7 @@ class Subscription:
 def _load(state: EngineState) -> tuple[int, ...]:
     """Return the numbers whose change makes a state worth sending.
 
-    The others change as time passes.
+    The other numbers of a state change all the time.
     """
     return (state.running, state.waiting, state.subscribers, state.demand, state.draining)
 
