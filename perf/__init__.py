@@ -1,4 +1,5 @@
-"""Load generator, verification, simulator and their reports: deployments measured from outside.
+"""Load generator, verification, simulator and their reports.
 
-Benchmarks of this project itself belong to `lab/`, which is not part of the wheel.
+The package measures deployments from outside. The benchmarks of this project itself are in `lab/`,
+which is not part of the wheel.
 """

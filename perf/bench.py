@@ -1,4 +1,4 @@
-"""`llmops bench` without the command line: options in, a report document out."""
+"""The benchmark behind `llmops bench`, without the command line: from options to a report document."""
 
 import random
 
@@ -16,16 +16,21 @@ from llmops.perf.workloads.files import PromptFile, TraceEntry, TraceWorkload, r
 from llmops.perf.workloads.filler import Filler, TokenIdFiller, WordFiller
 from llmops.perf.workloads.synthetic import PromptForm, SyntheticSpec, SyntheticWorkload
 
-#: Seconds of a sweep step without --duration.
+#: Seconds of each rate of a sweep if --duration is not set.
 STEP_SECONDS = 30.0
-#: Requests sent one at a time before a sweep.
+#: Number of requests sent one at a time before a sweep, to check that the objectives can be met.
 UNLOADED = 8
-#: Requests/s at which a sweep ends: one process cannot send more.
+#: Rate in requests/s at which a sweep ends, because one load generator process cannot send more.
 HIGHEST_RATE = 1024.0
 
 
 async def bench(options: BenchOptions, progress: BenchProgress | None = None) -> Document:
-    """Run a benchmark. Raises InputError, ServerError."""
+    """Run a benchmark and return its document.
+
+    Raises:
+        InputError: The options or the input files are invalid.
+        ServerError: The server cannot be reached, or fails all warm-up requests.
+    """
     options.check()
     progress = progress or BenchProgress()
     client, model, form, filler = await _connect(options)
@@ -96,7 +101,7 @@ async def _warm_up(options: BenchOptions, runner: Runner, progress: BenchProgres
     if run.records and all(record.error for record in run.records):
         raise ServerError(
             f"All {len(run.records)} warm-up requests to {options.url} failed: {', '.join(errors)}; "
-            "correct the model, key or request that this names, or see the server's log."
+            "correct the model, key or request named there, or see the server's log."
         )
 
 
@@ -127,9 +132,9 @@ async def _open(options: BenchOptions, runner: Runner, rate: float, limit: StopC
 
 
 async def _check_unloaded(options: BenchOptions, runner: Runner, progress: BenchProgress) -> None:
-    """Send requests one at a time.
+    """Check that the server meets the objectives without load, by requests sent one at a time.
 
-    Raise LlmopsError if most miss the objectives: no rate would meet them.
+    Raise LlmopsError if most requests miss the objectives, because then no rate can meet them.
     """
     progress.phase("one at a time", UNLOADED, None)
     run = await runner.closed(1, StopCondition(UNLOADED, STEP_SECONDS))
@@ -137,7 +142,7 @@ async def _check_unloaded(options: BenchOptions, runner: Runner, progress: Bench
     good = sum(meets_objectives(record, options.slos) for record in records)
     if good < len(records) / 2:
         raise LlmopsError(
-            f"Only {good} of {len(records)} requests held the objectives when sent one at a time, so no rate will: "
+            f"Only {good} of {len(records)} requests met the objectives when sent one at a time, so no rate can: "
             "relax --slo or speed up the server."
         )
 

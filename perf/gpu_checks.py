@@ -1,8 +1,9 @@
 """All checks that need a GPU, in one call: `python3 -m llmops.perf.gpu_checks ENGINE`.
 
-The steps are commands of llmops, each in a process of its own, so that a step that crashes leaves
-the other results. Each step writes its output into the report folder; `summary.json` there has the
-outcome of each. A machine without a GPU runs the same steps and shows which of them need one.
+Each step runs a command of llmops in a separate process, so that a step that crashes does not lose
+the results of the others. Each step writes its output into the report folder, and `summary.json`
+there has the outcome of every step. On a machine without a GPU the same steps run, and the ones
+that need a GPU fail.
 """
 
 import json
@@ -24,21 +25,29 @@ from llmops.build.recipes.catalog import Recipe, find_recipe
 from llmops.errors import LlmopsError
 from llmops.process import module_command
 
-#: The command line of this installation.
+#: Command line of this installation's `llmops`.
 LLMOPS: tuple[str, ...] = tuple(module_command("llmops.cli"))
-#: Seconds that loading an engine may take, as `llmops serve --ready-timeout` has it.
+#: Seconds that loading an engine may take: the default of `llmops serve --ready-timeout`.
 READY_TIMEOUT = 1800.0
-#: Seconds that a server gets to finish after SIGINT.
+#: Seconds that a server gets to end after SIGINT before it is killed.
 STOP_TIMEOUT = 120.0
-#: Prompt and answer tokens of the benchmark where no published figure names them.
+#: Prompt and answer tokens of the benchmark if the recipe has no published figure.
 DEFAULT_LENGTHS = (1000, 1000)
-#: Requests per user of the benchmark: enough for a steady state between warm-up and the last answers.
+#: Requests per user of the benchmark: enough for a steady state between warm-up and last answers.
 REQUESTS_PER_USER = 4
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The outcome of one step. `file` holds its output; `detail` is one sentence."""
+    """The outcome of one step.
+
+    Attributes:
+        name: The name of the step.
+        ok: True if the step succeeded.
+        seconds: The duration.
+        file: The name of the output file in the report folder.
+        detail: A sentence about the result, or an empty text.
+    """
 
     name: str
     ok: bool
@@ -48,14 +57,14 @@ class StepResult:
 
 
 class GpuChecks:
-    """The steps for one engine folder. Each step adds its result to `results`.
+    """The checks of one engine folder. Each step adds its outcome to `results`.
 
     Args:
         engine: The engine folder.
-        report: The folder for outputs. It exists.
+        report: The existing folder for outputs.
         source: The unquantised checkpoint of the engine, or an empty text.
         recipe: The recipe with the published throughput, or None.
-        users: Concurrent users of the benchmark.
+        users: Number of concurrent users of the benchmark.
     """
 
     def __init__(self, engine: Path, report: Path, source: str, recipe: Recipe | None, users: int) -> None:
@@ -90,7 +99,7 @@ class GpuChecks:
         click.echo(f"{'ok' if ok else 'FAILED':7} {name:18} {result.seconds:8.1f} s  {file}  {detail}".rstrip())
 
     def _benchmark(self) -> None:
-        """Serve the engine behind a gateway, load it, and compare it with the published throughput."""
+        """Serve the engine behind a gateway, run the benchmark, and compare with published figures."""
         port, log = _free_port(), self.report / "serve.txt"
         begun = time.monotonic()
         with open(log, "wb") as output:
@@ -98,7 +107,7 @@ class GpuChecks:
             server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
             try:
                 ready = _wait_until_ready(server, port)
-                detail = "" if ready else "the engine did not become ready; see the end of the file"
+                detail = "" if ready else "the engine did not become ready; the end of the file says why"
                 self._add("serve", ready, time.monotonic() - begun, log, detail)
                 if ready and self._step("bench", "bench", f"http://127.0.0.1:{port}/v1", *self._load()):
                     self._compare()
@@ -114,7 +123,7 @@ class GpuChecks:
         )
 
     def _compare(self) -> None:
-        """Report the throughput per GPU, beside the recipe's published number where there is one."""
+        """Report the throughput per GPU, and its ratio to the published number if there is one."""
         file = self.report / "bench.json"
         rate = json.loads(file.read_text(encoding="utf-8"))["summary"]["output_tokens_per_second"]
         found = rate / EngineManifest.load(self.engine).parallelism.world_size
@@ -134,7 +143,10 @@ def _free_port() -> int:
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], port: int) -> bool:
-    """Return True as soon as the gateway lists a model, False if the server ended or took too long."""
+    """Wait until the gateway lists a model.
+
+    Return False if the server ends or READY_TIMEOUT passes.
+    """
     end = time.monotonic() + READY_TIMEOUT
     while server.poll() is None and time.monotonic() < end:
         try:
@@ -148,7 +160,7 @@ def _wait_until_ready(server: subprocess.Popen[bytes], port: int) -> bool:
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    """End the server and everything that it started."""
+    """End the server and all processes that it started."""
     if server.poll() is None:
         server.send_signal(signal.SIGINT)
         try:
@@ -166,14 +178,14 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
     "source",
     default="",
     show_default=False,
-    help="The unquantised checkpoint: compare the export with its layers.",
+    help="The unquantised checkpoint, whose layers the export is compared with.",
 )
-@click.option("-c", "--users", default=256, type=click.IntRange(1), help="Concurrent users of the benchmark.")
+@click.option("-c", "--users", default=256, type=click.IntRange(1), help="Number of concurrent users of the benchmark.")
 @click.option("-o", "--output", default=Path("gpu-report"), type=click.Path(path_type=Path))
 def main(engine: Path, name: str | None, source: str, users: int, output: Path) -> None:
     """Run every check that needs a GPU on ENGINE, and write a report folder.
 
-    Exit code 1 when a step failed.
+    The exit code is 1 if a step failed.
     """
     try:
         recipe = find_recipe(name) if name else None

@@ -1,4 +1,4 @@
-"""Options of a benchmark, and the interface for its progress."""
+"""The options of a benchmark, and the interface for its progress."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from llmops.perf.workloads.lengths import Lengths
 
 @dataclass
 class BenchOptions(RequestOptions):
-    """Options of `llmops bench`. Lengths in tokens, times in seconds, rates per second."""
+    """The options of `llmops bench`. Lengths are in tokens, times in seconds, rates per second."""
 
     url: str
     model: str | None
@@ -23,7 +23,8 @@ class BenchOptions(RequestOptions):
     output: Lengths
     requests: int | None = None
     duration: float | None = None
-    # users of a closed loop, or the maximum number of concurrent requests of an open one
+    # Number of users of a closed loop, or the maximum number of concurrent requests of an open
+    # loop.
     concurrency: int | None = None
     rate: float | None = None
     arrival: str = "poisson"
@@ -41,28 +42,30 @@ class BenchOptions(RequestOptions):
     seed: int = 0
 
     def check(self) -> None:
-        """Raise InputError for options that contradict each other."""
+        """Raise InputError for options that cannot be combined."""
         if self.trace is not None and (self.rate or self.prompts or self.turns):
             raise InputError("--trace brings its own times and lengths; leave out --rate, --prompts and --turns.")
         if self.sweep and not self.slos:
-            raise InputError("--sweep looks for the highest rate that holds the objectives; give at least one --slo.")
+            raise InputError("--sweep looks for the highest rate that meets the objectives; give at least one --slo.")
         if self.sweep and self.trace:
             raise InputError("--sweep sets the rate itself; leave out --trace.")
         if self.via in ("engine", "ensemble") and (self.tools or self.prompts):
             raise InputError("--tools and --prompts need an OpenAI endpoint; give one, such as http://HOST:9000/v1.")
         if (self.via in ("engine", "ensemble")) != self.url.startswith("grpc://"):
             raise InputError(
-                f"--via {self.via} does not fit {self.url}; give a grpc:// address for engine and ensemble, else http://."
+                f"--via {self.via} does not fit {self.url}; give grpc:// for engine and ensemble, else http://."
             )
         made_up = [name for name in ("turns", "tools", "prefix_tokens", "cancel_share") if getattr(self, name)]
         if made_up and (self.trace or self.prompts):
             names = ", ".join("--" + name.removesuffix("_share").replace("_", "-") for name in made_up)
-            raise InputError(f"{names} shape made-up prompts; leave out --trace and --prompts, or them.")
+            raise InputError(
+                f"{names} apply only to generated prompts; leave out --trace and --prompts, or these options."
+            )
         if self.via == "ensemble" and self.turns:
             raise InputError("--turns cannot be sent to an ensemble; give --via engine, or a chat endpoint.")
 
     def public(self) -> dict[str, Any]:
-        """Return the options for the report, without secrets."""
+        """Return the options as JSON values for the report, without the API key and headers."""
         hidden = {"api_key", "headers"}
         data = {key: value for key, value in asdict(self).items() if key not in hidden}
         for name in ("input", "output", "turns"):
@@ -73,7 +76,10 @@ class BenchOptions(RequestOptions):
 
 
 class BenchProgress:
-    """Progress of a benchmark. The base class shows nothing; the command line overrides it."""
+    """A receiver of the progress of a benchmark.
+
+    The base class does nothing; the command line overrides the methods.
+    """
 
     def phase(self, name: str, sessions: int | None, seconds: float | None) -> None: ...
 

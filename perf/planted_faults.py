@@ -1,4 +1,4 @@
-"""Faults that a rehearsal plants into the answers of a new version."""
+"""Faults that `llmops rollout rehearse` plants into the answers of a new version."""
 
 import asyncio
 import itertools
@@ -12,29 +12,37 @@ from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
 from llmops.gateway.routing.served_models import GenerativeModel
 
 PLANTED_ERROR = "An error that the rehearsal has planted."
-#: One request of this many fails with the fault `errors`. With the fault `quality`, the version reads
-#: one token of so many of its prompts as another one: answers stay fluent, and are wrong more often.
-ERROR_PERIOD, QUALITY_PERIOD = 20, 3
-#: With the fault `slow`, a token takes this many times as long as one of the stable version. The engine
-#: goes on meanwhile, so that waiting as long as a token took would hardly delay the tokens after it.
+#: The fault `errors` fails one of this many requests.
+ERROR_PERIOD = 20
+#: The fault `quality` replaces one of this many prompt tokens, so that answers stay fluent and are
+#: wrong more often.
+QUALITY_PERIOD = 3
+#: Delay that the fault `slow` adds per token, as a multiple of the stable version's time per token.
+#: The engine continues meanwhile, so a delay of one such time would hardly delay later tokens.
 SLOWNESS = 2.0
-#: Tokens with lower ids may be special tokens of the chat template, which are not replaced.
+#: Lowest token id that is replaced. Lower ids may be special tokens of the chat template.
 FIRST_TEXT_TOKEN = 100
 _THAI = "สวัสดีครับ ผมไม่เข้าใจคำถามของคุณ กรุณาลองอีกครั้ง "
 
 
 class PlantedError(EngineError):
-    """An engine's error that clients can tell from others."""
+    """A planted error, which clients can tell from other errors of an engine by its message."""
 
     def __init__(self) -> None:
         ApiError.__init__(self, PLANTED_ERROR)
 
 
 class FaultyEngine(Engine):
-    """The replicas of a version, with a fault."""
+    """The replicas of a version as an engine with a planted fault."""
 
     def __init__(self, pool: ReplicaPool, fault: str, pace: Callable[[], float]) -> None:
-        """Plant a fault. `pace` returns the seconds that the stable version takes for a token."""
+        """Plant a fault.
+
+        Args:
+            pool: The replicas of the version.
+            fault: The name of the fault: errors, quality, slow, scrambled or language.
+            pace: A function that returns the stable version's seconds per token.
+        """
         self.gated = pool.gated
         self.pool, self.fault, self.pace, self._requests = pool, fault, pace, itertools.count(1)
 
@@ -50,7 +58,7 @@ class FaultyEngine(Engine):
 
     @property
     def model(self) -> GenerativeModel:
-        """Return the model of the replicas."""
+        """Return the model that the replicas serve."""
         return next(iter(self.pool.replicas.values())).model
 
 
@@ -61,11 +69,14 @@ def _misread(ids: Sequence[int], vocabulary: int) -> Iterator[int]:
 
 
 class FaultyStream:
-    """The tokens of a request, with a fault. Everything else is that of the stream."""
+    """The token stream of a request with a planted fault.
+
+    All other attributes are the original stream's.
+    """
 
     def __init__(self, stream: TokenStream, end_ids: Collection[int], engine: FaultyEngine) -> None:
         self._stream, self._end_ids, self._engine = stream, end_ids, engine
-        # read now: the replicas may be gone before the stream ends
+        # The vocabulary size is read now, because the replicas may be gone before the stream ends.
         self._vocabulary = engine.model.card.vocab_size
         self._thai = itertools.cycle(engine.model.tokenizer.encode(_THAI, add_special_tokens=False))
 
@@ -76,7 +87,7 @@ class FaultyStream:
         return self
 
     def attach(self, sink: TokenSink, taken: list[TokenBatch] | None = None) -> None:
-        """Take no sink: the reader gets all batches."""
+        """Ignore the sink, so that the reader gets all batches."""
 
     async def __anext__(self) -> TokenBatch:
         batch = await self._stream.__anext__()

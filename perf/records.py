@@ -1,7 +1,4 @@
-"""The messages that cross the borders of this package.
-
-A `Request` is sent, and a `Record` describes its answer.
-"""
+"""The data that the packages in `perf` exchange: requests, and the records of their answers."""
 
 import math
 from dataclasses import asdict, dataclass, field
@@ -10,25 +7,48 @@ from typing import Any
 
 @dataclass(slots=True)
 class Request:
-    """A request for any client.
+    """A request for a client of any protocol.
 
-    It has either `messages` (chat) or `prompt` (text, or token ids for Triton).
+    Attributes:
+        max_tokens: Maximum number of answer tokens.
+        messages: The messages of a chat, or None.
+        prompt: The prompt if there are no messages: text, or token ids for Triton.
+        tools: Tool definitions in OpenAI's format, or None.
+        cancel_after: Number of messages with tokens after which the client cancels, or None.
+        keep_text: True to keep the answer's text for the next turn.
     """
 
     max_tokens: int
     messages: list[dict[str, Any]] | None = None
     prompt: str | list[int] | None = None
     tools: list[dict[str, Any]] | None = None
-    cancel_after: int | None = None  # cancel after this many tokens
-    keep_text: bool = False  # keep the text of the answer for the next turn
+    cancel_after: int | None = None
+    keep_text: bool = False
 
 
 @dataclass(slots=True)
 class Record:
     """The record of a request. Times are seconds on the load generator's monotonic clock.
 
-    `chunks` has the arrival time of each message with tokens. `tokens_in` and `tokens_out` are the
-    server's counts (`counted` false) or, if it sends none, the number of chunks (`counted` true).
+    Attributes:
+        start: The time from which latencies count.
+        first: The arrival of the first token, or None.
+        end: The end of the answer.
+        chunks: The arrival time of each message with tokens.
+        tokens_in: The server's count of prompt tokens, or None.
+        tokens_out: The server's count of answer tokens, or the number of chunks.
+        counted: True if `tokens_out` is the number of chunks, because the server sent no count.
+        requested: The maximum number of answer tokens that was requested.
+        finish: The finish reason, or None.
+        error: The kind of failure, or None.
+        cancelled: True if the load generator cancelled the request on purpose.
+        overhead_ms: The gateway's own time in milliseconds, if it reports the time.
+        lag: The seconds between the scheduled and the real time of sending.
+        turn: The number of the turn in its conversation.
+        text: The answer's text, if it is kept.
+        ids: The answer's token ids, if they are kept.
+        tool_calls: The number of tool calls in the answer.
+        tool_calls_valid: The number of these with valid arguments.
     """
 
     start: float
@@ -43,7 +63,7 @@ class Record:
     error: str | None = None
     cancelled: bool = False
     overhead_ms: float | None = None
-    lag: float = 0.0  # seconds between the scheduled and the real time of sending
+    lag: float = 0.0
     turn: int = 0
     text: str | None = None
     ids: list[int] | None = None
@@ -65,18 +85,21 @@ class Record:
 
     @property
     def tpot(self) -> float | None:
-        """Return the mean time per output token after the first, or None for fewer than two tokens."""
+        """Return the mean seconds per token after the first, or None for fewer than two tokens."""
         if self.first is None or self.tokens_out < 2:
             return None
         return (self.chunks[-1] - self.first) / (self.tokens_out - 1)
 
     @property
     def gaps(self) -> list[float]:
-        """Return the inter-token latencies: gaps between successive messages with tokens."""
+        """Return the seconds between successive messages with tokens."""
         return [b - a for a, b in zip(self.chunks, self.chunks[1:], strict=False)]
 
     def to_json(self, origin: float) -> dict[str, Any]:
-        """Return the record relative to `origin`, in microseconds and without the text."""
+        """Return the record without its text as JSON values.
+
+        Times are in seconds relative to `origin`, rounded to microseconds.
+        """
         data = asdict(self)
         for name in ("start", "first", "end"):
             data[name] = None if data[name] is None else round(data[name] - origin, 6)
@@ -87,7 +110,7 @@ class Record:
 
 
 def percentile(ordered: list[float], p: float) -> float:
-    """Return the p-th percentile of sorted values, interpolated linearly like numpy's default."""
+    """Return the p-th percentile (0 to 100) of sorted values, interpolated like numpy's default."""
     position = (len(ordered) - 1) * p / 100
     low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)

@@ -1,7 +1,7 @@
 """The load and the report of `llmops rollout rehearse`.
 
-A steady load of greedy answers runs through a whole roll-out. Each request names the tokens that it
-receives, so that lost and doubled tokens can be counted.
+A steady load of greedy answers runs through a whole roll-out. The answer to each request lists its
+tokens, so that lost and repeated tokens can be counted.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ import httpx
 from llmops.gateway.routing.quality.golden_prompts import GoldenPrompt
 from llmops.perf.planted_faults import PLANTED_ERROR
 
-#: The name of the new version.
+#: Name of the new version.
 CANDIDATE = "candidate"
-#: Tokens of each answer. Long enough to look like words, short enough for hundreds of answers.
+#: Number of tokens of each answer: enough to look like words, few enough for hundreds of answers.
 ANSWER_TOKENS = 12
-#: Seconds over which completed and offered requests are compared, and between two comparisons. With
-#: a low rate the time is longer: a few requests more or less in progress are no loss.
-WINDOW, WINDOW_STEP = 30.0, 5.0
+#: Minimum seconds of a window in which completed and offered requests are compared.
+WINDOW = 30.0
+#: Seconds between the starts of two windows.
+WINDOW_STEP = 5.0
+#: Minimum number of requests of a window. At a low rate, a few requests in progress would otherwise
+#: look like a loss.
 WINDOW_REQUESTS = 40
-#: Users of the closed loop that measures a capacity, and its seconds.
-CAPACITY_USERS, CAPACITY_SECONDS = 8, 15.0
-#: Golden prompts that are asked at a time.
+#: Number of users of the closed loop that measures a capacity.
+CAPACITY_USERS = 8
+#: Seconds of the closed loop that measures a capacity.
+CAPACITY_SECONDS = 15.0
+#: Number of golden prompts that are sent at the same time.
 QUALITY_USERS = 4
 REQUEST_TIMEOUT = 120.0
 
@@ -47,7 +52,7 @@ _QUESTIONS = (
 
 @dataclass
 class RehearsedRequest:
-    """An answer of the load. Times are in seconds of `time.time`."""
+    """The record of a request of the load. Times are in seconds of `time.time`."""
 
     started: float
     ended: float = 0.0
@@ -58,14 +63,14 @@ class RehearsedRequest:
 
 @dataclass
 class RehearsalLoad:
-    """A load on a gateway, and the answers that it got."""
+    """A load on a gateway, and the records of its requests."""
 
     url: str
     model: str
     records: list[RehearsedRequest] = field(default_factory=list)
 
     async def measure_capacity(self) -> float:
-        """Return the answers per second of a closed loop."""
+        """Return the answers per second of a closed loop without other load."""
         async with self._client() as client:
             deadline = time.time() + CAPACITY_SECONDS
             found: list[RehearsedRequest] = []
@@ -80,7 +85,7 @@ class RehearsalLoad:
             return round(len(good) / (max((record.ended for record in good), default=started + 1) - started), 2)
 
     async def measure_quality(self, prompts: Sequence[GoldenPrompt]) -> float:
-        """Return the share of right answers to golden prompts."""
+        """Return the mean score of the answers to golden prompts, from 0 to 1."""
         async with self._client() as client:
             limit = asyncio.Semaphore(QUALITY_USERS)
 
@@ -94,7 +99,7 @@ class RehearsalLoad:
         return round(sum(scores) / len(scores), 3)
 
     async def run(self, rate: float, stop: asyncio.Event) -> None:
-        """Offer `rate` requests per second until `stop` is set, and wait for their answers."""
+        """Send `rate` requests per second until `stop` is set, and record the answers."""
         tasks: list[asyncio.Task[RehearsedRequest]] = []
         async with self._client() as client:
             started = time.time()
@@ -147,23 +152,25 @@ class RehearsalReport:
     """The figures of a rehearsal.
 
     Attributes:
-        requests: Requests of the load.
-        failed: Requests without a complete answer.
-        failed_by_fault: Of these, the ones that the planted fault failed.
-        doubled_tokens: Tokens beyond those that the requests asked for.
-        lowest_throughput_ratio: Completed ÷ offered requests in the worst 30 seconds, or in the
-            worst time of 40 requests where that is longer.
-        lowest_while: State of the roll-out in the middle of that time.
+        requests: Number of requests of the load.
+        failed: Number of requests without a complete answer.
+        failed_by_fault: Number of these that the planted fault failed.
+        doubled_tokens: Number of tokens beyond those that the requests asked for.
+        lowest_throughput_ratio: Completed ÷ offered requests in the worst window. A window has 30
+            seconds, or the time of 40 requests if that is longer.
+        lowest_while: The state of the roll-out in the middle of the worst window.
         verdict: "promoted" or "rolled back".
-        seconds_to_verdict: From the candidate's first requests to its last step, or to the decision
-            against it.
-        canary_requests: Requests that the candidate had answered by then.
-        seconds_to_rollback: From the verdict to the start of the last request on the candidate;
-            None without a rollback.
+        seconds_to_verdict: Seconds from the candidate's first requests to its last step, or to the
+            decision to roll back.
+        canary_requests: Number of requests that the candidate had answered until the verdict.
+        seconds_to_rollback: Seconds from the verdict to the start of the last request on the
+            candidate; None without a rollback.
         rate: Offered requests per second.
-        capacity: Measured answers per second of both versions alone.
-        quality: Share of right answers to golden prompts of both versions alone, without a fault.
-        quality_tolerance: Loss of that share that was tolerated.
+        capacity: Answers per second of each version alone.
+        quality: Mean score of each version's answers to golden prompts, alone and without a fault.
+        quality_tolerance: Loss of the score that was tolerated.
+        fault: The name of the planted fault, or an empty text.
+        errors: Up to five different messages of failed requests.
     """
 
     requests: int
@@ -186,10 +193,7 @@ class RehearsalReport:
 
 
 def lowest_throughput_ratio(records: Sequence[RehearsedRequest]) -> tuple[float, float]:
-    """Return completed ÷ offered requests of the worst window between first and last request.
-
-    Also return the time in the middle of that window.
-    """
+    """Return completed ÷ offered requests of the worst window, and the time of the window's middle."""
     begin, end = min(one.started for one in records), max(one.started for one in records)
     window = max(WINDOW, WINDOW_REQUESTS * (end - begin) / len(records))
     lowest, worst, at = 1.0, begin, begin + WINDOW_STEP
@@ -206,10 +210,10 @@ def make_report(records: Sequence[RehearsedRequest], states: Mapping[str, float]
     """Return the report of a roll-out.
 
     Args:
-        records: The answers of the load.
-        states: The time at which each state of the roll-out began first, in seconds of `time.time`
-            and in this order.
-        conditions: Fields of the report that are known without the answers.
+        records: The records of the load.
+        states: The time at which each state of the roll-out first began, in seconds of `time.time`,
+            in order.
+        conditions: Fields of the report that do not come from the records.
     """
     *_, verdict = states
     decided_at = states.get("keeping", states.get("rolling back", states[verdict]))

@@ -1,4 +1,5 @@
-"""Clients: OpenAI over HTTP, Triton over gRPC. One `Client` interface, one `Record` per request.
+"""Clients of the load generator: OpenAI over HTTP, and Triton over gRPC.
 
-`load/` decides when requests are sent, `workloads/` what they contain.
+All clients implement `Client` and return one `Record` per request. `load/` decides when requests
+are sent, `workloads/` what they contain.
 """

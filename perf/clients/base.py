@@ -1,4 +1,4 @@
-"""The interface between the runner and a protocol."""
+"""The interface between the runner and the client of a protocol."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -8,7 +8,16 @@ from llmops.perf.records import Record, Request
 
 @dataclass(kw_only=True)
 class RequestOptions:
-    """Options of all requests. `extra` is merged into every body."""
+    """Options of all requests of a run.
+
+    Attributes:
+        stream: True to request streamed answers.
+        ignore_eos: True to request answers of full length.
+        timeout: Seconds after which a request fails.
+        api_key: The API key, or None.
+        extra: Fields that are merged into the body of every request.
+        headers: HTTP headers of every request.
+    """
 
     stream: bool = True
     ignore_eos: bool = True
@@ -22,13 +31,14 @@ class Client(Protocol):
     """A client of one server, for any number of concurrent requests."""
 
     async def send(self, request: Request, start: float | None = None) -> Record:
-        """Send a request and wait for its end.
+        """Send a request, wait for its end, and return its record.
 
-        Failures of the server are in the record and never raised.
+        A failure of the server is stored in the record and never raised.
 
         Args:
             request: The request.
-            start: Time of `time.perf_counter` from which latencies count, or None for now.
+            start: Time of `time.perf_counter` from which latencies count, or None for the current
+                time.
         """
         ...
 

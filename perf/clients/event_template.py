@@ -1,10 +1,8 @@
-"""Recognition of token events that differ from an earlier one only in their text.
+"""Recognition of token events that differ from an earlier event only in their text.
 
-Such an event is not parsed.
-
-After the first token, events of an answer differ only between the quotes of the text. Two
-comparisons of bytes take a tenth of the time of a JSON parser, so that the load generator does not
-distort the figures.
+After the first token, the events of an answer differ only between the quotes of the text. A
+recognised event is not parsed: two comparisons of bytes take a tenth of the time of a JSON parser,
+so that the load generator does not distort the figures.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ _QUOTE = ord('"')
 
 
 class EventTemplate:
-    """The bytes around the text of a token event."""
+    """The bytes before and after the text of a token event."""
 
     __slots__ = ("_head", "_least", "_tail")
 
@@ -26,14 +24,14 @@ class EventTemplate:
 
     @classmethod
     def of(cls, payload: bytes) -> EventTemplate | None:
-        """Return the template of a parsed event with text, or None if the text is ambiguous in it."""
+        """Return the template of a parsed event, or None if the position of the text is ambiguous."""
         found = _TEXT.search(payload)
         if found is None or _TEXT.search(payload, found.end()) is not None:
             return None
         return cls(payload[: found.start(1)], payload[found.end(1) :])
 
     def fits(self, payload: bytes) -> bool:
-        """Return True if `payload` is another token event of this form, with some text."""
+        """Return True if `payload` differs from the template's event only in the text."""
         return (
             len(payload) > self._least
             and payload.startswith(self._head)

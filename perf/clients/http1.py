@@ -1,8 +1,8 @@
 """A minimal HTTP/1.1 client on asyncio and httptools.
 
-A load generator pays per chunk, not per request, and shares the machine with what it measures. This
-client costs a fraction of httpx or aiohttp per streamed chunk, and takes the time when the bytes
-arrive instead of when a task wakes up.
+A load generator spends CPU per chunk, not per request, and shares the machine with the server under
+test. This client uses a fraction of the CPU of httpx or aiohttp per streamed chunk, and takes the
+time when bytes arrive instead of when a task wakes up.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ import httptools
 
 from llmops.errors import InputError
 
-#: Bytes in a row that hold no part of a body: headers, informational responses, trailers.
+#: Maximum number of successive bytes without any part of a body: headers, informational responses
+#: and trailers.
 MAX_HEADER_BYTES = 2**18
 
 
 class ResponseHandler(Protocol):
-    """A receiver of one response. `failed` or `complete` is called once, at the end."""
+    """A receiver of one response.
+
+    Either `failed` or `complete` is called exactly once, at the end.
+    """
 
     def headers(self, status: int, headers: dict[bytes, bytes]) -> None: ...
 
@@ -46,7 +50,8 @@ class Connection(asyncio.Protocol):
         self.answered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from asyncio's
+        # The transport of uvloop does not inherit from asyncio.Transport.
+        self._transport = cast(asyncio.Transport, transport)
 
     @property
     def open(self) -> bool:
@@ -63,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
 
     def abort(self) -> None:
-        """Close the connection at once, without a call of the handler."""
+        """Close the connection at once, without calling the handler."""
         self._sink = None
         if self._transport is not None:
             self._transport.abort()
@@ -91,7 +96,7 @@ class Connection(asyncio.Protocol):
             self._fail("disconnected")
 
     def _until_close(self) -> bool:
-        # a body without a length ends with the connection
+        # A body without a length ends with the connection.
         return b"content-length" not in self._headers and b"transfer-encoding" not in self._headers
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -119,7 +124,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def _is_informational(self) -> bool:
-        """Return True for a response such as 103 Early Hints, after which another one comes."""
+        """Return True for an informational response, such as 103, before the final response."""
         return 100 <= self._parser.get_status_code() < 200
 
     def _finish(self) -> None:
@@ -141,7 +146,7 @@ class HttpClient:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError(f"{url!r} is not an http:// or https:// address.")
+            raise InputError(f"{url!r} is not an HTTP URL; write http://HOST:PORT/v1.")
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
@@ -149,7 +154,7 @@ class HttpClient:
         self._idle: list[Connection] = []
 
     def idle(self) -> Connection | None:
-        """Return an open and free connection, or None."""
+        """Return an open connection without a request, or None."""
         while self._idle:
             connection = self._idle.pop()
             if connection.open:
@@ -157,7 +162,7 @@ class HttpClient:
         return None
 
     async def connect(self) -> Connection:
-        """Return a new connection. Raises OSError."""
+        """Open and return a new connection. Raise OSError if the server cannot be reached."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
             lambda: Connection(self._idle.append), self._host, self._port, ssl=self._ssl
@@ -171,7 +176,7 @@ class HttpClient:
 
 
 def render(method: str, path: str, netloc: str, headers: dict[str, str], body: bytes = b"") -> bytes:
-    """Return the bytes of one request."""
+    """Return the bytes of one HTTP request."""
     lines = [f"{method} {path} HTTP/1.1", f"host: {netloc}", f"content-length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body

@@ -1,4 +1,4 @@
-"""A client of OpenAI endpoints: `/chat/completions` and `/completions`, streamed or not."""
+"""A client of OpenAI's `/chat/completions` and `/completions`, with and without streaming."""
 
 import asyncio
 import json
@@ -17,10 +17,10 @@ from llmops.untrusted_text import is_safe_text
 
 
 class OpenAIBenchClient:
-    """A `Client` of an OpenAI endpoint."""
+    """A load generator client of an OpenAI endpoint."""
 
     def __init__(self, url: str, model: str, chat: bool, options: RequestOptions) -> None:
-        """Create a client of the endpoint at `url`, which ends in /v1."""
+        """Create a client of the API whose base URL `url` ends in /v1."""
         self._model, self._chat, self._options = model, chat, options
         self._http = HttpClient(url)
         self._path = urlsplit(url).path.rstrip("/") + ("/chat/completions" if chat else "/completions")
@@ -36,7 +36,8 @@ class OpenAIBenchClient:
             await self._exchange(connection, data, request, record)
             if record.error != "disconnected" or connection.answered:
                 return record
-            record.error = None  # the server had closed the idle connection, which is not a failure of this request
+            # The server had closed the idle connection, which is no failure of this request.
+            record.error = None
         try:
             connection = await self._http.connect()
         except OSError:
@@ -79,7 +80,13 @@ class OpenAIBenchClient:
 
 
 async def first_model(url: str, headers: dict[str, str]) -> str:
-    """Return the first id of `GET /models`. Raises ServerError, InputError."""
+    """Return the id of the first model in `GET /models`.
+
+    Raises:
+        InputError: The server lists no models.
+        ServerError: The server cannot be reached, or does not answer with a list of models, or the
+            first name has control characters.
+    """
     import httpx
 
     from llmops.response_limits import UNCOMPRESSED, bound_async_response
@@ -100,9 +107,7 @@ async def first_model(url: str, headers: dict[str, str]) -> str:
     try:
         models = [str(model["id"]) for model in response.json()["data"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        hint = (
-            "is it an OpenAI endpoint? --model NAME skips this" if base.endswith("/v1") else f"did you mean {base}/v1?"
-        )
+        hint = "check the URL, or name a model with --model" if base.endswith("/v1") else f"did you mean {base}/v1?"
         raise ServerError(f"{base}/models is not a list of models; {hint}") from error
     if not models:
         raise InputError(f"{url} lists no models; name one with --model.")

@@ -1,4 +1,4 @@
-"""Reading of an OpenAI answer into a record while it arrives."""
+"""Recording of an OpenAI answer while it arrives."""
 
 import asyncio
 import json
@@ -12,15 +12,15 @@ from llmops.perf.records import Record, Request
 from llmops.perf.workloads.base import is_valid_call
 from llmops.untrusted_text import escape_unsafe
 
-#: Bytes of a line of server-sent events, or of a response without them.
+#: Maximum number of bytes of a line of server-sent events, or of a response without events.
 MAX_REST_BYTES = 4 * 2**20
-#: A number of tokens that no request reaches.
+#: Maximum number of tokens that a server may report for a request; no real request reaches it.
 MAX_TOKENS = 2**31
 TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal")
 
 
 class ResponseRecorder:
-    """The handler of one request's response: server-sent events or one JSON body."""
+    """A receiver of one response that fills a `Record`, from server-sent events or one JSON body."""
 
     def __init__(
         self, record: Record, request: Request, stream: bool, done: asyncio.Future[None], abort: Callable[[], None]
@@ -83,7 +83,7 @@ class ResponseRecorder:
             self._token(now)
 
     def _learn(self, payload: bytes) -> None:
-        # text and tool calls are wanted, so every event is parsed
+        # The caller needs the text or the tool calls, so every event is parsed.
         if not (self._request.keep_text or self._request.tools or self._record.finish):
             self._shape = EventTemplate.of(payload)
 
@@ -124,7 +124,7 @@ class ResponseRecorder:
             self._finish(None)
 
     def _usage(self, usage: Any) -> bool:
-        """Take the counts of tokens. Return False if they are no counts."""
+        """Store the token counts of `usage`. Return False if they are not valid counts."""
         counts = (
             [usage.get(name) for name in ("prompt_tokens", "completion_tokens")] if isinstance(usage, dict) else [-1]
         )
@@ -151,14 +151,14 @@ class ResponseRecorder:
                 self._record.finish = choice.get("finish_reason")
                 self._delta(choice.get("message") or choice)
             if not self._usage(body.get("usage") or {}):
-                raise ValueError("its usage is no count of tokens")
+                raise ValueError("its usage has no valid token counts")
         except MALFORMED:
             self._finish("protocol")
             return
         self._finish(None)
 
     def failed(self, kind: str) -> None:
-        # a server may close the connection right after [DONE]
+        # A server may close the connection right after [DONE], which is no failure.
         self._finish(None if self._ended else kind)
 
     def time_out(self) -> None:

@@ -1,9 +1,8 @@
 """A client of Triton's gRPC API, with one stream per request.
 
-It calls the engine model (token ids) or the ensemble (text).
-
-It is the baseline for the gateway, so it does as little as a Python client can: grpc.aio with
-Triton's protobuf messages, without tritonclient's own client.
+The client calls the engine model (token ids) or the ensemble (text). It is the baseline for the
+gateway's overhead, so it uses grpc.aio with Triton's protobuf messages directly, without the more
+expensive tritonclient.
 """
 
 import struct
@@ -25,10 +24,11 @@ from llmops.untrusted_text import escape_unsafe
 
 _OUTPUT_IDS = contract.OUTPUT_IDS.name
 _PUBLIC = {tensor.name: tensor for tensor in contract.ENSEMBLE_INPUTS}
-#: Tokens beyond those that were asked for, after which a server counts as one that never ends.
+#: Tokens beyond the requested number after which the client ends a request whose server does not
+#: stop.
 MAX_EXTRA_TOKENS = 1024
-#: Bytes of a message that is received: a step has some, and the metadata of a model with thousands
-#: of adapters a megabyte.
+#: Maximum size of a received message in bytes. A step has a few, and the metadata of a model with
+#: thousands of adapters has a megabyte.
 MAX_MESSAGE_BYTES = 16 * 2**20
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -37,12 +37,17 @@ CHANNEL_OPTIONS = [
 
 
 class TritonBenchClient:
-    """A `Client` of Triton. Create it inside the event loop that uses it."""
+    """A load generator client of Triton. Create the client inside the event loop that uses it."""
 
     def __init__(self, address: str, model: str, options: RequestOptions, ensemble: bool = False) -> None:
-        """Create a client of the served NAME `model` at `address`, HOST:PORT.
+        """Create a client of a served model.
 
-        It calls NAME-tensorrt_llm, or NAME with `ensemble`.
+        Args:
+            address: HOST:PORT of Triton's gRPC.
+            model: The served NAME.
+            options: The options of all requests.
+            ensemble: True to call the ensemble NAME with text, False to call NAME-tensorrt_llm with
+                token ids.
         """
         self._address, self._model, self._options, self._ensemble = address, model, options, ensemble
         self._channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -50,7 +55,10 @@ class TritonBenchClient:
         self._count = 0
 
     async def read_metadata(self) -> dict[str, Any]:
-        """Return the metadata of the engine model (docs/contract.md). Raises ServerError."""
+        """Return the metadata of the engine model (docs/contract.md).
+
+        Raise ServerError if it has none.
+        """
         name = f"{self._model}{ENGINE_SUFFIX}"
         try:
             response = await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=name), timeout=10)
@@ -62,7 +70,10 @@ class TritonBenchClient:
         except ValueError:
             metadata = None
         if not isinstance(metadata, dict):
-            raise ServerError(f"Triton at {self._address} does not describe {name} as `llmops repo` does.")
+            raise ServerError(
+                f"Triton at {self._address} does not describe {name} as `llmops repo` does; "
+                "make the model repository with that command."
+            )
         return metadata
 
     async def send(self, request: Request, start: float | None = None) -> Record:
@@ -112,8 +123,8 @@ class TritonBenchClient:
     def _tokens(self, response: Any, request: Request, record: Record) -> int:
         raw = dict(zip((output.name for output in response.outputs), response.raw_output_contents, strict=False))
         if self._ensemble:
-            # text has no counts: a message is a token, except for half characters that the server
-            # holds back
+            # Text has no token counts, so a message counts as one token. This is too low only where
+            # the server holds back an incomplete character.
             return int(len(raw.get(contract.TEXT_OUTPUT, b"")) > 4)
         ids = raw.get(_OUTPUT_IDS, b"")
         record.counted = False
@@ -153,9 +164,9 @@ class TritonBenchClient:
 
 
 async def first_model(address: str) -> str:
-    """Return the served NAME of the first engine model in Triton's repository.
+    """Return the served NAME of the first ready engine model.
 
-    Raises ServerError.
+    Raise ServerError if there is none.
     """
     async with aio.insecure_channel(address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -165,5 +176,7 @@ async def first_model(address: str) -> str:
             raise grpc_call_error(address, error) from error
     names = sorted(m.name.removesuffix(ENGINE_SUFFIX) for m in index.models if m.name.endswith(ENGINE_SUFFIX))
     if not names:
-        raise ServerError(f"Triton at {address} has no model NAME{ENGINE_SUFFIX} ready; see `llmops repo`.")
+        raise ServerError(
+            f"Triton at {address} has no model NAME{ENGINE_SUFFIX} ready; load one that `llmops repo` has made."
+        )
     return str(names[0])

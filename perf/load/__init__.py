@@ -1,6 +1,4 @@
-"""Scheduling of requests.
+"""Scheduling of requests: arrival processes, a closed loop, the runner, and the rate search.
 
-There are arrival processes, a closed loop, the runner, and the search for the highest rate.
-
-`report/` computes the figures.
+`report/` computes the figures from the records.
 """

@@ -1,6 +1,6 @@
-"""Objectives of a load test as users write them, and how its requests met them.
+"""Objectives of a load test as users write them, and the share of requests that met them.
 
-Examples are `ttft:200ms`, which each request must meet, `ttft_p99:700ms` and `availability:99.9%`.
+Examples are `ttft:200ms`, a limit for every request, `ttft_p99:700ms` and `availability:99.9%`.
 """
 
 import re
@@ -15,10 +15,13 @@ _EXAMPLES = "as in ttft:200ms, ttft_p99:700ms or availability:99.9%"
 
 
 def parse_objective(text: str) -> Objective:
-    """Return the objective written as `METRIC:DURATION`, `METRIC_pN:DURATION` or `availability:SHARE`.
+    """Return the objective that `text` describes.
+
+    Args:
+        text: `METRIC:DURATION`, `METRIC_pN:DURATION` or `availability:SHARE`.
 
     Raises:
-        InputError: The text is none of these.
+        InputError: The text has none of these forms. The message has examples.
     """
     name, colon, limit = text.partition(":")
     if not colon:
@@ -39,16 +42,16 @@ def parse_objective(text: str) -> Objective:
 
 
 def meets_objectives(record: Record, slos: list[Objective]) -> bool:
-    """Return True if a request was answered without error and met every limit of a good answer."""
+    """Return True if a request succeeded and met every limit that applies to a single answer."""
     return record.ok and all(_is_met(slo, record) is not False for slo in goodput_limits(slos))
 
 
 def attained_shares(records: Sequence[Record], slos: Sequence[Objective]) -> dict[str, float | None]:
-    """Return the share of requests that met each objective, by its text.
+    """Return the share of requests that met each objective, from 0 to 1, by the objective's text.
 
-    Limits of single requests are one entry, met by requests that meet all of them. A request
-    without the figure, such as the time per token of a single token, does not count for a
-    percentile. The share is None if no request counts.
+    All limits for single requests share one entry, which a request meets if it meets all of them. A
+    request without the latency of a percentile, such as the time per token of a one-token answer,
+    does not count. The share is None if no request counts.
     """
     single = [slo for slo in slos if slo.share is None]
     shares = {
@@ -65,9 +68,9 @@ def missed_objectives(shares: Mapping[str, float | None], slos: Sequence[Objecti
     """Return a clause for each entry of `attained_shares` that too few requests met.
 
     Args:
-        shares: The entries.
+        shares: The result of `attained_shares`.
         slos: The objectives of the run.
-        share: The share of requests that must meet the limits of single requests.
+        share: The share of requests that must meet the limits for single requests.
     """
     needed = {str(slo): slo.share for slo in slos}
     missed = []
@@ -79,7 +82,7 @@ def missed_objectives(shares: Mapping[str, float | None], slos: Sequence[Objecti
 
 
 def _is_met(slo: Objective, record: Record) -> bool | None:
-    """Return whether a request met an objective, or None if the objective does not concern it."""
+    """Return True if a request met an objective, or None if the objective does not apply."""
     if slo.metric == AVAILABILITY:
         return None if record.cancelled else record.error is None
     if not record.ok:

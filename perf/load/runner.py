@@ -21,16 +21,19 @@ from llmops.perf.records import Record
 from llmops.perf.workloads.base import Workload
 
 KINDS = ("constant", "poisson", "bursty")
-#: Gamma shape of bursty arrivals, where 1 is Poisson. The squared coefficient of variation is
-#: 1/BURSTY.
+#: Shape of the gamma distribution of bursty arrivals. Shape 1 is Poisson, and the squared
+#: coefficient of variation is 1/BURSTY.
 BURSTY = 0.25
 
 
 def arrival_times(kind: str, rate: float, rng: random.Random) -> Iterator[float]:
-    """Yield arrival offsets in seconds without end, with a mean rate of `rate` per second.
+    """Yield the arrival times of an endless open loop, in seconds from its start.
 
-    `bursty` draws gaps from a gamma distribution with shape BURSTY, as the serving benchmarks of
-    vLLM and TensorRT-LLM do with --burstiness.
+    Args:
+        kind: The arrival process, one of KINDS. `bursty` draws gaps from a gamma distribution with
+            shape BURSTY, like `--burstiness` in the benchmarks of vLLM and TensorRT-LLM.
+        rate: The mean rate in requests per second.
+        rng: The source of random numbers.
     """
     if rate <= 0:
         raise InputError(f"The rate must be above 0 requests/s, not {rate}.")
@@ -38,7 +41,7 @@ def arrival_times(kind: str, rate: float, rng: random.Random) -> Iterator[float]
         return (index / rate for index in count())
     shape = {"poisson": 1.0, "bursty": BURSTY}.get(kind)
     if shape is None:
-        raise InputError(f"Arrival process {kind!r} is unknown; it is one of {', '.join(KINDS)}.")
+        raise InputError(f"Arrival process {kind!r} is unknown; choose one of {', '.join(KINDS)}.")
     return _gamma(rate, shape, rng)
 
 
@@ -49,15 +52,18 @@ def _gamma(rate: float, shape: float, rng: random.Random) -> Iterator[float]:
         yield now
 
 
-#: Seconds between two heartbeats, which measure how late the event loop runs.
+#: Seconds between two heartbeats, whose delay shows how late the event loop runs.
 HEARTBEAT_INTERVAL = 0.05
 
 
 @dataclass
 class GeneratorCost:
-    """The load generator's own cost.
+    """The load generator's own cost during a phase.
 
-    `cpu` and `wall` in seconds, `lags`: seconds by which each heartbeat was late.
+    Attributes:
+        cpu: CPU seconds of the process.
+        wall: Elapsed seconds.
+        lags: The seconds by which each heartbeat was late.
     """
 
     cpu: float = 0.0
@@ -66,12 +72,12 @@ class GeneratorCost:
 
     @property
     def share(self) -> float:
-        """Return the CPU time as a share of one core."""
+        """Return the CPU time in units of one core, such as 0.5."""
         return self.cpu / self.wall if self.wall else 0.0
 
 
 class GeneratorCostMeter:
-    """An async context manager that measures a GeneratorCost."""
+    """An async context manager that measures the load generator's own cost."""
 
     async def __aenter__(self) -> GeneratorCost:
         self._cost = GeneratorCost()
@@ -97,10 +103,10 @@ _local = threading.local()
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` on uvloop, which halves the load generator's CPU.
+    """Run `main` on uvloop, which halves the load generator's CPU time, and return its result.
 
-    Each thread has one loop for all its calls: grpc's poller stays with the loop it saw first, and
-    fails on a second one.
+    All calls in a thread share one event loop, because grpc's poller binds to the first loop that
+    it sees and fails on a second one.
     """
     loop: asyncio.AbstractEventLoop | None = getattr(_local, "loop", None)
     if loop is None:
@@ -118,7 +124,13 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
 @dataclass(frozen=True)
 class StopCondition:
-    """The end of a phase: after `sessions`, after `seconds`, or whichever comes first."""
+    """The condition that ends a phase.
+
+    Attributes:
+        sessions: Number of sessions after which the phase ends, or None.
+        seconds: Seconds after which the phase ends, or None. The condition that is met first
+            counts.
+    """
 
     sessions: int | None = None
     seconds: float | None = None
@@ -126,7 +138,14 @@ class StopCondition:
 
 @dataclass
 class LoadRun:
-    """The records of a phase. `start` and `end` are on the load generator's clock."""
+    """The records of a phase.
+
+    Attributes:
+        start: The start on the load generator's monotonic clock, in seconds.
+        end: The end on the same clock.
+        records: The record of each request.
+        cost: The load generator's own cost.
+    """
 
     start: float
     end: float = 0.0
@@ -139,14 +158,14 @@ class LoadRun:
 
     @property
     def stayed(self) -> list[Record]:
-        """Return the records without requests that the load generator cancelled on purpose."""
+        """Return the records of all requests that the load generator did not cancel on purpose."""
         return [record for record in self.records if not record.cancelled]
 
 
 class Runner:
-    """A client and a workload, for any number of phases.
+    """A runner that sends a workload through a client, in any number of phases.
 
-    Sessions are numbered through all of them.
+    Session numbers continue from phase to phase, so that no phase repeats the sessions of another.
     """
 
     def __init__(
@@ -163,16 +182,22 @@ class Runner:
         self._next_session = count()
 
     async def closed(self, concurrency: int, limit: StopCondition) -> LoadRun:
-        """Run `concurrency` users, each of whom starts a session as soon as the last one has ended."""
+        """Run a closed loop of `concurrency` users.
+
+        Each user starts a session as soon as the last one has ended.
+        """
         return await self._measured(lambda run: self._users(run, concurrency, limit))
 
     async def open(
         self, arrivals: Iterable[float], limit: StopCondition, max_concurrency: int | None = None
     ) -> LoadRun:
-        """Start sessions at `arrivals` (seconds from now), whether or not earlier ones have ended.
+        """Run an open loop, whose sessions start at set times even if earlier sessions still run.
 
-        With `max_concurrency` a session waits for a free place. Its latencies count from its
-        arrival.
+        Args:
+            arrivals: The start times in seconds from now.
+            limit: The condition that ends the phase.
+            max_concurrency: Maximum number of concurrent sessions, or None. A session above the
+                limit waits, and its latencies still count from its arrival.
         """
         return await self._measured(lambda run: self._arrive(run, arrivals, limit, max_concurrency))
 

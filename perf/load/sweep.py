@@ -1,6 +1,6 @@
 """Search for the highest open-loop rate that meets the objectives.
 
-The rate doubles until a run fails, then bisection follows.
+The search doubles the rate until a run fails, and continues with bisection.
 """
 
 from __future__ import annotations
@@ -13,15 +13,27 @@ from llmops.perf.load.objectives import attained_shares, meets_objectives, misse
 from llmops.perf.load.runner import LoadRun
 from llmops.perf.records import percentile
 
-#: The search ends when the bracket is this narrow, relative to its lower end.
+#: Width of the search interval, relative to its lower end, at which the search ends. Runs are not
+#: precise enough for a narrower one.
 RESOLUTION = 0.08
-#: Latency at the end of a step relative to its start from which on the queue only grows.
+#: Ratio of the latency at the end of a run to the latency at its start from which the queue counts
+#: as growing.
 GROWTH = 2.0
 
 
 @dataclass(frozen=True)
 class SweepStep:
-    """A rate that was tried. Rates per second, times in ms."""
+    """The result of a run at one rate.
+
+    Attributes:
+        rate: The requested rate in requests/s.
+        holds: True if the run met the objectives and its latency did not grow.
+        good_share: The share of requests that met every limit, from 0 to 1.
+        achieved_rate: The completed requests per second.
+        ttft_p99: The 99th percentile of the time to the first token in ms, or None without answers.
+        e2e_p99: The 99th percentile of the time to the last token in ms, or None without answers.
+        requests: The number of requests.
+    """
 
     rate: float
     holds: bool
@@ -49,7 +61,11 @@ class SweepStep:
 
 
 def _keeps_up(run: LoadRun) -> bool:
-    """Return True if the median latency of the last third of answers is near that of the first."""
+    """Return True if the latency did not grow during a run.
+
+    The median of the last third of answers must be at most GROWTH times the median of the first
+    third.
+    """
     done = sorted((record for record in run.records if record.ok), key=lambda record: record.start)
     third = len(done) // 3
     if third < 10:
@@ -62,9 +78,12 @@ def _keeps_up(run: LoadRun) -> bool:
 async def highest_rate(
     measure: Callable[[float], Awaitable[SweepStep]], start: float, ceiling: float
 ) -> SweepStep | None:
-    """Return the step with the highest rate that meets the objectives, or None.
+    """Return the result of the highest rate that meets the objectives, or None if no rate does.
 
-    The search begins at `start` / 32 and ends at `ceiling`.
+    Args:
+        measure: A function that runs the load at a rate.
+        start: The first rate. The search gives up below a 32nd of it.
+        ceiling: The highest rate to try.
     """
     step = await measure(start)
     best, broken = await (

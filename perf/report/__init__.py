@@ -1,4 +1,4 @@
-"""Reports of a run: statistics, JSON, terminal table, HTML page, comparison of two runs.
+"""Reports of a run: statistics, JSON, a table for the terminal, an HTML page, and comparisons.
 
-The style of pages belongs to `llmops/html_pages/`.
+The style of HTML pages is defined in `llmops/html_pages/`.
 """

@@ -1,4 +1,4 @@
-"""Comparison of two runs, with the differences that are more than chance."""
+"""Comparison of two runs, with a verdict on which differences are more than chance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +16,24 @@ RATES = (
     ("output_tokens_per_second", "Output tokens/s"),
     ("goodput_per_second", "Goodput, req/s"),
 )
-#: Relative change below which a difference does not matter, even if it is certain.
+#: Relative change below which a difference counts as none, even if it is statistically certain.
 MIN_CHANGE = 0.02
-#: Options that may differ between comparable runs.
+#: Names of the options that may differ between comparable runs.
 FREE = {"url", "model", "timeout", "verify", "simulated", "fleet"}
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """A figure of both runs. `certain` is None if the runs are too short for a verdict."""
+    """A figure of two runs.
+
+    Attributes:
+        label: The name of the figure.
+        first: The value in the first run.
+        second: The value in the second run.
+        higher_is_better: True if a higher value is better.
+        certain: True if the difference is more than chance, or None if the runs are too short to
+            tell.
+    """
 
     label: str
     first: float
@@ -34,10 +43,7 @@ class ComparisonRow:
 
     @property
     def change(self) -> float | None:
-        """Return the relative change from the first to the second run.
-
-        The result is None if the first figure is 0.
-        """
+        """Return the relative change from the first to the second run, or None if the first is 0."""
         return self.second / self.first - 1 if self.first else None
 
     @property
@@ -51,7 +57,7 @@ class ComparisonRow:
 
 
 def comparison_rows(first: Document, second: Document) -> list[ComparisonRow]:
-    """Return the figures that both runs have."""
+    """Return a row for each figure that both runs have."""
     found = []
     for name, label in RATES:
         a, b = getattr(first.summary, name), getattr(second.summary, name)
@@ -78,21 +84,24 @@ def _apart(first: Distribution, second: Distribution, name: str) -> bool | None:
 
 
 def _do_not_touch(a: Sequence[float] | None, b: Sequence[float] | None) -> bool | None:
-    """Return True if two intervals are disjoint, or None without intervals."""
+    """Return True if two intervals are disjoint, or None if one of them is missing."""
     if a is None or b is None:
         return None
     return bool(a[1] < b[0] or b[1] < a[0])
 
 
 def differing_options(first: Document, second: Document) -> list[str]:
-    """Return `name: A against B` for each option of the load that differs."""
+    """Return `name: A against B` for each option of the load that differs between the runs."""
     names = sorted((set(first.options) | set(second.options)) - FREE)
     pairs = [(name, first.options.get(name), second.options.get(name)) for name in names]
     return [f"{name}: {a} against {b}" for name, a, b in pairs if a != b]
 
 
 def show_comparison(first: Document, second: Document, console: Console) -> None:
-    """Print the differing options and the table. Runs with different loads get no verdicts."""
+    """Print the options that differ, and a table of the figures.
+
+    Runs with different loads get no verdicts.
+    """
     different = differing_options(first, second)
     for text in different:
         console.print(warning_line(f"Different load – {text}"))
@@ -102,7 +111,7 @@ def show_comparison(first: Document, second: Document, console: Console) -> None
     console.print(
         f"“same”: less than {100 * MIN_CHANGE:g} % apart, or the 95 % confidence intervals touch; "
         "“unsure”: too few requests"
-        " for an interval, or gaps within answers, which have none. One run each says nothing of drift between runs.",
+        " for an interval, or gaps within answers, which have none. One run of each cannot show drift between runs.",
         highlight=False,
     )
 

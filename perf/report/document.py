@@ -1,4 +1,4 @@
-"""The JSON document of a run: options, machine, figures, and every request."""
+"""The JSON document of a run, with its options, machine, figures, and the record of every request."""
 
 import json
 import os
@@ -25,9 +25,9 @@ _FIELDS = ("options", "machine", "summary", "sweep", "records", "origin", "creat
 
 @dataclass
 class Document:
-    """Everything that a report needs.
+    """All data that a report needs.
 
-    `records` are those of `Record.to_json`, with times relative to the start.
+    `records` are the results of `Record.to_json`, with times relative to the start of the run.
     """
 
     options: dict[str, Any]
@@ -35,7 +35,8 @@ class Document:
     summary: Summary
     sweep: list[SweepStep] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
-    origin: float = 0.0  # the load generator's clock at the start, meaningless in other processes
+    # The monotonic clock of the load generator at the start. Other processes cannot interpret it.
+    origin: float = 0.0
     created: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
     def missed_objectives(self) -> str:
@@ -44,7 +45,7 @@ class Document:
         if not slos:
             return ""
         if self.options.get("sweep"):
-            return "" if any(step.holds for step in self.sweep) else f"No rate that was tried meets {', '.join(slos)}."
+            return "" if any(step.holds for step in self.sweep) else f"None of the tried rates meets {', '.join(slos)}."
         missed = missed_objectives(self.summary.attained, [parse_objective(slo) for slo in slos], wanted)
         return f"{', '.join(missed)}; lower the load, loosen an objective or speed up the server." if missed else ""
 
@@ -52,12 +53,12 @@ class Document:
         return {"format": FORMAT, "llmops": __version__, **asdict(self)}
 
     def write(self, path: Path) -> None:
-        """Write the document as JSON. Raises InputError if `path` cannot be written."""
+        """Write the document to `path` as JSON. Raise InputError if the file cannot be written."""
         write_text(path, json.dumps(self.to_json()))
 
 
 def read_document(path: Path) -> Document:
-    """Read a document. Raises InputError."""
+    """Read a document from `path`. Raise InputError if the file is not a valid report."""
     try:
         data = read_json(path, MAX_LIST_BYTES)
     except OSError as error:
@@ -67,7 +68,7 @@ def read_document(path: Path) -> Document:
     except ValueError as error:
         raise InputError(f"{path} is not JSON ({error}); name a file that `llmops bench --json FILE` wrote.") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise InputError(f"{path} is not a report of `llmops bench --json` ({FORMAT}); name one that is.")
+        raise InputError(f"{path} is not a report of `llmops bench --json` ({FORMAT}); name a file that is.")
     try:
         shown = {name: _shown(data[name]) for name in _FIELDS if name not in ("records", "origin")}
         return TypeAdapter(Document).validate_python({**shown, "records": data["records"], "origin": data["origin"]})
@@ -77,7 +78,10 @@ def read_document(path: Path) -> Document:
 
 
 def _shown(value: Any) -> Any:
-    """Return a value of a report, which others may have written, with its texts as they can be printed."""
+    """Return a value of a report with its texts escaped for printing.
+
+    The report may be untrusted.
+    """
     if isinstance(value, str):
         return escape_unsafe(value)
     if isinstance(value, dict):
@@ -86,7 +90,7 @@ def _shown(value: Any) -> Any:
 
 
 def machine() -> dict[str, Any]:
-    """Return a description of the machine of the load generator."""
+    """Return a description of the load generator's machine."""
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -1,4 +1,4 @@
-"""One self-contained HTML page per run: no script, no font, no external address."""
+"""The HTML report of a run: one self-contained page without scripts, fonts or external addresses."""
 
 from dataclasses import fields
 from html import escape
@@ -15,17 +15,20 @@ from llmops.perf.report.run_warnings import list_warnings
 from llmops.perf.report.summary import Summary
 from llmops.perf.report.terminal import LATENCY_COLUMNS, latency_rows, milliseconds, rates, sweep_rows
 
-#: Options that readers of a report do not need.
+#: Names of the options that the page leaves out, because readers do not need them.
 UNSAID = {"simulated", "url", "model", "timeout", "verify", "usage", "stream", "seed"}
 
 
 def write_page(document: Document, path: Path) -> None:
-    """Write the page atomically. Raises InputError if `path` cannot be written."""
+    """Write the HTML report to `path` atomically.
+
+    Raise InputError if the file cannot be written.
+    """
     write_text(path, render_page(document))
 
 
 def render_page(document: Document) -> str:
-    """Return the page as HTML."""
+    """Return the HTML report of a run as text."""
     model = str(document.options.get("model"))
     body = [
         f"<h1>{escape(model)}</h1>",
@@ -50,7 +53,7 @@ def _tool(document: Document) -> str:
 
 
 def _fleet(document: Document) -> str:
-    """Return the figures that only a simulation has."""
+    """Return the section with the figures that only a simulation has, or an empty text."""
     figures = document.options.get("simulated")
     return (
         f"<h2>Fleet</h2>{key_value_table([(k.replace('_', ' '), str(v)) for k, v in figures.items()])}"
@@ -60,7 +63,7 @@ def _fleet(document: Document) -> str:
 
 
 def _key_figures(summary: Summary) -> list[tuple[str, str]]:
-    """Return the most important figures."""
+    """Return the name and value of each of the most important figures."""
     found = [("Output tokens/s", f"{summary.output_tokens_per_second:,.0f}")]
     for name, key, p in (("TTFT p50", "ttft", "p50"), ("TTFT p99", "ttft", "p99"), ("TPOT p50", "tpot", "p50")):
         value = getattr(summary, key)

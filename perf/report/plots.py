@@ -1,4 +1,4 @@
-"""The plots of a run."""
+"""The plots of a run's report."""
 
 import math
 import re
@@ -14,7 +14,10 @@ from llmops.units import parse_duration
 
 
 def plots(document: Document) -> list[Plot]:
-    """Return latency distributions, a timeline and, after a sweep, latency and goodput by rate."""
+    """Return the plots of a run.
+
+    All runs have distributions of latencies and a timeline, and a sweep has figures by rate.
+    """
     records = [r for r in document.records if r["error"] is None and not r["cancelled"]]
     found = []
     for name, of, values in (
@@ -29,7 +32,10 @@ def plots(document: Document) -> list[Plot]:
 
 
 def _attained(document: Document) -> list[Plot]:
-    """Return the share of requests within the objectives over time, by minute in long runs."""
+    """Return a plot of the share of requests that met the objectives over time.
+
+    Long runs have one point per minute.
+    """
     slos = [parse_objective(text) for text in document.options.get("slos", ())]
     if not slos or not document.records:
         return []
@@ -45,7 +51,10 @@ def _attained(document: Document) -> list[Plot]:
 
 
 def _distribution(name: str, of: str, points: Points, document: Document) -> Plot:
-    """Return a cumulative distribution with percentiles and the objective."""
+    """Return a plot of the cumulative distribution of a latency.
+
+    Lines mark the percentiles and the objective.
+    """
     values = [value for value, _ in points]
     marks = [(percentile(values, p), f"p{p}") for p in (50, 95, 99)]
     marks += [
@@ -54,16 +63,16 @@ def _distribution(name: str, of: str, points: Points, document: Document) -> Plo
         if _is_of(slo, name)
     ]
     series = [Series(f"% of {of}", [(value, round(100 * share, 2)) for value, share in points])]
-    return Plot(f"{name}: share of {of} that took at most so long", "ms", f"% of {of}", series, 100, marks)
+    return Plot(f"{name}: share of {of} that took at most this time", "ms", f"% of {of}", series, 100, marks)
 
 
 def _is_of(slo: str, name: str) -> bool:
-    # the objective for itl is about the longest gap of a request, not about each gap
+    # The objective itl limits the longest gap of a request, so it is not drawn over single gaps.
     return re.split("[_:]", slo)[0] == name.lower() and name != "ITL"
 
 
 def cumulative(values: list[float]) -> Points:
-    """Return the points of the empirical distribution function."""
+    """Return the points (value, share) of the empirical distribution function."""
     ordered = sorted(values)
     return [(value, (rank + 1) / len(ordered)) for rank, value in enumerate(ordered)]
 
@@ -82,7 +91,8 @@ def _over_time(records: list[dict[str, Any]]) -> list[Plot]:
 def _tokens(records: list[dict[str, Any]], width: float) -> Points:
     bins: Counter[int] = Counter()
     for record in records:
-        # a chunk may have several tokens: the server's count is spread over the chunks
+        # A chunk may have several tokens, so the server's token count is spread evenly over the
+        # chunks.
         weight = record["tokens_out"] / len(record["chunks"]) if record["chunks"] else 0
         for at in record["chunks"]:
             bins[math.floor(at / width)] += weight  # type: ignore[assignment]
@@ -109,8 +119,8 @@ def _sweep(document: Document) -> list[Plot]:
     good = [(s.rate, 100 * s.good_share) for s in steps]
     done = [(s.rate, s.achieved_rate) for s in steps]
     return [
-        Plot("p99 against the rate asked", "requests/s asked", "ms", [Series("TTFT", ttft), Series("E2E", e2e)]),
-        Plot("Requests that hold the objectives", "requests/s asked", "%", [Series("good, %", good)], y_max=100),
+        Plot("p99 by requested rate", "requests/s asked", "ms", [Series("TTFT", ttft), Series("E2E", e2e)]),
+        Plot("Requests that meet the objectives", "requests/s asked", "%", [Series("good, %", good)], y_max=100),
         Plot(
             "Achieved rate",
             "requests/s asked",

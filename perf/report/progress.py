@@ -11,12 +11,12 @@ from llmops.perf import options
 from llmops.perf.load.sweep import SweepStep
 from llmops.perf.records import Record
 
-#: Seconds between two drawings, which cost CPU that the load generator needs.
+#: Seconds between two redraws. Redrawing costs CPU that the load generator needs.
 REFRESH = 0.2
 
 
 class Bar(options.BenchProgress):
-    """A progress bar with the phase, its tokens and failures, redrawn at most five times a second."""
+    """A progress bar in the terminal with the phase, and the numbers of tokens and failures."""
 
     def __init__(self, console: Console) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
@@ -26,7 +26,7 @@ class Bar(options.BenchProgress):
             console=console,
             transient=True,
             auto_refresh=False,
-            # without a terminal, rich would print an empty line at the end
+            # Without a terminal, rich would print an empty line at the end.
             disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("connecting", total=None, text="")

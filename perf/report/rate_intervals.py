@@ -1,4 +1,4 @@
-"""95 % confidence intervals of rates."""
+"""95 % confidence intervals of the rates of a run."""
 
 import math
 import statistics
@@ -6,15 +6,20 @@ import statistics
 from llmops.perf.report.document import Document
 
 WINDOWS = 10
-# Student's t with WINDOWS - 1 degrees of freedom, two-sided
+# Quantile of Student's t distribution for two-sided 95 %, with WINDOWS - 1 degrees of freedom.
 _T = 2.262
-#: Events per window below which their number is chance.
+#: Minimum mean number of events per window. The count of fewer events is mostly chance.
 MIN_COUNT = 5
 Interval = tuple[float, float]
 
 
 def rate_interval(document: Document, name: str) -> Interval | None:
-    """Return the interval of a rate of the summary, or None if the run is too short."""
+    """Return the confidence interval of a rate of the summary, or None if the run is too short.
+
+    Args:
+        document: The document of the run.
+        name: The name of the rate in the summary.
+    """
     if name == "goodput_per_second":
         return _goodput(document)
     events = _tokens(document) if name == "output_tokens_per_second" else _ends(document)
@@ -22,9 +27,10 @@ def rate_interval(document: Document, name: str) -> Interval | None:
 
 
 def _batch_means(events: list[tuple[float, float]], seconds: float, completed: int) -> Interval | None:
-    """Return an interval by batch means.
+    """Return the confidence interval of a rate by the method of batch means.
 
-    The variation of rates between windows of the run gives the error of the mean.
+    The run is divided into windows, and the variation of their rates gives the error of the mean.
+    Return None for too few completed requests.
     """
     if completed < WINDOWS * MIN_COUNT:
         return None
@@ -49,7 +55,11 @@ def _tokens(document: Document) -> list[tuple[float, float]]:
 
 
 def _goodput(document: Document) -> Interval | None:
-    """Return Wilson's interval of the goodput share, at the run's request rate."""
+    """Return the confidence interval of the goodput rate.
+
+    This is Wilson's interval of the goodput share, multiplied by the run's request rate. Return
+    None for too few requests.
+    """
     summary = document.summary
     count = summary.requests - summary.cancelled
     if summary.goodput_share is None or count < WINDOWS * MIN_COUNT:

@@ -1,4 +1,4 @@
-"""Figures of a run, computed from its records."""
+"""The figures of a run, computed from its records."""
 
 import math
 from collections import Counter
@@ -12,12 +12,11 @@ from llmops.perf.records import Record, percentile
 
 
 def intervals(ordered: list[float], percentiles: tuple[int, ...]) -> dict[str, list[float]]:
-    """Return 95 % confidence intervals of percentiles by name (`p50`, …).
+    """Return 95 % confidence intervals of percentiles, by their names (`p50`, …).
 
-    Percentiles that need more values are left out.
-
-    They are distribution-free: the order statistics 1.96 binomial standard deviations around the
-    percentile's rank.
+    An interval needs no assumption on the distribution: it is the range of the order statistics
+    1.96 binomial standard deviations around the percentile's rank. Percentiles whose interval needs
+    more values are left out.
     """
     found: dict[str, list[float]] = {}
     size = len(ordered)
@@ -31,9 +30,9 @@ def intervals(ordered: list[float], percentiles: tuple[int, ...]) -> dict[str, l
 
 
 PERCENTILES = (50, 90, 95, 99)
-# the distributions of a summary and their usual names
+# The latency distributions of a summary, and their usual names.
 LATENCIES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E", "overhead": "Overhead"}
-#: CPU share of one core from which on the load generator may itself be the bottleneck.
+#: CPU share of one core from which the load generator may itself be the bottleneck.
 BUSY_SHARE = 0.7
 
 
@@ -41,7 +40,7 @@ BUSY_SHARE = 0.7
 class Distribution:
     """A latency distribution in milliseconds.
 
-    `interval` has the 95 % confidence intervals that the sample allows.
+    `interval` has the 95 % confidence interval of each percentile with enough values.
     """
 
     count: int
@@ -56,9 +55,12 @@ class Distribution:
 
     @classmethod
     def of(cls, seconds: list[float], independent: bool = True) -> Self | None:
-        """Return the distribution of values, or None without values.
+        """Return the distribution of values in seconds, or None without values.
 
-        Values that are not `independent`, such as the gaps within one answer, get no intervals.
+        Args:
+            seconds: The values.
+            independent: False for values that depend on each other, such as the gaps within one
+                answer. They get no intervals.
         """
         if not seconds:
             return None
@@ -71,7 +73,10 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of a run. Rates are per second, from the first request to the last answer."""
+    """The figures of a run.
+
+    Rates are per second, in the time from the first request to the last answer.
+    """
 
     seconds: float
     requests: int
@@ -102,7 +107,7 @@ class Summary:
     tpot: Distribution | None
     e2e: Distribution | None
     overhead: Distribution | None
-    # the share of requests that met each objective
+    # The share of requests that met each objective, by the objective's text.
     attained: dict[str, float | None] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -112,8 +117,7 @@ class Summary:
 def summarise(run: LoadRun, slos: list[Objective]) -> Summary:
     """Return the figures of a run.
 
-    Latencies are those of completed requests. Tokens are those of all requests, also of cancelled
-    ones.
+    Latencies are of completed requests only. Tokens are of all requests, including cancelled ones.
     """
     records = run.records
     done = [record for record in records if record.ok]
@@ -164,7 +168,7 @@ def _p99(seconds: list[float]) -> float | None:
 
 
 def _source(done: list[Record]) -> str:
-    """Return who counted the output tokens."""
+    """Return the source of the output token counts: the server, the client, or both."""
     kinds = {record.counted for record in done}
     if not kinds:
         return "none"

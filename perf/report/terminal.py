@@ -1,4 +1,4 @@
-"""The report of a run as a table in the terminal."""
+"""The report of a run as tables in the terminal."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +15,7 @@ LATENCY_COLUMNS = ("", "mean", *(f"p{p}" for p in PERCENTILES), "max", "n")
 
 
 def show(document: Document, console: Console) -> None:
-    """Print latencies, rates and warnings."""
+    """Print the latencies, the rates and the warnings."""
     summary = document.summary
     console.print(figures_table(latency_rows(summary), LATENCY_COLUMNS, "Latency, ms"))
     console.print(figures_table(rates(summary)))
@@ -27,12 +27,15 @@ def show(document: Document, console: Console) -> None:
 
 
 def warning_line(text: str) -> Text:
-    """Return a line that begins with a coloured mark."""
+    """Return `text` as a line that begins with a coloured mark."""
     return Text.assemble(("! ", "yellow"), text)
 
 
 def figures_table(rows: Iterable[Sequence[str]], columns: Sequence[str] = ("", ""), title: str | None = None) -> Table:
-    """Return a table of figures. A first column without a name has their labels."""
+    """Return a table of figures.
+
+    If the first column has no name, it holds the labels of the rows.
+    """
     has_header = any(columns)
     box = SIMPLE_HEAD if has_header else SIMPLE
     table = Table(title=title, title_justify="left", title_style="bold", show_header=has_header, box=box)
@@ -44,7 +47,7 @@ def figures_table(rows: Iterable[Sequence[str]], columns: Sequence[str] = ("", "
 
 
 def latency_rows(summary: Summary) -> list[list[str]]:
-    """Return the cells of each latency under LATENCY_COLUMNS."""
+    """Return a row of cells for each latency, in the order of LATENCY_COLUMNS."""
     rows = []
     for key, label in LATENCIES.items():
         value: Distribution | None = getattr(summary, key)
@@ -60,7 +63,7 @@ def milliseconds(value: float) -> str:
 
 
 def rates(summary: Summary) -> list[tuple[str, str]]:
-    """Return (label, value) of all figures except latencies."""
+    """Return the label and value of each figure that is not a latency."""
     counted = {"chunks": " (counted chunks)", "mixed": " (partly counted chunks)"}.get(summary.tokens_source, "")
     rows = [
         ("Requests", f"{summary.completed} completed, {summary.failed} failed, {summary.cancelled} cancelled"),
@@ -90,14 +93,14 @@ def rates(summary: Summary) -> list[tuple[str, str]]:
 
 
 def generator_cost(summary: Summary) -> str:
-    """Return the load generator's own cost as text."""
+    """Return the load generator's own CPU use and lag as text."""
     per_token = f", {summary.own_cpu_us_per_token:.1f} µs/token" if summary.own_cpu_us_per_token is not None else ""
     lag = f", late p99 {summary.own_lag_p99_ms:.1f} ms" if summary.own_lag_p99_ms is not None else ""
     return f"{100 * summary.own_cpu_share:.1f} % of a core{per_token}{lag}"
 
 
 def sweep_rows(document: Document) -> list[list[str]]:
-    """Return the cells of each rate that a sweep tried, the lowest rate first."""
+    """Return a row of cells for each rate that a sweep tried, by increasing rate."""
     rows = []
     for step in sorted(document.sweep, key=lambda step: step.rate):
         latencies = ("–" if value is None else f"{value:,.1f}" for value in (step.ttft_p99, step.e2e_p99))

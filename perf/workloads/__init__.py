@@ -1,4 +1,4 @@
-"""Contents of requests: lengths, prompts, shared prefixes, conversations, traces.
+"""The contents of requests: lengths, prompts, shared prefixes, conversations and traces.
 
-`load/` decides when they are sent.
+`load/` decides when requests are sent.
 """

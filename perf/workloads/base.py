@@ -1,4 +1,7 @@
-"""The interface of workloads, which yield sessions, which yield requests; and tool definitions."""
+"""The interface of workloads and sessions, and definitions of tools.
+
+A workload yields sessions, and a session yields requests.
+"""
 
 from typing import Any, Protocol
 
@@ -7,17 +10,21 @@ from llmops.perf.records import Record, Request
 
 
 class Session(Protocol):
-    """A user: a single request, or a conversation whose next turn depends on the last answer."""
+    """A single request, or a conversation whose next turn depends on the last answer."""
 
     def next(self, last: Record | None) -> Request | None:
-        """Return the next request after `last` (None at first), or None if the user is done."""
+        """Return the next request, or None if the session is over.
+
+        Args:
+            last: The record of the session's last request, or None at first.
+        """
         ...
 
 
 class Workload(Protocol):
-    """A source of sessions without end.
+    """An endless source of sessions.
 
-    With one seed, an index gives the same session in every run.
+    An index gives the same session in every run with the same seed.
     """
 
     def session(self, index: int) -> Session: ...

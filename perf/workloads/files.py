@@ -1,7 +1,4 @@
-"""Workloads from files.
-
-A file has own prompts (JSONL or plain lines) or a request trace (JSONL in Mooncake's format).
-"""
+"""Workloads from files: prompts (JSONL or plain lines), and traces (JSONL in Mooncake's format)."""
 
 import math
 import random
@@ -17,19 +14,22 @@ from llmops.perf.workloads.filler import Filler
 from llmops.perf.workloads.lengths import Lengths
 from llmops.perf.workloads.synthetic import PromptForm
 
-#: Tokens of a block, which a hash id of a Mooncake trace stands for.
+#: Tokens of a block of a Mooncake trace. Each hash id of the trace stands for one block.
 BLOCK_TOKENS = 512
-#: Tokens of a prompt or an answer: more than any model's context.
+#: Maximum number of tokens of a prompt or an answer, which is more than any model's context.
 MAX_LENGTH = 10_000_000
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """Return the lines that are not blank, with their numbers in the file. Raises InputError."""
+    """Return the number and text of each line that is not blank.
+
+    Raise InputError for a bad file.
+    """
     try:
         lines = [(number, line) for number, line in enumerate(read_lines(path), 1) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InputError(f"{path} cannot be read as text ({reason}); name a file that can.") from error
+        raise InputError(f"{path} cannot be read as text ({reason}); name a text file in UTF-8.") from error
     if not lines:
         raise InputError(f"{path} is empty; write one prompt or JSON object per line.")
     return lines
@@ -46,7 +46,7 @@ def _json_line(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 class PromptFile:
-    """Prompts of a file in order, repeated.
+    """A workload of the prompts of a file, in order and repeated.
 
     A line is `{"messages": […]}`, `{"prompt": "…"}` or plain text.
     """
@@ -64,7 +64,7 @@ class PromptFile:
         if "messages" not in value and "prompt" not in value:
             raise InputError(f'{path}, line {number}: "messages" or "prompt" is missing; add one of them.')
         if self._form == "prompt" and "prompt" not in value:
-            raise InputError(f'{path}, line {number}: "messages" need a chat endpoint; give "prompt" instead.')
+            raise InputError(f'{path}, line {number}: "messages" needs a chat endpoint; give "prompt" instead.')
         most = value.get("max_tokens", 1)
         if not isinstance(most, int) or not 0 < most <= MAX_LENGTH:
             raise InputError(f'{path}, line {number}: "max_tokens" is not 1 to {MAX_LENGTH:,}.')
@@ -83,7 +83,10 @@ class PromptFile:
 
 @dataclass(frozen=True)
 class TraceEntry:
-    """A request of a trace. `at` is in seconds from the start, lengths are in tokens."""
+    """A request of a trace.
+
+    `at` is in seconds from the start of the trace, and lengths are in tokens.
+    """
 
     at: float
     input_length: int
@@ -92,7 +95,10 @@ class TraceEntry:
 
 
 def read_trace(path: Path) -> list[TraceEntry]:
-    """Return entries sorted by time. `timestamp` in the file is in milliseconds."""
+    """Return the entries of a trace in Mooncake's format, sorted by time.
+
+    The file has timestamps in milliseconds. Raise InputError if an entry is invalid.
+    """
     entries = [_entry(path, number, line) for number, line in _lines(path)]
     return sorted(entries, key=lambda entry: entry.at)
 
@@ -112,9 +118,9 @@ def _entry(path: Path, number: int, line: str) -> TraceEntry:
 
 
 class TraceWorkload:
-    """The requests of a trace.
+    """A workload of the requests of a trace.
 
-    Equal hash ids become equal blocks of a prompt, for the prefix cache to find.
+    Equal hash ids become equal blocks of prompts, so that the prefix cache finds them.
     """
 
     def __init__(self, entries: list[TraceEntry], filler: Filler, form: PromptForm, seed: int) -> None:
@@ -138,8 +144,8 @@ class TraceWorkload:
         for hash_id in entry.hash_ids:
             size = min(BLOCK_TOKENS, left)
             if size > 0:
-                # the whole block is drawn and then cut, so that a short last block is a prefix of
-                # the long one
+                # The whole block is drawn before it is cut, so that a short last block is a prefix
+                # of the same block in longer prompts.
                 parts.append(self._filler.make(random.Random(f"block {hash_id}"), size))
             left -= size
         if left > 0:

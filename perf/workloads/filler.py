@@ -1,12 +1,12 @@
-"""Prompt material of a set length.
+"""Prompt text of a set number of tokens.
 
-It is words that are one token each in common vocabularies, or random token ids.
+The text is words that are one token each in common vocabularies, or random token ids.
 """
 
 import random
 from typing import Any, Protocol
 
-# each word with its leading space is one token of GPT-2, Llama 3, Qwen, Mistral and SmolLM2
+# With its leading space, each word is one token of GPT-2, Llama 3, Qwen, Mistral and SmolLM2.
 WORDS = """
 the of and to in is that for it as was with be by on not he his but at are this have from or had an they which
 you were her all she there would their we him been has when who will more no if out so said what up its about
@@ -19,10 +19,7 @@ against go came right used take three
 
 
 class Filler(Protocol):
-    """A maker of prompts of a set number of tokens.
-
-    Only the filler knows the type of its prompts.
-    """
+    """A maker of prompts of a set number of tokens, which are text or token ids."""
 
     def make(self, rng: random.Random, tokens: int) -> Any: ...
 
@@ -30,7 +27,10 @@ class Filler(Protocol):
 
 
 class WordFiller:
-    """Random common words. A word is a token, apart from what the tokenizer adds at the start."""
+    """A filler of random common words.
+
+    Each word is one token. A tokenizer may add tokens at the start of a prompt.
+    """
 
     def make(self, rng: random.Random, tokens: int) -> str:
         return " ".join(rng.choices(WORDS, k=tokens))
@@ -40,10 +40,10 @@ class WordFiller:
 
 
 class TokenIdFiller:
-    """Random token ids below `vocab_size`, of exact lengths, for clients that send tokens."""
+    """A filler of random token ids below `vocab_size`, for clients that send token ids."""
 
     def __init__(self, vocab_size: int = 1000) -> None:
-        # the first hundred ids are often special tokens
+        # The first hundred ids are often special tokens.
         self._ids = range(min(100, vocab_size - 1), vocab_size)
 
     def make(self, rng: random.Random, tokens: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Length distributions as users write them.
+"""Distributions of lengths as users write them.
 
 Examples are `128`, `uniform:64,256`, `lognormal:256,0.6` and `choice:32@0.8,2048@0.2`.
 """
@@ -15,7 +15,7 @@ FORMS = "N, uniform:LOW,HIGH, normal:MEAN,STDDEV, lognormal:MEDIAN,SIGMA, expone
 
 @dataclass(frozen=True)
 class Lengths:
-    """A distribution of token counts of at least 1."""
+    """A distribution of token counts. All drawn counts are at least 1."""
 
     text: str
     _draw: Callable[[random.Random], float]
@@ -27,7 +27,7 @@ class Lengths:
 
 
 def parse_lengths(text: str) -> Lengths:
-    """Return the distribution written as `text`. Raises InputError with the accepted forms."""
+    """Return the distribution that `text` describes. Raise InputError with the accepted forms."""
     kind, _, rest = text.strip().partition(":")
     try:
         if not rest:

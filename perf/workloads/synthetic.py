@@ -1,6 +1,6 @@
-"""Random prompts of random lengths.
+"""Workloads of random prompts of random lengths.
 
-There are single requests, shared prefixes, conversations, tools and cancellations.
+The workloads have single requests, shared prefixes, conversations, tools and cancellations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,18 @@ PromptForm = Literal["chat", "prompt"]
 
 @dataclass(frozen=True)
 class SyntheticSpec:
-    """The requests of synthetic users. Lengths are in tokens, before any chat template."""
+    """The properties of synthetic requests.
+
+    Attributes:
+        input: Distribution of prompt lengths in tokens, before any chat template.
+        output: Distribution of answer lengths in tokens.
+        turns: Distribution of the number of turns of a conversation, or None for single requests.
+        prefix_tokens: Tokens of a prefix that all prompts share.
+        tools: Number of tools of each request.
+        cancel_share: Share of the requests that are cancelled, from 0 to 1.
+        seed: Seed of the random numbers.
+        form: `chat` for messages, or `prompt` for a text or token ids.
+    """
 
     input: Lengths
     output: Lengths
@@ -32,7 +43,10 @@ class SyntheticSpec:
 
 
 class SyntheticWorkload:
-    """Sessions of `shape` with prompts from `filler`, determined by seed and index."""
+    """A workload of synthetic sessions.
+
+    The seed and the index of a session determine its requests.
+    """
 
     def __init__(self, shape: SyntheticSpec, filler: Filler) -> None:
         self.shape = shape
@@ -48,13 +62,14 @@ class SyntheticWorkload:
 
 @dataclass
 class SyntheticConversation:
-    """A conversation of one or more turns. Each request has all earlier messages."""
+    """A conversation of one or more turns. Each request contains all earlier messages."""
 
     workload: SyntheticWorkload
     rng: random.Random
     turns: int
     prefix: Any
-    history: list[Any] = field(default_factory=list)  # user, answer, user, answer, …
+    # The messages alternate: user, answer, user, answer and so on.
+    history: list[Any] = field(default_factory=list)
 
     def next(self, last: Record | None) -> Request | None:
         if last is not None:
@@ -71,7 +86,8 @@ class SyntheticConversation:
         return request
 
     def _cancel_after(self, output: int) -> int | None:
-        # drawn in every session, so that the share of cancellations does not change the prompts
+        # The number is drawn in every session, so that the share of cancellations does not change
+        # the prompts.
         leaves, where = self.rng.random(), self.rng.random()
         return 1 + int(where * (output - 1)) if leaves < self.workload.shape.cancel_share else None
 
