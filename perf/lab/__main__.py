@@ -1,9 +1,7 @@
-"""Run the benchmarks and write their rows of docs/performance.md.
+"""The command that runs the benchmarks and writes their rows of docs/performance.md.
 
-The command is `python -m llmops.perf.lab [NAME…]` (`make bench`).
-
-Several benchmarks run in a process each, so that none inherits the memory, threads or caches of
-another one.
+The command is `python -m llmops.perf.lab [NAME…]` (`make bench`). Each of several benchmarks runs
+in a separate process, so that no benchmark is affected by the memory, threads or caches of another.
 """
 
 import importlib
@@ -17,8 +15,8 @@ import click
 from llmops.perf.lab.figures import Section
 from tests.support.engines import smollm2_engine
 
-#: The benchmarks and the title of each one's row. A benchmark is a module of this package with
-#: its `CONDITIONS`, and `measure(engine, section)`, which adds its figures to the section.
+#: The module name and the row title of each benchmark. A module has the text CONDITIONS and the
+#: function `measure(engine, section)`, which adds the figures to the section.
 BENCHMARKS = {
     "hot_path": "Hot path",
     "streams": "Many streams, long prompts",
@@ -39,7 +37,9 @@ PAGE = Path("docs", "performance.md")
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]…")
-@click.option("--engine", type=click.Path(path_type=Path, exists=True), help="Engine folder; SmolLM2 by default.")
+@click.option(
+    "--engine", type=click.Path(path_type=Path, exists=True), help="The engine folder; an engine of SmolLM2 by default."
+)
 def main(names: tuple[str, ...], engine: Path | None) -> None:
     """Run the benchmarks NAME, or all of them, and update docs/performance.md."""
     if unknown := set(names) - set(BENCHMARKS):
@@ -51,11 +51,11 @@ def main(names: tuple[str, ...], engine: Path | None) -> None:
     command = [sys.executable, "-m", "llmops.perf.lab", "--engine", str(engine)]
     failed = [name for name in names or BENCHMARKS if subprocess.run([*command, name], check=False).returncode]
     if failed:
-        raise click.ClickException(f"{', '.join(failed)} ended with an error; their rows are unchanged.")
+        raise click.ClickException(f"{', '.join(failed)} ended with an error, printed above; their rows are unchanged.")
 
 
 def _run(name: str, engine: Path) -> None:
-    """Run one benchmark and write its row."""
+    """Run one benchmark, and write its row of docs/performance.md."""
     benchmark = importlib.import_module(f"llmops.perf.lab.{name}")
     with Section(BENCHMARKS[name], benchmark.CONDITIONS) as section:
         benchmark.measure(engine, section)

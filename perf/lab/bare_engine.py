@@ -1,8 +1,8 @@
-"""The engine without a server: OpenVINO GenAI's ContinuousBatchingPipeline.
+"""The engine without a server: a program around OpenVINO GenAI's ContinuousBatchingPipeline.
 
-The program reads lines `CONCURRENCY REQUESTS INPUT OUTPUT` from standard input and answers each
-with tokens/s. CONCURRENCY requests are in flight at any time (closed loop), prompts are random, and
-nothing is detokenised. The pipeline is set up as the engine model sets it up.
+The program reads lines `CONCURRENCY REQUESTS INPUT OUTPUT` from standard input, and answers each
+line with the output tokens/s of a closed loop with CONCURRENCY requests in flight. Prompts are
+random, and answers are not detokenised. The pipeline has the settings of the engine model.
 """
 
 import atexit
@@ -63,10 +63,7 @@ def _read(handle: Any) -> int:
 
 
 def _pipeline(engine: Path) -> tuple[Any, int]:
-    """Build the pipeline with the engine model's own runtime.
-
-    Both then run with the same settings.
-    """
+    """Return a pipeline that the engine model's runtime builds, so that both have equal settings."""
     from llmops.build.engine_folder.manifest import EngineManifest
     from llmops.model_repository.generate import copy_model_code, model_metadata, read_engines
 
@@ -83,7 +80,7 @@ def _pipeline(engine: Path) -> tuple[Any, int]:
 
 
 def main() -> None:
-    """Serve standard input until it ends."""
+    """Answer each line of standard input, until the input ends."""
     bare = Bare(Path(sys.argv[1]))
     print("ready bare", flush=True)
     for line in sys.stdin:

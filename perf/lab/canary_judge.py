@@ -1,8 +1,8 @@
-"""The canary's judge over simulated roll-outs: false rollbacks, promotions, and faults it must catch.
+"""The canary judge on simulated roll-outs: false rollbacks, promotions, and detected faults.
 
-The simulated service is unkind to a judge: its load swings by a factor of two within minutes, a
-canary starts with a cold prefix cache, times have long tails, and a part of the errors and refusals
-come in clusters that hit every version. The judge is the one that control runs.
+The simulated service is difficult to judge: its load changes by a factor of two within minutes, a
+canary starts with a cold prefix cache, latencies have long tails, and some errors and rejections
+come in clusters that affect every version. The judge is the same code that control runs.
 """
 
 import math
@@ -16,26 +16,30 @@ from llmops.control.rollouts.judge import CanaryJudge, Decision, JudgeSettings, 
 from llmops.perf.lab.figures import Section
 
 ROLLOUTS = 1000
-#: Shares of the requests that the canary gets, step by step.
+#: Share of the requests that the canary gets in each step.
 STEPS = (0.05, 0.25, 0.5)
-#: Requests per second of all versions.
+#: Requests per second of all versions together.
 RATE = 20.0
-#: Requests of the canary in one step within which a healthy version has to be promoted.
+#: Maximum number of the canary's requests in a step until a healthy version must be promoted.
 PROMOTED_WITHIN = 800
-#: Requests of the canary within which a fault has to be found.
+#: Maximum number of the canary's requests until a fault must be found.
 CAUGHT_WITHIN = 200
 FAULTS = ("slow", "errors", "scrambled", "language")
-#: Prompts of the golden set, and the loss of accuracy that has to be found.
-PROMPTS, LOSS = 1000, 0.03
+#: Number of prompts of the golden set.
+PROMPTS = 1000
+#: Loss of accuracy that must be found.
+LOSS = 0.03
 CONDITIONS = f"{ROLLOUTS} simulated roll-outs of {len(STEPS)} steps."
 
 
 @dataclass(frozen=True)
 class SimulatedRollout:
-    """The end of a simulated roll-out.
+    """The result of a simulated roll-out.
 
     Attributes:
-        requests: Requests of the canary in each step.
+        decision: The judge's last decision.
+        reason: The reason of the decision.
+        requests: Number of the canary's requests in each step.
     """
 
     decision: Decision
@@ -44,19 +48,19 @@ class SimulatedRollout:
 
 
 class Service:
-    """A service with a stable version and a canary.
+    """A simulated service with a stable version and a canary.
 
     Args:
-        seed: Seed of the random numbers, which also choose how noisy the service is.
-        fault: The canary's fault: slow (2 × TPOT), errors (5 %), scrambled, language, or none.
-        twin: True if a baseline twin gets as many requests as the canary.
+        seed: Seed of the random numbers, which also determine how noisy the service is.
+        fault: The canary's fault: slow (2 × TPOT), errors (5 %), scrambled, language, or None.
+        twin: True if a second copy of the stable version gets as many requests as the canary.
     """
 
     def __init__(self, seed: int, fault: str | None = None, twin: bool = False) -> None:
         self._random = random.Random(seed)
         self._fault, self._twin = fault, twin
         draw = self._random.uniform
-        # the objective of the service is 99.9 % without errors
+        # The objective of the service is an availability of 99.9 %.
         self._errors, self._refusals, self._cut = draw(0, 0.001), draw(0, 0.1), draw(0, 0.5)
         self._spread, self._hit_rate, self._system = draw(0.2, 0.6), draw(0.2, 0.9), draw(100, 2000)
         self._load, self._incident = 0.0, 0.0
@@ -64,10 +68,11 @@ class Service:
         self.now = 0.0
 
     def request(self, share: float) -> RequestOutcome:
-        """Return the next request's end, if the canary gets `share` of the requests."""
+        """Return the outcome of the next request, of which the canary gets the share `share`."""
         draw, gauss = self._random.random, self._random.gauss
         self.now += self._random.expovariate(RATE)
-        # the load's memory is about 1,000 requests; an incident of all versions begins every 20,000
+        # The load changes slowly, over about 1,000 requests. A cluster of errors that affects all
+        # versions begins every 20,000 requests on average.
         self._load = 0.999 * self._load + gauss(0, 0.0447 * 0.35)
         self._incident = self._incident - 1 if self._incident > 0 else 100 if draw() < 1 / 20_000 else 0
         at = draw()
@@ -75,7 +80,7 @@ class Service:
         self._seen[version] += 1
         fault = self._fault if version == "canary" else None
         ok = draw() >= (0.05 if fault == "errors" else 0.3 if self._incident else self._errors)
-        # a version that is new to its prompts finds few of them in its cache
+        # The cache of a version without earlier requests has few of the prompts.
         warm = 1.0 if version == "stable" else 1 - math.exp(-self._seen[version] / 400)
         prompt = self._system + self._random.lognormvariate(6, 1)
         uncached = prompt - (self._system if draw() < self._hit_rate * warm else 0)
@@ -100,14 +105,15 @@ class Service:
 def simulate(
     seed: int, fault: str | None = None, twin: bool = False, steps: Sequence[float] = STEPS, limit: int = 2000
 ) -> SimulatedRollout:
-    """Return the end of a roll-out, in which the verdict is read after every request of the canary.
+    """Return the result of a roll-out with a verdict after every request of the canary.
 
     Args:
         seed: Seed of the service.
-        fault: The canary's fault.
-        twin: True if a baseline twin gets as many requests as the canary.
+        fault: The canary's fault, or None.
+        twin: True if a second copy of the stable version gets as many requests as the canary.
         steps: The canary's share of the requests in each step.
-        limit: Requests of the canary in one step after which the simulation ends undecided.
+        limit: Number of the canary's requests in one step after which the simulation ends
+            undecided.
     """
     service = Service(seed, fault, twin)
     settings = JudgeSettings(stable="stable", canary="canary", twin="twin" if twin else None)
@@ -163,7 +169,7 @@ def golden_verdict(seed: int, loss: float, by_probability: bool) -> Decision:
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add the judge's figures. The engine is not needed."""
+    """Add all figures of this benchmark. `engine` is not used."""
     for twin in (False, True):
         name = "with a twin" if twin else "without a twin"
         runs = [simulate(seed, None, twin) for seed in range(ROLLOUTS)]

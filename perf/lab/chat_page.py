@@ -1,7 +1,7 @@
-"""The chat page in a real Chromium while an answer arrives at 1,000 tokens a second.
+"""The chat page in a real Chromium while an answer arrives at 1,000 tokens per second.
 
-Goals: painting takes at most 30 % of a core, the work for a token is the same at the end of 20,000
-tokens as at their beginning, and the page paints first within half a second.
+Goals: painting takes at most 30 % of a core, a token costs as much at the end of 20,000 tokens as
+at the beginning, and the first paint comes within half a second.
 """
 
 import asyncio
@@ -15,8 +15,9 @@ from tests.support.mock_engine.served import mock_engine
 
 TOKENS = 20_000
 PERIOD = 0.001
-SAMPLE = 1.0  # seconds between two readings of the browser's counters
-#: An answer as models write them, over and over: words, a list, code and a table.
+SAMPLE = 1.0  # Seconds between two readings of the browser's counters.
+#: Part of an answer with the usual elements: words, a list, code and a table. The answer repeats
+#: it.
 TEXT = """## The plan
 
 First, the **quick brown fox** jumps over the lazy dog, then it looks for `food` in the garden and comes back home.
@@ -38,14 +39,19 @@ CONDITIONS = f"One answer of {TOKENS:,} tokens of the mock engine, a token each 
 
 
 class Sample(NamedTuple):
-    """Counters of the page: CPU seconds of its main thread, and bytes that it received."""
+    """The page's counters at one moment.
+
+    Attributes:
+        busy: CPU seconds of the page's main thread.
+        received: Bytes that the page has received.
+    """
 
     busy: float
     received: int
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add the figures."""
+    """Add all figures of this benchmark."""
     with mock_engine(engine, PERIOD, text=TEXT) as (_, front):
         run_async(_measure(front.address.removesuffix("/v1"), section))
 
@@ -56,7 +62,7 @@ async def _measure(url: str, section: Section) -> None:
     async with async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page = await browser.new_page()
-        # the first visit has an empty cache
+        # The first visit has an empty cache.
         await page.goto(url)
         await page.locator("#model option").first.wait_for(state="attached")
         paint = "() => performance.getEntriesByName('first-contentful-paint')[0].startTime"
@@ -72,7 +78,7 @@ async def _measure(url: str, section: Section) -> None:
 
 
 async def _samples(page: Any) -> list[Sample]:
-    """Ask for the answer, and read the counters until it has ended."""
+    """Request the answer, and return the page's counters at intervals until the answer has ended."""
     session = await page.context.new_cdp_session(page)
     received = 0
 
@@ -96,7 +102,8 @@ async def _samples(page: Any) -> list[Sample]:
 
 def _add_figures(section: Section, samples: list[Sample]) -> None:
     per_byte = TOKENS / samples[-1].received
-    # CPU time for each token: the rate of a busy machine is lower, and its figure rather too high
+    # The figure is computed from the CPU time per token, because tokens arrive more slowly on a
+    # busy machine. It is an upper estimate.
     busy = _per_token(samples, per_byte)
     section.add("main thread of the page at 1,000 tokens/s", 100 * 1000 * busy, "% of a core", 30)
     part = len(samples) // 5
@@ -105,6 +112,6 @@ def _add_figures(section: Section, samples: list[Sample]) -> None:
 
 
 def _per_token(samples: list[Sample], per_byte: float) -> float:
-    """Return the main thread's seconds for each token."""
+    """Return the CPU seconds of the page's main thread per token."""
     first, last = samples[0], samples[-1]
     return (last.busy - first.busy) / ((last.received - first.received) * per_byte)

@@ -1,8 +1,8 @@
-"""Checkpoints so large that a build's memory goes to the weights, not to the interpreter.
+"""Random checkpoints whose weights need far more memory than the Python interpreter.
 
-Made in a separate process: Linux counts the memory of a process's parent at the fork into its peak.
-`python -m llmops.perf.lab.checkpoints OUTPUT [TOKENIZER]`: GGUF, or safetensors with a tokenizer
-folder.
+`python -m llmops.perf.lab.checkpoints OUTPUT [TOKENIZER]` writes GGUF, or safetensors if a
+tokenizer folder is named. The program runs in a separate process, because Linux counts the parent's
+memory at a fork into the peak memory of the child, which would disturb the measurement of a build.
 """
 
 import json
@@ -28,16 +28,16 @@ GGUF_FIELDS = {
 
 
 def make_checkpoint(output: Path, tokenizer: Path | None = None) -> Path:
-    """Make `output` in another process and return its path."""
+    """Write a checkpoint to `output` in another process, and return its path."""
     arguments = [str(output), *([str(tokenizer)] if tokenizer else [])]
     subprocess.run([sys.executable, "-m", "llmops.perf.lab.checkpoints", *arguments], check=True)
     return output
 
 
 def safetensors_checkpoint(folder: Path, tokenizer: Path) -> Path:
-    """Write a Llama of random float16 weights, about 1 GiB, and return its folder.
+    """Write a Llama of random float16 weights (about 1 GiB), and return its folder.
 
-    It has the tokenizer files of `tokenizer`.
+    The tokenizer files are copied from `tokenizer`.
     """
     import torch
     import transformers
@@ -52,9 +52,9 @@ def safetensors_checkpoint(folder: Path, tokenizer: Path) -> Path:
 
 
 def gguf_checkpoint(path: Path) -> Path:
-    """Write a GGUF file of about 400 MiB and return its path.
+    """Write a GGUF file of about 400 MiB, and return its path.
 
-    The bundled model's vocabulary is under a wider Llama of random Q4_1 blocks.
+    The model is a wide Llama of random Q4_1 blocks with the vocabulary of the bundled model.
     """
     from gguf import GGUFReader, GGUFWriter
 

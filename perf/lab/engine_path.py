@@ -1,8 +1,8 @@
-"""Overhead of Triton and the gateway over the bare engine.
+"""Overhead of Triton and the gateway compared with the engine alone.
 
 Goals: 95 % of the throughput of OpenVINO's pipeline alone at 32 streams, and the first token of a
-repeated prompt of 2,000 tokens in a fifth of the time. The systems alternate on one machine under
-one load: 64 tokens in, 64 out, greedy.
+repeated prompt of 2,000 tokens in a fifth of the time. The systems run alternately on one machine
+with the same load: 64 prompt tokens, 64 answer tokens, greedy.
 """
 
 import contextlib
@@ -21,26 +21,28 @@ from tests.support.load import run
 from tests.support.stack import Service, engine_on_triton, gateway
 
 ROUNDS = 2
-#: Streams and requests of a round, and of the warm-up.
-LOAD, WARM_UP = (32, 64), (4, 8)
+#: Streams and requests of each round.
+LOAD = (32, 64)
+#: Streams and requests of the warm-up.
+WARM_UP = (4, 8)
 CONDITIONS = "64 tokens in, 64 out, greedy; by turns in one run, the median of the rounds."
 
-# prompts that were sent before would be in the engine's prefix cache
+# Each prompt uses a new seed, because a repeated prompt would be in the engine's prefix cache.
 _SEEDS = itertools.count(1)
 
-Measure = Callable[[int, int], float]  # (streams, requests) -> output tokens/s
+Measure = Callable[[int, int], float]  # A function (streams, requests) -> output tokens/s.
 
 
 @contextlib.contextmanager
 def bare(engine: Path) -> Iterator[Measure]:
-    """Run the bare pipeline in a process of its own, and yield a function that measures it."""
+    """Start the bare pipeline in a separate process, and yield a function that measures it."""
     command = [sys.executable, "-m", "llmops.perf.lab.bare_engine", str(engine)]
     pipe = subprocess.PIPE
     child = subprocess.Popen(with_parent_death_signal(command), stdin=pipe, stdout=pipe, text=True)
     assert child.stdin is not None
     assert child.stdout is not None
     try:
-        assert "ready" in child.stdout.readline(), "the bare pipeline did not start"
+        assert "ready" in child.stdout.readline(), "the bare pipeline did not start; see its output above"
         yield lambda streams, requests: _ask(child, f"{streams} {requests} 64 64\n")
     finally:
         child.stdin.close()
@@ -66,9 +68,9 @@ def through_gateway(front: Service) -> Measure:
 
 
 def compare(systems: Sequence[Measure], section: Section) -> None:
-    """Add the ratio of the median tokens/s of the gateway and the bare pipeline.
+    """Add the ratio of the median tokens/s of the gateway to those of the bare pipeline.
 
-    The systems alternate, so that both see the same machine.
+    The two systems run alternately, so that a change of the machine's load affects both.
     """
     for measure in systems:
         measure(*WARM_UP)
@@ -78,7 +80,7 @@ def compare(systems: Sequence[Measure], section: Section) -> None:
 
 
 def prefix_cache(front: Service, section: Section) -> None:
-    """Measure the TTFT of a prompt of 2,000 tokens, cold and repeated."""
+    """Add the TTFT of a prompt of 2,000 tokens, at first and repeated."""
     cold: list[float] = []
     warm: list[float] = []
     for _ in range(3):

@@ -1,7 +1,8 @@
-"""CPU that the engine model spends on TensorRT-LLM's KV-cache events and statistics.
+"""CPU time that the engine model spends on TensorRT-LLM's KV-cache events and statistics.
 
-Goals: 1 µs per prompt token whose block is stored and later removed, and 1 % of a core for the
-readers while there is nothing to read. The library is a stand-in, so its own part is not included.
+Goals: at most 1 µs per prompt token whose block is stored and later removed, and at most 1 % of a
+core for the readers while there is nothing to read. A stand-in replaces the library, whose own CPU
+time is not included.
 """
 
 import importlib
@@ -24,13 +25,13 @@ ARGUMENTS = {
     "enable_iter_perf_stats": True,
     "kv_cache_config": {"event_buffer_max_size": 65536, "tokens_per_block": BLOCK_TOKENS},
 }
-#: Seconds for which the idle readers are watched.
+#: Seconds over which the CPU time of idle readers is measured.
 IDLE = 5.0
 CONDITIONS = "KV-cache events and statistics of TensorRT-LLM, whose part is a stand-in."
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add all figures of this benchmark. It needs no engine."""
+    """Add all figures of this benchmark. `engine` is not used."""
     with tempfile.TemporaryDirectory() as folder:
         copy_model_code("tensorrt_llm", Path(folder))
         sys.path.insert(0, folder)
@@ -42,7 +43,7 @@ def measure(engine: Path, section: Section) -> None:
 
 
 def _events(translator: Any) -> float:
-    """Return the CPU seconds of a block that is stored and removed, in prompts of 64 blocks."""
+    """Return the CPU seconds per block that is stored and removed, in prompts of 64 blocks."""
     tokens = np.random.default_rng(1).integers(0, 100_000, (BLOCKS, BLOCK_TOKENS)).tolist()
     stored = [
         {"event_id": at, "data": {"type": "stored", "parent_hash": at - 1 if at % 64 else None, "blocks": [
@@ -61,7 +62,7 @@ def _events(translator: Any) -> float:
 
 
 def _idle_readers(runtimes: Any) -> float:
-    """Return the cores that readers use while there is nothing to read."""
+    """Return the average number of cores that readers use while there is nothing to read."""
     profiles = [one.as_json() for one in profiles_per_release(ARGUMENTS)]
     options = runtimes.TrtllmOptions("model", "tokenizer", profiles, 4, end_ids=(99,))
     runtime = runtimes.TrtllmRuntime(options, library=standin.api("1.2.1"))

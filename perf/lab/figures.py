@@ -1,4 +1,4 @@
-"""Measured figures with their goals, and the table of docs/performance.md that shows them."""
+"""Figures of benchmarks with their goals, and the table of docs/performance.md that shows them."""
 
 import time
 from dataclasses import dataclass, field
@@ -6,18 +6,21 @@ from typing import Literal, Self
 
 from tests.support.processes import Others
 
-#: CPU cores that other processes may use during a benchmark before its figures are marked as
+#: CPU cores that other processes may use during a benchmark. Above this, its figures are marked as
 #: disturbed.
 DISTURBED = 0.25
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured value, with its goal or without one.
+    """A measured value with an optional goal.
 
     Attributes:
+        name: The name of the figure.
+        value: The measured value in `unit`.
+        unit: The unit.
         target: The value to reach, or None for a figure that is shown for comparison.
-        at: Whether the target is the largest or the smallest acceptable value.
+        at: `most` if the target is the largest acceptable value, `least` if it is the smallest.
     """
 
     name: str
@@ -28,13 +31,13 @@ class Figure:
 
     @property
     def reached(self) -> bool | None:
-        """Return True if the goal was reached, or None if there is no goal."""
+        """Return True if the figure reached its goal, or None if it has no goal."""
         if self.target is None:
             return None
         return self.value <= self.target if self.at == "most" else self.value >= self.target
 
     def text(self) -> str:
-        """Return the figure with its goal. A missed goal is bold."""
+        """Return the figure with its goal as Markdown. A missed goal is bold."""
         text = f"{self.name}: {_number(self.value)} {self.unit}".rstrip()
         if self.target is None:
             return text
@@ -46,14 +49,16 @@ class Figure:
 class Section:
     """The figures of one benchmark.
 
-    As a context manager it measures the time and the disturbance by others.
+    The section is a context manager that measures the duration of the benchmark and the CPU use of
+    other processes.
 
     Attributes:
         title: The name of the benchmark in the table.
         text: The conditions of the measurement, printed before the figures.
-        when: The UTC time at which the benchmark ended.
-        seconds: How long the benchmark ran.
-        others: CPU cores that processes outside the benchmark used meanwhile.
+        figures: The figures in the order in which they were added.
+        when: The UTC date on which the benchmark ended.
+        seconds: The duration of the benchmark.
+        others: The average number of CPU cores that other processes used during the benchmark.
     """
 
     title: str
@@ -77,19 +82,19 @@ class Section:
     def add(
         self, name: str, value: float, unit: str, target: float | None = None, at: Literal["most", "least"] = "most"
     ) -> None:
-        """Add a figure and print it. A figure of the same name is replaced."""
+        """Add a figure and print it. Replace an earlier figure of the same name."""
         figure = Figure(name, value, unit, target, at)
         self.figures = [*(one for one in self.figures if one.name != name), figure]
         print(f"  {figure.text()}", flush=True)
 
     def note(self, text: str) -> None:
-        """Print a remark below the figures."""
+        """Print a remark after the figures."""
         print(f"  {text}", flush=True)
 
     def row(self, command: str) -> str:
-        """Return the section's row of the table.
+        """Return the section's row of the Markdown table.
 
-        It has the figures with a goal, or all figures if none has a goal.
+        The row has the figures with a goal, or all figures if none has a goal.
         """
         shown = [one for one in self.figures if one.target is not None] or self.figures
         when = self.when

@@ -1,8 +1,8 @@
 """A herd of 5,000 clients on real sockets, which all send a request within five seconds.
 
-Goals: the engines' queues stay empty but for what they read next, all clients are answered within
-1.15 times the time of engines that are always full, the first tier first, rejected clients return
-spread over time, and the gateway's memory is bounded.
+Goals: the engines' queues hold only the prompts of the next step, all clients get an answer within
+1.15 times the time that always-full engines need, the first tier is answered first, the retries of
+rejected clients are spread over time, and the gateway's memory is bounded.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from tests.support.stack import Service
 CLIENTS, ARRIVING, PROMPT, ANSWER = 5000, 5.0, 32, 8
 REPLICAS, PLACES, BLOCKS, CHUNK = 2, 16, 2048, 1024
 STEP, SEQUENCE, TOKEN = 0.04, 0.001, 0.0001
-#: Seconds in which engines that are always full answer as many requests as they have places.
+#: Seconds in which engines that are always full answer one request per sequence of their batches.
 FULL_BATCH = ANSWER * STEP + (ANSWER - 1) * PLACES * SEQUENCE + PLACES * PROMPT * TOKEN
 IDEAL = FULL_BATCH * CLIENTS / (REPLICAS * PLACES)
 TIERS = (("paid", 0.1), ("standard", 0.6), ("batch", 0.3))
-#: Rejected clients that may return in one second: fewer than half of those that come at first.
+#: Maximum number of rejected clients that may return in one second: fewer than half of the first
+#: arrivals per second.
 MAX_RETURNS = 400
 SETTINGS: dict[str, Any] = {
     "slo": {"ttft_p95": "500ms"},
@@ -50,7 +51,14 @@ CONDITIONS = (
 
 @dataclass
 class HerdClient:
-    """A client: its tier, the times of its tries, and when it had its answer."""
+    """A client of the herd.
+
+    Attributes:
+        tier: The client's priority tier.
+        tries: The time of each attempt, in seconds.
+        ended: The time of the complete answer, or 0.
+        errors: The messages of failed attempts.
+    """
 
     tier: str
     tries: list[float] = field(default_factory=list)
@@ -89,13 +97,16 @@ def _measure(
 
 
 def _memory(gateway: Service) -> float:
-    """Return the peak resident memory of the gateway's processes until now (MiB)."""
+    """Return the peak resident memory of the gateway's processes so far, in MiB."""
     pages = [Path(f"/proc/{pid}/status").read_text() for pid in gateway.pids]
     return sum(int(found[1]) for page in pages if (found := re.search(r"VmHWM:\s+(\d+) kB", page))) / 1024
 
 
 class HerdResponse:
-    """The status of a response and its Retry-After in seconds. `ended` is done when it has ended."""
+    """A handler of one response, which keeps the status and Retry-After in seconds.
+
+    `ended` is a future that is done at the end of the response.
+    """
 
     def __init__(self) -> None:
         self.status, self.retry_after = 0, 0.0

@@ -1,9 +1,9 @@
-"""CPU and latency that Triton and the gateway add to a mock engine's answers.
+"""CPU time and latency that Triton and the gateway add to the answers of a mock engine.
 
-Goals, on one core of the reference machine: the gateway uses at most 25 µs of CPU per streamed
-token and 1 ms per request that is answered at once, Triton's Python backend at most 15 µs per
-token; through the gateway the first token comes at most 3 ms (median) and 10 ms (p99) later. CPU is
-the processes' own time (user and system), not wall-clock time.
+Goals on one core of the reference machine: the gateway uses at most 25 µs of CPU per streamed token
+and 1 ms per request with an immediate answer, Triton's Python backend at most 15 µs per token, and
+the gateway delays the first token by at most 3 ms (median) and 10 ms (p99). CPU is the user and
+system time of the processes, not wall-clock time.
 """
 
 from pathlib import Path
@@ -19,17 +19,20 @@ from tests.support.mock_engine.served import mock_engine
 from tests.support.processes import CpuMeter, difference
 from tests.support.stack import Service
 
-PERIOD = 0.02  # seconds between two tokens of a stream
+PERIOD = 0.02  # Seconds between two tokens of a stream.
 STOPS = ["\n\nUser:", "###"]
-SETTLE, WINDOW = 3.0, 6.0  # seconds: until all streams are open, and over which CPU is read
+#: Seconds until all streams are open.
+SETTLE = 3.0
+#: Seconds over which CPU time is measured once the streams are open.
+WINDOW = 6.0
 CONDITIONS = "Mock engine at 20 ms per token on the real Triton, gateway and load generator on the same machine."
 
 
 def cpu_per_token(triton_: Service, gateway_: Service, section: Section, streams: int = 128) -> None:
-    """Measure the CPU per streamed token of gateway and Triton while `streams` answers run."""
+    """Add the CPU time of gateway and Triton per streamed token while `streams` answers run."""
     meter = CpuMeter({"gateway": gateway_.pids, "triton": triton_.pids})
     output = int((SETTLE + WINDOW + 1.0) / PERIOD)
-    # a stop string that never occurs: looking for one is part of what a gateway does
+    # The stop string never occurs. Gateways usually search for one, so its cost is measured.
     load = options(
         gateway_.address, output=output, concurrency=streams, requests=streams, warmup=0, extra={"stop": STOPS}
     )
@@ -41,25 +44,25 @@ def cpu_per_token(triton_: Service, gateway_: Service, section: Section, streams
 
 
 def cpu_per_request(gateway_: Service, section: Section) -> None:
-    """Measure the gateway's CPU per request: 64 tokens in, 1 out, nothing streamed."""
+    """Add the gateway's CPU time per request with 64 prompt tokens and 1 answer token, unstreamed."""
     meter = CpuMeter({"gateway": gateway_.pids})
     run(gateway_.address, output=1, concurrency=16, requests=64, stream=False)
     before = meter.read()
     run(gateway_.address, output=1, concurrency=16, requests=1000, warmup=0, stream=False)
-    # seconds for 1,000 requests are milliseconds for one
+    # The seconds for 1,000 requests equal the milliseconds for one request.
     section.add("gateway, 64 tokens in, 1 out", difference(before, meter.read())["gateway"], "ms/request", 1.0)
 
 
 def added_latency(triton_: Service, gateway_: Service, section: Section, streams: int = 64, rounds: int = 2) -> None:
-    """Compare TTFT and ITL through the gateway with the same requests straight over gRPC.
+    """Add the differences of TTFT and ITL between the gateway and the same requests sent to Triton.
 
-    Runs through the gateway and straight runs alternate.
+    Runs through the gateway alternate with runs straight to Triton.
     """
     runs: dict[str, list[Document]] = {"gateway": [], "direct": []}
     for _ in range(rounds):
         for name, url in (("gateway", gateway_.address), ("direct", f"grpc://{triton_.address}")):
-            # an open loop staggers them: all at once would measure the queue in front of one Python
-            # thread
+            # An open loop spreads the requests over time. Requests sent all at once would measure
+            # the queue in front of one Python thread.
             load: dict[str, Any] = {"rate": streams / 2.0, "arrival": "poisson", "requests": max(64, streams * 4)}
             runs[name].append(run(url, output=int(2.0 / PERIOD), warmup=8, **load))
     ttft, itl = _pooled(runs, "ttft"), _pooled(runs, "itl")
@@ -90,7 +93,8 @@ def measure(engine: Path, section: Section) -> None:
     with mock_engine(engine, PERIOD) as (triton_, gateway_):
         cpu_per_token(triton_, gateway_, section)
         cpu_per_request(gateway_, section)
-    # first tokens on a grid of 1 ms, so that waiting for the clock does not hide what the path adds
+    # First tokens come on a grid of 1 ms, so that the wait for the engine's clock does not hide the
+    # added latency.
     with mock_engine(engine, PERIOD, first=0.001, text=PLAIN) as (triton_, gateway_):
         added_latency(triton_, gateway_, section)
         added_latency(triton_, gateway_, section, streams=8, rounds=1)

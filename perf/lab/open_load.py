@@ -1,4 +1,4 @@
-"""An open load of single requests, whose prompts of token ids are the same in every run."""
+"""An open load of single requests, whose prompts (token ids) are the same in every run."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from llmops.perf.workloads.filler import WORDS
 from llmops.perf.workloads.lengths import parse_lengths
 from tests.support.mock_engine.repository import NAME
 
-#: System prompts, with which all prompts begin, and the tokens of each. The first one is the most
-#: frequent (Zipf).
-APPS, SYSTEM_TOKENS = 8, 600
+#: Number of system prompts, with which the prompts begin. Their frequencies follow Zipf's law.
+APPS = 8
+#: Tokens of each system prompt.
+SYSTEM_TOKENS = 600
 MESSAGE, ANSWER = parse_lengths("uniform:90,150"), parse_lengths("uniform:48,80")
 
 
 @dataclass(frozen=True)
 class OpenLoad:
-    """Requests that arrive at random, whatever became of earlier ones.
+    """Requests with random arrival times that do not depend on earlier answers.
 
     Attributes:
-        words: Token ids of the prompts.
+        words: Token ids from which the prompts are made.
         rate: Requests per second.
-        seconds: Time in which they arrive.
+        seconds: Time in which the requests arrive.
         seed: Seed of the random numbers.
     """
 
@@ -47,7 +48,7 @@ class OpenLoad:
         return SingleRequestSession(Request(ANSWER.draw(rng), prompt=system + message))
 
     async def send(self, url: str, key: str | None = None) -> list[Record]:
-        """Send the requests to a gateway, whose `url` ends in /v1, and return what became of them."""
+        """Send the requests to the gateway at `url`, which ends in /v1, and return their records."""
         options = RequestOptions(api_key=key, extra={"temperature": 0})
         client = OpenAIBenchClient(url, NAME, chat=False, options=options)
         arrivals = arrival_times("poisson", self.rate, random.Random(self.seed))
@@ -57,7 +58,7 @@ class OpenLoad:
 
 
 def is_in_time(record: Record, ttft: float, tpot: float) -> bool:
-    """Return True if a request was answered in full length within both objectives."""
+    """Return True if a request got its full answer and met both objectives, which are in seconds."""
     if not record.ok or record.ttft is None or record.tokens_out != record.requested:
         return False
     return record.ttft <= ttft and (record.tpot or 0.0) <= tpot
@@ -68,7 +69,7 @@ def is_rejected(record: Record) -> bool:
 
 
 def words_of(engine: Path) -> list[int]:
-    """Return tokens that are words by themselves, in any order."""
+    """Return the ids of tokens that are words by themselves, in any order."""
     from tokenizers import Tokenizer
 
     tokenizer = engine / EngineManifest.load(engine).tokenizer.directory / "tokenizer.json"

@@ -1,9 +1,9 @@
-"""Goodput on the real Triton above its capacity.
+"""Goodput of gateway and real Triton above their capacity.
 
 Goals: at 2 and 10 times the capacity of two mock engines, 90 % of the best goodput remains,
-answered requests keep the TTFT objective, no more than two steps of prompt tokens wait inside an
-engine, and rejections take at most 10 ms; beside a tenant that floods tenfold, the other tenants'
-TTFT p95 grows by at most 30 %. Requests arrive at random (open loop).
+answered requests meet the TTFT objective, at most two steps of prompt tokens wait inside an engine,
+and a rejection takes at most 10 ms. Beside a tenant that sends ten times its share, the other
+tenants' TTFT p95 grows by at most 30 %. Requests arrive at random (open loop).
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from tests.support.mock_engine.replicas import Engines, engines, front, keys_of
 REPLICAS, BLOCKS, SIZE, PLACES, CHUNK = 2, 2048, 16, 16, 1024
 STEP, SEQUENCE, TOKEN = 0.04, 0.002, 0.0001
 TTFT, TPOT = 0.5, 0.1
-# Requests per second that both engines answer in time, about.
+# Approximate number of requests per second that both engines together answer in time.
 FULL = 5.0
 SECONDS = 30.0
-# Seconds of the runs beside a tenant that floods: the other tenants send few requests.
+# Seconds of the runs beside a tenant that floods. They are longer, because the other tenants send
+# few requests.
 FLOOD_SECONDS = 60.0
-# Loads as parts of FULL among which the best goodput is sought.
+# Loads, as multiples of FULL, among which the best goodput is searched.
 BEST = (0.8, 1.0, 1.2)
 SLO = {"slo": {"ttft_p95": f"{1000 * TTFT:g}ms", "tpot_p95": f"{1000 * TPOT:g}ms"}}
 TIERS = {"tiers": {"interactive": {"weight": 4}, "batch": {"max_wait": "5s"}}}
@@ -71,9 +72,9 @@ def _overloaded(stage: Engines, words: Sequence[int], section: Section, times: i
 
 
 def _tiers(stage: Engines, words: Sequence[int], section: Section) -> None:
-    """Measure two tiers at twice the capacity.
+    """Add the figures of two tiers at twice the capacity.
 
-    Interactive requests alone are 0.6 of the capacity; the rest is batch.
+    Interactive requests are 0.6 of the capacity, and batch requests are the rest of the load.
     """
     records, _ = _run(stage, words, {"interactive": 0.6, "batch": 1.4}, {**SLO, **TIERS})
     late = _late(records["interactive"])
@@ -81,9 +82,10 @@ def _tiers(stage: Engines, words: Sequence[int], section: Section) -> None:
 
 
 def _flood(stage: Engines, words: Sequence[int], section: Section) -> None:
-    """Measure tenants beside a tenant that floods.
+    """Add the figures of tenants beside a tenant that floods.
 
-    Three of four tenants send half of their share, the fourth ten times as much as each of them.
+    Of four tenants, three send half of their share each, and one sends ten times as much as each of
+    these.
     """
     others = {"one": 1 / 8, "two": 1 / 8, "three": 1 / 8}
     alone, _ = _run(stage, words, others, SLO, FLOOD_SECONDS)
@@ -99,10 +101,15 @@ def _run(
     settings: Mapping[str, Any],
     seconds: float = SECONDS,
 ) -> tuple[Mapping[str, list[Record]], Queue]:
-    """Return the records of each tier, and the queues of the engines.
+    """Return the records of each tier, and the largest queue of the engines.
 
-    `loads` has the part of FULL that each tier sends, which is a tenant too. Its name is empty for
-    requests without a key.
+    Args:
+        stage: The running engines.
+        words: Token ids from which prompts are made.
+        settings: Settings of the gateway.
+        loads: The load of each tier as a multiple of FULL. Each tier is a tenant of the same name.
+            The empty name sends requests without a key.
+        seconds: Time in which requests arrive.
     """
 
     async def send(url: str, keys: Mapping[str, str]) -> list[list[Record]]:
@@ -122,21 +129,21 @@ def _run(
 
 
 def _goodput(records: Sequence[Record]) -> float:
-    """Return the answers in time, per second in which requests came."""
+    """Return the number of answers in time per second of the load."""
     return sum(is_in_time(one, TTFT, TPOT) for one in records) / SECONDS
 
 
 def _late(records: Sequence[Record]) -> float:
-    """Return the 95th percentile of the times to the first token, in seconds."""
+    """Return the 95th percentile of the time to the first token, in seconds."""
     return percentile(sorted(one.ttft for one in records if one.ok and one.ttft is not None), 95)
 
 
 @dataclass
 class Queue:
-    """The largest queue that an engine had during a run.
+    """The largest queue of an engine during a run.
 
     Attributes:
-        steps: Prompt tokens that are still to be read, in steps of a full batch.
+        steps: The prompt tokens still to be read, as a number of full prefill steps.
     """
 
     steps: float = 0.0

@@ -1,9 +1,9 @@
-"""Planner error against NVIDIA's published throughput.
+"""Errors of the planner's predictions compared with NVIDIA's published throughput.
 
-Goals: for each GPU's Llama and Mistral rows a median error of at most 10 % and a worst of at most
+Goals: for the Llama and Mistral rows of each GPU, a median error of at most 10 % and a maximum of
 20 %; for GPT-OSS, 15 % and 35 %. The two host-side constants of `llmops.build.plan.speed.step_time`
-were fitted to the H100 rows as a whole, none per row or per model; the H200, A100, GPT-OSS and
-release 1.2 rows had no part in the fit.
+were fitted to all H100 rows together, without constants per row or model. The H200, A100, GPT-OSS
+and release 1.2 rows were not used for the fit.
 """
 
 import csv
@@ -27,19 +27,19 @@ from llmops.build.quant_formats import FORMATS
 from llmops.perf.lab.figures import Section
 
 DATA = Path(__file__).parent / "published"
-# Requests of each run, as the page lists them by (prompt, answer) tokens; 1024 + 2048 is not
-# listed.
+# Number of requests of each run by (prompt, answer) tokens, as published. The number for (1024,
+# 2048) is an assumption, because the page does not list it.
 REQUESTS = {
     (128, 128): 30000, (128, 2048): 3000, (128, 4096): 1500, (500, 2000): 3000, (1000, 1000): 3000, (1000, 2000): 1500,
     (1024, 2048): 1500, (1024, 8192): 1500, (2048, 128): 3000, (2048, 2048): 1500, (5000, 500): 1500,
     (8192, 1024): 1500, (20000, 2000): 1000, (32768, 1024): 1000,
 }  # fmt: skip
 KV_FRACTION = 0.95
-#: Largest acceptable median and worst error in percent; GPT-OSS has its own, as it had no part in
-#: the fit.
+#: Largest acceptable median and maximum error in percent. GPT-OSS has wider goals, because it was
+#: not used for the fit.
 GOALS, GOALS_MOE = (10.0, 20.0), (15.0, 35.0)
-# Captured CUDA graphs of the PyTorch backend's runs, with padding, as the page's options say;
-# engines have none.
+# Batch sizes of the CUDA graphs that the PyTorch backend captured in a release's runs, from the
+# published options. Runs of compiled engines have no graphs.
 GRAPHS = {"1.2": (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)}
 CONDITIONS = "Times measured on silicon where there are any."
 
@@ -48,7 +48,7 @@ CONDITIONS = "Times measured on silicon where there are any."
 class Row:
     """A published throughput (output tokens/s) and the planner's prediction.
 
-    The prediction is None if the planner finds that the model does not fit.
+    The prediction is None if the model does not fit according to the planner.
     """
 
     release: str
@@ -63,9 +63,9 @@ class Row:
 
     @property
     def group(self) -> str:
-        """Return the group whose errors are reported together.
+        """Return the name of the group of rows whose errors are reported together.
 
-        A GPU's Llama, Mistral and Mixtral rows are one group, and GPT-OSS is another.
+        A GPU's Llama, Mistral and Mixtral rows are one group, and its GPT-OSS rows are another.
         """
         return "GPT-OSS" if self.model.startswith("gpt-oss") else f"{self.gpu}, Llama and Mistral"
 
@@ -75,7 +75,7 @@ class Row:
 
 
 def published() -> Iterator[Row]:
-    """Yield the rows of throughput.csv."""
+    """Yield a row without a prediction for each line of throughput.csv."""
     with (DATA / "throughput.csv").open() as file:
         for line in csv.DictReader(file):
             tp, isl, osl = (int(line[name]) for name in ("tp", "isl", "osl"))
@@ -84,9 +84,9 @@ def published() -> Iterator[Row]:
 
 
 def predict(row: Row, times: OperationTimes) -> Row:
-    """Return the row with the tokens/s that the planner predicts for the same run.
+    """Return the row with the tokens/s that the planner predicts for the published run.
 
-    All requests of the run are there at once.
+    The run starts with all requests in the queue.
     """
     config = json.loads((DATA / "models.json").read_text())[row.model]
     precision = FORMATS[row.quantisation]
@@ -104,9 +104,9 @@ def predict(row: Row, times: OperationTimes) -> Row:
 
 
 def finite_run(replica: ReplicaModel, requests: int) -> float:
-    """Return the output tokens/s of a run that ends.
+    """Return the predicted output tokens/s of a run with a fixed number of requests.
 
-    It has full batches, and a last one of the requests that remain.
+    The requests run in full batches, followed by a smaller batch of the remaining requests.
     """
     osl = replica.workload.osl
     batch = min(replica.full_batch, MAX_BATCH, requests)
@@ -118,8 +118,8 @@ def finite_run(replica: ReplicaModel, requests: int) -> float:
 def wave_seconds(replica: ReplicaModel, batch: float) -> float:
     """Return the seconds of one batch from its first prompt to its last token.
 
-    All requests are alike and are there at once, so those that ended together are followed by
-    prompts that fill whole steps; the other steps have none.
+    All requests have the same lengths and start in the queue. So sequences end together, and the
+    prompts after them fill whole steps, while the other steps have no prompts.
     """
     load, steps = replica.workload, replica.steps
     size, length = max(1, round(batch)), load.isl + load.osl // 2
@@ -127,13 +127,13 @@ def wave_seconds(replica: ReplicaModel, batch: float) -> float:
     prompts = room // load.isl
     chunk = Prefill(prompts, load.isl) if prompts else Prefill(1, room, (load.isl - room) // 2)
     mixed = batch * load.isl / (chunk.prompts * chunk.tokens)
-    if mixed >= load.osl:  # every step reads prompts
+    if mixed >= load.osl:  # Every step reads prompts.
         return load.osl * replica.at(batch, bursts=False).tpot
     return mixed * steps.seconds(size, length, chunk) + (load.osl - mixed) * steps.seconds(size, length)
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add the median and the worst error of each group."""
+    """Add the median and the maximum error of each group."""
     times = {row.gpu: timing_source(find_gpu(row.gpu), "auto") for row in published()}
     rows = [predict(row, times[row.gpu]) for row in published()]
     for group in dict.fromkeys(row.group for row in rows):

@@ -1,9 +1,9 @@
 """Cost and effect of the routing and admission policies.
 
-Goals: a choice among 16 replicas in 40 µs, an admission in 15 µs; 90 % of the hit rate of an
-endless cache, and 80 % of TTFT predictions within 30 %.
-Times are the fastest of many runs, which a busy machine disturbs least. All other figures come from
-simulated time and are the same on every machine.
+Goals: a choice among 16 replicas in 40 µs, an admission in 15 µs, 90 % of the hit rate of an
+unlimited cache, and 80 % of TTFT predictions within 30 %. Each time is the fastest of many runs,
+which other processes disturb least. All other figures come from simulated time and are the same on
+every machine.
 """
 
 import random
@@ -31,15 +31,16 @@ from llmops.perf.workloads.lengths import parse_lengths
 
 TOKENS, REPLICAS, SHARED = 3000, 16, 2000
 TTFT = 0.5
-# A replica reads about 20,000 prompt tokens/s and, when it is full, takes 30 ms per step.
+# A simulated replica that reads about 20,000 prompt tokens/s, and takes 30 ms per step when its
+# batch is full.
 ENGINE = EngineSpec(LinearStepTimes(0.01, 0.0003, 0.00005), blocks=4000, block_tokens=100, max_batch_size=64)
-# conversations of 5 turns with system prompts of 2,000 tokens
+# Conversations of 5 turns with system prompts of 2,000 tokens.
 TALK = ConversationArrivals(rate=40.0, seconds=120.0, system=2000, apps=12, think=5.0, block_tokens=100)
-# Requests per second that 8 such replicas answer in time, about.
+# Approximate number of requests per second that 8 of these replicas answer in time.
 FULL = 38.0
-# conversations as those on which Dynamo's router and SMG's were measured: 4 workers of 2,048 blocks
-# of 16 tokens and 8 sequences. In the first minute engines are hardly at work, and nothing is
-# gained by spreading it
+# The setup in which Dynamo's and SMG's routers were measured: 4 workers with 2,048 blocks of 16
+# tokens and 8 sequences. Figures start after WARM seconds, because spreading requests gains nothing
+# while engines are nearly idle.
 MOCKER = EngineSpec(LinearStepTimes(0.01, 0.0006, 0.000032), 2048, 16, max_batch_size=8, max_num_tokens=2048)
 PEERS = ConversationArrivals(
     15.0, 300.0, parse_lengths("6"), 600, 8, parse_lengths("uniform:90,150"), parse_lengths("uniform:48,80"), 3.0,
@@ -50,7 +51,7 @@ CONDITIONS = "The choice of a replica, the queue, and what both make of a fleet 
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add all figures of this benchmark."""
+    """Add all figures of this benchmark. `engine` is not used."""
     _times(section)
     _caches(section)
     _fairness(section)
@@ -69,7 +70,7 @@ def _times(section: Section) -> None:
 
 
 def _simulated() -> float:
-    """Return the simulated requests per second of CPU."""
+    """Return the number of simulated requests per second of CPU."""
     began = time.process_time()
     done = _fleet(TALK)
     return len(done.jobs) / (time.process_time() - began)
@@ -78,7 +79,7 @@ def _simulated() -> float:
 def _choice(block_tokens: int) -> float:
     """Return the seconds of one choice of a replica.
 
-    It is the mean over 100 prompts of the fastest run of each.
+    The result is the mean over 100 prompts, with the fastest of several runs for each prompt.
     """
     rng = random.Random(1)
     views = [
@@ -108,7 +109,7 @@ def _fastest(what: Callable[[], object], times: int = 20) -> float:
 
 
 class _First:
-    """A policy that costs nothing: it always chooses the first replica."""
+    """A policy without cost, which always chooses the first replica."""
 
     def choose(self, *_: object) -> int:
         return 0
@@ -120,7 +121,7 @@ class _First:
 
 
 def _state_estimate(batch: int) -> float:
-    """Return the seconds per token that a gateway takes to measure a replica without step messages."""
+    """Return the CPU seconds per token of the state estimate for replicas without step messages."""
     view = ReplicaView("a", state="ready", max_batch_size=batch)
     in_flight = InFlightTracker(view)
     estimator = LoadEstimator(view, in_flight)
@@ -179,7 +180,7 @@ def _fairness(section: Section) -> None:
 
 
 class _Predicting(SimulatedFleet):
-    """A fleet that records the predicted time to first token of each request that arrives."""
+    """A fleet that records the predicted time to the first token of each arriving request."""
 
     def __init__(self, spec: FleetSpec) -> None:
         super().__init__(spec)

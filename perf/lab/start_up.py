@@ -1,7 +1,7 @@
-"""Start of the command line, and cold builds.
+"""Start-up time of the command line, and time and memory of cold builds.
 
-Goals: `llmops --help` in 200 ms, a cold int8 build of SmolLM2 in 25 s and the same build again in 1
-s; a build's peak memory stays below 1.6 times the size of the checkpoint.
+Goals: `llmops --help` in 200 ms, a cold int8 build of SmolLM2 in 25 s, a repeated build in 1 s, and
+a peak memory of a build below 1.6 times the size of the checkpoint.
 """
 
 import os
@@ -15,9 +15,9 @@ from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.perf.lab.checkpoints import make_checkpoint
 from llmops.perf.lab.figures import Section
 
-PEAK_AIM = 1.6  # × the checkpoint's size
-# a build that finds too little memory for golden answers, which it only records where there is
-# enough of it
+PEAK_AIM = 1.6  # Peak memory as a multiple of the checkpoint's size.
+# This build behaves as if there were too little memory for golden answers, which builds record only
+# if there is enough.
 _LITTLE_MEMORY = """
 from llmops.build.targets.openvino import native_golden_answers
 from llmops.cli.main import main
@@ -28,20 +28,20 @@ CONDITIONS = "Wall clock and largest resident set of the processes; weights of t
 
 
 def program() -> str:
-    """Return the path of `llmops` in this environment."""
+    """Return the path of the program `llmops` in this Python environment."""
     return str(Path(sys.executable).parent / "llmops")
 
 
 def build_command(checkpoint: str, output: Path, quant: str = "int8") -> list[str]:
-    """Return the command of a build for the embedded engine."""
+    """Return the command line of a build for the embedded engine."""
     return [program(), "build", checkpoint, "--quant", quant, "-o", str(output)]
 
 
 def usage(command: list[str], cache: Path | None = None) -> tuple[float, float]:
-    """Run `command` to its end, with caches of its own under `cache`.
+    """Run `command` to its end, with its caches in new folders below `cache`.
 
-    Returns its wall clock in seconds and its largest resident set in MiB. Raises
-    CalledProcessError.
+    Return the wall-clock time in seconds and the largest resident set in MiB. Raise
+    CalledProcessError if the command fails.
     """
     own = {"LLMOPS_CACHE": str(cache), "XDG_CACHE_HOME": f"{cache}-xdg"} if cache else {}
     quiet = subprocess.DEVNULL
@@ -56,7 +56,7 @@ def usage(command: list[str], cache: Path | None = None) -> tuple[float, float]:
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add the figures. Checkpoints that are made up have the tokenizer of `engine`."""
+    """Add all figures of this benchmark. Random checkpoints get the tokenizer of `engine`."""
     tokenizer = engine / EngineManifest.load(engine).tokenizer.directory
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -72,10 +72,10 @@ def measure(engine: Path, section: Section) -> None:
 
 
 def _memory(name: str, checkpoint: Path, quant: str, folder: Path, section: Section) -> None:
-    """Measure a build's peak memory in units of the checkpoint's size.
+    """Add a build's peak memory as a multiple of the checkpoint's size.
 
-    A build must never hold a checkpoint twice, except for golden answers, which run the checkpoint
-    unchanged.
+    A build must never hold two copies of a checkpoint, except for golden answers, which run the
+    unchanged checkpoint.
     """
     files = [checkpoint] if checkpoint.is_file() else list(checkpoint.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files) / 2**20

@@ -1,7 +1,8 @@
 """Many open streams, and long prompts beside short streams.
 
-Goals: 1,000 streams are open at once without an error, each with at most 64 KiB of gateway memory;
-while prompts of 32,000 tokens arrive, the p99 inter-token latency of short streams at most doubles.
+Goals: 1,000 streams are open at once without an error, each with at most 64 KiB of the gateway's
+memory. While prompts of 32,000 tokens arrive, the p99 inter-token latency of short streams at most
+doubles.
 """
 
 import asyncio
@@ -18,14 +19,14 @@ from tests.support.mock_engine.served import mock_engine
 from tests.support.processes import Footprint, footprint
 from tests.support.stack import Service
 
-SLOW = 0.2  # seconds per token where streams, not tokens, are to be counted
+SLOW = 0.2  # Seconds per token where the number of streams matters, and not the token rate.
 PERIOD = 0.02
-LONG = 32_000  # tokens
+LONG = 32_000  # Number of tokens of a long prompt.
 CONDITIONS = "Mock engine on the real Triton, gateway and load generator on the same machine."
 
 
 def many_streams(front: Service, section: Section, streams: int = 1000) -> None:
-    """Measure the gateway's memory per open answer, and how many of `streams` answers fail."""
+    """Add the gateway's memory per open answer, and the number of failures among `streams` answers."""
     run(front.address, output=4, concurrency=50, requests=200)
     before = footprint(front.pids)
     during, document = run_async(_peak(front, streams))
@@ -35,8 +36,8 @@ def many_streams(front: Service, section: Section, streams: int = 1000) -> None:
 
 
 async def _peak(front: Service, streams: int) -> tuple[Footprint, Document]:
-    # all streams are open for about half of the run; opening them one after another spares the
-    # listen queue
+    # Streams open one after another, so that the listen queue does not overflow, and all of them
+    # are open for about half of the run.
     load = options(front.address, output=100, rate=100.0, arrival="constant", requests=streams, warmup=0, timeout=120.0)
     task = asyncio.create_task(bench(load))
     peak = footprint(front.pids)
@@ -47,7 +48,7 @@ async def _peak(front: Service, streams: int) -> tuple[Footprint, Document]:
 
 
 def _most_open(document: Document) -> int:
-    """Return the largest number of answers that were open at one moment.
+    """Return the largest number of answers that were open at the same time.
 
     An answer is open between its first and its last token.
     """
@@ -61,7 +62,7 @@ def _most_open(document: Document) -> int:
 
 
 def long_prompt(front: Service, section: Section, streams: int = 64) -> None:
-    """Measure the ITL p99 of short streams alone, and while long prompts come in."""
+    """Add the ITL p99 of short streams alone, and while long prompts arrive."""
     run(front.address, output=8, concurrency=streams, requests=2 * streams)
     alone = run_async(_beside(front, streams, 0.0))
     beside = run_async(_beside(front, streams, 5.0))
@@ -72,9 +73,9 @@ def long_prompt(front: Service, section: Section, streams: int = 64) -> None:
 
 
 async def _beside(front: Service, streams: int, seconds: float) -> Document:
-    """Run short streams for six seconds, and long prompts one after another meanwhile.
+    """Run short streams for six seconds, and long prompts beside them.
 
-    The prompts are sent for `seconds` of them.
+    Long prompts are sent one after another during the first `seconds`.
     """
     load = options(front.address, output=int(6.0 / PERIOD), concurrency=streams, requests=streams, warmup=0)
     short = asyncio.create_task(bench(load))

@@ -1,9 +1,9 @@
 """Cost of recording usage, from the request to the ledger.
 
 Goals: 20 µs of CPU per request and 0.2 µs per token in the gateway, 5,000 events/s per core into
-the ledger, no event lost and at most 8 MiB of memory while Kafka is away. Everything runs in one
-process without a gateway, and CPU is its own. The databases are on memory disks where there is
-room, so that the disk does not count.
+the ledger, and no lost event and at most 8 MiB of memory while Kafka is unreachable. Everything
+runs in one process without a gateway, and only the CPU time of this process counts. The databases
+are on a memory disk if it has room, so that disk writes do not count.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ from tests.support.servers import Broker, Postgres
 
 ROUNDS, EVENTS, TOKENS = 5, 5_000, 500_000
 BATCH, BATCHES = 1_000, 10
-# ten minutes of 500 requests a second
+# Number of events of ten minutes at 500 requests per second.
 AWAY = 300_000
 ANN = Caller("acme", "00000000-0000-0000-0000-000000000007", "key-1", tier="pro")
 CONDITIONS = "One process, without HTTP; CPU is its own. The ledger's batches are of 1,000 events of 50 users."
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add all figures of this benchmark."""
+    """Add all figures of this benchmark. `engine` is not used."""
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(_measure(Path(folder), section))
 
@@ -74,7 +74,7 @@ def _metering(folder: Path, section: Section) -> None:
 
 
 async def _ledger(url: str, name: str, section: Section) -> None:
-    """Measure the ledger from the message to the committed row."""
+    """Add the events per CPU second from a message to a committed row of the ledger."""
     async with await open_store(url) as store:
         own = []
         for batch in range(BATCHES + 1):
@@ -82,14 +82,14 @@ async def _ledger(url: str, name: str, section: Section) -> None:
             before = time.process_time()
             found = [from_cloud_event(message) for message in messages]
             await store.transact(partial(write_events, events=found))
-            # the first one compiles the statements
+            # The first batch is not counted, because it compiles the statements.
             if batch:
                 own.append(time.process_time() - before)
     section.add(f"ledger, {name}", BATCH / statistics.median(own), "events/s of its CPU", 5_000, "least")
 
 
 async def _kafka_away(folder: Path, section: Section, count: int) -> None:
-    """Record ten minutes of events while Kafka is away, then start the broker.
+    """Record ten minutes of events while Kafka is unreachable, then start the broker.
 
     The events are made as fast as possible.
     """
@@ -102,7 +102,7 @@ async def _kafka_away(folder: Path, section: Section, count: int) -> None:
     delivery = UsageDelivery(outbox, sink)
     async with _going(delivery.run()):
         await _make(meter, context, count // 100)
-        # the client that tries to reach it, and its threads, included
+        # The memory includes the Kafka client that tries to connect, and its threads.
         while not delivery.trouble:
             await asyncio.sleep(0.05)
         before = _resident()
@@ -143,9 +143,9 @@ def _outbox(folder: Path) -> UsageOutbox:
 
 
 def _requests(meter: OutboxWriter, context: RequestContext, count: int) -> None:
-    """Record `count` requests.
+    """Record `count` requests, and flush the outbox after every 50.
 
-    The outbox is flushed after 50 requests, as a gateway does at 500 requests a second.
+    A gateway with 500 requests per second flushes as often.
     """
     for at in range(count):
         _request(meter, context)
