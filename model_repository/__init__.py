@@ -2,6 +2,6 @@
 
 `generate` writes a repository, `launch` starts Triton on it.
 
-The folders with a `1/` hold the models' code. It runs inside Triton and imports nothing from this
-package.
+The folders with a `1/` hold the code of models. This code runs inside Triton and imports nothing
+from this package.
 """

@@ -1,4 +1,4 @@
-"""`llmops serve --dry-run`: the exact command, without starting anything."""
+"""The output of `llmops serve --dry-run`: the exact command, without starting a process."""
 
 import shlex
 from pathlib import Path
@@ -13,7 +13,7 @@ from llmops.model_repository.server.installation import CONTAINER_ROOT, containe
 
 _MEANING = {
     "single": "one tritonserver",
-    "leader": "one tritonserver per GPU under mpirun; rank 0 answers, the others wait for its work",
+    "leader": "one tritonserver per GPU under mpirun; rank 0 answers, the other ranks wait for work",
     "orchestrator": "one tritonserver, whose backend starts a worker for each GPU",
 }
 
@@ -21,7 +21,7 @@ _MEANING = {
 def describe_launch(repository: Path, options: LaunchOptions) -> str:
     """Return the command of `llmops serve` as text for a shell.
 
-    Raise InputError if `llmops serve` would.
+    Raises InputError where `llmops serve` raises it.
     """
     check_repository(repository)
     manifest, repository = RepositoryManifest.load(repository), repository.resolve()
@@ -60,7 +60,7 @@ def _serve_options(options: LaunchOptions) -> list[str]:
 def format_shell_command(command: list[str], environment: dict[str, str]) -> str:
     """Return a shell command with one flag per line.
 
-    Each further rank of mpirun has a line of its own too.
+    Each further rank of mpirun is on a line of its own.
     """
     end = command.index(":") if ":" in command else len(command)
     server = next(i for i, word in enumerate(command) if word.startswith("--model-repository"))
@@ -79,7 +79,7 @@ def docker_run_command(
 ) -> list[str]:
     """Return `docker run … IMAGE`, to put before a command.
 
-    Folders are mounted at the paths in config.pbtxt.
+    Folders are mounted at the same paths, which the config.pbtxt files contain.
     """
     folders = sorted({str(repository), *(engine.directory for engine in manifest.engines.values())})
     mounts = [word for folder in folders for word in ("--mount", bind_mount(folder, folder, "readonly"))]

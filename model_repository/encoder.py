@@ -18,7 +18,8 @@ from llmops.contract import (
 )
 from llmops.model_repository.repository.pbtxt import render_config
 
-#: Requests in Triton's own queue of a model.
+#: Maximum number of requests in Triton's queue for the model. Triton rejects more, so that clients
+#: retry elsewhere instead of waiting long.
 MAX_QUEUE_SIZE = 4096
 
 
@@ -33,12 +34,12 @@ def is_cross_encoder(manifest: EngineManifest) -> bool:
 
 
 def encoder_model_name(name: str, manifest: EngineManifest) -> str:
-    """Return the name of the Triton model."""
+    """Return the name of an encoder's Triton model."""
     return name + (SCORE_SUFFIX if is_cross_encoder(manifest) else EMBEDDING_SUFFIX)
 
 
 def encoder_config(name: str, directory: Path, manifest: EngineManifest) -> str:
-    """Return the config.pbtxt of the Triton model."""
+    """Return the config.pbtxt of an encoder's Triton model."""
     limits, model = manifest.limits, directory / manifest.model_dir / "openvino_model.xml"
     scores = is_cross_encoder(manifest)
     values = {
@@ -75,10 +76,10 @@ def _metadata(name: str, directory: Path, manifest: EngineManifest) -> dict[str,
 
 
 def _width(manifest: EngineManifest) -> int:
-    """Return the numbers per row of the response."""
+    """Return how many numbers the response has for each row."""
     return 1 if is_cross_encoder(manifest) else manifest.extra_as(EncoderExtra).embedding.dimensions
 
 
 def _token_types(manifest: EngineManifest) -> int:
-    """Return the number of token types. Encoders for vectors read one text and have one."""
+    """Return the number of token types: 1 for encoders of vectors, which read a single text."""
     return manifest.extra.score.token_types if isinstance(manifest.extra, CrossEncoderExtra) else 1

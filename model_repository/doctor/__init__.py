@@ -1,8 +1,8 @@
-"""`llmops doctor`: the abilities of a machine or an image, each as a check with its fix.
+"""The checks of `llmops doctor`, each with the fix of its fault.
 
-`machine` checks what `serve` needs here. `image` compares a container with its row of facts. `deep`
-imports, parses and starts everything that works without a GPU, and is the last step of `docker
-build`.
+`machine` checks the requirements of `llmops serve` on this machine. `image` compares a container
+with the facts of its image. `deep` imports, parses and starts everything that works without a GPU,
+and is the last step of `docker build`.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ CheckStatus = Literal["ok", "not ok", "note"]
 class CheckResult:
     """The result of one check.
 
-    A `note` does not change the exit code: it says something that a machine like this one can do
-    without. `fix` is empty if all is well.
+    `fix` says how to remove the fault, and is empty without a fault. A `note` reports a missing
+    part that this kind of machine does not need, and does not change the exit code.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Checks of the collectives between the GPUs of one engine.
+"""Checks of the communication between the GPUs of one engine.
 
 The checks cover NCCL, shared memory, locked memory and NVSwitch.
 
@@ -14,20 +14,21 @@ from pathlib import Path
 
 from llmops.model_repository.doctor import CheckResult, CheckStatus
 
-#: Bytes of /dev/shm that NCCL's guide gives a container, in which ranks share host buffers.
+#: Minimum bytes of /dev/shm, in which ranks share host buffers: the size that NCCL's guide gives
+#: containers.
 MIN_SHM = 1 << 30
-#: NCCL's variables that switch a transport off, and the effect.
+#: Variables that switch off a transport of NCCL, with the effect.
 DISABLED = {
     "NCCL_P2P_DISABLE": "GPUs exchange data through host memory instead of NVLink",
     "NCCL_SHM_DISABLE": "GPUs that cannot reach each other directly use the network",
-    "NCCL_IB_DISABLE": "several machines exchange data over IP sockets instead of InfiniBand",
+    "NCCL_IB_DISABLE": "machines exchange data over IP sockets instead of InfiniBand",
 }
 
 
 def check_collectives(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Iterator[CheckResult]:
     """Yield a check of each setting that slows down or stops tensor parallelism.
 
-    `root` holds /proc and /etc.
+    `root` is the folder that holds /proc and /etc.
     """
     yield _nccl(root, environment)
     yield from _shared_memory(root)
@@ -44,11 +45,11 @@ def _nccl(root: Path, environment: Mapping[str, str]) -> CheckResult:
     off = {name: cost for name, cost in DISABLED.items() if found.get(name, "0") not in ("", "0")}
     if off:
         detail = "; ".join(f"{name}={found[name]}: {cost}" for name, cost in off.items())
-        # one machine does not need InfiniBand
+        # only engines on several machines need InfiniBand
         status: CheckStatus = "note" if list(off) == ["NCCL_IB_DISABLE"] else "not ok"
         return CheckResult("NCCL", status, detail, f"unset {', '.join(off)}, also in /etc/nccl.conf")
     chosen = [f"{name}={value}" for name, value in sorted(found.items()) if name.startswith("NCCL_")]
-    return CheckResult("NCCL", "ok", ", ".join(chosen) or "no settings; NCCL chooses by itself")
+    return CheckResult("NCCL", "ok", ", ".join(chosen) or "no variables set; NCCL chooses the transports")
 
 
 def _shared_memory(root: Path) -> Iterator[CheckResult]:
@@ -68,12 +69,12 @@ def _locked_memory(root: Path) -> CheckResult:
     if soft == ["unlimited"]:
         return CheckResult("locked memory", "ok", "unlimited")
     detail = f"{soft[0]} bytes" if soft else "unknown"
-    # InfiniBand and pinned buffers in containers need it, NVLink alone does not
+    # InfiniBand and pinned buffers in containers need locked memory; NVLink alone does not
     return CheckResult("locked memory", "note", detail, "start the container with `--ulimit memlock=-1`")
 
 
 def _nvswitch(root: Path) -> Iterator[CheckResult]:
-    """Check that a machine with NVSwitches has its fabric manager.
+    """Check that a machine with NVSwitches runs a fabric manager.
 
     A container cannot see the fabric manager on the host.
     """
@@ -82,10 +83,12 @@ def _nvswitch(root: Path) -> Iterator[CheckResult]:
         return
     names = (_lines(path) for path in (root / "proc").glob("[0-9]*/comm"))
     if any(name and name[0].startswith("nv-fabricmanage") for name in names):
-        yield CheckResult("NVSwitch", "ok", f"{switches}, with its fabric manager")
+        yield CheckResult("NVSwitch", "ok", f"{switches}, with a fabric manager")
     else:
-        fix = "on the host: `systemctl start nvidia-fabricmanager`, of the driver's version"
-        yield CheckResult("NVSwitch", "note", f"{switches}; its fabric manager is not among these processes", fix)
+        fix = "on the host, `systemctl start nvidia-fabricmanager`, in the driver's version"
+        yield CheckResult(
+            "NVSwitch", "note", f"{switches}, but no fabric manager among the processes that are visible here", fix
+        )
 
 
 def _lines(path: Path) -> list[str]:

@@ -28,17 +28,20 @@ from llmops.model_repository.repository.compatibility import TAG_VARIABLE
 from llmops.model_repository.server.installation import find_installation
 
 DeepCheckOutcome = Literal["seen", "failed", "needs a GPU"]
-#: Variable with the image's tag in the table of facts. Dockerfile.trtllm sets it.
+#: Environment variable with the tag of the image's row in the table of facts. Dockerfile.trtllm
+#: sets the variable.
 IMAGE_VARIABLE = "LLMOPS_IMAGE"
-#: Errors of torch and CUDA without a driver, besides the names of the driver's libraries.
+#: Parts of the errors of torch and CUDA on a machine without a driver. Other such errors name a
+#: library of the driver.
 _WITHOUT_DRIVER = ("Found no NVIDIA driver", "no CUDA-capable device", "CUDA driver version is insufficient")
-#: Seconds that the library may take to import and to construct its arguments.
+#: Maximum seconds in which the library must import and construct its arguments. An import takes
+#: minutes on a slow disk.
 _TIMEOUT = 900
 
 
 @dataclass(frozen=True)
 class DeepCheckResult:
-    """The result of one deep check. `detail` says what happened, and for a failure what to do."""
+    """The result of one deep check. `detail` has the finding, and after a failure the fix."""
 
     name: str
     outcome: DeepCheckOutcome
@@ -46,11 +49,13 @@ class DeepCheckResult:
 
 
 def run_deep_checks(root: Path = Path("/")) -> Iterator[DeepCheckResult]:
-    """Check the image below `root`, or without an image this machine's own Triton and library."""
+    """Check the image below `root`. Without an image, check this machine's Triton and library."""
     tag = os.environ.get(IMAGE_VARIABLE) or os.environ.get(TAG_VARIABLE, "")
     image = IMAGES.get(tag)
     if tag and image is None:
-        yield DeepCheckResult("image", "failed", f"{tag} has no facts; build from one of {', '.join(IMAGES)}")
+        yield DeepCheckResult(
+            "image", "failed", f"no facts are known about image {tag}; build from one of {', '.join(IMAGES)}"
+        )
         return
     if image is not None:
         python = root / image.layout.python.lstrip("/")
@@ -66,12 +71,15 @@ def run_deep_checks(root: Path = Path("/")) -> Iterator[DeepCheckResult]:
 
 
 def any_failed(found: list[DeepCheckResult]) -> bool:
-    """Return True if a check failed. Checks that need a GPU do not count."""
+    """Return True if a check failed. Checks that need a GPU do not count as failed."""
     return any(one.outcome == "failed" for one in found)
 
 
 def check_python_library(image: TrtllmImage, root: Path, python: str) -> Iterator[DeepCheckResult]:
-    """Check the versions and the Python library of an image, under the Python that has the library."""
+    """Check the versions and the Python library of an image.
+
+    The checks run under the Python that has the library.
+    """
     code = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
     for name in ("tensorrt_llm", "torch", "transformers", "openai"):
         wanted = image.openai_needed if name == "openai" else str(getattr(image, name))
@@ -80,13 +88,13 @@ def check_python_library(image: TrtllmImage, root: Path, python: str) -> Iterato
         if wanted in ("", version):
             yield DeepCheckResult(f"version of {name}", "seen", version)
         else:
-            detail = f"{version}, and the image's facts say {wanted}: build from the release they name"
+            detail = f"{version}, but the image's facts name {wanted}: build from the release in the facts"
             yield DeepCheckResult(f"version of {name}", "failed", detail)
     yield from _run_library_probe(image, root, python)
 
 
 def _run_library_probe(image: TrtllmImage | None, root: Path, python: str) -> Iterator[DeepCheckResult]:
-    """Make the engine model's calls under the library's own Python."""
+    """Make the engine model's library calls under the Python that has the library."""
     with tempfile.TemporaryDirectory() as folder:
         copy_model_code("tensorrt_llm", Path(folder))
         task = json.dumps({"code": folder, **probe_cases.make_probe_task(image)})
@@ -98,14 +106,14 @@ def _run_library_probe(image: TrtllmImage | None, root: Path, python: str) -> It
             )  # fmt: skip
             results: list[tuple[str, str]] = json.loads(run.stdout)
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-            yield DeepCheckResult("library", "failed", f"{python} ended without an answer: {error}")
+            yield DeepCheckResult("library", "failed", f"{python} ended without a result: {error}")
             return
     for name, problem in results:
         yield DeepCheckResult(name, classify_error(problem, image), problem)
 
 
 def classify_error(error: str, image: TrtllmImage | None) -> DeepCheckOutcome:
-    """Return the outcome for an error text, which is empty after a success."""
+    """Return the outcome of a check from its error text, which is empty after a success."""
     if not error:
         return "seen"
     driver = image.layout.driver if image is not None else next(iter(IMAGES.values())).layout.driver
@@ -115,7 +123,7 @@ def classify_error(error: str, image: TrtllmImage | None) -> DeepCheckOutcome:
 def _with_stubs(image: TrtllmImage | None, root: Path) -> dict[str, str]:
     """Return the environment with the driver's stub libraries.
 
-    The stubs come from CUDA's compatibility package, as in upstream's builds.
+    The stubs come from CUDA's compatibility package, as in NVIDIA's own builds.
     """
     stubs = root / image.layout.driver_stubs.lstrip("/") if image is not None else None
     if stubs is None or not stubs.is_dir():
@@ -124,7 +132,7 @@ def _with_stubs(image: TrtllmImage | None, root: Path) -> dict[str, str]:
 
 
 def check_cpp_backend(image: TrtllmImage, root: Path) -> Iterator[DeepCheckResult]:
-    """Check the C++ backend's files, and that the loader finds the shared libraries of each."""
+    """Check the C++ backend's files, and that the loader finds each file's shared libraries."""
     for name in image.layout.backend_files:
         path = root / image.layout.backends.lstrip("/") / "tensorrtllm" / name
         if not path.is_file():
@@ -137,25 +145,29 @@ def check_cpp_backend(image: TrtllmImage, root: Path) -> Iterator[DeepCheckResul
 def parse_ldd_output(name: str, output: str, image: TrtllmImage) -> DeepCheckResult:
     """Return the outcome of `ldd -r` for one file.
 
-    The faults are missing libraries, and symbols that no library has.
+    Missing libraries, and symbols that no library has, are faults.
     """
     name, lines = f"backend: {name}", output.splitlines()
     missing = [line.split()[0] for line in lines if "not found" in line]
     other = [one for one in missing if one not in image.layout.driver]
     if other:
-        return DeepCheckResult(name, "failed", f"the loader does not find {', '.join(other)}: {image.reference} does")
+        return DeepCheckResult(
+            name, "failed", f"the loader does not find {', '.join(other)}: start from {image.reference}, which has them"
+        )
     if missing:
         return DeepCheckResult(name, "needs a GPU", f"{', '.join(missing)} come with the driver")
     undefined = [line.split()[2] for line in lines if line.startswith("undefined symbol:")]
     if undefined:
-        return DeepCheckResult(name, "failed", f"no library has the symbol {undefined[0]} ({len(undefined)} in all)")
+        return DeepCheckResult(
+            name, "failed", f"no library has the symbol {undefined[0]} ({len(undefined)} missing symbols in all)"
+        )
     return DeepCheckResult(name, "seen", "all shared libraries and symbols are found")
 
 
 def _triton(image: TrtllmImage | None) -> Iterator[DeepCheckResult]:
-    """Check the models' configurations, the command lines of `serve`, and two models in a server.
+    """Check model configurations, the command lines of `llmops serve`, and a running server.
 
-    The two models are a tokenizer and a detokenizer.
+    The server runs two models, a tokenizer and a detokenizer.
     """
     with tempfile.TemporaryDirectory(prefix="llmops-doctor-", ignore_cleanup_errors=True) as folder:
         for name, check in _triton_checks(Path(folder)):
@@ -166,7 +178,7 @@ def _triton(image: TrtllmImage | None) -> Iterator[DeepCheckResult]:
 
 
 def _triton_checks(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield the name of each check, and the check, which returns what it saw."""
+    """Yield the name of each check with a function that runs the check and returns its result."""
     for target, serving in sample_models.TARGETS:
         name = f"config.pbtxt: {target}{f', served by {serving}' if serving else ''}"
         yield name, partial(sample_models.parse_sample_configs, folder / f"{target}-{serving}", target, serving)

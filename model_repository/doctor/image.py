@@ -1,4 +1,4 @@
-"""Checks of a container against its row of facts, and of TensorRT-LLM itself.
+"""Checks of a container against the known facts of its image, and of TensorRT-LLM.
 
 The facts are in build/trtllm/container_images.py.
 """
@@ -30,16 +30,16 @@ def check_container() -> Iterator[CheckResult]:
 
 
 def check_driver(version: str, required: bool) -> CheckResult:
-    """Check the NVIDIA driver against the one that the default image is built for.
+    """Check the NVIDIA driver against the version that the default image is built for.
 
     Args:
-        version: The driver's version.
-        required: Whether the engines of this machine need its GPUs.
+        version: The installed driver's version.
+        required: True if the engines of this machine need GPUs, so that an old driver is a failure.
     """
     needed = IMAGES[DEFAULT_TAG].driver
     if _numbers(version) >= _numbers(needed):
         return CheckResult("NVIDIA driver", "ok", version)
-    fix = f"image {DEFAULT_TAG} is built for {needed}: upgrade (data-centre GPUs may be forward compatible)"
+    fix = f"image {DEFAULT_TAG} is built for {needed}: upgrade the driver (data-centre GPUs may do without)"
     return CheckResult("NVIDIA driver", "not ok" if required else "note", version, fix)
 
 
@@ -51,7 +51,7 @@ def check_interpreter(image: TrtllmImage, root: Path) -> CheckResult:
     fix = (
         f"this is not {image.reference}: start from that image, or correct its row in build/trtllm/container_images.py"
     )
-    return CheckResult("Python of TensorRT-LLM", "not ok", f"{path} is missing, which image {image.tag} has", fix)
+    return CheckResult("Python of TensorRT-LLM", "not ok", f"{path} is missing, although image {image.tag} has it", fix)
 
 
 def check_openai(image: TrtllmImage) -> CheckResult:
@@ -61,7 +61,7 @@ def check_openai(image: TrtllmImage) -> CheckResult:
     """
     found, needed = installed_version("openai"), image.openai_needed
     if needed and (not found or _numbers(found) < _numbers(needed)):
-        detail = f"{found or 'not installed'}, and the PyTorch backend cannot be imported before {needed}"
+        detail = f"{found or 'not installed'}; the PyTorch backend needs at least {needed}"
         return CheckResult("openai", "not ok", detail, f"{image.recipe(image.own)} (or pip install openai=={needed})")
     return CheckResult("openai", "ok", found or "not needed")
 
@@ -71,8 +71,8 @@ def _versions(image: TrtllmImage) -> CheckResult:
     if not installed:
         return CheckResult("container image", "not ok", f"{image.tag} without TensorRT-LLM", f"use {image.reference}")
     if installed != image.tensorrt_llm:
-        detail = f"{image.tag} should have TensorRT-LLM {image.tensorrt_llm}, it has {installed}"
-        fix = f"use {image.reference} as it is, engines are tied to the version"
+        detail = f"{image.tag} should have TensorRT-LLM {image.tensorrt_llm}, but has {installed}"
+        fix = f"use {image.reference} unchanged, because engines only run on the version that built them"
         return CheckResult("container image", "not ok", detail, fix)
     targets = ", ".join(sorted(image.targets)) or "none"
     return CheckResult("container image", "ok", f"{image.tag}, TensorRT-LLM {installed}, targets: {targets}")
@@ -87,20 +87,20 @@ def _home() -> CheckResult:
     if os.access(home, os.W_OK):
         return CheckResult("home directory", "ok", str(home))
     fix = "start the container with `--env HOME=/tmp --env USER=llmops`"
-    return CheckResult("home directory", "not ok", f"{home} cannot be written, and libraries keep caches there", fix)
+    return CheckResult("home directory", "not ok", f"{home} cannot be written, but libraries keep caches there", fix)
 
 
 def check_tensorrt_llm() -> CheckResult:
-    """Check TensorRT-LLM in its release image, to which our image adds the wheel's Triton."""
+    """Check TensorRT-LLM in NVIDIA's release image, to which our image adds a Triton."""
     from llmops.build.trtllm.image_selection import release_of
     from llmops.build.trtllm.release_profiles import CHECKED
 
     installed = installed_version("tensorrt_llm")
     if release_of(installed) in CHECKED:
-        detail = f"{installed}, targets: pytorch; its LLM API was checked at {CHECKED[release_of(installed)]}"
+        detail = f"{installed}, targets: pytorch; llmops was checked with {CHECKED[release_of(installed)]}"
         return CheckResult("TensorRT-LLM", "ok", detail)
     known = ", ".join(CHECKED.values())
-    fix = f"checked versions: {known}; the library itself checks the arguments when an engine starts"
+    fix = f"llmops was checked with versions {known}; the library validates the arguments when an engine starts"
     return CheckResult("TensorRT-LLM", "note", f"{installed}, not checked", fix)
 
 

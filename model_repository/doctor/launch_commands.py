@@ -11,10 +11,10 @@ from llmops.model_repository.multi_gpu.launch_plan import LaunchPlan, launch_com
 from llmops.model_repository.server.command import LaunchOptions
 from llmops.model_repository.server.installation import Installation
 
-#: Seconds that tritonserver may take to print its usage.
+#: Maximum seconds in which tritonserver must print its usage. It loads its libraries first.
 _TIMEOUT = 60
 _ENGINE = f"doctor{ENGINE_SUFFIX}"
-#: One plan for each mode in which a repository can be launched.
+#: An example plan for each mode in which a repository can be launched.
 PLANS = (
     LaunchPlan("single", 1, [], 0),
     LaunchPlan("leader", 2, [_ENGINE], 2),
@@ -23,10 +23,10 @@ PLANS = (
 
 
 def parse_launch_commands(installation: Installation, plan: LaunchPlan) -> int:
-    """Let tritonserver parse each command of a plan, with every option that `serve` has.
+    """Let tritonserver parse each command of a plan, with every option of `llmops serve`.
 
-    `--help` ends each command, so that nothing is started. Triton parses from left to right and
-    prints its usage in any case; a complaint is what it prints besides.
+    `--help` ends each command, so that no server starts. Triton parses from left to right and
+    always prints its usage; any other output is a complaint.
 
     Returns:
         The number of options that Triton accepted.
@@ -52,7 +52,7 @@ def parse_launch_commands(installation: Installation, plan: LaunchPlan) -> int:
 
 
 def _servers(command: list[str], binary: str) -> Iterator[list[str]]:
-    """Yield the arguments of each tritonserver. mpirun separates its programs with a colon."""
+    """Yield the arguments of each tritonserver. A colon separates the programs of mpirun."""
     starts = [at for at, word in enumerate(command) if word == binary]
     for at in starts:
         end = command.index(":", at) if ":" in command[at:] else len(command)

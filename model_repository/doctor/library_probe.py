@@ -3,8 +3,8 @@
 The script runs under the Python that has TensorRT-LLM, which need not have llmops.
 
 `python library_probe.py < task.json` prints a JSON list of [name, error]; an empty error means
-success. The task names the folder with the engine model's code, the modules to import, and the
-profiles to construct per release line.
+success. The task has the folder with the engine model's code, the modules to import, and a profile
+to construct for each release line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ results: list[tuple[str, str]] = []
 
 
 def attempt(name: str, action: Callable[[], Any]) -> Any:
-    """Call `action`, record its error, and return its result."""
+    """Call `action`, record its error under `name`, and return its result or None."""
     try:
         result = action()
     except BaseException as error:  # noqa: BLE001 - a library may end the process at import, or raise anything
@@ -31,7 +31,7 @@ def attempt(name: str, action: Callable[[], Any]) -> Any:
 
 
 def probe_llm_api(task: dict[str, Any]) -> None:
-    """Construct the arguments, sampling parameters and quantization that `serve` constructs."""
+    """Construct the arguments, sampling parameters and quantization of `llmops serve`."""
     library = importlib.import_module("llmops_engine.runtimes.trtllm_library")
     runtime = importlib.import_module("llmops_engine.runtimes.trtllm")
     request = importlib.import_module("llmops_engine.request")
@@ -58,7 +58,7 @@ def probe_llm_api(task: dict[str, Any]) -> None:
 
 
 def probe_executor(task: dict[str, Any]) -> None:
-    """Construct everything for a TensorRT engine with `--serving llmops` except the engine itself."""
+    """Construct all objects for a TensorRT engine with `--serving llmops` except the engine."""
     runtime = importlib.import_module("llmops_engine.runtimes.executor")
     request = importlib.import_module("llmops_engine.request")
     api = attempt("the executor's bindings", lambda: importlib.import_module("tensorrt_llm.bindings.executor"))
@@ -87,7 +87,7 @@ def _quantised(names: Any, algorithm: str) -> Any:
 def main() -> None:
     """Read the task, make its calls, and print the results."""
     task = json.load(sys.stdin)
-    # a library that prints during its import must not change the output
+    # the library may print during its import, which must not mix with the results
     answer, sys.stdout = sys.stdout, sys.stderr
     sys.path.insert(0, task["code"])
     imported = [attempt(f"import {name}", partial(importlib.import_module, name)) for name in task["modules"]]

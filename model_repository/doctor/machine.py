@@ -1,6 +1,6 @@
-"""Checks of everything that `llmops serve` needs on this machine.
+"""Checks of the requirements of `llmops serve` on this machine.
 
-Each check has the fix for a missing part.
+Each check names the fix for a missing part.
 """
 
 import os
@@ -21,7 +21,7 @@ from llmops.model_repository.doctor import CheckResult, CheckStatus, collectives
 from llmops.model_repository.multi_gpu.launch_plan import is_inside_slurm_job
 from llmops.model_repository.server import installation
 
-#: For each extra a module that only the extra installs, and the commands that need it.
+#: For each extra: a module that only this extra installs, and the commands that need it.
 EXTRAS = {
     "embedded": ("openvino_genai", "build --target openvino, and serve without NVIDIA's image"),
     "quantize": ("modelopt", "build --target tensorrt or pytorch, and eval"),
@@ -34,18 +34,18 @@ EXTRAS = {
     "safety": ("re2", "the gateway's setting `safety`: rules for prompts and answers"),
     "otel": ("opentelemetry.proto", "the gateway's setting `traces`"),
 }
-#: Bytes of free disk space for one engine.
+#: Minimum bytes of free disk space: room for the engine of a small model.
 MIN_DISK = 5 << 30
-#: Bytes of /dev/shm for Triton's Python backend and a few models: 1 MiB each at the start, more
-#: under load.
+#: Minimum bytes of /dev/shm for Triton's Python backend with a few models. Each model takes 1 MiB
+#: at the start and more under load.
 MIN_SHM = 256 << 20
-#: File descriptors for a few thousand streams.
+#: Minimum number of file descriptors. Each stream takes one, so this is enough for a few thousand.
 MIN_OPEN_FILES = 4096
 PORTS = {"Triton HTTP": 8000, "Triton gRPC": 8001, "Triton metrics": 8002, "gateway": 9000}
 
 
 def check_machine() -> Iterator[CheckResult]:
-    """Yield all checks, in the order in which `serve` would fail."""
+    """Yield all checks, in the order in which `llmops serve` would fail."""
     in_container = installation.CONTAINER_ROOT.is_dir()
     yield _python()
     yield _distribution()
@@ -71,7 +71,7 @@ def _python() -> CheckResult:
 def _distribution() -> CheckResult:
     foreign = foreign_distributions()
     if foreign:
-        detail = f"{', '.join(foreign)} has installed files into the package llmops and is not part of it"
+        detail = f"{', '.join(foreign)} has installed files into the package llmops, but is not part of it"
         return CheckResult(DISTRIBUTION_NAME, "not ok", detail, repair_command(foreign))
     return CheckResult(DISTRIBUTION_NAME, "ok", f"{__version__}, {PACKAGE_DIR}")
 
@@ -121,7 +121,7 @@ def _wheel_binary() -> str:
 
 def _numpy() -> str:
     installation.check_numpy()
-    return f"{installed_version('numpy')}, which the wheel's Python backend needs below 2"
+    return f"{installed_version('numpy')}, but the wheel's Python backend needs a version below 2"
 
 
 def _stub(root: Path) -> CheckResult:
@@ -138,11 +138,13 @@ def _stub(root: Path) -> CheckResult:
 
 
 def _python_on_path() -> CheckResult:
-    # the stub finds the virtual environment through the first python3 on the PATH of `serve`
+    # the Python backend's stub finds the virtual environment through the first python3 on PATH
     program = Path(sys.prefix) / "bin" / "python3"
     if program.exists():
         return CheckResult("python3 for the stub", "ok", str(program))
-    return CheckResult("python3 for the stub", "not ok", f"{program} is missing", "make the virtual environment again")
+    return CheckResult(
+        "python3 for the stub", "not ok", f"{program} is missing", "create the virtual environment again"
+    )
 
 
 def _extras() -> Iterator[CheckResult]:
@@ -160,7 +162,7 @@ def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
-        # the package that contains the module is missing
+        # find_spec raises this if the package that contains the module is missing
         return False
 
 
@@ -179,7 +181,7 @@ def _disk() -> CheckResult:
     free = shutil.disk_usage(Path.cwd()).free
     if free < MIN_DISK:
         return CheckResult(
-            "disk here", "not ok", f"{_gib(free)} free", f"engines need room: free at least {_gib(MIN_DISK)}"
+            "disk here", "not ok", f"{_gib(free)} free", f"engines need disk space: free at least {_gib(MIN_DISK)}"
         )
     return CheckResult("disk here", "ok", f"{_gib(free)} free")
 
@@ -215,7 +217,7 @@ def _attempt(name: str, find: Callable[[], str]) -> CheckResult:
 
 def _scheduler() -> Iterator[CheckResult]:
     if is_inside_slurm_job(os.environ):
-        fix = "`llmops serve` hides it from engines of the LLM API; `--export slurm` is for several machines"
+        fix = "`llmops serve` hides the job from engines of the LLM API; for several machines use `--export slurm`"
         yield CheckResult("Slurm allocation", "note", "MPI would start the library's workers through it", fix)
 
 

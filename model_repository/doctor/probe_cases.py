@@ -1,6 +1,6 @@
 """The cases of the library probe.
 
-They cover every kind of argument that `build` can produce, and every kind of request.
+The cases cover every kind of argument that `llmops build` can produce, and every kind of request.
 """
 
 from typing import Any
@@ -12,8 +12,8 @@ from llmops.build.trtllm.image_selection import release_of
 from llmops.build.trtllm.llm_args import make_llm_args
 from llmops.build.trtllm.release_profiles import CHECKED, profile_of_release, profiles_per_release
 
-#: Modules that `serve` imports for target pytorch. The executor's module imports
-#: tensorrt_llm.serve, which imports openai.
+#: Modules that `llmops serve` imports for target pytorch. The executor's module imports
+#: tensorrt_llm.serve, which needs a recent openai.
 _MODULES = (
     "tensorrt_llm",
     "tensorrt_llm.executor",
@@ -29,10 +29,10 @@ _SPECULATION: dict[str, dict[str, Any]] = {
     "Eagle3": {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "/draft"},
     "Draft_Target": {"decoding_type": "Draft_Target", "max_draft_len": 3, "speculative_model": "/draft"},
 }
-#: The algorithms of the checkpoints that target pytorch serves, by the library's names.
+#: Quantization algorithms of the checkpoints that target pytorch serves, in the library's names.
 _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", "W4A8_AWQ", "FP8_BLOCK_SCALES", "W4A16_MXFP4")
 _LOOKAHEAD = dict.fromkeys(("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"), "7")
-#: Parameters of TensorRT engines besides the defaults.
+#: Parameters of TensorRT engines that differ from the defaults.
 _EXECUTOR: dict[str, dict[str, str]] = {
     "defaults": {},
     "lookahead": {"decoding_mode": "lookahead", **_LOOKAHEAD},

@@ -1,4 +1,4 @@
-"""Models that the deep check creates: an engine without weights, and a tokenizer of single bytes."""
+"""Sample models for the deep checks: an engine without weights, and a tokenizer of single bytes."""
 
 import json
 from pathlib import Path
@@ -18,21 +18,21 @@ from llmops.model_repository.launch import Ports, start_triton
 from llmops.model_repository.repository.validation import check_repository
 from llmops.model_repository.targets import find_target
 
-#: Each target with the backend that serves it.
+#: Each build target, with each backend that serves its engines.
 TARGETS: tuple[tuple[TargetName, str], ...] = (("tensorrt", "nvidia"), ("tensorrt", "llmops"), ("pytorch", ""))
 _NAME = "doctor"
 _TEXT = "Größe: 3 µm, 日本"
-#: Seconds that the tritonserver may take to start.
+#: Maximum seconds for the start of a tritonserver with the two small models.
 _READY_TIMEOUT = 300
 
 
 def parse_sample_configs(folder: Path, target: TargetName, serving: str) -> str:
     """Write the repository of an engine for `target`, and return the names of its models.
 
-    Each config.pbtxt is parsed with Triton's own schema.
+    Each config.pbtxt is parsed with Triton's protobuf schema.
 
     Raises:
-        InputError: Triton would not read one of them.
+        InputError: A config.pbtxt does not follow Triton's schema.
     """
     for model in model_folders(_entry(folder / "engine", target, serving)):
         write_model(folder / "repository" / model.name, model)
@@ -46,7 +46,7 @@ def tokenizer_round_trip(folder: Path) -> str:
 
     Raises:
         LlmopsError: The server did not start.
-        ValueError: The returned text differs from the one that was sent.
+        ValueError: The returned text differs from the sent text.
     """
     repository = folder / "repository"
     for model in model_folders(_entry(folder / "engine", "tensorrt")):
@@ -86,7 +86,7 @@ def _infer(
 
 
 def _entry(folder: Path, target: TargetName, serving: str = "") -> EngineEntry:
-    """Create the parts of an engine folder that `llmops repo` reads."""
+    """Create those parts of an engine folder that `llmops repo` reads, and return the entry."""
     image = IMAGES[DEFAULT_TAG]
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "model").mkdir()
@@ -107,7 +107,7 @@ def _entry(folder: Path, target: TargetName, serving: str = "") -> EngineEntry:
 
 
 def _write_tokenizer(folder: Path) -> int:
-    """Write a tokenizer with a token per byte and one that ends a text. Return its size."""
+    """Write a tokenizer with a token per byte and an end token. Return its vocabulary size."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -96,7 +96,7 @@ def test_doctor_reads_the_gpu_and_its_driver(
     ("tag", "installed", "status", "text"),
     [
         ("26.07", "1.2.1", "ok", "targets: pytorch, tensorrt"),
-        ("26.07", "1.0.0", "not ok", "should have TensorRT-LLM 1.2.1, it has 1.0.0"),
+        ("26.07", "1.0.0", "not ok", "should have TensorRT-LLM 1.2.1, but has 1.0.0"),
         ("26.07", None, "not ok", "without TensorRT-LLM"),
         ("30.01", None, "note", "tag 30.01"),
     ],

@@ -135,7 +135,11 @@ def test_only_the_drivers_libraries_may_be_missing(image: ImageFolder, module: s
         ("\tlibc.so.6 => /lib/libc.so.6 (0x1)\n", "seen", "all shared libraries"),
         ("\tlibcuda.so.1 => not found\n\tlibnvidia-ml.so.1 => not found\n", "needs a GPU", "libcuda.so.1, libnv"),
         ("\tlibcuda.so.1 => not found\n\tlibnvinfer.so.10 => not found\n", "failed", "does not find libnvinfer"),
-        ("undefined symbol: _ZN3foo\t(./x.so)\n", "failed", "no library has the symbol _ZN3foo (1 in all)"),
+        (
+            "undefined symbol: _ZN3foo\t(./x.so)\n",
+            "failed",
+            "no library has the symbol _ZN3foo (1 missing symbols in all)",
+        ),
     ],
 )
 def test_what_the_loader_says_of_the_backend(said: str, outcome: str, detail: str) -> None:

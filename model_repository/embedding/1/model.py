@@ -1,4 +1,4 @@
-"""The Triton models NAME-embedding and NAME-score: token ids to vectors or scores, in one batch."""
+"""The Triton models NAME-embedding and NAME-score, which turn token ids into vectors or scores."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import openvino as ov  # noqa: E402
 
 
 class TritonPythonModel:
-    """An encoder on OpenVINO. All requests that Triton has gathered run together."""
+    """An encoder on OpenVINO. The requests that Triton has gathered run in one batch."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model."""
         config = json.loads(args["model_config"])
         parameters = {k: v["string_value"] for k, v in config["parameters"].items()}
         self._output = config["output"][0]["name"]
-        # float32 throughout: bfloat16 arithmetic would move the vectors by more than rounding. Threads
-        # are not pinned: models that share cores would wait for each other
+        # Use float32, because bfloat16 arithmetic would change the vectors noticeably. Do not pin
+        # threads, because models that share cores would wait for each other.
         hints = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "ENABLE_CPU_PINNING": False}
         self._model = ov.Core().compile_model(parameters["model_path"], "CPU", hints)
         self._vocab_size, self._max_length = int(parameters["vocab_size"]), int(parameters["max_seq_len"])
@@ -33,7 +33,7 @@ class TritonPythonModel:
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         """Return a response for each request."""
         problems: list[str | None] = []
-        # token ids [1, length], for a cross-encoder with their types [2, length]
+        # token ids [1, length], or token ids and types [2, length] for a cross-encoder
         rows: list[np.ndarray] = []
         counts: list[int] = []
         for request in requests:
@@ -45,11 +45,11 @@ class TritonPythonModel:
         return self._responses(problems, counts, vectors)
 
     def _rows(self, tensors: dict[str, np.ndarray]) -> tuple[str | None, list[np.ndarray]]:
-        """Return the rows of a request, or the reason why it is rejected."""
+        """Return the rows of a request, or the reason why the request is rejected."""
         lengths = tensors[contract.EMBEDDING_LENGTHS.name].reshape(-1)
         ids = tensors[contract.EMBEDDING_IDS.name]
         if lengths.size != ids.shape[0] or lengths.min() < 1 or lengths.max() > min(ids.shape[1], self._max_length):
-            between = f"must be between 1 and {self._max_length}, and no more than there are ids"
+            between = f"must be between 1 and {self._max_length}, and at most the number of ids"
             return f"{contract.EMBEDDING_LENGTHS}: {between}", []
         if ids.min() < 0 or ids.max() >= self._vocab_size:
             return f"{contract.EMBEDDING_IDS}: must be between 0 and {self._vocab_size - 1}", []
@@ -57,7 +57,7 @@ class TritonPythonModel:
         if types is None:
             rows = ids[:, None]
         elif types.shape != ids.shape or types.min() < 0 or types.max() >= self._types:
-            return f"{contract.SCORE_TYPES}: must be between 0 and {self._types - 1}, as many as there are ids", []
+            return f"{contract.SCORE_TYPES}: must be between 0 and {self._types - 1}, one for each id", []
         else:
             rows = np.stack([ids, types], 1)
         return None, [row[:, :length] for row, length in zip(rows, lengths, strict=True)]
