@@ -1,4 +1,4 @@
-"""A fleet in simulated time: the gateway's own policies, with replicas at the planner's pace.
+"""A fleet in simulated time, with the gateway's own policies and the planner's step times.
 
-The policies themselves belong to `gateway/routing/`.
+The policies themselves are in `gateway/routing/`.
 """

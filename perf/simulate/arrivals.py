@@ -1,4 +1,4 @@
-"""Arrivals at a simulated fleet: traces, and synthetic days of conversations."""
+"""Arrivals of requests at a simulated fleet: traces, and synthetic days of conversations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmops.perf.workloads.lengths import Lengths, parse_lengths
 
 DAY = 86_400.0
 PEAK_HOUR = 20 * 3600.0
-#: Mean of a day's wave, the third power of a cosine between 0 and 1.
+#: Mean of the daily wave, which is the third power of a cosine scaled to the range 0 to 1.
 DAILY_AMPLITUDE = 0.3125
 
 
@@ -27,22 +27,23 @@ DAILY_AMPLITUDE = 0.3125
 class ConversationArrivals:
     """Sessions of several turns.
 
-    A prompt is a system prompt that an application's users share, then the conversation so far.
+    A prompt is a system prompt, which the users of an application share, followed by the
+    conversation so far.
 
     Attributes:
-        rate: Mean requests/s.
+        rate: Mean rate in requests per second.
         seconds: Length of the arrivals.
-        turns: Turns of a session.
+        turns: Number of turns of a session.
         system: Tokens of a system prompt.
-        apps: Number of system prompts, distributed by Zipf's law.
-        message: Tokens of a message.
-        answer: Tokens of an answer.
+        apps: Number of system prompts. Their frequencies follow Zipf's law.
+        message: Distribution of the tokens of a message.
+        answer: Distribution of the tokens of an answer.
         think: Mean seconds between an answer and the next turn.
         start: Time of the day at the beginning, in seconds.
         peak: Rate in the evening as a multiple of the mean; 1 for a constant rate.
         tenants: Number of tenants that share the requests evenly.
-        flood: Requests of the first tenant as a multiple of another's.
-        tiers: Tiers of requests with their shares.
+        flood: Requests of the first tenant as a multiple of another tenant's.
+        tiers: Priority tiers of the requests, with their shares.
         block_tokens: Tokens of a cache block.
         seed: Seed of the random numbers.
     """
@@ -68,7 +69,7 @@ class ConversationArrivals:
         return Arrivals(talk.first(), talk.next)
 
 
-# of a turn: tokens of the message and of the answer, and seconds before the message
+# The three distributions of a turn: message tokens, answer tokens, and seconds before the message.
 _Turn = tuple[int, int, float]
 
 
@@ -84,14 +85,15 @@ class _ConversationState:
         self._tenants = [f"tenant-{number}" for number in range(spec.tenants)]
         self._demand = list(accumulate([spec.flood, *[1.0] * (spec.tenants - 1)]))
         self._tiers = list(accumulate(share for _, share in spec.tiers))
-        # by the last request of a session: its remaining turns, and its blocks so far
+        # The remaining turns of a session and its blocks so far, by the session's last request.
         self._open: dict[SimulatedRequest, tuple[list[_Turn], list[int]]] = {}
         self._sessions = count(1)
 
     def first(self) -> Iterator[SimulatedRequest]:
-        """Yield the first requests of the sessions, at a rate that accounts for their turns.
+        """Yield the first request of each session, at a rate that accounts for the later turns.
 
-        A whole session is drawn here, so that it does not depend on the answers of others.
+        A whole session is drawn at its start, so that it does not depend on the answers to other
+        sessions.
         """
         spec, rng = self.spec, self._rng
         drawn = random.Random("turns")
@@ -113,7 +115,10 @@ class _ConversationState:
             yield self._job(now, spec.system, list(self._system[app]), tenant, tier, 0, session, turns)
 
     def next(self, last: SimulatedRequest) -> tuple[float, SimulatedRequest] | None:
-        """Return the next turn and the seconds until it. A rejected user does not return."""
+        """Return the seconds until the next turn and its request, or None at the end of a session.
+
+        A user whose request was rejected does not return.
+        """
         turns, blocks = self._open.pop(last, ([], []))
         if not turns or last.refused >= 0 or last.failed:
             return None
@@ -129,7 +134,7 @@ class _ConversationState:
         return spec.message.draw(rng), spec.answer.draw(rng), pause
 
     def _level(self, now: float) -> float:
-        """Return the rate at a time of the day, as a multiple of the mean."""
+        """Return the rate at a time of the day as a multiple of the mean rate."""
         peak = self.spec.peak
         wave = (1 + math.cos(2 * math.pi * (self.spec.start + now - PEAK_HOUR) / DAY)) / 2
         night = (1 - DAILY_AMPLITUDE * peak) / (1 - DAILY_AMPLITUDE)
@@ -164,20 +169,23 @@ class _ConversationState:
 
 
 def _drawn(rng: random.Random, cumulated: Sequence[float]) -> int:
-    """Return one index as `random.choices` would, faster."""
+    """Return one random index as `random.choices` does, but faster."""
     return bisect(cumulated, rng.random() * cumulated[-1], 0, len(cumulated) - 1)
 
 
 def arrivals_from_trace(path: Path) -> Arrivals:
-    """Return the arrivals of a trace in Mooncake's format. Raises InputError."""
+    """Return the arrivals in a trace of Mooncake's format.
+
+    Raise InputError if the trace is invalid.
+    """
     names: dict[tuple[int, int], int] = {}
     return Arrivals(iter([_of_entry(entry, names) for entry in read_trace(path)]))
 
 
 def _of_entry(entry: TraceEntry, names: dict[tuple[int, int], int]) -> SimulatedRequest:
-    """Return the request of an entry.
+    """Return the request of an entry of the trace.
 
-    A block after different blocks is a different block, as in a prefix cache.
+    A block that follows different blocks counts as a different block, as in a prefix cache.
     """
     whole, before, blocks = entry.input_length // BLOCK_TOKENS, 0, []
     for block in entry.hash_ids[:whole]:
@@ -187,17 +195,15 @@ def _of_entry(entry: TraceEntry, names: dict[tuple[int, int], int]) -> Simulated
 
 
 def arrivals_from_bench(document: Document) -> Arrivals:
-    """Return the requests of a `llmops bench --json` run at their times.
-
-    Their prompts have the same lengths.
+    """Return the requests of a `llmops bench --json` report, with the same times and lengths.
 
     Raises:
-        InputError: The run has no token counts.
+        InputError: The report has no token counts.
     """
     jobs = []
     for record in document.records:
         if record["tokens_in"] is None:
-            raise InputError("This run has no counts of prompt tokens: let the server send usage.")
+            raise InputError("This run has no counts of prompt tokens; repeat it with a server that sends usage.")
         answer = max(record["tokens_out"], 1)
         jobs.append(SimulatedRequest(record["start"], record["tokens_in"], answer, turn=record["turn"]))
     return Arrivals(iter(sorted(jobs, key=lambda job: job.arrived)))

@@ -1,8 +1,8 @@
-"""Autoscaling as in Kubernetes: KEDA's sums and the algorithm of the HorizontalPodAutoscaler.
+"""Autoscaling as in Kubernetes: the triggers of KEDA, and the HorizontalPodAutoscaler's algorithm.
 
-Source: https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/ and
-kubernetes/kubernetes `pkg/controller/podautoscaler/horizontal.go`, `replica_calculator.go`
-(external metrics with an average value).
+The algorithm follows https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/ and
+the files `horizontal.go` and `replica_calculator.go` (external metrics with an average value) of
+kubernetes/kubernetes, `pkg/controller/podautoscaler/`.
 """
 
 from __future__ import annotations
@@ -12,24 +12,26 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: Relative deviation from the target below which nothing changes, as in the controller.
+#: Relative deviation from the target below which the number of replicas does not change: the
+#: controller's default.
 TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
 class AutoscalingSpec:
-    """A ScaledObject as deploy/helm/llmops writes it.
+    """The settings of a ScaledObject as deploy/helm/llmops writes it.
 
     Attributes:
         least: Minimum number of replicas.
         most: Maximum number of replicas.
-        targets: Value per replica of each sum.
+        targets: Target value per replica of each metric.
         period: Seconds between two decisions.
-        grow: Largest growth, as a factor within `up_period` seconds.
+        grow: Maximum growth within `up_period`, as a factor.
         up_period: Seconds to which `grow` applies.
-        shrink: Largest number of replicas removed within `down_period` seconds.
+        shrink: Maximum number of replicas removed within `down_period`.
         down_period: Seconds to which `shrink` applies.
-        window: Seconds of decisions whose maximum limits scaling down.
+        window: Stabilisation window in seconds: scaling down stops at the highest recommendation of
+            the window.
         cold_start: Seconds until a new replica is ready.
     """
 
@@ -50,12 +52,18 @@ class Autoscaler:
 
     def __init__(self, scaling: AutoscalingSpec) -> None:
         self._scaling = scaling
-        # (time, replicas) that the sums recommended, and (time, difference) of changes
+        # Recommendations as (time, replicas), and changes as (time, difference).
         self._recommendations: deque[tuple[float, int]] = deque()
         self._changes: deque[tuple[float, int]] = deque()
 
     def replicas(self, now: float, current: int, sums: Mapping[str, float]) -> int:
-        """Return the number of replicas from now on. `current` includes those that are starting."""
+        """Return the desired number of replicas from now on.
+
+        Args:
+            now: The time in seconds.
+            current: The current number of replicas, including replicas that are starting.
+            sums: The current value of each metric, summed over the replicas.
+        """
         scaling = self._scaling
         recommended = max(_recommend(sums[name], target, current) for name, target in scaling.targets.items())
         self._recommendations.append((now, recommended))
@@ -83,7 +91,7 @@ class Autoscaler:
 
 
 def _recommend(total: float, target: float, current: int) -> int:
-    """Return the number of replicas that one sum recommends."""
+    """Return the number of replicas that one metric recommends."""
     if current and abs(total / (target * current) - 1) <= TOLERANCE:
         return current
     return math.ceil(total / target)

@@ -1,4 +1,4 @@
-"""Simulated time: a queue of future calls."""
+"""Simulated time: a queue of calls with their times."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class Clock:
-    """A clock.
+    """A simulated clock. `now` is in seconds.
 
-    `now` is in seconds. Calls at the same time happen in the order in which they were planned.
+    Calls with the same time run in the order in which they were scheduled.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Clock:
         heappush(self._heap, (when, self._planned, happen, args))
 
     def every(self, seconds: float, happen: Callable[[], None]) -> None:
-        """Call `happen` now and every `seconds`, as long as any single call is scheduled."""
+        """Call `happen` now and after every `seconds`, as long as any single call is scheduled."""
         self._repeating += 1
         self._repeat(seconds, happen)
 
@@ -37,11 +37,11 @@ class Clock:
 
     @property
     def is_over(self) -> bool:
-        """Return True if no single call is planned."""
+        """Return True if no single call is scheduled any longer."""
         return len(self._heap) <= self._repeating
 
     def run(self) -> None:
-        """Run until nothing is planned."""
+        """Run the scheduled calls in order of time until none is left."""
         heap = self._heap
         while heap:
             self.now, _, happen, args = heappop(heap)

@@ -1,4 +1,4 @@
-"""The engine of simulated replicas: its step times and limits, from the planner."""
+"""The engine of simulated replicas: its limits, and its step times from the planner."""
 
 from __future__ import annotations
 
@@ -16,33 +16,39 @@ from llmops.build.plan.timing.silicon import timing_source
 from llmops.build.quant_formats import FORMATS
 from llmops.errors import InputError
 
-#: Grid on which the planner is evaluated: sequences beside a prompt, tokens of a step, cached tokens
-#: before them.
+#: Spacing of the grid on which the planner is evaluated: sequences beside a prompt, tokens of a
+#: step, and cached tokens before them. A coarser grid is faster and less precise.
 BESIDE, CHUNK, BEFORE = 16, 128, 2048
-#: Lengths between which decode time is interpolated linearly, as reading of the KV cache is.
+#: Lengths in tokens between which decode time is interpolated linearly, because the time to read
+#: the KV cache grows linearly.
 SHORT, LONG = 512, 8192
 
 
 class StepTimes(Protocol):
-    """The step times of an engine, in seconds."""
+    """The interface of an engine's step times. All times are in seconds."""
 
     def decode(self, batch: int, length: float) -> float:
         """Return the time of a decode step.
 
-        It generates a token for each of `batch` sequences of mean length `length`.
+        The step generates a token for each of `batch` sequences with the mean length `length`
+        (tokens).
         """
         ...
 
     def read(self, batch: int, length: float, tokens: int, before: int) -> float:
-        """Return the time of a decode step that also reads `tokens` of prompts.
+        """Return the time of a decode step that also reads prompt tokens.
 
-        They follow `before` cached tokens.
+        Args:
+            batch: Number of sequences that get a token.
+            length: Mean length of the sequences in tokens.
+            tokens: Number of prompt tokens that the step reads.
+            before: Number of cached tokens before these prompt tokens.
         """
         ...
 
 
 class PlannedStepTimes:
-    """A StepModel on a grid, of which each point is computed once."""
+    """The planner's step times on a grid. Each point is computed once."""
 
     def __init__(self, model: StepModel) -> None:
         self._model = model
@@ -65,7 +71,10 @@ class PlannedStepTimes:
         return added + self.decode(batch, length) if batch else added
 
     def _added(self, beside: int, chunk: int, before: int) -> float:
-        """Return the seconds that prompts add to a step. Without sequences they are the step."""
+        """Return the seconds that prompts add to a step of `beside` sequences.
+
+        Without sequences, these are the seconds of the whole step.
+        """
         key = (beside, chunk, before)
         known = self._reading.get(key)
         if known is None:
@@ -77,9 +86,9 @@ class PlannedStepTimes:
 
 @dataclass(frozen=True)
 class LinearStepTimes:
-    """Linear step times for experiments.
+    """Linear step times, for experiments.
 
-    A step costs a time of its own, and a time per sequence, per prompt token and per cached token.
+    A step takes a constant time, plus times per sequence, per prompt token and per cached token.
     """
 
     step: float = 0.01
@@ -98,7 +107,8 @@ class LinearStepTimes:
 class EngineSpec:
     """The engine of a replica.
 
-    It has `blocks` of `block_tokens` tokens in its KV cache, and `gpus` at a `price` per hour ($).
+    Its KV cache has `blocks` blocks of `block_tokens` tokens. The replica uses `gpus` GPUs, each
+    with a `price` in dollars per hour.
     """
 
     steps: StepTimes
@@ -112,7 +122,9 @@ class EngineSpec:
 
 
 def make_engine_spec(plan: BuildPlan, block_tokens: int) -> EngineSpec:
-    """Return the engine of a plan, by measured tables unless the plan was made by the roofline.
+    """Return the engine of a plan.
+
+    The step times come from measured tables, unless the plan was made with the roofline model.
 
     Raises:
         InputError: The plan does not fit on its GPUs.
@@ -124,7 +136,9 @@ def make_engine_spec(plan: BuildPlan, block_tokens: int) -> EngineSpec:
     memory = plan_memory(model, precision, plan.kv_cache_dtype, layout, gpu, limits)
     blocks = memory.kv_cache // (kv_sizes.token_bytes(model, plan.kv_cache_dtype, layout) * block_tokens)
     if not memory.fits or blocks < 1:
-        raise InputError(f"{plan.model} does not fit on {layout.gpus} x {gpu.name}; make another plan.")
+        raise InputError(
+            f"{plan.model} does not fit on {layout.gpus} x {gpu.name}; make a plan that fits with `llmops plan`."
+        )
     timing = "roofline" if str(plan.predicted.get("timing")).startswith("roofline") else "auto"
     steps = StepModel(
         model, precision, plan.kv_cache_dtype, layout, timing_source(gpu, timing), layout.gpus > gpu.per_node

@@ -1,4 +1,4 @@
-"""A simulated fleet of equal replicas behind gateways."""
+"""A simulated fleet of equal replicas behind one or more gateways."""
 
 from __future__ import annotations
 
@@ -25,36 +25,38 @@ from llmops.perf.simulate.policies import POLICIES
 from llmops.perf.simulate.replica import ReplicaVariation, SimulatedReplica, SimulatedRequest
 from llmops.perf.simulate.rollout import SimulatedRollout
 
-#: Seconds over which autoscaling averages the request rate.
+#: Seconds over which autoscaling averages the request rate, as the chart's Prometheus query does.
 RATE_SECONDS = 120.0
-# Returns the request that follows a finished one of a session, and the seconds until then.
+# A function that returns the seconds until the next request of a finished request's session, and
+# that request, or None.
 Next = Callable[[SimulatedRequest], "tuple[float, SimulatedRequest] | None"]
-# Called now and then with the simulated seconds and the number of finished requests.
+# A function that is called after every PROGRESS_EVERY requests with the simulated seconds and the
+# number of finished requests.
 OnProgress = Callable[[float, int], None] | None
 PROGRESS_EVERY = 1000
-#: Seconds between two updates of degraded mode; a gateway takes four times as many.
+#: Seconds between two updates of degraded mode.
 DEGRADATION_INTERVAL = 1.0
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """A workload: requests by arrival time, and their follow-ups.
-
-    A function returns the request after a finished one.
-    """
+    """A workload: requests in order of arrival, and a function for the next requests of sessions."""
 
     jobs: Iterator[SimulatedRequest]
     next: Next = lambda _: None
 
     def joined(self, other: Arrivals) -> Arrivals:
-        """Return both workloads as one. `other` has the sessions below 0."""
+        """Return a workload with the requests of both.
+
+        The sessions of `other` have negative numbers.
+        """
         jobs = merge(self.jobs, other.jobs, key=lambda job: job.arrived)
         return Arrivals(jobs, lambda last: (other if last.session < 0 else self).next(last))
 
 
 @dataclass(frozen=True)
 class ReplicaFailure:
-    """A failure of replica number `replica` at `at` seconds, for `back` seconds."""
+    """A failure of replica number `replica` at `at` seconds, which lasts `back` seconds."""
 
     replica: int
     at: float
@@ -63,24 +65,25 @@ class ReplicaFailure:
 
 @dataclass(frozen=True)
 class FleetSpec:
-    """A fleet.
+    """The settings of a simulated fleet.
 
     Attributes:
         engine: The engine of each replica.
         replicas: Number of replicas.
         policy: Name of the routing policy.
-        tiers: Priority tiers of the admission queue; empty disables queueing.
+        tiers: Priority tiers of the admission queue. An empty tuple disables queueing.
         gateways: Number of gateways.
         failures: Planned failures.
         bounds: Limits of the admission queue.
         seed: Seed of the random numbers.
-        scaling: Autoscaling, or None.
+        scaling: Settings of autoscaling, or None.
         measured: True if replicas report no state, so that gateways estimate it.
         noise: Noise of step times, see ReplicaVariation.
-        degraded: Degraded mode of the gateways, or None.
+        degraded: Settings of the gateways' degraded mode, or None.
         outage: Times in seconds at which all replicas fail and are back, or None.
-        rollout: Time in seconds at which a roll-out to as many other replicas begins, or None.
-        slow: Factors of the step times of some replicas, by number.
+        rollout: Time in seconds at which a roll-out to the same number of new replicas begins, or
+            None.
+        slow: Factors of the step times of some replicas, by the replica's number.
     """
 
     engine: EngineSpec
@@ -102,11 +105,17 @@ class FleetSpec:
 
 @dataclass
 class SimulationOutcome:
-    """The outcome of a run.
+    """The outcome of a simulated run.
 
-    `busy`: seconds that each replica worked, of `seconds`. `queues`: longest queue inside each
-    engine. `scaled`: times of changes of the number of replicas, and the new numbers. `degraded`:
-    the same of levels of degraded mode. `rollout`: the same of the percent of a new version.
+    Attributes:
+        spec: The fleet's settings.
+        jobs: The requests.
+        seconds: The duration of the run.
+        busy: Seconds in which each replica worked.
+        queues: Longest queue inside each engine.
+        scaled: Time of each change of the number of replicas, and the new number.
+        degraded: Time of each change of the level of degraded mode, and the new level.
+        rollout: Time of each change of the new version's percentage, and the new percentage.
     """
 
     spec: FleetSpec
@@ -119,7 +128,7 @@ class SimulationOutcome:
     rollout: list[tuple[float, float]] = field(default_factory=list)
 
     def replica_seconds(self, since: float, until: float) -> float:
-        """Return the replica-seconds between two times, including replicas that are starting."""
+        """Return the replica-seconds between two times. Replicas that are starting count."""
         changes = [*self.scaled, (until, 0)] if self.scaled else [(0.0, self.spec.replicas), (until, 0)]
         return sum(
             count * max(min(ends, until) - max(begins, since), 0.0) for (begins, count), (ends, _) in pairwise(changes)
@@ -127,7 +136,7 @@ class SimulationOutcome:
 
 
 class SimulatedFleet:
-    """A fleet during one run."""
+    """A simulated fleet during one run."""
 
     def __init__(self, spec: FleetSpec, on_progress: OnProgress = None) -> None:
         self.spec, self.clock, self.outcome, self._on_progress = spec, Clock(), SimulationOutcome(spec), on_progress
@@ -136,7 +145,7 @@ class SimulatedFleet:
         new = [f"new-{number}" for number in range(spec.replicas)] if spec.rollout is not None else []
         self.replicas = {name: self._replica(number, name) for number, name in enumerate([*names, *new])}
         self._gateways = [self._gateway(number, names) for number in range(spec.gateways)]
-        # each gateway has a queue and a prefix index per version
+        # Each gateway has a queue and a prefix index per version.
         self._of_version = dict.fromkeys(names, self._gateways)
         self._rollout: SimulatedRollout | None = None
         if new:
@@ -168,12 +177,13 @@ class SimulatedFleet:
             self.clock.at(self.spec.rollout, self._rollout.start)
         if self.spec.scaling is not None:
             AutoscaledFleet(self, self.spec.scaling).begin()
-        # a run makes no garbage, and searching for it takes a third of the time
+        # A run makes no cyclic garbage, and the search for garbage would take a third of the time.
         gc.disable()
         try:
             self.clock.run()
         finally:
-            # move everything to the oldest generation, so that it is not searched at once
+            # Freezing and unfreezing moves all objects to the oldest generation, so that the
+            # collector does not search them as soon as it is on again.
             gc.freeze()
             gc.unfreeze()
             gc.enable()
@@ -185,9 +195,9 @@ class SimulatedFleet:
         return done
 
     def sums(self) -> dict[str, float]:
-        """Return the sums for autoscaling.
+        """Return the metrics for autoscaling, each summed over the replicas.
 
-        They are requests without a first token, used shares of KV caches, and requests/s.
+        The metrics are requests without a first token, used shares of KV caches, and requests/s.
         """
         waiting = sum(one.waiting for one in self.replicas.values())
         waiting += sum(len(one.controller.queue) for one in self._gateways if one.controller is not None)
@@ -227,7 +237,8 @@ class SimulatedFleet:
     def _arrive(self, jobs: Iterator[SimulatedRequest]) -> None:
         """Schedule the next arrival.
 
-        The next but one is scheduled on arrival, because the stream may be endless.
+        The arrival after that is scheduled when this one happens, because the stream may be
+        endless.
         """
         job = next(jobs, None)
         if job is not None:
@@ -288,14 +299,14 @@ class SimulatedFleet:
                 gateway.pump()
 
     def _plan(self, failure: ReplicaFailure) -> None:
-        # a machine has a replica of each version
+        # Each machine has a replica of both versions.
         for name in (f"replica-{failure.replica}", f"new-{failure.replica}"):
             if name in self.replicas:
                 self.clock.at(failure.at, self.fail, name)
                 self.clock.at(failure.at + failure.back, self.set, name, "ready")
 
     def fail(self, name: str) -> None:
-        """Remove a replica with its cache. Its requests continue elsewhere."""
+        """Remove a replica and its cache. Its requests continue on other replicas."""
         lost = self.replicas[name].fail()
         for gateway in self._gateways:
             gateway.policy.forget(name)
@@ -319,7 +330,7 @@ class SimulatedFleet:
             gateway.look()
 
     def _continue(self, job: SimulatedRequest) -> None:
-        """Send a request with the tokens generated so far to another replica, ahead of others."""
+        """Send a request with its tokens so far to another replica, ahead of waiting requests."""
         made = job.made
         job.moves, job.known_tokens = job.moves + 1, job.tokens + made
         known = [*job.hashes, *job.after][: job.known_tokens // self.spec.engine.block_tokens]
@@ -329,16 +340,18 @@ class SimulatedFleet:
 
 
 class AutoscaledFleet:
-    """A fleet under an autoscaler that decides every `period`, as long as anything else happens.
+    """A fleet with an autoscaler that decides every `period`.
 
-    The newest replica is removed first, as in a StatefulSet. Its answers continue on others.
+    The decisions end when nothing else is scheduled. The newest replica is removed first, as in a
+    StatefulSet. Its answers continue on other replicas.
     """
 
     def __init__(self, fleet: SimulatedFleet, scaling: AutoscalingSpec) -> None:
         self._fleet, self._scaling = fleet, scaling
         self._autoscaler = Autoscaler(scaling)
         self._count = scaling.least
-        # starts of each replica, so that one that was removed while it started never becomes ready
+        # Number of starts of each replica. A replica that was removed during its start has another
+        # number when the start ends, and does not become ready.
         self._starts = [0] * scaling.most
 
     def begin(self) -> None:

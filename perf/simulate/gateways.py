@@ -1,6 +1,6 @@
-"""Simulated gateways with the product's own admission and policy.
+"""Simulated gateways with the product's own admission and routing.
 
-Each has its own view of the replicas.
+Each gateway has its own view of the replicas.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from llmops.perf.simulate.replica import SimulatedReplica, SimulatedRequest
 
 
 class SimulatedGateway:
-    """A gateway. Without an admission controller, every request goes to a replica at once."""
+    """A simulated gateway.
+
+    Without an admission controller, every request goes to a replica at once.
+    """
 
     def __init__(
         self,
@@ -34,10 +37,10 @@ class SimulatedGateway:
     ) -> None:
         self.clock, self.policy, self.controller, self.views = clock, policy, controller, views
         self.replicas: Mapping[str, SimulatedReplica] = {}
-        # the queue of requests that no replica has room for
+        # The queue of requests for which no replica has room.
         self.order = TieredQueue([PriorityTier("")]) if controller is None else controller.queue
         self._done, self._degradation = done, degradation
-        # load estimates of replicas that do not report, and requests in flight
+        # The load estimates of replicas that report no state, and the requests in flight.
         self._unseen = {view.replica_id: InFlightTracker(view) for view in views} if is_measured else {}
         self._measured = {name: LoadEstimator(in_flight.view, in_flight) for name, in_flight in self._unseen.items()}
         self._sent: dict[SimulatedRequest, InFlightRequest] = {}
@@ -76,7 +79,8 @@ class SimulatedGateway:
         if not queued_request.moved:
             self.clock.at(now + max(controller.max_wait(queued_request, now), 0.0), self._late, job)
         if queued_request.home_until > now:
-            # an engine reports each step; simulated replicas report changes, which may be seconds away
+            # A real engine reports each step. Simulated replicas report only changes, which may be
+            # seconds apart.
             self.clock.at(queued_request.home_until, self.pump)
         self.pump()
 
@@ -84,7 +88,7 @@ class SimulatedGateway:
         return self.controller is not None and self.controller.queue.has_waiting(job.queued_request.tenant)
 
     def pump(self) -> None:
-        """Send queued requests as long as there is room."""
+        """Send queued requests as long as a replica has room."""
         controller = self.controller
         if controller is None:
             return
@@ -92,18 +96,18 @@ class SimulatedGateway:
             self._submit(placed.request.payload, self.views[placed.replica_index])
 
     def look(self) -> None:
-        """Update the admission controller after replicas came or went."""
+        """Tell the admission controller which replicas are available."""
         if self.controller is not None:
             self.controller.update_views(self.views, self.clock.now)
             self.pump()
 
     def token(self, job: SimulatedRequest) -> None:
-        """Record a token of a replica that does not report."""
+        """Record a token of a replica that reports no state."""
         if self._measured[job.replica].record_tokens(self._sent[job], 1, self.clock.now):
             self.pump()
 
     def scrape(self) -> None:
-        """Read the gauges of the replicas that do not report."""
+        """Read the gauges of all replicas that report no state."""
         for name, measured in self._measured.items():
             replica, view = self.replicas[name], self._unseen[name].view
             if view.state == "ready":

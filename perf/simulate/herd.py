@@ -1,4 +1,4 @@
-"""A herd: clients that all wait when a service comes back, and retry when the gateway says so."""
+"""A herd: clients that wait during an outage, return together, and follow Retry-After."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from llmops.perf.simulate.fleet import Arrivals
 from llmops.perf.simulate.replica import SimulatedRequest
 from llmops.perf.workloads.lengths import Lengths, parse_lengths
 
-#: Seconds within which the clients notice that the service is back.
+#: Seconds within which all clients notice that the service is back.
 NOTICE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class HerdArrivals:
-    """Clients with one request each, which they send again after the Retry-After of a rejection.
+    """Clients with one request each, which a client repeats after a rejection's Retry-After.
 
     Attributes:
         clients: Number of clients.
-        tiers: Tiers of the clients, with their shares.
+        tiers: Priority tiers of the clients, with their shares.
         message: Tokens of a prompt.
         answer: Tokens of an answer.
-        start: Time at which the service is back, in seconds.
+        start: Time in seconds at which the service is back.
         seed: Seed of the random numbers.
     """
 
@@ -44,11 +44,12 @@ class HerdArrivals:
         times = sorted(rng.uniform(self.start, self.start + NOTICE_SECONDS) for _ in range(self.clients))
         for number, at in enumerate(times, 1):
             tier = rng.choices(names, cum_weights=shares)[0]
-            # the conversations of other arrivals are numbered from 1 upwards
+            # The sessions of a herd have negative numbers, because other arrivals use numbers from
+            # 1 upwards.
             yield SimulatedRequest(at, self.message.draw(rng), self.answer.draw(rng), tier=tier, session=-number)
 
     def _again(self, last: SimulatedRequest) -> tuple[float, SimulatedRequest] | None:
-        """Return the next try of a client that was rejected, and the seconds until it."""
+        """Return the seconds until a rejected client's next attempt, and its request."""
         if last.refused < 0:
             return None
         again = SimulatedRequest(

@@ -1,4 +1,4 @@
-"""Routing policies: the gateway's own, and common alternatives for comparison."""
+"""Routing policies of the simulator: the gateway's own, and common alternatives for comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 
 
 class CacheBlindPolicy(RoutingPolicy):
-    """A policy that ignores what replicas cache, and chooses at random."""
+    """A policy that ignores cached prefixes, and chooses a replica at random."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -29,21 +29,21 @@ class CacheBlindPolicy(RoutingPolicy):
 
 
 class LeastLoaded(CacheBlindPolicy):
-    """The least of waiting × 4 + running, a common recommendation."""
+    """A policy that chooses the lowest waiting × 4 + running, a common recommendation."""
 
     def _of(self, request: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int:
         return min(places, key=lambda at: (_load(views[at]), self._rng.random()))
 
 
 class PowerOfTwoChoices(CacheBlindPolicy):
-    """The emptier one of two random replicas."""
+    """A policy that chooses the less loaded of two random replicas."""
 
     def _of(self, request: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int:
         return min(self._rng.choices(places, k=2), key=lambda at: occupancy(views[at]))
 
 
 class PrefixAffinity(CacheBlindPolicy):
-    """The replica to which the beginning of the prompt went first, regardless of its load."""
+    """A policy that sends equal beginnings of prompts to the same replica, regardless of its load."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)

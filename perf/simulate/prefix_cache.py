@@ -1,6 +1,6 @@
-"""The KV cache of a replica in blocks.
+"""The KV cache of a simulated replica in blocks.
 
-Blocks are held by running sequences and shared between them, or kept for reuse.
+Running sequences hold blocks and share them. Other blocks are kept for reuse.
 """
 
 from __future__ import annotations
@@ -10,37 +10,38 @@ from collections.abc import Sequence
 
 
 class PrefixCache:
-    """A prefix cache. `added` and `evicted` collect hashes until they are taken.
+    """A prefix cache.
 
-    A block's hash stands for all blocks before it too. So a holder of a block holds those before
-    it, only the last of which has to be counted, and what is kept of a prompt is its beginning.
+    The hash of a block stands for the block and all blocks before it. So the holder of a block also
+    holds the blocks before it, and only the last held block of a sequence is counted. `added` and
+    `evicted` collect the hashes of changes until a caller takes them.
     """
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        # blocks of sequences without a hash (yet), and how many of them are still empty: until they
-        # are filled, kept blocks stay in them
+        # Number of blocks of sequences without a hash yet, and number of these that are still
+        # empty. Until a sequence fills an empty block, a kept block stays in it.
         self.reserved = self.unused = 0
         self.added: list[int] = []
         self.evicted: list[int] = []
-        # per held block: the number of held blocks that follow it and of sequences that end with
-        # it; per kept block: the negative time of its release
+        # For a held block, the number of held blocks and sequences directly after it. For a kept
+        # block, the negative time of its release.
         self._known: dict[int, int] = {}
         self._held = 0
-        # blocks released at each time, some of which have been held or evicted since
+        # The blocks released at each time. Some of them have been held or evicted since.
         self._let_go: deque[tuple[int, list[int]]] = deque()
         self._time = 0
 
     @property
     def free(self) -> int:
-        """Return the number of blocks that no sequence holds, including kept ones."""
+        """Return the number of blocks that no sequence holds, including kept blocks."""
         return self.blocks - self.reserved + self.unused - self._held
 
     def start(self, hashes: Sequence[int], needed: int) -> int | None:
-        """Hold the known beginning of a prompt, and reserve the rest of `needed` blocks.
+        """Hold the cached beginning of a prompt, and reserve the rest of `needed` blocks.
 
         Returns:
-            The number of known blocks, or None if there is no room.
+            The number of cached blocks, or None if there is no room.
         """
         counts, held = self._known, self._held_of(hashes, 0)
         if needed - held > self.blocks - self.reserved - self._held:
@@ -58,7 +59,7 @@ class PrefixCache:
         return known
 
     def was_read(self, hashes: Sequence[int], known: int) -> None:
-        """Add the prompt to the cache: from now on other requests find it."""
+        """Add a prompt that was computed to the cache, so that other requests find it."""
         counts, held, size = self._known, self._held_of(hashes, known), len(hashes)
         self.reserved -= size - known
         if known < size:
@@ -75,7 +76,7 @@ class PrefixCache:
     def use(self, unused: int) -> None:
         """Set the number of reserved blocks that are still empty.
 
-        Kept blocks in the others are evicted.
+        The other reserved blocks are full, so kept blocks in them are evicted.
         """
         self.unused = unused
         over = self.reserved - unused + len(self._known) - self.blocks
@@ -83,10 +84,10 @@ class PrefixCache:
             self._evict(min(over, len(self._known) - self._held))
 
     def end(self, hashes: Sequence[int], rest: int, after: Sequence[int]) -> None:
-        """Release a sequence: its prompt's blocks and `rest` reserved ones.
+        """Release a sequence's blocks: its prompt's, and `rest` reserved blocks.
 
-        Their contents, and the answer's blocks (`after`), are kept until the room is needed. The
-        end is evicted first, because a block is not found without those before it.
+        Their contents and the answer's blocks (`after`) are kept until their room is needed. The
+        last blocks are evicted first, because a block cannot be found without the blocks before it.
         """
         counts = self._known
         self.reserved -= rest
@@ -113,7 +114,7 @@ class PrefixCache:
         self.evicted.clear()
 
     def _held_of(self, hashes: Sequence[int], low: int) -> int:
-        """Return how many of the first hashes are held. The first `low` are known to be."""
+        """Return how many of the first hashes are held. At least the first `low` are."""
         counts, high = self._known, len(hashes)
         while low < high:
             middle = (low + high) // 2
@@ -124,7 +125,7 @@ class PrefixCache:
         return low
 
     def _evict(self, count: int) -> None:
-        """Evict this many kept blocks, the oldest first."""
+        """Evict this number of kept blocks, the earliest released first."""
         counts, evicted = self._known, self.evicted
         while count:
             time, names = self._let_go.popleft()

@@ -1,6 +1,6 @@
-"""A simulated replica: continuous batching, chunked prefill and a prefix cache.
+"""A simulated replica with continuous batching, chunked prefill and a prefix cache.
 
-Time advances from change to change of the batch instead of step by step.
+Time advances from one change of the batch to the next, instead of step by step.
 """
 
 from __future__ import annotations
@@ -23,14 +23,27 @@ from llmops.perf.simulate.prefix_cache import PrefixCache
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """A request.
+    """A simulated request. Times are in seconds, and negative before the event.
 
-    `tokens` and `answer` are counts; `hashes` are those of the prompt's whole blocks, `after` of
-    the answer's.
-
-    Turns of a conversation have the same `session`. Times are in seconds, negative before they
-    happen. `cached`: prompt tokens found in the cache.
-    `refused`: the Retry-After of a rejection. `made`: tokens of the answer that the client has.
+    Attributes:
+        arrived: Time of arrival.
+        tokens: Number of prompt tokens.
+        answer: Number of answer tokens.
+        hashes: Hashes of the prompt's whole blocks.
+        after: Hashes of the answer's whole blocks.
+        tenant: The tenant.
+        tier: The priority tier.
+        turn: Number of the turn in its session.
+        session: Number of the session. All turns of a conversation have the same.
+        first: Time of the first token.
+        end: Time of the last token.
+        cached: Number of prompt tokens found in the cache.
+        refused: Retry-After of a rejection in seconds.
+        failed: True if the request failed.
+        made: Number of answer tokens that the client has.
+        moves: Number of failovers.
+        replica: Name of the replica.
+        gateway: Number of the gateway.
     """
 
     arrived: float
@@ -51,13 +64,13 @@ class SimulatedRequest:
     moves: int = 0
     replica: str = ""
     gateway: int = 0
-    # while on a replica: cached blocks of the prompt, tokens still to prefill, needed blocks, and
-    # blocks reserved for the answer
+    # Fields of a request on a replica: cached blocks of the prompt, tokens still to prefill, needed
+    # blocks, and blocks reserved for the answer.
     known: int = 0
     left: int = 0
     blocks: int = 0
     answer_blocks: int = 0
-    # tokens of the prompt, and of the answer as far as another replica generated it
+    # Prompt tokens, including the answer tokens that an earlier replica generated.
     known_tokens: int = field(init=False, repr=False)
     queued_request: QueuedRequest = field(init=False, repr=False)
 
@@ -67,26 +80,26 @@ class SimulatedRequest:
         self.queued_request = QueuedRequest(self.tenant, wanted, self.arrived, self.tier, payload=self)
 
     def shorten(self, answer: int) -> None:
-        """Limit the answer to `answer` tokens, before the request is sent."""
+        """Limit the answer to `answer` tokens. Call this only before the request is sent."""
         if self.answer > answer:
             self.answer = answer
             self.queued_request.routing.answer = answer
 
 
-#: Share of steps that take ten times as long, with noise.
+#: Share of steps that take ten times as long if step times have noise.
 OUTLIERS = 0.005
 
 
 @dataclass(frozen=True)
 class ReplicaVariation:
-    """Properties of one replica that its engine's specification does not have.
+    """Deviations of one replica from its engine's specification.
 
     Attributes:
-        reports: True if it sends its state and cache changes with each step. Otherwise gateways see
-            tokens and gauges.
+        reports: True if the replica sends its state and cache changes with each step. Otherwise
+            gateways see only tokens and gauges.
         noise: Standard deviation of the logarithm of a step's time. With noise, 1 of 200 steps also
             takes ten times as long.
-        factor: Factor of its step times.
+        factor: Factor of the step times.
         seed: Seed of the noise.
     """
 
@@ -99,7 +112,7 @@ class ReplicaVariation:
 class _View(ReplicaView):
     """A gateway's view of a replica.
 
-    The mean of equal steps is computed when a gateway reads it.
+    The mean of successive equal steps is computed only when a gateway reads it.
     """
 
     def __init__(self, replica: SimulatedReplica) -> None:
@@ -115,7 +128,7 @@ class _View(ReplicaView):
 
 
 def _fields(replica: SimulatedReplica) -> dict[str, Any]:
-    """Return the fields of a view that are the same on every replica of a fleet."""
+    """Return the fields of a view that are the same for every replica of a fleet."""
     spec = replica.spec
     return {
         "replica_id": replica.name,
@@ -126,9 +139,9 @@ def _fields(replica: SimulatedReplica) -> dict[str, Any]:
 
 
 class SimulatedReplica:
-    """A replica. `views` are those of the gateways, updated with each step.
+    """A simulated replica.
 
-    `changed` is called after each step, `done` with each request that ends.
+    `views` are the gateways' views of the replica, which change with each step.
     """
 
     def __init__(
@@ -144,13 +157,14 @@ class SimulatedReplica:
         """Create an idle replica.
 
         Args:
-            name: Address of the replica.
+            name: Name of the replica.
             spec: The engine's limits and step times.
             clock: The simulated time.
-            done: Called with each request that ended.
-            changed: Called when the replica's state has changed.
-            conduct: Deviations from the engine's plan; None for a replica without any.
-            token: Called with each token of a replica that does not report.
+            done: A function that is called with each request that ends.
+            changed: A function that is called when the replica's state has changed.
+            conduct: Deviations from the engine's specification, or None.
+            token: A function that is called with a request at each token, if the replica reports no
+                state.
         """
         self.name, self.spec, self.clock = name, spec, clock
         self.conduct = conduct or ReplicaVariation()
@@ -162,14 +176,15 @@ class SimulatedReplica:
         self.longest_queue = self.busy = 0.0
         self._done, self._changed = done, changed
         self._reading: deque[SimulatedRequest] = deque()
-        # (step at whose end it ends, order of beginning, request)
+        # Entries are (step at whose end the request ends, number in the order of beginning,
+        # request).
         self._running: list[tuple[int, int, SimulatedRequest]] = []
         self._steps = self._begun = 0
-        # tokens of running sequences: now, at their beginning; and blocks reserved for their
-        # answers
+        # Tokens of running sequences now and at their beginning, and blocks reserved for their
+        # answers.
         self._context = self._beginning = self._answers = 0
-        # the steps under way: start, seconds of one, number; and prompt parts of the (then only)
-        # step
+        # The current steps: their start, the seconds of one step, and their number. With parts of
+        # prompts, there is only one step.
         self._since, self._seconds, self._count = 0.0, 0.0, 0
         self._chunks: list[tuple[SimulatedRequest, int]] = []
         self._version = 0
@@ -183,12 +198,12 @@ class SimulatedReplica:
 
     @property
     def gauges(self) -> EngineGauges:
-        """Return the gauges of the server's metrics page."""
+        """Return the gauges that a server's metrics page would have."""
         spec, active = self.spec, self.waiting + len(self._running)
         return EngineGauges(active, self.waiting, self._steps, spec.blocks, self.cache.free, spec.block_tokens)
 
     def submit(self, job: SimulatedRequest) -> None:
-        """Accept a request. It is admitted when the step under way ends."""
+        """Accept a request. The request joins the batch when the current step ends."""
         job.replica = self.name
         self.queue.append(job)
         if self._idle:
@@ -199,10 +214,10 @@ class SimulatedReplica:
                 self._plan(passed)
 
     def fail(self) -> list[SimulatedRequest]:
-        """Lose everything. Return the requests that were on the replica."""
+        """Lose the cache and all requests, and return these requests."""
         lost = [*(job for _, _, job in self._running), *self._reading, *self.queue]
         if not self._idle and not self._chunks:
-            # tokens that had been sent
+            # The tokens that clients have received so far.
             passed = min(floor((self.clock.now - self._since) / self._seconds), self._count)
             self._steps += passed
         for end, _, job in self._running:
@@ -217,7 +232,7 @@ class SimulatedReplica:
         return lost
 
     def _plan(self, count: int) -> None:
-        """Schedule the next change after `count` of the steps under way."""
+        """Schedule the next change of the batch, which comes after `count` of the current steps."""
         self._version += 1
         self._count = count
         self.clock.at(self._since + count * self._seconds, self._end, self._version)
@@ -238,7 +253,7 @@ class SimulatedReplica:
             self._idle = True
 
     def _read(self, batch: int, length: float) -> None:
-        """Begin a step with as much of the prompts as fits."""
+        """Begin a step with as many prompt tokens as fit."""
         room = max(self.spec.max_num_tokens - batch, 1)
         tokens, before = 0, self._reading[0].known_tokens - self._reading[0].left
         for job in self._reading:
@@ -251,7 +266,10 @@ class SimulatedReplica:
         self._plan(1)
 
     def _took(self, seconds: float) -> float:
-        """Return the time of a step that takes `seconds` by the specification."""
+        """Return the time of a step, with the replica's noise and factor.
+
+        `seconds` is the time by the engine's specification.
+        """
         conduct = self.conduct
         if conduct.noise:
             seconds *= self._rng.lognormvariate(0.0, conduct.noise) * (10.0 if self._rng.random() < OUTLIERS else 1.0)
@@ -267,7 +285,7 @@ class SimulatedReplica:
             if known is None:
                 if self._running or self._reading:
                     break
-                # larger than the cache, so no replica can serve it
+                # The request needs more blocks than the cache has, so no replica can serve it.
                 queue.popleft()
                 job.failed, job.end = True, self.clock.now
                 self._done(job)
@@ -308,9 +326,9 @@ class SimulatedReplica:
         self._tell()
 
     def _use(self) -> None:
-        """Update how many blocks reserved for answers are filled.
+        """Update the number of filled blocks among the blocks reserved for answers.
 
-        The count assumes that one answer begins where another ends.
+        The count assumes that each answer begins where another one ends in a block.
         """
         unused = self._answers + (self._beginning - self._context) // self.spec.block_tokens
         self.cache.use(unused if unused > 0 else 0)
@@ -341,18 +359,18 @@ class SimulatedReplica:
         self._done(job)
 
     def view(self) -> ReplicaView:
-        """Return a view for another gateway."""
+        """Create and return a view for another gateway."""
         self.views.append(_View(self) if self.conduct.reports else ReplicaView(**_fields(self)))
         return self.views[-1]
 
     def mean_step(self) -> float:
-        """Return the mean step time in seconds, as a gateway has it now."""
+        """Return the mean time of a step in seconds, as gateways see it now."""
         if self._idle or self._chunks or self.clock.now < self._since + self._seconds:
             return self._reported.seconds
         return self._reported.after(self._seconds, floor((self.clock.now - self._since) / self._seconds))
 
     def _tell(self) -> None:
-        """Send the state and cache changes to all gateways."""
+        """Send the state and the changes of the cache to all gateways."""
         waiting = len(self.queue)
         if waiting > self.longest_queue:
             self.longest_queue = waiting

@@ -1,4 +1,7 @@
-"""Reports of a simulated run: those of `llmops bench`, and figures that only a simulation has."""
+"""Reports of a simulated run.
+
+They are the reports of `llmops bench`, with additional figures that only a simulation has.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,15 @@ from llmops.perf.simulate.run import SimulationResult
 def document_of(
     done: SimulationResult, slos: list[Objective], options: Mapping[str, Any], fleet: Mapping[str, Any]
 ) -> Document:
-    """Return the document of a run. `options` describes the load, `fleet` the fleet."""
-    # the tokens of a simulated answer are evenly spaced, so gaps are meaningless
+    """Return the document of a simulated run.
+
+    Args:
+        done: The result of the simulation.
+        slos: The objectives.
+        options: A description of the load.
+        fleet: A description of the fleet.
+    """
+    # The tokens of a simulated answer are evenly spaced, so the gaps between them mean nothing.
     summary = replace(summarise(done.run, slos), itl=None)
     figures = {**done.tally.figures(), "simulated_requests": done.simulated, "cpu_seconds": round(done.cpu, 3)}
     rows = sorted(done.run.records, key=lambda record: record.start)
@@ -38,7 +48,7 @@ def show(document: Document, console: Console) -> None:
 
 
 def fleet_rows(document: Document) -> list[tuple[str, str]]:
-    """Return (label, value) of the figures that only a simulation has."""
+    """Return (label, value) of each figure that only a simulation has."""
     known = document.options["simulated"]
     rows = [
         ("Replicas, GPUs", f"{known['replicas']:,}, {known['gpus']:,}"),
@@ -73,13 +83,13 @@ def fleet_rows(document: Document) -> list[tuple[str, str]]:
 
 
 def _over_time(scaled: Sequence[Sequence[float]], most: int = 12) -> str:
-    """Return the last `most` changes as `1 at 0 s, 3 at 120 s, …`."""
+    """Return the last `most` changes as text: `1 at 0 s, 3 at 120 s, …`."""
     said = [f"{count:.0f} at {when:,.0f} s" for when, count in scaled[-most:]]
     return ("… " if len(scaled) > most else "") + ", ".join(said)
 
 
 def show_comparison(documents: Sequence[tuple[str, Document]], console: Console) -> None:
-    """Print a column for each policy, all on the same requests."""
+    """Print a table with a column for each policy, all on the same requests."""
     figures = zip(*(_cells(document) for _, document in documents), strict=True)
     rows = [[first[0], first[1], *(cell[1] for cell in others)] for first, *others in figures]
     console.print(terminal.figures_table(rows, ["", *(name for name, _ in documents)]))

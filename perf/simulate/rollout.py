@@ -1,4 +1,4 @@
-"""A simulated roll-out: the product's split of requests and its judge, in simulated time."""
+"""A simulated roll-out with the product's traffic split and canary judge."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from llmops.perf.simulate.clock import Clock
 from llmops.perf.simulate.replica import SimulatedRequest
 
 STABLE, CANDIDATE = "stable", "candidate"
-#: Seconds between two verdicts, and between the new version's last step and the end of the old one.
+#: Seconds between two verdicts, and seconds that the old replicas stay after the last step.
 VERDICT_INTERVAL, KEEP_OLD = 1.0, 1800.0
 
 
 class SimulatedRollout:
-    """A roll-out to replicas beside the old ones, judged and moved step by step.
+    """A roll-out to replicas beside the old ones, which the judge moves from step to step.
 
     Attributes:
-        steps: Times in seconds, and the percent of the requests that the new version gets from then
-            on.
+        steps: Time of each step in seconds, and the percentage of requests for the new version.
     """
 
     def __init__(self, clock: Clock, on_kept: Callable[[], None]) -> None:
-        """Create a roll-out whose new version has no requests yet.
+        """Create a roll-out whose new version gets no requests yet.
 
         Args:
-            clock: The time.
-            on_kept: Called when the old replicas have been kept for long enough.
+            clock: The simulated time.
+            on_kept: A function that is called when the old replicas can be removed.
         """
         self.steps: list[tuple[float, float]] = []
         self._clock, self._on_kept = clock, on_kept
@@ -36,7 +35,7 @@ class SimulatedRollout:
         self._move_to(0.0)
 
     def start(self) -> None:
-        """Give the new version its first step."""
+        """Start the first step of the new version."""
         self._next_step()
         self._clock.at(self._clock.now + VERDICT_INTERVAL, self._look)
 
@@ -45,7 +44,7 @@ class SimulatedRollout:
         return self._percent > 0 and self._table.choose("", str(job.session)) == CANDIDATE
 
     def observe(self, job: SimulatedRequest, is_candidate: bool) -> None:
-        """Count a request that has ended. Rejected requests say nothing about a version."""
+        """Count a request that has ended. Rejected requests do not count."""
         if job.refused >= 0 or not 0 < self._percent < 100:
             return
         tpot = (job.end - job.first) / (job.answer - 1) if job.answer > 1 else None

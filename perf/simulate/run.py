@@ -1,4 +1,7 @@
-"""A simulation run: cells of a large fleet, each with its share of the load, in several processes."""
+"""A simulation run in several processes.
+
+A large fleet is divided into cells, each with its share of the load.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,24 @@ from llmops.perf.records import Record
 from llmops.perf.simulate.fleet import Arrivals, FleetSpec, OnProgress, SimulatedFleet
 from llmops.perf.simulate.totals import SimulationTotals, records, sum_up
 
-#: Replicas of one set of gateways. Larger fleets are several such cells.
+#: Number of replicas behind one set of gateways. Larger fleets are divided into several cells.
 CELL_SIZE = 64
 
-#: The same for a herd, for which a gateway has fewer replicas: it mostly rejects.
+#: Number of replicas of a cell in a herd. It is smaller, because a gateway mostly rejects requests
+#: then.
 HERD_CELL_SIZE = 8
 
 
 @dataclass
 class SimulationResult:
-    """The requests of a whole run, and the CPU seconds of the simulation."""
+    """The result of a whole run.
+
+    Attributes:
+        run: The records of the requests.
+        tally: The totals over all requests and replicas.
+        simulated: Number of simulated requests.
+        cpu: CPU seconds of the simulation.
+    """
 
     run: LoadRun
     tally: SimulationTotals = field(default_factory=SimulationTotals)
@@ -33,9 +44,13 @@ class SimulationResult:
 
 @dataclass(frozen=True)
 class FleetCell:
-    """A part of the fleet and its load. The first `skipped` seconds are not reported.
+    """A part of the fleet and its share of the load.
 
-    `added`: seconds that answers take beside what is simulated.
+    Attributes:
+        spec: The settings of the cell's fleet.
+        work: A function that returns the cell's arrivals.
+        skipped: Seconds at the beginning that are not reported.
+        added: Seconds that answers take in addition to the simulated time.
     """
 
     spec: FleetSpec
@@ -45,19 +60,19 @@ class FleetCell:
 
 
 def cell_sizes(replicas: int, size: int = CELL_SIZE) -> list[int]:
-    """Return the numbers of replicas of cells of about equal size, near `size`."""
+    """Return the sizes of equally sized cells of about `size` replicas."""
     count = -(-replicas // size)
     return [replicas // count + (number < replicas % count) for number in range(count)]
 
 
 def simulate(parts: Sequence[FleetCell], jobs: int = 1, on_progress: OnProgress = None) -> SimulationResult:
-    """Simulate all cells and return their joint result.
+    """Simulate all cells and return the joint result.
 
     Args:
         parts: The cells.
         jobs: Number of processes.
-        on_progress: Called now and then with the simulated seconds and the finished requests of a
-            cell; only with one process.
+        on_progress: A function that is called now and then with the simulated seconds and the
+            finished requests of a cell. It works only with one process.
     """
     whole = SimulationResult(LoadRun(0.0))
     for rows, sums, simulated, cpu in _all(parts, jobs, on_progress):
@@ -71,7 +86,7 @@ def simulate(parts: Sequence[FleetCell], jobs: int = 1, on_progress: OnProgress 
 
 
 _Found = tuple[list[Record], SimulationTotals, int, float]
-# the cells in a forked process, to which they cannot be pickled
+# Forked processes inherit the cells, which cannot be pickled.
 _parts: Sequence[FleetCell] = ()
 
 
@@ -107,8 +122,8 @@ def make_cells(
 ) -> list[FleetCell]:
     """Return the cells of a fleet.
 
-    `work` returns the arrivals of a cell from where its part of the fleet begins and ends, such as
-    0.25 and 0.5, and its number.
+    `work` is called with the beginning and end of each cell's part of the fleet, such as 0.25 and
+    0.5, and the cell's number. It returns the arrivals of the cell.
     """
     total, parts = sum(sizes), []
     for number, size in enumerate(sizes):

@@ -1,6 +1,6 @@
-"""Results of a simulated run.
+"""The results of a simulated run.
 
-They are records as `llmops bench` has them, and sums that only a simulation has.
+They are records as in `llmops bench`, and sums that only a simulation has.
 """
 
 from __future__ import annotations
@@ -20,10 +20,30 @@ REFUSED, FAILED = "overloaded", "engine_unavailable"
 
 @dataclass
 class SimulationTotals:
-    """Sums over requests and replicas. Those of several cells can be added.
+    """Sums over the requests and replicas of a run. The totals of several cells can be added.
 
-    `busiest`: share of the time in which the busiest replica worked. `served`: cost by tenant, as
-    fairness counts it. `drained`: the last end of an answer by tier, in seconds.
+    Attributes:
+        replicas: Number of replicas.
+        gpus: Number of GPUs.
+        gpu_seconds: Seconds of all GPUs together while requests arrive.
+        dollars: Cost of `gpu_seconds`.
+        busy_seconds: Seconds in which replicas worked.
+        replica_seconds: Duration of the run times the number of replicas.
+        prompt_tokens: Prompt tokens of answered requests.
+        answer_tokens: Tokens of the answers.
+        cached_tokens: Prompt tokens found in the cache.
+        seen_tokens: Prompt tokens that an earlier request of the run had.
+        refused: Number of rejected requests.
+        failed: Number of failed requests.
+        moved: Number of failovers.
+        longest_queue: Longest queue inside an engine.
+        busiest: Share of the time in which the busiest replica worked.
+        requests: Number of requests of each replica.
+        scaled: Changes of the number of replicas, as (seconds, number).
+        degraded: Changes of the level of degraded mode, as (seconds, level).
+        rollout: Changes of the new version's percentage, as (seconds, percentage).
+        served: Cost of the requests by tenant, as fairness counts it.
+        drained: Time in seconds of the last end of an answer, by tier.
     """
 
     replicas: int = 0
@@ -58,36 +78,36 @@ class SimulationTotals:
 
     @property
     def hit_rate(self) -> float:
-        """Return the share of prompt tokens found in the cache."""
+        """Return the share of prompt tokens that were found in the cache."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def ceiling(self) -> float:
-        """Return the share that one unlimited cache would have found."""
+        """Return the share of prompt tokens that one unlimited cache would have found."""
         return self.seen_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def imbalance(self) -> float:
-        """Return the requests of the busiest replica, divided by the mean."""
+        """Return the requests of the busiest replica, divided by the mean of all replicas."""
         mean = sum(self.requests) / len(self.requests) if self.requests else 0.0
         return max(self.requests) / mean if mean else 0.0
 
     @property
     def jain(self) -> float:
-        """Return Jain's fairness index of tenants.
+        """Return Jain's fairness index of the tenants.
 
-        It is 1 for equal parts, 1/n if one tenant got everything.
+        The index is 1 if all tenants got equal parts, and 1/n if one of n tenants got everything.
         """
         parts = list(self.served.values())
         return sum(parts) ** 2 / (len(parts) * sum(part * part for part in parts)) if any(parts) else 1.0
 
     @property
     def busy(self) -> float:
-        """Return the share of the time in which replicas worked."""
+        """Return the mean share of the time in which replicas worked."""
         return self.busy_seconds / self.replica_seconds if self.replica_seconds else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures for the JSON document."""
+        """Return the figures for the JSON document, by name."""
         shares = ("hit_rate", "ceiling", "imbalance", "jain", "busy", "busiest")
         rounded = {name: round(getattr(self, name), 4) for name in shares}
         tokens = self.prompt_tokens + self.answer_tokens
@@ -113,7 +133,7 @@ class SimulationTotals:
 
 
 def sum_up(outcome: SimulationOutcome, skipped: float = 0.0) -> SimulationTotals:
-    """Return the sums of the requests that arrived after the first `skipped` seconds."""
+    """Return the totals of a run. Requests that arrived before `skipped` seconds do not count."""
     spec = outcome.spec
     seconds = outcome.seconds
     found = SimulationTotals(
@@ -121,7 +141,7 @@ def sum_up(outcome: SimulationOutcome, skipped: float = 0.0) -> SimulationTotals
     )
     found.busy_seconds, found.replica_seconds = sum(outcome.busy.values()), seconds * spec.replicas
     found.busiest = max(outcome.busy.values()) / seconds if seconds else 0.0
-    # cost counts while requests arrive, not until the last answer is done
+    # The cost counts while requests arrive, not until the last answer is complete.
     measured = max(max((job.arrived for job in outcome.jobs), default=0.0) - skipped, 0.0)
     found.gpu_seconds = spec.engine.gpus * outcome.replica_seconds(skipped, skipped + measured)
     found.scaled = [(when, count) for when, count in outcome.scaled if when >= skipped]
@@ -149,11 +169,10 @@ def sum_up(outcome: SimulationOutcome, skipped: float = 0.0) -> SimulationTotals
 
 
 def records(jobs: Iterable[SimulatedRequest], skipped: float = 0.0, added: float = 0.0) -> list[Record]:
-    """Return records as if a load generator had sent the requests.
+    """Return the records of the requests as a load generator would have written them.
 
-    Answers arrive `added` seconds later.
-
-    Tokens are evenly spaced, so an answer has two times: its first and last token.
+    Answers arrive `added` seconds later. Tokens are evenly spaced, so a record has only two arrival
+    times: of the first and the last token.
     """
     return [_record(job, added) for job in jobs if job.arrived >= skipped]
 
@@ -173,7 +192,7 @@ def _longest(outcome: SimulationOutcome) -> int:
 
 
 def _seen(jobs: Sequence[SimulatedRequest], size: int) -> Iterable[tuple[SimulatedRequest, int]]:
-    """Yield each request with the number of its prompt tokens that any earlier request had."""
+    """Yield each request with the number of its prompt tokens that an earlier request had."""
     known: set[int] = set()
     for job in sorted(jobs, key=lambda one: one.arrived):
         count = 0
@@ -188,7 +207,7 @@ def _seen(jobs: Sequence[SimulatedRequest], size: int) -> Iterable[tuple[Simulat
 
 
 def spec_of(spec: FleetSpec) -> dict[str, Any]:
-    """Return the fleet for the JSON document."""
+    """Return the description of the fleet for the JSON document."""
     return {
         "policy": spec.policy,
         "gate": bool(spec.tiers),
