@@ -1,4 +1,4 @@
-"""Generator of Triton model repositories from engine folders.
+"""The generator of Triton model repositories from engine folders.
 
 A repository has four models per served name, and is checked before it is written.
 """
@@ -27,10 +27,10 @@ from llmops.model_repository.repository.manifest import REPOSITORY_FILE, Reposit
 from llmops.model_repository.repository.pbtxt import TEMPLATE_DIR, render_config
 from llmops.model_repository.targets import EngineModelConfig, RepositoryTarget, find_target
 
-#: Batches that may wait for our engine models. The last request of a full queue waits about as many
-#: answers long.
+#: Maximum number of batches that wait for one of our engine models. The last request of a full
+#: queue waits for about this many answers.
 QUEUED_BATCHES = 4
-#: The parameter of an engine model that names its GPUs.
+#: The parameter of an engine model's config.pbtxt that names the engine's GPUs.
 GPU_IDS = "gpu_device_ids"
 #: Modules that models inside Triton share with the gateway, and import as llmops_NAME.
 _SHARED_MODULES = {"tensorrt_llm": (contract, round_robin, kv_blocks, process)}
@@ -50,7 +50,7 @@ class EngineEntry:
 
     @property
     def queue_size(self) -> int:
-        """The number of sequences that may wait besides those in the batch."""
+        """The maximum number of sequences that wait, in addition to the running batch."""
         default = QUEUED_BATCHES * self.target.max_sequences(self.manifest)
         return default if self.max_queue_size is None else self.max_queue_size
 
@@ -59,7 +59,7 @@ class EngineEntry:
 class ModelFolder:
     """A Triton model that is ready to be written.
 
-    `package` is the template folder with its code, None without code.
+    `package` is the template folder with the model's code, or None for a model without code.
     """
 
     name: str
@@ -78,13 +78,13 @@ def read_engines(
 
     Args:
         arguments: `ENGINE` or `NAME=ENGINE` for each engine.
-        max_queue_size: The number of sequences that may wait for each engine.
-        gpus: The GPUs of engines by name.
-        serving: What serves the engines, for all or by name; see `find_target`.
+        max_queue_size: The maximum number of sequences that wait for each engine.
+        gpus: The GPU numbers of each engine, by served name.
+        serving: The server of all engines, or of each engine by served name; see `find_target`.
         tenants_apart: True if the gateway in front keeps the cached prefixes of tenants apart.
 
     Raises:
-        InputError: An engine cannot be served, or two engines have one name or one GPU.
+        InputError: An engine cannot be served, or two engines have the same name or GPU.
     """
     entries: list[EngineEntry] = []
     for argument in arguments:
@@ -92,7 +92,9 @@ def read_engines(
         if tenants_apart:
             entry = replace(entry, manifest=entry.target.for_tenants_apart(entry.manifest))
         if any(other.name == entry.name for other in entries):
-            raise InputError(f"Two engines are called {entry.name}; rename one, as in `other={entry.directory}`.")
+            raise InputError(
+                f"Two engines are called {entry.name}; give one of them another name, as in `other={entry.directory}`."
+            )
         entries.append(entry)
     _check_adapters(entries)
     assigned = assign_gpus([need for entry in entries for need in _gpu_requirements(entry)], gpus or {})
@@ -113,20 +115,21 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
         for folder in folders:
             write_model(scratch / folder.name, folder)
         _manifest(entries).save(scratch)
-        # a running Triton never sees half of a repository
+        # replace the whole folder at once, so that a starting Triton never reads an incomplete
+        # repository
         replace_folder(scratch, output)
     except OSError as error:
-        raise InputError(f"{output} cannot be written ({error.strerror}); give another folder.") from error
+        raise InputError(f"{output} cannot be written ({error.strerror}); choose another folder.") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return [folder.name for folder in folders]
 
 
 def change_serving(repository: Path, serving: str) -> bool:
-    """Make the repository again, with its TensorRT engines served by `serving`.
+    """Make a repository again, with its TensorRT engines served by `serving`.
 
     Returns:
-        False if they are served by it already.
+        False if `serving` serves the engines already, so that nothing is written.
 
     Raises:
         InputError: The repository has no TensorRT engine, or was edited.
@@ -134,14 +137,16 @@ def change_serving(repository: Path, serving: str) -> bool:
     manifest = RepositoryManifest.load(repository)
     found = {name: engine for name, engine in manifest.engines.items() if engine.target == "tensorrt"}
     if not found:
-        raise InputError(f"{repository} has no TensorRT engine, and --serving chooses what serves those: leave it out.")
+        raise InputError(
+            f"{repository} has no TensorRT engine, and --serving only applies to TensorRT engines: leave --serving out."
+        )
     if all(engine.serving == serving for engine in found.values()):
         return False
     edits = manifest.edits(repository)
     if edits:
         raise InputError(
-            f"{repository} was edited since `llmops repo` made it ({edits[0]}), and --serving {serving} would make it "
-            "again: make it with `llmops repo --serving`."
+            f"{repository} was edited since `llmops repo` made it ({edits[0]}), and --serving {serving} "
+            "would overwrite the edits: make the repository again with `llmops repo --serving`."
         )
     gpus = {
         name: tuple(map(int, engine.gpu_device_ids.split(",")))
@@ -168,7 +173,7 @@ def model_folders(entry: EngineEntry) -> Iterator[ModelFolder]:
 
 
 def model_metadata(entry: EngineEntry) -> dict[str, Any]:
-    """Return the metadata that the engine model announces, see docs/contract.md."""
+    """Return the metadata that the engine model announces to gateways; see docs/contract.md."""
     manifest = entry.manifest
     return {
         "contract": contract.CONTRACT_VERSION,
@@ -203,7 +208,7 @@ def _read_engine(argument: str, serving: str | Mapping[str, str]) -> EngineEntry
     if not _NAME.fullmatch(name):
         raise InputError(f"{name!r} cannot name a model: use letters, digits, '.', '_' and '-', at most 128 of them.")
     if not manifest.complete:
-        raise InputError(f"{directory} is not finished: `llmops build --resume {directory}` does what is left.")
+        raise InputError(f"{directory} is not complete: run `llmops build --resume {directory}` to finish it.")
     for part in (manifest.tokenizer.directory, manifest.model_dir):
         if leads_outside(directory / part, directory):
             raise InputError(f"{directory / part} leads out of its engine, which could serve other files; copy it.")
@@ -219,17 +224,17 @@ def _engine_model(entry: EngineEntry) -> EngineModelConfig:
     model = entry.target.engine_model(entry.directory, entry.manifest)
     if not entry.gpus:
         return model
-    # NVIDIA's C++ backend has this parameter, and our own model reads it as well
+    # a parameter of NVIDIA's C++ backend, which our own model reads as well
     return replace(model, parameters={**model.parameters, GPU_IDS: ",".join(map(str, entry.gpus))})
 
 
 def _gpu_requirements(entry: EngineEntry) -> list[GpuRequirement]:
-    """Return the GPUs that an engine of TensorRT-LLM needs, and nothing for any other engine."""
+    """Return the GPUs that a TensorRT-LLM engine needs, or an empty list for any other engine."""
     if is_encoder(entry.manifest) or not entry.manifest.tensorrt_llm:
         return []
     settings = entry.target.engine_model(entry.directory, entry.manifest).parameters.get(GPU_IDS, "")
     if ";" in settings:
-        # several instances of one model, whose GPUs the user has assigned
+        # the engine has several instances, and the user has assigned their GPUs
         return []
     chosen = tuple(int(gpu) for gpu in settings.split(",") if gpu)
     return [GpuRequirement(entry.name, entry.manifest.parallelism.world_size, chosen)]
@@ -238,7 +243,7 @@ def _gpu_requirements(entry: EngineEntry) -> list[GpuRequirement]:
 def _check_adapters(entries: list[EngineEntry]) -> None:
     """Raise InputError if an adapter has the name of another model.
 
-    An adapter is served under its own name.
+    Each adapter is served as a model under its own name.
     """
     taken = {entry.name for entry in entries}
     for entry in entries:
@@ -265,7 +270,8 @@ def _engine(entry: EngineEntry, model: EngineModelConfig) -> str:
         "name": entry.name + ENGINE_SUFFIX,
         "backend": model.backend,
         "max_batch_size": entry.manifest.limits.max_batch_size,
-        # NVIDIA's backend gives it to its executor, whose queue holds a batch until the next step
+        # NVIDIA's backend passes each request to its executor, whose queue holds a batch until the
+        # next step
         "max_queue_size": entry.target.max_sequences(entry.manifest) + entry.queue_size,
         "inputs": model.inputs,
         "outputs": model.outputs,
@@ -344,12 +350,12 @@ def _ensemble(entry: EngineEntry, ours: bool) -> str:
 
 
 def _inner(tensor: Tensor) -> str:
-    """Return the ensemble's name for a tensor between two of its models."""
+    """Return the name that the ensemble gives a tensor between two of its models."""
     return f"_{tensor.name}"
 
 
 def ensemble_outputs() -> list[Tensor]:
-    """Return the engine's outputs that the ensemble passes on besides the text."""
+    """Return the engine's outputs that the ensemble returns in addition to the text."""
     hidden = (contract.OUTPUT_IDS, contract.SEQUENCE_LENGTH, contract.CONTEXT_PHASE_PARAMS)
     return [tensor for tensor in contract.ENGINE_OUTPUTS if tensor not in hidden]
 
@@ -389,17 +395,16 @@ def write_model(folder: Path, model: ModelFolder) -> None:
 def copy_model_code(package: str, version: Path) -> None:
     """Copy a Python model's code into its version folder.
 
-    The modules that the model shares with the gateway are copied too.
-
-    llmops is not installed inside Triton.
+    The modules that the model shares with the gateway are copied, too, because llmops is not
+    installed inside Triton.
     """
     shutil.copytree(
         TEMPLATE_DIR / package / "1", version, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
     )
     for module in _SHARED_MODULES.get(package, (contract,)):
         shutil.copyfile(str(module.__file__), version / f"llmops_{module.__name__.rpartition('.')[2]}.py")
-    # Triton's interpreter would write byte code, which is then an edit; it ignores
-    # PYTHONDONTWRITEBYTECODE, and gives up where a file has the name of its folder
+    # Triton's interpreter would write byte code, which would count as an edit, and ignores
+    # PYTHONDONTWRITEBYTECODE. A file with the name of the byte-code folder prevents it.
     for folder in (version, *(path for path in version.rglob("*") if path.is_dir())):
         (folder / "__pycache__").touch()
 
@@ -410,11 +415,12 @@ def _check_output(output: Path) -> None:
     if not output.is_dir():
         raise InputError(f"{output} is a file; name a folder for the repository.")
     if any(output.iterdir()) and not (output / REPOSITORY_FILE).is_file():
-        raise InputError(f"{output} holds other files, not a repository of llmops; name an empty or new folder.")
-    with suppress(InputError):  # a damaged manifest is replaced, too
+        raise InputError(f"{output} holds other files and is not a repository of llmops; name an empty or new folder.")
+    with suppress(InputError):  # replace a damaged manifest like any other
         made = {path.partition("/")[0] for path in RepositoryManifest.load(output).files}
         added = sorted({path.name for path in output.iterdir()} - made - {REPOSITORY_FILE})
         if made and added:
             raise ResourceError(
-                f"{output} holds files that llmops did not make and would remove: {', '.join(added[:5])}. Move them."
+                f"{output} holds files that llmops did not make and would remove: {', '.join(added[:5])}. "
+                "Move them to another folder."
             )

@@ -61,20 +61,20 @@ from llmops.model_repository.server.triton_log import (
 )
 from llmops.process import Process, descendants, kill_survivors, with_parent_death_signal
 
-#: Logged by Triton when the last in-flight request is done and only unloading is left.
+#: Triton's log message after its last in-flight request, before it unloads the models.
 _REQUESTS_DONE = "All models are stopped, unloading models"
-#: Seconds for unloading. A gRPC stream that a client keeps open, even an idle one, holds its model,
-#: and Triton would wait for the stream until the exit timeout.
+#: Maximum seconds for unloading. Triton would wait until the exit timeout for every gRPC stream
+#: that a client keeps open, even an idle stream, because the stream holds its model.
 UNLOAD_GRACE = 5.0
-#: Maximum seconds from the death of a model's process to that of its killed server.
+#: Maximum seconds between the end of a model's killed process and the end of its server.
 EXIT_DETECTION_TIMEOUT = 1.0
-#: Seconds that mpirun has to end the ranks that only wait for work.
+#: Maximum seconds in which mpirun must end the ranks that only wait for work.
 _MPI_GRACE = 10.0
-#: Seconds that the reader of the log has to read the last lines.
+#: Maximum seconds to read the last lines of the log after the server has ended.
 _LOG_TIMEOUT = 5.0
 _LOCK_FAULT = (
-    f"Triton's Python backend ended at once with {LOCK_EXCEPTION}, a rare fault of its shared "
-    "memory; starting it once more."
+    f"Triton's Python backend ended at its start with {LOCK_EXCEPTION}, a rare fault of its shared memory; "
+    "starting it once more."
 )
 
 _PORT_TAKEN = "Another process took a free port before Triton could; starting it once more on other ports."
@@ -83,7 +83,7 @@ _PORT_TAKEN = "Another process took a free port before Triton could; starting it
 class TritonServer:
     """A running tritonserver.
 
-    `stop()`, or leaving the `with` block, drains it and removes everything that it created.
+    `stop()`, or leaving the `with` block, drains the server and removes everything that it created.
     """
 
     def __init__(
@@ -97,11 +97,12 @@ class TritonServer:
         """Start the server.
 
         Args:
-            options: The options of the server.
+            options: The command-line options of the server.
             begin: Starts a process that inherits a file descriptor.
             on_log: Called with each line of the log.
-            under_mpi: Whether the process is mpirun.
-            choose_ports: Returns other ports for a second start; None if all ports are the user's.
+            under_mpi: True if the process is mpirun instead of tritonserver.
+            choose_ports: Returns other ports for a second start. None if the user has chosen all
+                ports.
         """
         self._choose_ports = choose_ports
         self.host, self.ports = options.launch.host, options.launch.ports
@@ -110,13 +111,14 @@ class TritonServer:
         self._on_log = on_log
         self._under_mpi = under_mpi
         self._models: dict[str, list[Process]] = {}
-        # processes below the server when it was ready; those of a model that has died have another parent
+        # processes below the server when it was ready, because processes of a dead model have
+        # another parent
         self._below: list[Process] = []
         self._is_broken = False
         self._unloading = threading.Event()
         self._dead_engine: tuple[str, str] | None = None
         self._may_restart = True
-        # a restart in one thread starts nothing after a stop in another
+        # makes sure that a restart in one thread does not start a server after a stop in another
         self._starting, self._is_stopped = threading.Lock(), False
         self._start()
 
@@ -147,13 +149,13 @@ class TritonServer:
 
     @property
     def exposure(self) -> str:
-        """One line that says which servers others can reach, and which flags close them."""
+        """A line that says which servers other machines can reach, and which flags close them."""
         return describe_exposure(self.host, self._options.http_host, self._options.launch.metrics)
 
     def is_ready(self) -> bool:
         """Return True if all models are loaded and all servers listen.
 
-        The gRPC server is the first to listen.
+        The gRPC server listens before the HTTP and metrics servers do.
         """
         others = [(self._options.http_host, self.ports.http)] if self._options.http_host else []
         if self._options.launch.metrics:
@@ -161,7 +163,7 @@ class TritonServer:
         return is_ready(self.grpc_address) and all(_listens(*other) for other in others)
 
     def _is_protected_and_ready(self) -> bool:
-        """Protect the segments that exist by now.
+        """Protect the segments, and return True if the server is ready.
 
         A model that is ready has created all of its segments.
         """
@@ -198,10 +200,11 @@ class TritonServer:
 
         Args:
             stop: Ends the wait.
-            sources: Where faults of the machine and hangs are looked for.
+            sources: The sources of signs of machine faults and hangs.
 
         Raises:
-            MachineFaultError: The machine has a fault; `stop()` lets running requests end or move.
+            MachineFaultError: The machine has a fault. Call `stop()`, which lets running requests
+                end or fail over.
             ServerError: The server, a model's process or an engine ended by itself, or hangs.
         """
         with contextlib.closing(FaultWatch(sources, self.metrics_url)) as watch:
@@ -218,14 +221,14 @@ class TritonServer:
             if self._loop_end:
                 self._is_broken = True
                 raise ServerError(
-                    f"A worker of TensorRT-LLM has ended its loop: {self._loop_end}. All requests would wait forever, "
-                    "so the server is killed. Gateways continue its answers on other replicas."
+                    f"A worker of TensorRT-LLM has ended its loop: {self._loop_end}. All requests would "
+                    "wait forever, so the server is killed. Gateways continue the running answers on other replicas."
                 )
             dead = next(
                 (name for name, group in self._models.items() if not all(process.is_alive for process in group)), None
             )
-            # the models' processes end with Triton and may be gone first, so wait before blaming a
-            # model
+            # the processes of models end with Triton and may be gone before it, so wait for Triton
+            # before blaming a model
             if self._ended_within(EXIT_DETECTION_TIMEOUT if dead else 0):
                 raise ServerError(f"Triton ended unexpectedly with {self._ending()}")
             if dead is not None:
@@ -246,7 +249,7 @@ class TritonServer:
             )
 
     def stop(self, at_once: bool = False, timeout: float | None = None) -> int:
-        """Let running requests end, then stop the server and remove what is left.
+        """Let running requests end, then stop the server and clean up after it.
 
         Requests have at most `timeout` seconds to end, by default the exit timeout.
 
@@ -261,8 +264,8 @@ class TritonServer:
         return self._end(at_once, timeout)
 
     def _end(self, at_once: bool = False, timeout: float | None = None) -> int:
-        # Open MPI's daemon and the workers of the LLM API below it are in sessions of their own, and can
-        # outlive a model's process that was killed
+        # Open MPI's daemon, and the workers of the LLM API below it, run in separate sessions and
+        # can outlive a model's process that was killed
         below = self._below + descendants(self.process.pid)
         try:
             if self.process.poll() is None and not self._is_broken and not at_once:
@@ -279,9 +282,9 @@ class TritonServer:
         return self.process.returncode
 
     def restart(self) -> None:
-        """Start the server again on its ports, after `wait` has raised an error. Call `wait_ready` next.
+        """Start the server again on its ports, after `wait` has raised an error.
 
-        The thread of the caller must live as long as the server, which ends with it.
+        Call `wait_ready` next. The server ends with the calling thread.
         """
         self._end()
         self._models, self._below, self._is_broken, self._dead_engine = {}, [], False, None
@@ -311,9 +314,9 @@ class TritonServer:
         self._reader.start()
 
     def _restart_once(self) -> bool:
-        """Restart the server once if it failed on the known shared-memory fault or lost a free port.
+        """Restart the server once, after the known shared-memory fault or the loss of a free port.
 
-        Return True if it was restarted.
+        Return True if the server was restarted.
         """
         port_taken = self._choose_ports is not None and failed_on_port(self.log)
         if not (self._may_restart and (port_taken or failed_on_lock(self.log))):
@@ -329,10 +332,11 @@ class TritonServer:
         return True
 
     def _finish(self, deadline: float) -> None:
-        """Send SIGTERM. Requests to models other than our engines have the rest of the time.
+        """Send SIGTERM.
 
-        mpirun gives its ranks only a second. So rank 0, which has the requests, gets the signal
-        first, and then mpirun, which ends the ranks that wait for work.
+        Requests to other models than our engines may use the rest of the exit timeout. mpirun gives
+        its ranks only a second. So rank 0, which has the requests, gets the signal first, followed
+        by mpirun, which ends the ranks that wait for work.
         """
         if not self._under_mpi:
             self.process.send_signal(signal.SIGTERM)
@@ -360,19 +364,19 @@ class TritonServer:
             time.sleep(0.05)
 
     def _kill_group(self) -> None:
-        # stubs end with their server, except one that hangs in a library call
+        # a stub ends with its server, unless it hangs in a library call
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def _failure(self, lost: str = "") -> str:
-        ending = f"it ended with code {self.process.returncode} and said nothing"
+        ending = f"it ended with code {self.process.returncode} and an empty log"
         if lost:
             ending = (
                 f"a process of model {lost} ended while it loaded; the kernel kills it when memory runs out (see dmesg)"
             )
         cause = explain_failure(self.log) or ending
         if self._worker_failure:
-            # the model's own exception says no more than that a worker failed
+            # the model's exception only says that a worker failed, so prefer the worker's error
             cause = f"TensorRT-LLM failed {self._worker_failure}"
         return f"Triton did not start: {cause}."
 
@@ -418,30 +422,31 @@ def _listens(host: str, port: int) -> bool:
 
 def _model_died(model: str) -> str:
     # Triton 2.51 neither restarts the process nor ends its streams, and still reports the model as
-    # ready; TensorRT-LLM 1.2 waits forever for a worker that was killed (NVIDIA/TensorRT-LLM #16338)
+    # ready. TensorRT-LLM 1.2 waits forever for a worker that was killed, as reported in
+    # NVIDIA/TensorRT-LLM #16338.
     return (
         f"A process of model {model} ended unexpectedly (see the log above), and Triton would leave its requests "
-        "waiting forever, so the server stops now. Start it again; systemd or Kubernetes does so by itself."
+        "waiting forever, so the server stops now. Start the server again; systemd or Kubernetes does so by itself."
     )
 
 
 def _engine_ended(model: str, reason: str) -> str:
     return (
-        f"The engine of model {model} has ended: {reason}. Its requests have failed; the others are being finished. "
-        "Start it again; systemd or Kubernetes does so by itself."
+        f"The engine of model {model} has ended: {reason}. Its requests have failed, and the requests of "
+        "other models are being finished. Start the server again; systemd or Kubernetes does so by itself."
     )
 
 
 def print_log(line: LogLine) -> None:
-    """Print a line of the log to stderr, unless it is one that Triton logs at each start."""
+    """Print a line of the log to stderr, except lines that Triton logs at every start."""
     if not line.is_noise:
         print(line, file=sys.stderr, flush=True)
 
 
 def gpus_of_replicas(repository: Path, replicas: int) -> Sequence[str]:
-    """Return `visible_gpus` for each of several servers of a repository, empty for all GPUs.
+    """Return `visible_gpus` for each of several servers of a repository.
 
-    Raises ResourceError if this machine has too few GPUs.
+    An empty text stands for all GPUs. Raises ResourceError if this machine has too few GPUs.
     """
     manifest = RepositoryManifest.load(repository)
     if replicas == 1 or not manifest.uses_gpus:
@@ -467,9 +472,9 @@ def start_triton(
     Args:
         repository: The model repository.
         options: The choices of the user, by default those of `LaunchOptions`.
-        strict: Reject a repository that was edited.
+        strict: True to reject a repository that was edited.
         on_log: Called with each line of the log.
-        installation: The server to start, by default the one of this machine.
+        installation: The Triton installation to start, by default this machine's.
         fields: Fields of `LaunchOptions` to replace in `options`.
 
     Raises:
@@ -513,7 +518,8 @@ def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions,
     command, environment = launch_command(options, plan)
     inherited = without_slurm_variables(os.environ) if plan.mode == "single" else dict(os.environ)
     environment = {**OVERSUBSCRIBE, **inherited, **installation.environment, **environment}
-    # byte code in a repository, which Python would run in place of the source, is then an edit
+    # makes byte code in a repository, which Python would run instead of the source, count as an
+    # edit
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
     if options.launch.visible_gpus:
         environment["CUDA_VISIBLE_DEVICES"] = options.launch.visible_gpus
@@ -521,15 +527,16 @@ def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions,
     return subprocess.Popen(
         with_parent_death_signal(command),
         env=environment,
-        # Triton's Python models import from the working directory, which may be a stranger's checkpoint
+        # Triton's Python models import from the working directory, which may be an untrusted
+        # checkpoint
         cwd="/",
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         pass_fds=(lock,),
-        # for files of the models; Triton's shared memory has modes of its own
-        # (SharedMemory.protect)
+        # the umask applies to files of the models; SharedMemory.protect sets the modes of shared
+        # memory
         umask=0o077,
     )
 
@@ -537,15 +544,15 @@ def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions,
 def _check_program(program: str, path: str) -> None:
     if shutil.which(program, path=path) is None:
         raise MissingDependencyError(
-            f"{program} is not on PATH, and engines of several GPUs start with it: run this in NVIDIA's image, or "
+            f"{program} is not on PATH, but starts engines of several GPUs: run this in NVIDIA's image, or "
             "install Open MPI."
         )
 
 
 def _choose_ports(server: ServerOptions) -> Ports:
-    """Return the server's ports, with free ones for those that are 0.
+    """Return the server's ports, with a free port in place of each 0.
 
-    Ports of servers that are off stay as they are.
+    Ports of servers that are off stay unchanged.
 
     Raises:
         InputError: Two servers have the same port.
@@ -560,21 +567,21 @@ def _choose_ports(server: ServerOptions) -> Ports:
     fixed = [port for _, port in addresses.values() if port]
     if len(set(fixed)) != len(fixed):
         names = ", ".join(f"{name} {port}" for name, (_, port) in addresses.items())
-        raise InputError(f"Two servers have the same port ({names}); give each its own.")
+        raise InputError(f"Two servers have the same port ({names}); give each server a different port.")
     with contextlib.ExitStack() as stack:
         chosen = {name: _reserve(stack, host, name, port) for name, (host, port) in addresses.items()}
     return replace(options.ports, **chosen)
 
 
 def _reserve(stack: contextlib.ExitStack, host: str, name: str, port: int) -> int:
-    """Return the port, or a free one for 0, and hold it until the stack is closed."""
+    """Return `port`, or a free port if it is 0, and reserve the port until the stack is closed."""
     listener = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
     except OSError as error:
         raise ResourceError(
-            f"Port {port} on {host} cannot be used for {name} ({error.strerror}); stop what listens there, "
-            f"or choose another with --{name}-port (0 takes any free one)."
+            f"Port {port} on {host} cannot be used for {name} ({error.strerror}); stop the process that "
+            f"listens there, or choose another port with --{name}-port (0 takes any free port)."
         ) from error
     return int(listener.getsockname()[1])

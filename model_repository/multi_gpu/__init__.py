@@ -16,18 +16,18 @@ def export_launch(
         kind: `lws` or `slurm`.
         repository: The model repository.
         options: The options of the server.
-        gpus_per_node: The GPUs of each machine.
+        gpus_per_node: The number of GPUs of each machine.
         image: The container image, or None for the one that serves the repository.
-        claim: With `lws`, the volume claim of the engines.
+        claim: The name of the volume claim with the engines. Only used with `lws`.
 
     Raises:
-        InputError: The repository cannot be launched like this.
+        InputError: The repository cannot be launched with these options.
     """
     from llmops.model_repository.multi_gpu.lws import lws_manifests
     from llmops.model_repository.multi_gpu.multi_node import plan_multi_node
     from llmops.model_repository.multi_gpu.slurm import slurm_script
 
-    # mpirun reaches the other pods through kubectl, which NVIDIA's image lacks and our own image
-    # has
+    # use our image, because mpirun reaches the other pods through kubectl, which NVIDIA's image
+    # lacks
     plan = plan_multi_node(repository, options, gpus_per_node=gpus_per_node, image=image, own_image=kind == "lws")
     return slurm_script(plan) if kind == "slurm" else lws_manifests(plan, claim)

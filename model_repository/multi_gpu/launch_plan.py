@@ -14,17 +14,17 @@ from llmops.model_repository.repository.manifest import RepositoryManifest
 from llmops.model_repository.server.command import ServerOptions, follower_command, server_command
 
 LaunchMode = Literal["single", "leader", "orchestrator"]
-#: Variables of the orchestrator. With SPAWN_PROCESSES the backend starts its workers itself
-#: (MPI_Comm_spawn).
+#: Environment variables of the orchestrator mode. With SPAWN_PROCESSES the backend starts its
+#: workers through MPI_Comm_spawn.
 _ORCHESTRATOR_VARIABLES = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
-#: Variables with which Open MPI 4 and 5 start more processes than there are cores. They would start none otherwise, and
-#: the LLM API would wait for them forever. A pod may well have fewer cores of its own than GPUs.
+#: Variables that let Open MPI 4 and 5 start more processes than there are cores. Without them Open
+#: MPI starts no process, and the LLM API waits forever. A pod may have fewer cores than GPUs.
 OVERSUBSCRIBE = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
 _SLURM_PREFIXES = ("SLURM_", "PMI_", "PMIX_")
-#: Set by trtllm-llmapi-launch, which has started the workers itself.
+#: Environment variable that trtllm-llmapi-launch sets after it has started the workers.
 _LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
 
 
@@ -48,7 +48,7 @@ class LaunchPlan:
 
 
 def plan_launch(manifest: RepositoryManifest, requested: str = "auto") -> LaunchPlan:
-    """Return the plan for a repository. Raise InputError if it cannot be launched as requested."""
+    """Return the plan for a repository. Raise InputError for a launch that is not possible."""
     mpi = {name: engine for name, engine in manifest.engines.items() if engine.is_mpi}
     largest = max((engine.world_size for engine in mpi.values()), default=1)
     mode: LaunchMode = requested if requested != "auto" else _default_mode(len(mpi), largest)  # type: ignore[assignment]
@@ -75,8 +75,8 @@ def _check_mode(mode: LaunchMode, engines: int, largest: int) -> None:
         )
     if mode == "leader" and engines > 1:
         raise InputError(
-            f"--launch leader runs one engine, this repository has {engines} of NVIDIA's C++ backend: use --launch "
-            "orchestrator, or one repository per engine."
+            f"--launch leader runs one engine, but this repository has {engines} of NVIDIA's C++ backend: "
+            "use --launch orchestrator, or one repository per engine."
         )
     if mode != "single" and engines == 0:
         raise InputError(
@@ -91,18 +91,19 @@ def _highest_gpu(manifest: RepositoryManifest) -> int:
 
 
 def launch_command(options: ServerOptions, plan: LaunchPlan) -> tuple[list[str], dict[str, str]]:
-    """Return the command of a plan, and its variables on top of the caller's environment."""
+    """Return the command of a plan, and the variables to add to the caller's environment."""
     if plan.mode == "single":
         return server_command(options), {}
-    # Open MPI binds each of one or two processes to one core, with all threads and stubs of a server
+    # no binding: Open MPI would bind each of one or two processes to one core, with all threads and
+    # stubs of the server
     mpirun = ["mpirun", "--allow-run-as-root", "--bind-to", "none"]
     if plan.mode == "orchestrator":
-        # memory pools of the orchestrator would take memory from its workers' GPUs (for Triton
-        # later than 24.06)
+        # the orchestrator's memory pools would take memory from its workers' GPUs (Triton after
+        # 24.06)
         pools = [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(plan.gpus)]
         no_pools = ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools]
         return [*mpirun, "-n", "1", *server_command(options), *no_pools], dict(_ORCHESTRATOR_VARIABLES)
-    # a prefix per rank, because two servers on one machine would share one segment otherwise
+    # a prefix per rank, because two servers on one machine would otherwise share a segment
     ranks = [replace(options, shm_prefix=f"{options.shm_prefix}{rank}_") for rank in range(plan.world_size)]
     command = [*mpirun, "-n", "1", *server_command(ranks[0])]
     for rank in ranks[1:]:
@@ -116,13 +117,13 @@ def is_inside_slurm_job(environment: Mapping[str, str]) -> bool:
 
 
 def without_slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables that point MPI to the scheduler.
+    """Return the environment without the variables that make Open MPI use a scheduler.
 
     Open MPI starts the workers of the LLM API through the scheduler when it finds one in the
     environment, and fails with MPI_ERR_SPAWN (ai-dynamo/dynamo #808, #992; NVIDIA's Qwen2.5-VL
     guide for Triton). TensorRT-LLM's own launcher removes these variables as well
-    (tensorrt_llm/llmapi/trtllm-llmapi-launch, lines 49-75); workers that it has started keep
-    theirs.
+    (tensorrt_llm/llmapi/trtllm-llmapi-launch, lines 49-75); workers that the launcher has started
+    keep the variables.
     """
     if environment.get(_LAUNCHED) or not is_inside_slurm_job(environment):
         return dict(environment)

@@ -174,7 +174,7 @@ def test_replicas_get_gpus_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
     repository = echo_repository(tmp_path)
     marker(echo=engine(2, backend="python", directory=str(tmp_path))).save(repository)
     with Stack("127.0.0.1", 0, None, None, None) as stack:
-        said = r"^3 replicas need 6 GPUs, 2 each, and this machine has 4: start fewer"
+        said = r"^3 replicas need 6 GPUs, 2 each, but this machine has 4: start fewer"
         with pytest.raises(ResourceError, match=said):
             stack.start_tritons(repository, 3)
         stack.start_tritons(repository, 2)

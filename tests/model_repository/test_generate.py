@@ -152,7 +152,7 @@ def test_a_folder_with_other_files_is_left_alone(engine: Path, tmp_path: Path) -
     ("changes", "error", "message"),
     [
         ({"name": "a/b"}, InputError, "cannot name a model"),
-        ({"complete": False}, InputError, "is not finished"),
+        ({"complete": False}, InputError, "is not complete"),
         (
             {"versions": {"openvino": "2099.1.0"}},
             VersionMismatchError,

@@ -41,8 +41,8 @@ def test_several_engines_get_gpus_of_their_own() -> None:
             {"a": (0,), "b": (0,)},
             "a and b would both run on GPU 0: give each",
         ),
-        ([GpuRequirement("a", 2)], {"a": (0,)}, "a needs 2 GPUs of its own, and 0 was given"),
-        ([GpuRequirement("a", 2)], {"a": (1, 1)}, "a needs 2 GPUs of its own, and 1,1 was given"),
+        ([GpuRequirement("a", 2)], {"a": (0,)}, "a needs 2 different GPUs, but was given 0"),
+        ([GpuRequirement("a", 2)], {"a": (1, 1)}, "a needs 2 different GPUs, but was given 1,1"),
         ([GpuRequirement("a", 2)], {"x": (0,)}, "no GPU engine has that name; choose one of a"),
     ],
 )
@@ -53,9 +53,9 @@ def test_an_overlap_or_a_wrong_number_is_refused(needs: list[GpuRequirement], wa
 
 def test_more_gpus_than_there_are_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_assignment, "count_gpus", lambda: 2)
-    with pytest.raises(InputError, match=r"^b would run on GPU 3, and this machine has 2; .* take 4: serve fewer"):
+    with pytest.raises(InputError, match=r"^b would run on GPU 3, but this machine has 2; .* take 4: serve fewer"):
         assign_gpus([GpuRequirement("a", 2), GpuRequirement("b", 2)], {})
-    with pytest.raises(ResourceError, match=r"^The engines of this repository need 8 GPUs, and this machine has 2"):
+    with pytest.raises(ResourceError, match=r"^The engines of this repository need 8 GPUs, but this machine has 2"):
         check_gpu_count(8)
 
 
@@ -90,7 +90,7 @@ def test_gpus_count_up_to_the_first_that_does_not_exist(monkeypatch, tmp_path, c
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert gpu_assignment.count_gpus() == seen
     with pytest.raises(
-        ResourceError, match=f"need 2 GPUs, and CUDA_VISIBLE_DEVICES={chosen} leaves {seen}: serve fewer"
+        ResourceError, match=f"need 2 GPUs, but CUDA_VISIBLE_DEVICES={chosen} leaves {seen}: serve fewer"
     ):
         check_gpu_count(2)
 

@@ -361,8 +361,8 @@ def test_a_lock_fault_of_upstream_at_the_start_is_tried_again(tmp_path: Path, re
         assert (len(set(prefixes)), prefixes[1]) == (2, server.shm_prefix)
         assert list(SHM_DIR.glob(f"{prefixes[0]}*")) == []
     assert [line.message for line in said if "starting it once more" in line.message] == [
-        "Triton's Python backend ended at once with boost::interprocess::lock_exception, a rare fault of its shared "
-        "memory; starting it once more."
+        "Triton's Python backend ended at its start with boost::interprocess::lock_exception, a rare fault of its "
+        "shared memory; starting it once more."
     ]
     assert segments(server) == []
 
