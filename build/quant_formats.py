@@ -1,6 +1,6 @@
-"""The table of quantization formats, with everything that any part of llmops knows about each.
+"""The table of quantization formats, with all facts that llmops has about each format.
 
-A row that leaves something out cannot be constructed. Sources: TensorRT-LLM
+A row without a required fact cannot be constructed. Sources: TensorRT-LLM
 `examples/quantization/quantize.py`, `tensorrt_llm/quantization/mode.py`,
 `docs/source/features/quantization.md`; ModelOpt 0.47 `modelopt.torch.quantization.config`; the
 tables of NVIDIA's AIConfigurator.
@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from llmops.build.target_facts import TARGETS, TargetName
 from llmops.errors import InputError
 
-#: The `group` of a format with one scale per output channel: larger than any row.
+#: Value of `group` for a format with one scale per output channel: larger than any row.
 PER_CHANNEL = 1 << 30
 _ENGINE: frozenset[TargetName] = frozenset({"tensorrt"})
 _TORCH: frozenset[TargetName] = frozenset({"pytorch"})
@@ -21,7 +21,10 @@ _GPU = _ENGINE | _TORCH
 
 @dataclass(frozen=True)
 class QualityLimits:
-    """The largest accepted quality loss (build/quality/quality_gates.py). None disables a limit."""
+    """The maximum quality loss of a format (see build/quality/quality_gates.py).
+
+    None disables a limit.
+    """
 
     max_ppl_ratio: float | None = None
     min_top1: float | None = None
@@ -32,7 +35,10 @@ class QualityLimits:
 
 @dataclass(frozen=True)
 class FormatRemoval:
-    """The removal of a format in release `since`; `what` is NVIDIA's name for the format."""
+    """The removal of a format from TensorRT-LLM, in release line `since`.
+
+    `what` is NVIDIA's name for the format.
+    """
 
     since: tuple[int, int]
     what: str
@@ -116,23 +122,23 @@ class QuantFormat:
 
     @property
     def label(self) -> str:
-        """Return the name that users of the planner write."""
+        """Return the name of the format in plans and reports."""
         return "bf16" if self.name == "none" else self.name
 
     @property
     def as_stored(self) -> bool:
-        """Return True for a format that only comes with a checkpoint and is built unchanged."""
+        """Return True if the format exists only in published checkpoints, built unchanged."""
         return not self.made_here and bool(self.method)
 
     @property
     def grouped(self) -> bool:
-        """Return True if groups of inputs share a scale that --group-size selects."""
+        """Return True if groups of inputs share a scale, whose size --group-size sets."""
         return bool(self.groups)
 
     def linear_bytes(self, inputs: int, outputs: int, part: str, dtype_bytes: int) -> int:
         """Return the bytes of a weight matrix with its scales.
 
-        Unquantised parts take `dtype_bytes` per weight.
+        An unquantised weight takes `dtype_bytes`.
         """
         if part not in self.parts or self.bits == 16:
             return inputs * outputs * dtype_bytes
@@ -140,7 +146,7 @@ class QuantFormat:
         return weights + self._scales(inputs, outputs) + (2 * inputs if self.pre_scale else 0)
 
     def table_bytes(self, rows: int, width: int, dtype_bytes: int) -> int:
-        """Return the bytes of `rows` rows of the embedding or the output head.
+        """Return the bytes of `rows` rows of the embedding or the output head in this format.
 
         In 8 bits, each row has a scale and a zero point.
         """
@@ -154,10 +160,10 @@ class QuantFormat:
         return int(self.scale_bytes)
 
 
-#: Limits leave half as much again as SmolLM2-135M loses, the smallest model that comes with llmops
-#: (docs/quantisation.md has its figures). Larger models lose less.
+#: Limits of FP8: 1.5 times the loss of SmolLM2-135M, the smallest model that comes with llmops
+#: (docs/quantisation.md has the figures). Larger models lose less.
 _FP8_LOSS = QualityLimits(max_ppl_ratio=1.08, min_top1=0.81, max_mean_kl=0.10, max_weight_error=0.1)
-# Sizes of groups:
+# The sizes of groups are from
 # `cpp/tensorrt_llm/kernels/cutlass_kernels/fpA_intB_gemm/fpA_intB_gemm_template.h`, and for W4A8
 # `validate_group_size` of `tensorrt_llm/quantization/functional.py`.
 _ALL = (
@@ -201,9 +207,9 @@ _ALL = (
         min_range=0.09), sm=89,
         group=128, scale_bytes=2, pre_scale=True, kv="fp8", gemm_plugin=True, fp8_attention=True,
     ),
-    # Smoothing moves the outliers of the inputs into the weights, whose other columns then round
-    # coarsely. It gives every input a range of its own, and the calibration texts hardly use some
-    # of them.
+    # SmoothQuant has wide limits: it moves the outliers of the inputs into the weights, whose other
+    # columns then round coarsely, and gives every input its own range, also inputs that the
+    # calibration texts hardly use.
     QuantFormat(
         "int8_sq", "SmoothQuant: INT8 weights and activations", _ENGINE, 8, "int8", algorithm="W8A8_SQ_PER_CHANNEL",
         made_here=True, preset="INT8_SMOOTHQUANT_CFG", calibrated=True, inputs="int8", gemm="sq", moe=None,
@@ -228,7 +234,8 @@ _ALL = (
         method="mxfp4", algorithm="W4A16_MXFP4", made_here=False, gemm=None, moe="w4a16_mxfp4", loss=None, group=32,
         scale_bytes=1, parts=frozenset({"experts"}),
     ),
-    # OpenVINO's: a float16 scale and an integer zero point, embedding and head in 8 bits
+    # Formats of OpenVINO have a float16 scale and an integer zero point. Embedding and output head
+    # are in 8 bits.
     QuantFormat(
         "int8", "unsigned 8 bits per channel", _OPENVINO, 8, "bf16", algorithm=None, made_here=False,
         gemm=None, moe=None,
@@ -240,13 +247,13 @@ _ALL = (
     ),
 )  # fmt: skip
 FORMATS: dict[str, QuantFormat] = {quant_format.name: quant_format for quant_format in _ALL}
-#: The formats that `llmops plan` can plan for.
+#: Formats that `llmops plan` can plan for, by name.
 PLANNED = {name: quant_format for name, quant_format in FORMATS.items() if not quant_format.targets <= _OPENVINO}
 _ALIASES = {alias: quant_format.name for quant_format in _ALL for alias in quant_format.aliases}
 
 
 def buildable_formats(target: str) -> dict[str, QuantFormat]:
-    """Return the values of `--quant` for a target."""
+    """Return the formats that `--quant` accepts for a target, by name."""
     return {
         name: quant_format
         for name, quant_format in FORMATS.items()
@@ -255,10 +262,11 @@ def buildable_formats(target: str) -> dict[str, QuantFormat]:
 
 
 def format_of(name: str, target: str) -> QuantFormat:
-    """Return the format as the target builds it.
+    """Return the format `name` with the target's way to build it.
 
     Raises:
-        InputError: The target does not have the format. The message lists those it has.
+        InputError: The target does not have the format. The message lists the formats of the
+            target.
     """
     found = FORMATS.get(name)
     if found is None or name not in buildable_formats(target):
@@ -270,7 +278,7 @@ def format_of(name: str, target: str) -> QuantFormat:
 
 
 def planned_format(name: str) -> QuantFormat | None:
-    """Return the format for `llmops plan --quant`, ignoring case, or None."""
+    """Return the format for a value of `llmops plan --quant`, in any case, or None."""
     key = name.lower()
     return PLANNED.get(_ALIASES.get(key, key))
 
@@ -290,9 +298,9 @@ def format_of_method(method: str | None) -> QuantFormat | None:
 
 
 def removal_reason(name: str, release: tuple[int, int]) -> str | None:
-    """Return the name of a format that the TensorRT-LLM release no longer loads, or None.
+    """Return NVIDIA's name of a format that the TensorRT-LLM release no longer loads, or None.
 
-    The name is NVIDIA's. The result is None if the release loads the format.
+    The result is None if the release loads the format.
     """
     removal = FORMATS[name].removal if name in FORMATS else None
     return removal.what if removal and release >= removal.since else None
@@ -301,7 +309,7 @@ def removal_reason(name: str, release: tuple[int, int]) -> str | None:
 def check_kv_cache(kv_cache: str, target: TargetName) -> None:
     """Raise InputError if the target does not have the KV cache dtype.
 
-    `auto` keeps the model's dtype. INT8 caches exist in TensorRT engines only.
+    `auto` keeps the model's dtype. Only TensorRT engines have INT8 caches.
     """
     known = TARGETS[target].kv_caches
     if kv_cache not in known:

@@ -1,4 +1,4 @@
-"""Quality of quantised models: measures against the source, gates and golden prompts.
+"""Measure the quality of quantised models against the source, and apply quality gates.
 
-Quantising itself belongs to `quantize/`.
+The quantisation itself belongs to `quantize/`.
 """

@@ -1,4 +1,4 @@
-"""Layerwise models of checkpoints on disk: the source, and the export as its own files describe it."""
+"""Open the source checkpoint, and its export, as models that are read layer by layer."""
 
 import warnings
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from llmops.build.quantize.module_fixes import split_experts
 from llmops.build.quantize.rank_file_reader import RankFileReader
 from llmops.errors import BuildError
 
-#: Module names of transformers 5 -> their names in some checkpoints.
+#: Module names of transformers 5 -> the names of these modules in some checkpoints.
 _OLDER = ((".mlp.", ".block_sparse_moe."),)
 
 
@@ -29,8 +29,8 @@ def open_source(checkpoint: Checkpoint) -> LayerwiseModel:
     """Return the model of the source checkpoint.
 
     Raises:
-        CheckpointError: Weights are missing or not plain numbers. Raised here or when a layer is
-            read.
+        CheckpointError: Weights are missing or not plain numbers. The error is raised here, or when
+            a layer is read.
     """
     module = empty_model(source_config(checkpoint))
     split_experts(module)
@@ -64,15 +64,16 @@ class _SourceWeights(ModelWeights):
 
 
 def _float32(weight: Weight, device: str) -> Tensor:
-    """Return a copy, so that no tensor keeps the file's pages.
+    """Return a float32 copy of a weight, so that no tensor keeps the file's pages in memory.
 
-    16-bit numbers cross to a GPU as they are and widen there.
+    16-bit numbers are copied to a GPU unchanged and converted there.
     """
     if weight.blocks:
         return torch.from_numpy(np.array(weight.float32(), order="C")).to(device)
     bits = weight.data.view(np.int16) if weight.element == "bf16" else weight.data
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that the array is read-only
+        # torch warns that the array is read-only, but nothing writes to this tensor.
+        warnings.simplefilter("ignore")
         stored = torch.from_numpy(bits)
     if weight.element == "bf16":
         stored = stored.view(torch.bfloat16)
@@ -80,9 +81,9 @@ def _float32(weight: Weight, device: str) -> Tensor:
 
 
 def load_exported(folder: Path, target: str, checkpoint: Checkpoint) -> LayerwiseModel:
-    """Return the model of an export, built from its files alone.
+    """Return the model of an export, built only from the export's files.
 
-    Wrong scales, swapped shards and wrong numbers in config.json therefore show.
+    Wrong scales, swapped shards and wrong numbers in config.json therefore change its answers.
 
     Raises:
         BuildError: Files, architecture and source do not fit together.
@@ -105,7 +106,7 @@ def load_exported(folder: Path, target: str, checkpoint: Checkpoint) -> Layerwis
 def _engine_architecture(checkpoint: Checkpoint, exported: dict[str, Any]) -> Any:
     """Return the source's config with the engine's own fields replaced.
 
-    These are all fields that the engine takes from its own config.json.
+    The replaced fields are all fields that the engine reads from its own config.json.
     """
     config = source_config(checkpoint)
     config.rms_norm_eps = exported["norm_epsilon"]
@@ -145,13 +146,13 @@ class _ExportedWeights(ModelWeights):
         for name, shape in shapes.items():
             if tuple(found.weights[name].shape) != shape:
                 raise BuildError(
-                    f"The exported {name} is {tuple(found.weights[name].shape)}, its architecture has {shape}. {_AGAIN}"
+                    f"The exported {name} has the shape {tuple(found.weights[name].shape)} instead of {shape}. {_AGAIN}"
                 )
         return found
 
 
-_UNFIT = "the exported checkpoint does not fit its architecture"
-_AGAIN = "Build again; if it stays, report it."
+_UNFIT = "The exported checkpoint does not fit its architecture"
+_AGAIN = "Build again, and report this if it fails again."
 
 
 def _missing_error(name: str) -> BuildError:

@@ -1,6 +1,6 @@
 """Check that the exported config.json describes the source.
 
-A wrong number there is a fault, not a quality loss.
+A wrong number in config.json is a fault of the export, and no loss by quantisation.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from llmops.build.model.architecture import Architecture
 from llmops.build.quantize.hf_config import with_transformers4_keys
 from llmops.errors import BuildError
 
-#: Fields that may differ in a Hugging Face export.
+#: Fields of config.json that may differ between a Hugging Face export and its source.
 _IGNORED_FIELDS = {
     "dtype", "torch_dtype", "transformers_version", "quantization_config", "_name_or_path", "use_cache",
     "architectures", "rope_parameters", "bos_token_id", "eos_token_id", "pad_token_id",
@@ -41,7 +41,10 @@ def check_engine_config(exported: dict[str, Any], arch: Architecture, source: di
 
 
 def _rope_and_norm(source: dict[str, Any]) -> dict[str, Any]:
-    """Return RoPE and norm settings, wherever the source's transformers kept them."""
+    """Return the settings of RoPE and norms, under the engine's names.
+
+    The versions of transformers keep these settings in different places of config.json.
+    """
     old = with_transformers4_keys(source)
     old = {**old, **old["text_config"]} if isinstance(old.get("text_config"), dict) else old
     names = {"norm_epsilon": "rms_norm_eps", "rotary_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
@@ -51,7 +54,8 @@ def _rope_and_norm(source: dict[str, Any]) -> dict[str, Any]:
 def check_hf_config(exported: dict[str, Any], source: dict[str, Any]) -> None:
     """Check every number and switch in config.json of a Hugging Face export against the source.
 
-    TensorRT-LLM 1.2 reads the older spelling, so that one counts where both are present.
+    TensorRT-LLM 1.2 reads the older spelling of a field, so the older spelling counts where both
+    are present.
     """
     if "text_config" in source and "text_config" not in exported:  # the text part of a model with encoders
         source = source["text_config"]
@@ -64,8 +68,8 @@ def _check_fields(exported: dict[str, Any], expected: dict[str, Any]) -> None:
         found = _get(exported, name)
         if not _same(found, value):
             raise BuildError(
-                f"The exported config.json has {name} = {found!r}, the source has {value!r}: a fault in the export, no "
-                "cost of quantising. Build again; if it stays, report it."
+                f"The exported config.json has {name} = {found!r}, and the source has {value!r}: a fault of the "
+                "export, and no loss by quantisation. Build again, and report this if it fails again."
             )
 
 

@@ -1,4 +1,4 @@
-"""Quality metrics of an engine folder: the stored ones, or measured again against a checkpoint."""
+"""Return the quality metrics of an engine folder, stored or measured again against a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def evaluate(
 
     Args:
         folder: An engine folder or a quantised Hugging Face checkpoint.
-        against: The source to measure against, or None for the stored metrics.
-        limits: Limits that override those of the build.
-        progress: Receives stages.
+        against: The source checkpoint to measure against, or None for the stored metrics.
+        limits: Limits of the quality gate that override the limits of the build.
+        progress: Receives the stages of the measurement.
 
     Raises:
-        InputError: There is nothing to show or to measure.
+        InputError: The folder has no stored metrics, or its weights cannot be measured.
     """
     if not (folder / FILE_NAME).is_file() and (folder / "config.json").is_file():
         return _evaluate_checkpoint(folder, against, limits, progress)
@@ -38,7 +38,10 @@ def evaluate(
     if against is not None:
         return _measure_engine(folder, manifest, against, progress), gates
     if manifest.quality is None:
-        raise InputError(f"{folder} has no figures: its build measured none. Give the source: --against CHECKPOINT.")
+        raise InputError(
+            f"{folder} has no quality metrics, because its build measured none; give the source with --against "
+            "CHECKPOINT."
+        )
     return manifest.quality, gates
 
 
@@ -48,7 +51,10 @@ def _evaluate_checkpoint(
     from llmops.build.checkpoint import open_checkpoint
 
     if against is None:
-        raise InputError(f"{folder} is a checkpoint, not an engine; give what to compare it with: --against SOURCE.")
+        raise InputError(
+            f"{folder} is a checkpoint and not an engine, so it has no stored metrics; give the source with "
+            "--against CHECKPOINT."
+        )
     found = open_checkpoint(str(folder)).quantisation
     gates = QualityGates.from_options(limits, found.method if found is not None else "none")
     return _measure(folder, "pytorch", against, progress), gates
@@ -56,10 +62,13 @@ def _evaluate_checkpoint(
 
 def _measure_engine(folder: Path, manifest: EngineManifest, against: str, progress: Progress) -> QualityMetrics:
     if manifest.target not in ("tensorrt", "pytorch"):
-        raise InputError(f"--against works for targets tensorrt and pytorch; {folder} is of target {manifest.target}.")
+        raise InputError(
+            f"--against works for targets tensorrt and pytorch, and {folder} has target {manifest.target}; leave it "
+            "out."
+        )
     weights = folder / ("checkpoint" if manifest.target == "tensorrt" else manifest.model_dir)
     if not (weights / "config.json").is_file():
-        raise InputError(f"{weights} is gone, so the weights cannot be read back; build the engine again.")
+        raise InputError(f"{weights} was removed, so the weights cannot be read back; build the engine again.")
     return _measure(weights, manifest.target, against, progress)
 
 
@@ -74,7 +83,7 @@ def _measure(weights: Path, target: str, against: str, progress: Progress) -> Qu
     source = open_checkpoint(against)
     if source.quantisation is not None and source.quantisation.method != "gguf":
         raise InputError(
-            f"--against {against} is quantised itself ({source.quantisation.method}); give the full-precision source."
+            f"--against {against} is itself quantised ({source.quantisation.method}); give the full-precision source."
         )
     with report_full_gpu(), scratch_folder("llmops-eval-") as scratch:
         return measure_export(weights, target, source, _record(source, scratch, progress), progress)

@@ -13,14 +13,14 @@ from llmops.build.quality.measures import Comparison, largest_difference, range_
 from llmops.build.quality.reference_answers import ReferenceAnswers, SketchCollector, golden_agreement
 from llmops.build.quantize.forward_progress import layer_progress
 
-#: Weight error that stands for infinity, which JSON does not have.
+#: Weight error that is recorded in place of infinity, which JSON does not have.
 _WORST = 1e9
 
 
 def measure_export(
     folder: Path, target: str, checkpoint: Checkpoint, reference: ReferenceAnswers, progress: Progress | None = None
 ) -> QualityMetrics:
-    """Load the export in `folder` and measure it.
+    """Return the quality metrics of the export in `folder`.
 
     Raises:
         BuildError: The export cannot be loaded.
@@ -34,7 +34,7 @@ def measure_export(
 def compare_export(
     exported: LayerwiseModel, reference: ReferenceAnswers, progress: Progress | None = None
 ) -> QualityMetrics:
-    """Return all metrics of an export against the reference."""
+    """Return the quality metrics of a loaded export against the answers of its source."""
     comparison, sketches, progress = Comparison(), SketchCollector(exported), progress or SilentProgress()
     with progress.stage("Measuring quality", reference.forward_cost()), layer_progress(exported.module, progress):
         found = exported.log_probs([*reference.texts, *reference.answered], sketches.add)

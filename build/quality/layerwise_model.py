@@ -1,9 +1,10 @@
 """Run a causal language model with one decoder layer in memory at a time.
 
-All texts go through a layer before the next one is read, so each weight is read once, and memory
-holds one layer and the states of the texts. How transformers calls a layer (masks, rotations, which
-differ by family and layer) is not repeated here: the model first runs with recorders in place of
-its layers, then the recorded calls are made for real.
+All texts pass through a layer before the next layer is read, so each weight is read once, and
+memory holds one layer and the states of the texts. Families and layers differ in the masks and
+rotations with which transformers calls a layer, so this module does not rebuild the calls: the
+model first runs with recorders in place of its layers, and the recorded calls are then made with
+the real layers.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ LayerVisitor = Callable[[Mapping[str, Tensor]], None]
 
 
 class ModelWeights(ABC):
-    """A source of weights. Names are transformers', with experts one by one."""
+    """A source of weights, by transformers' names. Each expert has names of its own."""
 
     @abstractmethod
     def layer(self, shapes: Mapping[str, tuple[int, ...]]) -> ExportedModel:
-        """Return the weights of these names in float32.
+        """Return the weights with the names of `shapes`, in float32.
 
         Raises:
-            CheckpointError, BuildError: A weight is missing or does not fit.
+            CheckpointError, BuildError: A weight is missing or has another shape.
         """
 
     @abstractmethod
     def table(self, name: str) -> EmbeddingTable | None:
-        """Return the embedding or output matrix.
+        """Return the embedding or the output matrix.
 
-        The result is None for an output matrix that is the embedding.
+        The result is None for an output matrix that is the embedding itself.
         """
 
 
@@ -81,7 +82,7 @@ class LayerwiseModel:
         self._put(self.outer)
 
     def _kept(self, table: EmbeddingTable) -> EmbeddingTable:
-        """Return the output matrix in the device's memory if there is room: each token reads it."""
+        """Return the output matrix, in the device's memory if it fits: each token reads it."""
         size = table.shape[0] * table.shape[1] * 4
         if size > self._room or (isinstance(table, DenseTable) and self.device.type == "cpu"):
             return table
@@ -95,9 +96,8 @@ class LayerwiseModel:
     def log_probs(self, texts: Sequence[list[int]], visit: LayerVisitor | None = None) -> Iterator[Tensor]:
         """Yield for each text the log-probabilities of each token after the first.
 
-        They are float32 on the CPU, (tokens - 1, vocabulary).
-
-        `visit` receives the weights of each layer while they are in memory.
+        The log-probabilities are float32 tensors (tokens - 1, vocabulary) on the CPU. `visit` is
+        called with the weights of each layer while the layer is in memory.
         """
         stubs = [_LayerStub(layer) for layer in self._layers]
         with self._stubbed(stubs):
@@ -145,7 +145,7 @@ class LayerwiseModel:
 
     @contextlib.contextmanager
     def generating(self) -> Iterator[Any]:
-        """Yield the module, whose layers are read whenever they are called."""
+        """Yield the module for generation: each layer is read when it is called."""
         contexts: dict[int, Any] = {}
 
         def begin(index: int, *args: Any) -> None:
@@ -178,7 +178,7 @@ class LayerwiseModel:
             self._hooks.close()
 
     def _cache_if_small(self, index: int, found: ExportedModel) -> None:
-        # The export of a model on a GPU is read into the machine's own memory.
+        # An export is read into the memory of the CPU, also if the source was on a GPU.
         on_device = all(value.device.type == self.device.type for value in found.weights.values())
         room = self._room if on_device else CACHED_LAYERS_BYTES
         size = sum(value.numel() * 4 for layer in (*self._cache.values(), found) for value in layer.weights.values())
@@ -210,7 +210,7 @@ class LayerwiseModel:
 def _bytes_to_keep(device: torch.device) -> int:
     """Return the bytes of float32 weights to keep instead of reading them again for each token.
 
-    On a GPU this is half of its free memory.
+    On a GPU, the result is half of the free memory.
     """
     if device.type == "cpu":
         return CACHED_LAYERS_BYTES
@@ -219,7 +219,10 @@ def _bytes_to_keep(device: torch.device) -> int:
 
 
 class _LayerStub(nn.Module):
-    """A stand-in for a decoder layer that records its calls and returns `result` once it is known."""
+    """A stub of a decoder layer that records its calls.
+
+    Once `result` is set, it returns `result`.
+    """
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -234,7 +237,7 @@ class _LayerStub(nn.Module):
         return hidden
 
     def __getattr__(self, name: str) -> Any:
-        """Forward to the layer: some decoders ask their layers which kind of attention they have."""
+        """Return an attribute of the real layer: some decoders read a layer's kind of attention."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -242,7 +245,7 @@ class _LayerStub(nn.Module):
 
 
 class _BlockwiseHead(nn.Module):
-    """An output matrix multiplied a block of rows at a time."""
+    """An output matrix that multiplies one block of rows at a time, to save memory."""
 
     def __init__(self, table: EmbeddingTable) -> None:
         super().__init__()
@@ -253,7 +256,7 @@ class _BlockwiseHead(nn.Module):
 
 
 def _read_rows(embedding: Any, table: EmbeddingTable) -> None:
-    """Make an embedding read the requested rows whenever it is called."""
+    """Make an embedding read only the rows of the requested tokens, at each call."""
 
     def fetch(module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         needed, stubs = torch.unique(inputs[0], return_inverse=True)
@@ -272,8 +275,8 @@ def _input_hook(rounding: InputRounding) -> Callable[[nn.Module, tuple[Tensor, .
 def _output_hook(kind: str, scale: Tensor) -> Callable[[nn.Module, Any, Tensor], Tensor]:
     """Round keys and values.
 
-    Keys are rounded before the rotation here and after it in TensorRT-LLM; the errors are of the
-    same size.
+    This hook rounds keys before the rotation, and TensorRT-LLM after the rotation. The errors have
+    the same size.
     """
     round_to = number_formats.round_to_e4m3 if kind == "e4m3" else number_formats.round_to_int8
     return lambda module, inputs, output: round_to(output, scale.to(output))

@@ -1,4 +1,4 @@
-"""Measures of an export against its source: log-probabilities, input ranges and weights."""
+"""Compare an export with its source: log-probabilities, input ranges and weights."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,9 +16,10 @@ from llmops.build.quantize.exported_weights import InputRounding
 
 @dataclass
 class Comparison:
-    """Sums over tokens of the reference p and the candidate q. `add` may be called text by text.
+    """A comparison of the log-probabilities of source and export, summed over tokens.
 
-    `perplexity_ratio` is exp(mean NLL of q - mean NLL of p); KL is KL(p || q) in nats per token.
+    `add` is called once per text. With p the source and q the export, `perplexity_ratio` is
+    exp(mean NLL of q - mean NLL of p), and KL is KL(p || q) in nats per token.
     """
 
     tokens: int = 0
@@ -29,12 +30,12 @@ class Comparison:
     kl_worst: float = 0.0
 
     def add(self, reference: Tensor, candidate: Tensor, targets: Tensor) -> None:
-        """Add one text.
+        """Add the tokens of one text.
 
         Args:
             reference: Log-probabilities of the source, (tokens, vocabulary).
             candidate: Log-probabilities of the export, (tokens, vocabulary).
-            targets: The tokens that came next in the text, (tokens,).
+            targets: The tokens that follow in the text, (tokens,).
         """
         p, q = reference.float(), candidate.float()
         if not torch.isfinite(q).all():
@@ -49,7 +50,7 @@ class Comparison:
         self.kl_worst = max(self.kl_worst, float(kl.max()))
 
     def _add_broken(self, tokens: int) -> None:
-        """Add tokens with NaN or infinity as the worst values that JSON can hold."""
+        """Add tokens with NaN or infinity, as the worst values that JSON can hold."""
         self.tokens += tokens
         self.nll_candidate += 100.0 * tokens
         self.kl_sum += 100.0 * tokens
@@ -62,7 +63,7 @@ class Comparison:
 
     @property
     def perplexity_ratio(self) -> float:
-        """Return the perplexity of the export over that of the source."""
+        """Return the perplexity of the export divided by the perplexity of the source."""
         return float(np.exp((self.nll_candidate - self.nll_reference) / self.tokens))
 
     @property
@@ -78,9 +79,9 @@ class Comparison:
 
 @contextmanager
 def input_ranges(model: Any) -> Iterator[dict[str, Tensor]]:
-    """Collect the largest magnitude of each input of every linear layer.
+    """Collect the largest magnitude of each input of every linear layer, inside the block.
 
-    The values are float32 (in,) and are collected while the block is open.
+    The values are float32 tensors (in,), by the name of the layer.
     """
     found: dict[str, Tensor] = {}
 
@@ -100,7 +101,7 @@ def input_ranges(model: Any) -> Iterator[dict[str, Tensor]]:
 def range_coverage(inputs: dict[str, InputRounding], ranges: dict[str, Tensor]) -> dict[str, float]:
     """Return per calibrated layer its range over what the evaluation texts reach.
 
-    A value below 1 clips.
+    Inputs of a layer with a value below 1 are clipped.
     """
     ratios = {}
     for name, rounding in inputs.items():
@@ -111,34 +112,34 @@ def range_coverage(inputs: dict[str, InputRounding], ranges: dict[str, Tensor]) 
     return ratios
 
 
-#: Random vectors per sketch.
+#: Number of random vectors per sketch: enough to find a wrong matrix, few enough to store.
 _VECTORS = 8
-#: Rows multiplied at once: a large vocabulary in float32 would take gigabytes.
+#: Maximum number of rows multiplied at once: a large vocabulary in float32 takes gigabytes.
 _ROWS = 8192
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj")
-#: The matrices whose inputs each norm scales, in layers with and without a norm in front of the
-#: MLP. With one, `post_attention_layernorm` follows the attention.
+#: The matrices whose inputs each norm scales, in layers that have a norm in front of the MLP. In
+#: such layers, `post_attention_layernorm` follows the attention.
 _FED = {"input_layernorm": _ATTENTION, "pre_feedforward_layernorm": _MLP}
 _FED_WITHOUT_MLP_NORM = {"input_layernorm": _ATTENTION, "post_attention_layernorm": _MLP}
 
 
 def sketch(parameters: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """Compare exported weights with source weights by random projection.
+    """Return random projections of weights, by which an export is compared with its source.
 
-    A fault in one layer shows even if answers hardly change.
+    The comparison finds a fault in one layer even if answers hardly change.
 
-    Rounding to E4M3 moves a sketch by 3 %, a wrong scale or a swapped shard by 50 % and more. A
-    matrix behind a norm is taken together with it, and that norm not by itself, because AWQ moves
-    scales from one into the other and only their product must stay. `parameters` are therefore
-    those of whole layers.
+    Rounding to E4M3 moves a sketch by 3 %, and a wrong scale or a swapped shard by 50 % or more. A
+    matrix behind a norm is multiplied by the norm, and the norm has no sketch, because AWQ moves
+    scales between the two and keeps only their product. `parameters` must therefore hold whole
+    layers.
 
     Returns:
-        Per parameter, float32 on the CPU: (out, 8) of a matrix times fixed random vectors; norms
-            and biases whole.
+        A float32 tensor on the CPU for each parameter: a matrix times fixed random vectors, (out,
+        8), or a whole norm or bias.
     """
     norms = _norms_before(parameters)
-    # Gemma's norms scale by 1 + weight.
+    # Gemma's norms multiply by 1 + weight.
     offset = 1.0 if str(getattr(config, "model_type", "")).startswith("gemma") else 0.0
     return {
         name: _sketch(value, parameters[norms[name]] + offset if name in norms else None)
@@ -148,12 +149,12 @@ def sketch(parameters: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
 
 
 def sketch_table(table: EmbeddingTable) -> Tensor:
-    """Return the embedding or output matrix times the vectors of `sketch`, (rows, 8)."""
+    """Return the embedding or output matrix times the random vectors of `sketch`, (rows, 8)."""
     return torch.cat([block @ _vectors(table.shape[1]) for block in table.blocks()])
 
 
 def _norms_before(parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return for each matrix the norm that scales its inputs."""
+    """Return the norm that scales the inputs of each matrix, by the name of the matrix."""
     found = {}
     for norm in parameters:
         layer, _, kind = norm.removesuffix(".weight").rpartition(".")
@@ -172,14 +173,14 @@ def _sketch(parameter: Tensor, norm: Tensor | None) -> Tensor:
 
 
 def _vectors(size: int) -> Tensor:
-    """Return random vectors (size, 8), the same for every matrix with that many inputs."""
+    """Return random vectors (size, 8), the same for every matrix with `size` inputs."""
     return torch.randn(size, _VECTORS, generator=torch.Generator().manual_seed(size))
 
 
 def largest_difference(candidate: dict[str, Tensor], source: dict[str, Tensor]) -> tuple[float, str]:
-    """Return the largest relative error of a parameter, and its name.
+    """Return the largest relative error of a parameter, and the name of the parameter.
 
-    An output matrix that the source does not have is compared with the embedding.
+    If the source has no output matrix, the export's output matrix is compared with the embedding.
     """
     errors = {name: _error(value, _counterpart(name, source)) for name, value in candidate.items()}
     name = max(errors, key=lambda name: errors[name])
@@ -191,7 +192,10 @@ def _counterpart(name: str, source: dict[str, Tensor]) -> Tensor:
 
 
 def _error(value: Tensor, expected: Tensor) -> float:
-    """Return the relative error. Rows past the source's are padding of the vocabulary."""
+    """Return the relative error.
+
+    Rows that the source does not have are padding of the vocabulary.
+    """
     value = value[: len(expected)]
     if not torch.isfinite(value).all():
         return float("inf")

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QualityGates(QualityLimits):
-    """The limits of the quality gate, all inclusive. A limit of None is disabled.
+    """The limits of the quality gate. A value equal to a limit passes, and None disables a limit.
 
-    `max_weight_error` is not a preference: beyond it the files are wrong. Nor is `min_range`, the
-    share of what the evaluation texts reach that calibration must have seen in every layer. The
-    worst token has no limit by default: it was 1.1 to 5.6 nats among equally sound FP8 models.
+    Users cannot set `max_weight_error`, beyond which the files are wrong, or `min_range`, the share
+    of the evaluation texts' range that calibration must have seen in every layer. `max_token_kl`,
+    the KL divergence of the worst token, has no default: correct FP8 models had 1.1 to 5.6 nats.
     """
 
     max_token_kl: float | None = None
@@ -37,7 +37,7 @@ class QualityGates(QualityLimits):
 
     @classmethod
     def of_engine(cls, manifest: EngineManifest, overrides: Mapping[str, Any] | None = None) -> QualityGates:
-        """Return the limits that an engine was built with, overridden by `overrides`."""
+        """Return the limits with which an engine was built, overridden by `overrides`."""
         stored = dict(manifest.quality_limits)
         stored |= {name: value for name, value in (overrides or {}).items() if value is not None}
         return cls.from_options(stored, manifest.quantisation.weights, manifest.quantisation.kv_cache)
@@ -51,9 +51,9 @@ class QualityGates(QualityLimits):
         error = quality.weight_error
         if error is not None and self.max_weight_error is not None and error > self.max_weight_error:
             raise BuildError(
-                f"The exported {quality.weight_error_at} is off by {error:.0%}, where rounding moves it by less than "
-                f"{self.max_weight_error:.1%}: an export fault, not a cost of quantising. Build again; if it stays, "
-                "report it."
+                f"The exported {quality.weight_error_at} differs by {error:.0%}, and rounding changes it by less "
+                f"than {self.max_weight_error:.1%}: a fault of the export, and no loss by quantisation. Build again, "
+                "and report this if it fails again."
             )
         self._check_ranges(quality)
         failures = self.failures(quality)
@@ -75,14 +75,14 @@ class QualityGates(QualityLimits):
         if quality.narrowest is not None and quality.narrowest[0] < self.min_range:
             part, layer = quality.narrowest
             raise BuildError(
-                f"The calibrated range of {layer} covers only {part:.0%} of what it meets in the evaluation texts, so "
-                "its inputs are clipped; give more --calib-data, like the texts the model will see."
+                f"The calibrated range of {layer} covers only {part:.0%} of the range in the evaluation texts, so "
+                "inputs are clipped; give more --calib-data, like the texts that the model will read."
             )
         if quality.widest is not None and quality.widest[0] > WIDEST:
             times, layer = quality.widest
             raise BuildError(
-                f"The calibrated range of {layer} is {times:.0f} times what it meets in the evaluation texts: a wrong "
-                "scale, or --calib-data that no user would send. Calibrate with other texts."
+                f"The calibrated range of {layer} is {times:.0f} times the range in the evaluation texts: a scale is "
+                "wrong, or --calib-data has unusual texts. Calibrate with other texts."
             )
 
     def describe(self) -> str:
@@ -96,7 +96,7 @@ class QualityGates(QualityLimits):
         return ", ".join(text.format(limit) for text, limit in limits if limit is not None)
 
     def failures(self, quality: QualityMetrics) -> list[str]:
-        """Return one clause per limit that is exceeded."""
+        """Return a clause of the error message for each limit that is exceeded."""
         checks = (
             ("--max-ppl-ratio", "perplexity ratio", quality.perplexity_ratio, self.max_ppl_ratio, False),
             ("--min-top1", "top-1 agreement", quality.top1_agreement, self.min_top1, True),
@@ -110,14 +110,14 @@ class QualityGates(QualityLimits):
         ]
 
 
-#: Additional loss of an 8-bit KV cache.
+#: Loss that an 8-bit KV cache adds to the limits of the weights.
 _CACHE = QualityGates(max_ppl_ratio=1.03, min_top1=0.95, max_mean_kl=0.03)
-#: Limits by the checkpoint's own method. AWQ by others moves scales from weights into norms, so
-#: single weights differ from the source's.
+#: Limits for checkpoints that others quantised, by method. AWQ moves scales from weights into
+#: norms, so single weights differ from the source.
 _OF_METHOD = {"awq": QualityLimits()}
-#: Limits of formats without any: passed on unchanged, or of another target.
+#: Limits for formats that have none: used unchanged, or of another target.
 _UNKNOWN = QualityLimits(max_weight_error=0.6)
-#: Largest calibrated range as a multiple of what the evaluation texts reach.
+#: Maximum calibrated range, as a multiple of the range in the evaluation texts.
 WIDEST = 32.0
 
 
@@ -127,7 +127,7 @@ def _loss(quant: str) -> QualityLimits:
 
 
 def _with_cache(gates: QualityGates) -> QualityGates:
-    """Add the loss of an 8-bit KV cache. A limit that is None stays open."""
+    """Add the loss of an 8-bit KV cache. A limit that is None stays None."""
     return replace(
         gates,
         max_ppl_ratio=gates.max_ppl_ratio and gates.max_ppl_ratio * (_CACHE.max_ppl_ratio or 1),
@@ -149,7 +149,7 @@ def _number(name: str, value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise InputError(f"{flag} {value!r} is not a number.") from None
+        raise InputError(f"{flag} {value!r} is not a number; give one.") from None
     if not number >= 0 or (name == "min_top1" and number > 1):
         raise InputError(
             f"{flag} {value} is out of range; give a number from 0{' to 1' if name == 'min_top1' else ' on'}."

@@ -1,6 +1,6 @@
-"""Answers of the source model to the evaluation texts, stored on disk.
+"""Record the answers of the source model to the evaluation texts on disk.
 
-The model then need not stay in memory.
+The source model can then be removed from memory before the export is loaded.
 """
 
 import json
@@ -29,10 +29,10 @@ from llmops.build.quantize.model_loading import load_model, load_tokenizer, rele
 def greedy_decode(
     model: Any, device: torch.device, prompts: list[list[int]], count: int, end: set[int]
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Return up to `count` greedy tokens per prompt, and the log-probabilities of at least these.
+    """Return up to `count` greedy tokens per prompt, and their log-probabilities.
 
-    All prompts run as one batch, because a step costs one read of the weights. A row is shorter
-    when the model ends the answer.
+    All prompts run as one batch, because each step reads all weights once. The row of an answer
+    that the model ends early has fewer tokens; its log-probabilities may go on.
     """
     longest, pad = max(map(len, prompts)), min(end, default=0)
     ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)
@@ -54,7 +54,7 @@ def evaluation_ids(tokenizer: Any) -> list[list[int]]:
 
 
 def tokenized_prompts(tokenizer: Any) -> list[GoldenPrompt]:
-    """Return the golden prompts with the token ids of a tokenizer of transformers."""
+    """Return the golden prompts with token ids, from a tokenizer of transformers."""
     prompts = []
     for text in golden_texts():
         ids = alone = list(tokenizer(text)["input_ids"])
@@ -69,14 +69,14 @@ def tokenized_prompts(tokenizer: Any) -> list[GoldenPrompt]:
 def reference_work(texts: list[list[int]], prompts: list[list[int]]) -> int:
     """Return the progress total of `ReferenceAnswers.record`.
 
-    The work is texts one by one, prompts as one batch, then token by token.
+    Texts run one by one. Prompts run as one batch, and then token by token.
     """
     batch = len(prompts) * max(map(len, prompts), default=0)
     return forward_cost([len(ids) for ids in texts] + [batch] + [len(prompts)] * (TOKENS - 1))
 
 
 class SketchCollector:
-    """A collector of weight sketches while a model's layers are in memory."""
+    """A collector of weight sketches, called while a layer of the model is in memory."""
 
     def __init__(self, model: LayerwiseModel) -> None:
         self.config = model.module.config
@@ -107,13 +107,13 @@ class ReferenceAnswers:
 
     @property
     def answered(self) -> list[list[int]]:
-        """Return each prompt with its answer."""
+        """Return the token ids of each prompt, followed by its answer."""
         return [[*prompt, *answer] for prompt, answer in zip(self.prompts, self.answers, strict=True)]
 
     def forward_cost(self) -> int:
-        """Return the progress total of comparing a model.
+        """Return the progress total of a comparison with these answers.
 
-        The work is texts, and prompts with their answers, one by one.
+        Texts, and prompts with their answers, run one by one.
         """
         return forward_cost([len(ids) for ids in [*self.texts, *self.answered]])
 
@@ -152,7 +152,7 @@ class ReferenceAnswers:
 
 
 def _golden(content: dict[str, Any]) -> Golden:
-    """Return the golden answers as engine.json keeps them."""
+    """Return the golden answers in the form of engine.json."""
     rows = zip(golden_texts(), content["prompts"], content["plain"], strict=True)
     prompts = [GoldenPrompt(*row) for row in rows]
     return golden_record(_source(content["dtype"]), prompts, content["answers"], content["scores"])
@@ -174,7 +174,7 @@ def golden_agreement(candidates: Iterable[Tensor], reference: ReferenceAnswers) 
 def golden_of_checkpoint(checkpoint: Checkpoint, progress: Progress) -> Golden:
     """Return a checkpoint's golden answers through transformers, for builds without a quality gate.
 
-    Needs torch and transformers, and the memory of the unquantised model.
+    The function needs torch and transformers, and memory for the unquantised model.
     """
     with progress.stage("Recording golden answers"):
         model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)

@@ -1,4 +1,4 @@
-"""Quantisation with NVIDIA ModelOpt: calibration, export, and reading exports back.
+"""Quantise models with NVIDIA ModelOpt: calibrate, export, and read exports back.
 
-The table of formats is `build/quant_formats.py`; the quality gate belongs to `quality/`.
+The table of formats is `build/quant_formats.py`. The quality gate belongs to `quality/`.
 """

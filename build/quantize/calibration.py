@@ -1,4 +1,4 @@
-"""Calibration texts: bundled, from a file or from the hub, tokenised into batches."""
+"""Read calibration texts, bundled, from a file or from the hub, and tokenise them into batches."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
     import torch
 
 BUNDLED = "bundled"
-#: Tokens of each text that the quality gate reads.
+#: Maximum number of tokens of each text that the quality gate reads.
 EVALUATION_LENGTH = 256
-#: Bytes of float32 that the quality gate keeps in memory instead of reading again: all decoder
-#: layers together, and each of embedding and output matrix. Small models fit as a whole.
-CACHED_LAYERS_BYTES, CACHED_TABLE_BYTES = 512 << 20, 256 << 20
+#: Maximum bytes of float32 decoder layers that the quality gate keeps in memory instead of reading
+#: them again. All layers of a small model fit.
+CACHED_LAYERS_BYTES = 512 << 20
+#: Maximum bytes of a float32 embedding, or output matrix, that the quality gate keeps in memory.
+CACHED_TABLE_BYTES = 256 << 20
 _TEXT_FIELDS = ("text", "prompt", "content", "article", "instruction")
 
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """The calibration data: at most `size` sequences of `seq_len` tokens, `batch_size` at a time.
+    """The settings of calibration: at most `size` sequences of `seq_len` tokens.
 
-    `resolved` chooses values for None.
-
-    `dataset` is `bundled`, a .jsonl, .txt or .parquet file, or a hub id.
+    `batch_size` sequences run together. `resolved` replaces None. `dataset` is `bundled`, a .jsonl,
+    .txt or .parquet file, or a hub id.
     """
 
     dataset: str = BUNDLED
@@ -43,17 +44,17 @@ class CalibrationSettings:
     seed: int = 1234
 
     def resolved(self, gpu: bool, limit: int) -> tuple[int, int]:
-        """Return (size, batch size).
+        """Return the number of sequences and the batch size, with defaults in place of None.
 
-        NVIDIA's quantize.py takes 512 sequences, 32 (`limit`) for AWQ, one by one. AWQ takes eight
-        at a time here, because it quantises all weights eleven times for every batch. So does a
-        CPU, which takes an eighth of the sequences.
+        As in NVIDIA's quantize.py, the default is 512 sequences, or 32 (`limit`) for AWQ. AWQ runs
+        eight sequences together, because it quantises all weights eleven times for every batch. A
+        CPU also runs eight together, and an eighth of the sequences.
         """
         size = min(512, limit) if gpu else min(64, max(limit // 4, 8))
         return self.size or size, self.batch_size or (1 if gpu and limit >= 512 else 8)
 
     def describe(self, gpu: bool, limit: int) -> str:
-        """Return one line for the dry run, without reading the texts."""
+        """Return the line of the dry run about calibration, without reading the texts."""
         size, batch = self.resolved(gpu, limit)
         source = "the bundled texts" if self.dataset == BUNDLED else self.dataset
         return f"calibrates on up to {size} sequences of {self.seq_len} tokens, {batch} at a time, of {source}"
@@ -62,14 +63,14 @@ class CalibrationSettings:
 def bundled_texts(name: str = "calibration") -> list[str]:
     """Return the passages of `data/<name>.txt`, separated by lines of `%`.
 
-    The origins are in data/SOURCES.md.
+    data/SOURCES.md names the origins of the passages.
     """
     raw = resources.files("llmops.build.quantize").joinpath("data").joinpath(f"{name}.txt").read_text(encoding="utf-8")
     return [passage.strip() for passage in raw.split("\n%\n") if passage.strip()]
 
 
 def load_texts(settings: CalibrationSettings) -> list[str]:
-    """Return all texts, shuffled with `seed`.
+    """Return all calibration texts, shuffled with `seed`.
 
     Raises:
         InputError: The data cannot be used.
@@ -101,7 +102,7 @@ def _read(dataset: str) -> list[str]:
         return _hub(dataset)
     path = Path(dataset).expanduser()
     if not path.is_file() or path.suffix not in _READERS:
-        problem = "is of no kind that can be read" if path.exists() else "does not exist"
+        problem = "has a suffix that llmops does not read" if path.exists() else "does not exist"
         raise InputError(f"--calib-data {dataset} {problem}; give a .jsonl, .txt or .parquet file.")
     return _READERS[path.suffix](path)
 
@@ -113,7 +114,7 @@ def _is_local(dataset: str) -> bool:
 
 def _jsonl(path: Path) -> list[str]:
     texts = []
-    # `splitlines` would also cut at U+2028 and U+0085, which JSON has within its strings
+    # `splitlines` would also split at U+2028 and U+0085, which JSON allows in strings.
     for number, line in enumerate(_decoded(path).split("\n"), 1):
         if line.strip():
             try:
@@ -130,11 +131,11 @@ def _decoded(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"--calib-data {path} is not UTF-8 (byte {error.start}); convert it.") from None
+        raise InputError(f"--calib-data {path} is not UTF-8 (byte {error.start}); convert the file to UTF-8.") from None
 
 
 def _text_of(row: Any) -> str:
-    """Return a row's text, which may be empty; messages of a chat are joined.
+    """Return the text of a row, which may be empty. The messages of a chat are joined.
 
     Raises KeyError, TypeError or AttributeError for other rows.
     """
@@ -147,7 +148,7 @@ def _text_of(row: Any) -> str:
 
 
 def _content(content: Any) -> str:
-    """Return a message's text: of calls of tools (None) nothing, of parts those with a text."""
+    """Return the text of a message: empty for a tool call, and the joined texts of its parts."""
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
     return "" if content is None else str(content)
@@ -172,20 +173,20 @@ def _parquet(path: Path) -> list[str]:
         texts = [_text_of({name: value}) for value in table.column(name).to_pylist() if value is not None]
     except (KeyError, TypeError, AttributeError):
         raise InputError(
-            f"{path} has no column of text; one of {', '.join(_TEXT_FIELDS)} or messages is needed."
+            f"{path} has no column of text; name a column {', '.join(_TEXT_FIELDS)} or messages."
         ) from None
     return [text for text in texts if text]
 
 
 _READERS = {".jsonl": _jsonl, ".txt": _txt, ".parquet": _parquet}
-# 22 and later are built for NumPy 2, and Triton's Python backend has NumPy 1
+# pyarrow 22 and later need NumPy 2, and Triton's Python backend has NumPy 1.
 _NO_PYARROW = "Reading .parquet needs pyarrow: pip install 'pyarrow<22'."
 
 
 def _hub(dataset: str) -> list[str]:
-    """Return the texts of one file of a data set on the hub, which belongs to a train split if any does.
+    """Return the texts of one file of a data set on the hub, of the train split if one exists.
 
-    Configurations and shards are in the order of their names; the last is taken.
+    Of several configurations and shards, the last by name is read.
     """
     import huggingface_hub
 
@@ -194,7 +195,7 @@ def _hub(dataset: str) -> list[str]:
         files = [file for file in huggingface_hub.list_repo_files(name, repo_type="dataset") if file.endswith(_ON_HUB)]
         chosen = max(files, key=lambda file: ("train" in Path(file).name, file), default=None)
         found = Path(huggingface_hub.hf_hub_download(name, chosen, repo_type="dataset")) if chosen else None
-    # its errors have no common base (build/checkpoint/hub_download.py)
+    # huggingface_hub's errors have no common base (see build/checkpoint/hub_download.py).
     except Exception as error:
         raise InputError(f"--calib-data {dataset} cannot be read from the hub ({error}); give a local file.") from error
     if found is None:
@@ -208,13 +209,14 @@ _ON_HUB = (".jsonl", ".parquet")
 def pack_sequences(texts: list[str], tokenizer: Any, size: int, seq_len: int) -> list[list[int]]:
     """Return at most `size` sequences of `seq_len` token ids.
 
-    Texts follow one another with an end-of-text token between, so that short ones need no padding.
-    Only the last sequence may be shorter.
+    An end-of-text token separates texts, which follow one another, so that short texts need no
+    padding. Only the last sequence may be shorter.
     """
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     found: list[int] = []
     for text in texts:
-        # A text longer than a sequence gives its beginning only, as with NVIDIA's loaders.
+        # Of a text that is longer than a sequence, only the beginning is used, as in NVIDIA's
+        # loaders.
         found += [*tokenizer(text, truncation=True, max_length=seq_len)["input_ids"][: seq_len - len(end)], *end]
         if len(found) >= size * seq_len:
             break
@@ -223,10 +225,10 @@ def pack_sequences(texts: list[str], tokenizer: Any, size: int, seq_len: int) ->
 
 
 def batches(found: list[list[int]], batch_size: int) -> Iterator[torch.Tensor]:
-    """Yield int64 (batch, tokens). All sequences of a batch have the same length.
+    """Yield batches, int64 tensors (batch, tokens), of sequences of the same length.
 
-    Sequences of the same length are spread evenly, because AWQ weighs a small batch like a large
-    one.
+    Batches of the same length differ by at most one sequence, because AWQ gives a small batch the
+    same weight as a large batch.
     """
     import torch
 

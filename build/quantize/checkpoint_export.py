@@ -1,6 +1,6 @@
 """Export a quantised model.
 
-The result is one rank file per GPU (TensorRT-LLM checkpoint), or a Hugging Face checkpoint.
+The result is a TensorRT-LLM checkpoint with one rank file per GPU, or a Hugging Face checkpoint.
 """
 
 import contextlib
@@ -25,7 +25,8 @@ def export_engine_checkpoint(
 ) -> dict[str, Any]:
     """Write config.json and one rank file per GPU, and return the config.
 
-    `dtype` (float16 or bfloat16) is that of weights that are not quantised, None for the source's.
+    `dtype` (float16 or bfloat16) is the dtype of unquantised weights, or None for the dtype of the
+    source.
 
     Raises:
         BuildError: ModelOpt cannot export the model.
@@ -47,7 +48,9 @@ def export_engine_checkpoint(
                 inference_pipeline_parallel=pp,
             )
     except (NotImplementedError, AssertionError, ValueError, TypeError) as error:
-        raise BuildError(f"ModelOpt could not export {arch.hf_class} for tp {tp}: {error}") from error
+        raise BuildError(
+            f"ModelOpt could not export {arch.hf_class} for tp {tp}: {error}; use another --quant, or report this."
+        ) from error
     if pp > 1:
         _add_output_matrix(folder, tp, pp)
     return _complete_quantization(folder / "config.json", quant_format)
@@ -56,8 +59,8 @@ def export_engine_checkpoint(
 def _add_output_matrix(folder: Path, tp: int, pp: int) -> None:
     """Copy Gemma's embedding to the last pipeline stage as its output matrix.
 
-    ModelOpt writes the shared matrix once, on the first stage, while the last one computes with it.
-    Both are cut along the vocabulary.
+    ModelOpt writes the shared matrix only on the first stage, and the last stage needs the matrix
+    too. Ranks split both copies along the vocabulary.
     """
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
@@ -74,10 +77,10 @@ def _add_output_matrix(folder: Path, tp: int, pp: int) -> None:
 def _complete_quantization(path: Path, quant_format: QuantFormat) -> dict[str, Any]:
     """Set the algorithm in config.json, and remove ModelOpt's list of excluded modules.
 
-    The exporter takes the algorithm from its own quantisers, of which there are none where
-    trtllm-build quantises. Its list names lm_head only and replaces TensorRT-LLM's own, which has
-    the routers and embeddings: without a list theirs holds
-    (`tensorrt_llm/quantization/quantize.py`, quantize_layers).
+    The exporter takes the algorithm from its own quantisers, which do not exist if trtllm-build
+    quantises. ModelOpt's list names only lm_head, and would replace TensorRT-LLM's default list,
+    which also has routers and embeddings (`tensorrt_llm/quantization/quantize.py`,
+    quantize_layers).
     """
     config: dict[str, Any] = json.loads(path.read_text())
     config["quantization"]["quant_algo"] = quant_format.algorithm
@@ -90,13 +93,13 @@ def _complete_quantization(path: Path, quant_format: QuantFormat) -> dict[str, A
 def _own_config(arch: Architecture, dtype: str) -> Iterator[None]:
     """Let ModelOpt's exporter write our config.json instead of its own.
 
-    The reasons are in trtllm_config.py.
+    trtllm_config.py has the reasons.
     """
     import modelopt.torch.export.model_config_export as exporter
 
     def convert(model_config: Any, quant_config: dict[str, Any], hf_config: Any = None) -> dict[str, Any]:
-        # Change the dict in place: if no layer is quantised, the exporter makes `quantization` from
-        # it again.
+        # Change the dict in place: if no layer is quantised, the exporter writes `quantization`
+        # from this dict again.
         quant_config["kv_cache_quant_algo"] = next(
             (layer.attention.kv_cache_dtype for layer in model_config.layers if layer.attention), None
         )
@@ -104,7 +107,7 @@ def _own_config(arch: Architecture, dtype: str) -> Iterator[None]:
         mapping = {"tp_size": model_config.tensor_parallel, "pp_size": model_config.pipeline_parallel}
         config = trtllm_checkpoint_config(arch, hf_config, dtype, model_config.vocab_size, mapping, quantization)
         config["share_embedding_table"] |= model_config.lm_head is None and model_config.pipeline_parallel == 1
-        # The exporter reads these two for its own bookkeeping.
+        # The exporter itself reads the fields `rank` and `decoder`.
         return {**config, "rank": model_config.rank, "decoder": DECODER_TYPES[arch.family]}
 
     original = exporter.convert_to_tensorrt_llm_config
@@ -119,9 +122,9 @@ def _own_config(arch: Architecture, dtype: str) -> Iterator[None]:
 def _experts_unpadded() -> Iterator[None]:
     """Keep ModelOpt 0.47 from padding stacked experts.
 
-    It pads expert weights (experts, hidden, intermediate) by counting experts, not rows: with 4
-    experts and tp 8 every w2 got 4 extra hidden rows. Cut dimensions are checked before, so no
-    weight needs padding.
+    ModelOpt pads expert weights (experts, hidden, intermediate) by the number of experts instead of
+    rows: with 4 experts and tp 8, every w2 got 4 extra hidden rows. Split dimensions are checked
+    before, so no weight needs padding.
     """
     import modelopt.torch.export.postprocess as postprocess
 
@@ -136,7 +139,9 @@ def _experts_unpadded() -> Iterator[None]:
 def export_hf_checkpoint(
     model: Any, arch: Architecture, quant_format: QuantFormat, folder: Path, dtype: str | None = None
 ) -> dict[str, Any]:
-    """Write a Hugging Face checkpoint and return hf_quant_config.json, {} if nothing is quantised.
+    """Write a Hugging Face checkpoint, and return the content of hf_quant_config.json.
+
+    The content is {} if nothing is quantised.
 
     Raises:
         BuildError: ModelOpt cannot export the model.
@@ -149,7 +154,10 @@ def export_hf_checkpoint(
         with silence_libraries(), torch.inference_mode(), _experts_of_two_steps(quant_format):
             export(model, getattr(torch, dtype), folder)
     except (NotImplementedError, AssertionError, ValueError, TypeError, AttributeError) as error:
-        raise BuildError(f"ModelOpt could not export {arch.hf_class} as a Hugging Face checkpoint: {error}") from error
+        raise BuildError(
+            f"ModelOpt could not export {arch.hf_class} as a Hugging Face checkpoint: {error}; use another --quant, "
+            "or report this."
+        ) from error
     for file in sorted(folder.glob("*.safetensors")):
         _cast_unquantised(file, getattr(torch, dtype))
     rewrite_config(folder, dtype)
@@ -161,11 +169,10 @@ def export_hf_checkpoint(
 def _experts_of_two_steps(quant_format: QuantFormat) -> Iterator[None]:
     """Let ModelOpt 0.47 export experts in W4A8.
 
-    Their weights are rounded in two steps (INT4 groups, then FP8).
-
-    Before it writes, it gives gate and up of an expert one largest value, which raises for the
-    groups of the first step. W4A8 needs no such value: TensorRT-LLM takes the larger scale of the
-    two when it fuses them (`tensorrt_llm/_torch/modules/fused_moe/quantization.py`,
+    Weights in W4A8 are rounded in two steps (INT4 groups, then FP8). Before writing, ModelOpt gives
+    gate and up of an expert a common largest value, which raises an error for the groups of the
+    first step. W4A8 needs no common value: TensorRT-LLM takes the larger of the two scales when it
+    fuses gate and up (`tensorrt_llm/_torch/modules/fused_moe/quantization.py`,
     WInt4AFP8FusedMoEMethod.load_quant_scales).
     """
     import modelopt.torch.export.unified_export_hf as exporter

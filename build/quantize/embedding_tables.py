@@ -1,6 +1,6 @@
 """Embedding and output matrices, read rows at a time.
 
-With a large vocabulary each is larger than any layer.
+With a large vocabulary, such a matrix is larger than any layer.
 """
 
 from abc import ABC, abstractmethod
@@ -17,20 +17,20 @@ from llmops.build.checkpoint.weight_sources import SafetensorsFile, Weight
 from llmops.build.quantize.calibration import CACHED_TABLE_BYTES
 
 EMBEDDING, HEAD = TABLES = ("model.embed_tokens.weight", "lm_head.weight")
-#: Rows read at once by `blocks`.
+#: Number of rows that `blocks` reads at once.
 BLOCK = 8192
 
 Index: TypeAlias = "slice | NDArray[np.int64]"
 
 
 class EmbeddingTable(ABC):
-    """A float32 matrix (rows, columns)."""
+    """A float32 matrix (rows, columns), of which rows are read when requested."""
 
     shape: tuple[int, int]
 
     @abstractmethod
     def rows(self, index: Index) -> Tensor:
-        """Return some rows, float32 on the CPU."""
+        """Return the selected rows, in float32 on the CPU."""
 
     def blocks(self) -> Iterator[Tensor]:
         """Yield all rows in order, `BLOCK` at a time."""
@@ -50,9 +50,9 @@ class DenseTable(EmbeddingTable):
 
 
 class StoredTable(EmbeddingTable):
-    """A matrix of shards of rows as they are stored, one after the other.
+    """A matrix that is stored as shards of rows, one after the other.
 
-    Only the first `rows` count.
+    Rows after the first `rows` are padding.
     """
 
     def __init__(self, shards: Sequence[Weight], rows: int | None = None) -> None:
@@ -70,13 +70,13 @@ class StoredTable(EmbeddingTable):
 
 
 def cache_if_small(table: EmbeddingTable) -> EmbeddingTable:
-    """Return the table, read into memory if it is small."""
+    """Return the table, as a copy in memory if it is small."""
     small = table.shape[0] * table.shape[1] * 4 <= CACHED_TABLE_BYTES
     return DenseTable(table.rows(slice(None))) if small and isinstance(table, StoredTable) else table
 
 
 def stored_table(parts: Sequence[tuple[Path, str]], rows: int | None = None) -> EmbeddingTable | None:
-    """Return the table in tensors of safetensors files, or None.
+    """Return the table that is stored in tensors of safetensors files, or None.
 
     The result is None if a tensor is missing or is not a plain matrix.
     """

@@ -1,6 +1,6 @@
-"""Weights of an exported checkpoint, and the rounding of inputs.
+"""Represent the weights of an exported checkpoint and the rounding of inputs.
 
-Weights are float32 tensors under the names that transformers uses.
+Weights are float32 tensors, by transformers' names.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ _LARGEST = {"e4m3": number_formats.E4M3_MAX, "int8": 127.0}
 class InputRounding:
     """The rounding of a linear layer's input.
 
-    The input is multiplied by `prequant` (in,), then rounded to `kind`: `e4m3` or `int8` with
-    `scale`, `e4m3_token` or `int8_token` with a scale per token at run time, or `e4m3_block` per
-    token and `block` inputs.
+    The input is multiplied by `prequant` (in,), and then rounded to `kind`: `e4m3` or `int8` with
+    the fixed `scale`, `e4m3_token` or `int8_token` with a scale per token at run time, or
+    `e4m3_block` with a scale per token and `block` inputs at run time.
     """
 
     kind: str | None = None
@@ -29,9 +29,9 @@ class InputRounding:
     block: int = 0
 
     def largest(self) -> Tensor | None:
-        """Return the input magnitude beyond which values are clipped, or None without a scale.
+        """Return the magnitude beyond which inputs are clipped, or None without a fixed scale.
 
-        With `prequant`, there is a value per input.
+        With `prequant`, each input has a value.
         """
         if self.scale is None or self.kind not in _LARGEST:
             return None
@@ -39,7 +39,7 @@ class InputRounding:
         return largest / self.prequant.float() if self.prequant is not None else largest
 
     def apply(self, value: Tensor) -> Tensor:
-        """Round a value. `prequant` is not applied here: `ExportedModel.weights` contain it."""
+        """Round an input. `prequant` is not applied: `ExportedModel.weights` contain it."""
         if self.kind == "e4m3" and self.scale is not None:
             return number_formats.round_to_e4m3(value, self._steps(value))
         if self.kind == "int8" and self.scale is not None:
@@ -58,7 +58,7 @@ class InputRounding:
         raise ValueError(f"unknown rounding of inputs: {self.kind}")
 
     def _steps(self, value: Tensor) -> Tensor:
-        """Return the step size in terms of `value`.
+        """Return the step size of the rounding, in the unit of `value`.
 
         Rounding happens to `value * prequant`, so each input has its own step.
         """
@@ -75,8 +75,9 @@ def _largest(value: Tensor) -> Tensor:
 class ExportedModel:
     """The weights of an export.
 
-    `weights` are float32 in transformers' names (experts one by one), `inputs` the rounding of
-    inputs by module name, `kv_scales` those of the KV cache by the projection whose output rounds.
+    `weights` are float32 tensors by transformers' names, with experts one by one. `inputs` is the
+    rounding of inputs by module name. `kv_scales` are the scales of the KV cache, by the projection
+    whose output is rounded.
     """
 
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -84,7 +85,7 @@ class ExportedModel:
     kv_scales: dict[str, tuple[str, Tensor]] = field(default_factory=dict)
 
     def put(self, name: str, shares: Sequence[Tensor], dim: int = 0) -> None:
-        """Join a weight from the shares of the ranks, which cut it along `dim`."""
+        """Add a weight, joined from the parts of the ranks along `dim`."""
         self.weights[name] = shares[0] if len(shares) == 1 else torch.cat(list(shares), dim=dim)
 
 
@@ -92,7 +93,7 @@ class ExportedModel:
 class QuantizedLinear:
     """A linear layer as stored: packed weight and scales.
 
-    `later_bits` is set where trtllm-build will still quantise the 16-bit weight.
+    `later_bits` is the number of bits to which trtllm-build will quantise a 16-bit weight, or None.
     """
 
     weight: Tensor
@@ -103,7 +104,7 @@ class QuantizedLinear:
     def value(self) -> Tensor:
         """Return the effective float32 weight (…, out, in).
 
-        The layer multiplies its unscaled input by this weight.
+        The layer multiplies its input, without `prequant`, by this weight.
         """
         value = number_formats.dequantise(self.weight, self.scale)
         if self.later_bits is not None:
@@ -111,5 +112,5 @@ class QuantizedLinear:
         if self.prequant is None:
             return value
         factors = self.prequant.float()
-        # Stacked experts (experts, in) need a dimension for the rows.
+        # Factors of stacked experts (experts, in) need one more dimension, for the rows.
         return value * (factors.unsqueeze(-2) if factors.dim() > 1 else factors)

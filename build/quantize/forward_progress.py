@@ -1,4 +1,4 @@
-"""Progress of a model's forward passes, layer by layer."""
+"""Report the progress of a model's forward passes, layer by layer."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import Any
 
 from llmops.build.progress import Progress
 
-#: Tokens whose computation takes about as long as reading all weights once, on a CPU.
+#: Number of tokens whose computation takes about as long as one read of all weights, on a CPU.
 PASS = 16
 
 
@@ -19,7 +19,7 @@ def forward_cost(lengths: list[int]) -> int:
 
 
 class ForwardMeter:
-    """A weight for the passes that follow."""
+    """A mutable factor by which the progress of the next forward passes is multiplied."""
 
     def __init__(self) -> None:
         self.cost = 1.0
@@ -29,7 +29,7 @@ class ForwardMeter:
 def layer_progress(model: Any, progress: Progress) -> Iterator[ForwardMeter]:
     """Advance `progress` after each decoder layer, while the block is open.
 
-    Each layer adds its share of `forward_cost`.
+    Each layer adds its part of `forward_cost`.
     """
     layers, meter = model.get_decoder().layers, ForwardMeter()
 

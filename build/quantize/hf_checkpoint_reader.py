@@ -1,6 +1,6 @@
 """Read a quantised Hugging Face checkpoint back.
 
-The library transformers reads only some formats, and those on GPUs.
+The library transformers reads only some of the formats, and only on GPUs.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from llmops.build.quantize.embedding_tables import TABLES, DenseTable, Embedding
 from llmops.build.quantize.exported_weights import ExportedModel, QuantizedLinear
 from llmops.build.quantize.layer_readers import LayerReader, reader_of
 
-#: Older names on disk -> the modules of transformers 5.
+#: Older names of modules on disk -> their names in transformers 5.
 _RENAMES = (("block_sparse_moe.", "mlp."),)
 
 
 class HfCheckpointReader:
-    """The checkpoint in `folder`. Tensors are read when requested.
+    """A reader of the checkpoint in `folder`. Tensors are read when requested.
 
     Raises:
         InputError: The format is unknown.
@@ -30,7 +30,7 @@ class HfCheckpointReader:
     def __init__(self, folder: Path) -> None:
         self.config = read_json(folder / "config.json")
         self.reader = check_format_readable(folder)
-        # Module -> last part of the name -> (file, name in it).
+        # Module -> last part of the tensor's name -> file, and name in the file.
         self.modules: dict[str, dict[str, tuple[Path, str]]] = {}
         for path in sorted(folder.glob("*.safetensors")):
             for name in read_header(path, path.name):
@@ -38,7 +38,7 @@ class HfCheckpointReader:
                 self.modules.setdefault(module, {})[last] = (path, name)
 
     def table(self, name: str) -> EmbeddingTable | None:
-        """Return the embedding or output matrix, or None if the checkpoint has no own one."""
+        """Return the embedding or the output matrix, or None if the checkpoint lacks it."""
         module = name.removesuffix(".weight")
         if module not in self.modules:
             return None
@@ -46,7 +46,7 @@ class HfCheckpointReader:
         return found or self._dense(module)
 
     def _dense(self, module: str) -> EmbeddingTable:
-        """Return an output matrix that is quantised too."""
+        """Return the dequantised values of an output matrix that is quantised."""
         model = ExportedModel()
         self._layer(model, module)
         return DenseTable(model.weights[f"{module}.weight"])
@@ -54,7 +54,7 @@ class HfCheckpointReader:
     def layer(self, names: Sequence[str]) -> ExportedModel:
         """Return the weights of one decoder layer, or of the modules outside layers.
 
-        Whatever else is stored with them is returned too.
+        Other tensors that are stored for these modules are returned too.
         """
         model, layers = ExportedModel(), {name.split(".")[2] for name in names if ".layers." in name}
         for module in self.modules:
@@ -88,7 +88,7 @@ def _tensor(path: Path, name: str) -> Tensor:
 
 
 def check_format_readable(folder: Path) -> LayerReader:
-    """Return the reader of the folder's format, before any weight is read.
+    """Check that a reader exists for the format of the folder, before any weight is read.
 
     Raises:
         InputError: The format cannot be read back.

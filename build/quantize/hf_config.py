@@ -1,8 +1,8 @@
-"""config.json of a quantised Hugging Face checkpoint, in the spelling of transformers 4.
+"""Write config.json of a quantised Hugging Face checkpoint in the spelling of transformers 4.
 
-TensorRT-LLM 1.2 has transformers 4.57, which looks for `rope_theta`, `rope_scaling` and
-`torch_dtype`. transformers 5 writes `rope_parameters` and `dtype`; read by 4.57, a Llama 3 would
-silently rotate with theta 10000.
+TensorRT-LLM 1.2 has transformers 4.57, which reads `rope_theta`, `rope_scaling` and `torch_dtype`.
+transformers 5 writes `rope_parameters` and `dtype` instead. From such a file, 4.57 would silently
+rotate a Llama 3 with theta 10000.
 """
 
 import json
@@ -13,7 +13,7 @@ _BOOKKEEPING = ("training_tensor_parallel", "training_pipeline_parallel")
 
 
 def with_transformers4_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config with the older keys added. Keys that both versions know stay."""
+    """Return the config with transformers 4's keys added. Keys that both versions know stay."""
     old = {key: value for key, value in config.items() if key not in _BOOKKEEPING}
     if "dtype" in old:
         old["torch_dtype"] = old["dtype"]
@@ -50,7 +50,7 @@ def _phi3(scaling: dict[str, Any]) -> dict[str, Any]:
 def rewrite_config(folder: Path, dtype: str) -> None:
     """Rewrite `folder`/config.json in the older spelling.
 
-    `dtype` is that of unquantised weights.
+    `dtype` is the dtype of unquantised weights.
     """
     path = folder / "config.json"
     config = with_transformers4_keys(json.loads(path.read_text()))

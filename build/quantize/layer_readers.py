@@ -10,34 +10,33 @@ from llmops.build.quant_formats import buildable_formats, format_of_algorithm
 from llmops.build.quantize.exported_weights import InputRounding, QuantizedLinear
 from llmops.errors import InputError
 
-#: A layer's tensors by the last part of their name: weight, weight_scale, qzeros, …
+#: The stored tensors of a layer, by the last part of their name: weight, weight_scale, qzeros, …
 Stored = Mapping[str, Tensor]
 
 
 class LayerReader(Protocol):
     """A reader of one storage format.
 
-    `names` are the tensors of a quantised layer beside `weight`.
+    `names` are the names of a quantised layer's tensors, except `weight`.
     """
 
     names: frozenset[str]
 
     def quantised(self, stored: Stored) -> bool:
-        """Return True if the layer is quantised. Checkpoints leave some layers as they were."""
+        """Return True if the layer is quantised. Checkpoints have unquantised layers too."""
 
     def weight(self, stored: Stored) -> Tensor:
         """Return the float32 weight (out, in)."""
 
     def rounding(self, stored: Stored) -> InputRounding | None:
-        """Return the rounding of the layer's inputs, or None."""
+        """Return the rounding of the layer's inputs, or None if inputs are not rounded."""
 
 
 def unpack_words(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
     """Unpack int32 (rows, words) to unsigned values in int32 (rows, words * 32 / bits).
 
-    The lowest bits come first.
-
-    `order` gives the place in a word of each value if they are not in sequence.
+    The lowest bits of a word are the first value. `order` lists the place of each value in a word,
+    if the values are not in sequence.
     """
     places = order or tuple(range(32 // bits))
     shifts = torch.tensor([place * bits for place in places], dtype=torch.int64)
@@ -46,7 +45,7 @@ def unpack_words(words: Tensor, bits: int, order: tuple[int, ...] | None = None)
 
 
 def expand_scales(scales: Tensor, size: int, dim: int) -> Tensor:
-    """Repeat each scale for its share of `size` values along `dim`.
+    """Repeat each scale for the values of its block along `dim`, up to `size` values.
 
     The last block may be shorter.
     """
@@ -54,16 +53,16 @@ def expand_scales(scales: Tensor, size: int, dim: int) -> Tensor:
     return scales.repeat_interleave(block, dim).narrow(dim, 0, size)
 
 
-#: The place in a word of the values 0, 1, … 7.
+#: Places of the values 0, 1, … 7 in a word of AutoAWQ.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class AwqReader:
     """A reader of AutoAWQ's layers (`quant_method: awq`, version gemm).
 
-    `qweight` int32 (in, out / 8), `qzeros` (groups, out / 8), `scales` float16 (groups, out); `in /
-    groups` inputs share a scale. Eight 4-bit values lie in a word in the order 0 2 4 6 1 3 5 7
-    (AutoAWQ `awq/utils/packing_utils.py`).
+    `qweight` is int32 (in, out / 8), `qzeros` int32 (groups, out / 8), and `scales` float16
+    (groups, out). `in / groups` inputs share a scale. Eight 4-bit values are in a word in the order
+    0 2 4 6 1 3 5 7 (AutoAWQ `awq/utils/packing_utils.py`).
     """
 
     names = frozenset({"qweight", "qzeros", "scales"})
@@ -84,9 +83,9 @@ class AwqReader:
 class GptqReader:
     """A reader of the layers of GPTQ checkpoints (`quant_method: gptq`).
 
-    `qweight` int32 (in * bits / 32, out), `qzeros` (groups, out * bits / 32), `scales` float16
-    (groups, out), `g_idx` (in,) the group of each input. `checkpoint_format: gptq` stores zero
-    points less one, `gptq_v2` as they are (GPTQModel `utils/model.py`,
+    `qweight` is int32 (in * bits / 32, out), `qzeros` int32 (groups, out * bits / 32), `scales`
+    float16 (groups, out), and `g_idx` (in,) has the group of each input. `checkpoint_format: gptq`
+    stores zero points minus one, and `gptq_v2` stores them unchanged (GPTQModel `utils/model.py`,
     convert_gptq_v1_to_v2_format).
     """
 
@@ -115,8 +114,8 @@ class BlockFp8Reader:
 
     DeepSeek-V3 and Qwen3 publish such checkpoints on the Hugging Face hub.
 
-    E4M3 weights, `weight_scale_inv` (float32, despite its name what the weight is multiplied by)
-    per block of 128 x 128, inputs rounded at run time per token and 128 inputs (transformers
+    Weights are E4M3. `weight_scale_inv`, float32 per block of 128 x 128, is the factor of the
+    weight, despite its name. Inputs are rounded at run time, per token and 128 inputs (transformers
     `integrations/finegrained_fp8.py`).
     """
 
@@ -144,8 +143,8 @@ class BlockFp8Reader:
 class CompressedTensorsReader:
     """A reader of the layers of llm-compressor (`quant_method: compressed-tensors`).
 
-    FP8 or INT8 weights with `weight_scale` per tensor, output or block, and 4- or 8-bit integers
-    packed along the inputs in `weight_packed`, shifted to be unsigned
+    Weights are FP8 or INT8 with `weight_scale` per tensor, output or block, or 4- or 8-bit integers
+    in `weight_packed`, packed along the inputs and shifted to be unsigned
     (vllm-project/compressed-tensors `compressors/`).
     """
 
@@ -168,14 +167,15 @@ class CompressedTensorsReader:
         return values * scales
 
     def _values(self, stored: Stored) -> tuple[Tensor, Tensor | None]:
-        """Return float32 (out, in), and as many zero points as there are scales."""
+        """Return the values, float32 (out, in), and zero points in the shape of the scales."""
         zeros = stored.get("weight_zero_point")
         if "weight_packed" not in stored:
             return stored["weight"].float(), zeros
         rows, columns = (int(size) for size in stored["weight_shape"])
         half = 1 << (self.bits - 1)
         values = unpack_words(stored["weight_packed"], self.bits)[:rows, :columns] - half
-        if zeros is not None:  # zero points are packed along the outputs
+        # Zero points are packed along the outputs, and weights along the inputs.
+        if zeros is not None:
             zeros = unpack_words(zeros.T.contiguous(), self.bits).T[:rows] - half
         return values.float(), zeros
 
@@ -194,7 +194,7 @@ class CompressedTensorsReader:
         return InputRounding(self.input_kind, None if scale is None else scale.float().reshape(()))
 
 
-#: ModelOpt's algorithms that a Hugging Face folder can have.
+#: ModelOpt's algorithms that a Hugging Face folder may have and that can be read back.
 ALGORITHMS = frozenset(
     quant_format.algorithm for quant_format in buildable_formats("pytorch").values() if quant_format.algorithm
 )
@@ -226,11 +226,12 @@ _INSTEAD = "measure the served model instead (`llmops bench`, your own evaluatio
 
 
 def reader_of(config: dict[str, Any], modelopt: dict[str, Any]) -> LayerReader:
-    """Return the reader of a checkpoint.
+    """Return the reader for the format of a checkpoint.
 
     Args:
-        config: config.json.
-        modelopt: The "quantization" of hf_quant_config.json, empty if there is none.
+        config: The content of config.json.
+        modelopt: The object `quantization` of hf_quant_config.json, or an empty mapping without
+            this file.
 
     Raises:
         InputError: The format cannot be read back.
@@ -258,7 +259,8 @@ def _modelopt(algorithm: str) -> LayerReader:
 
 
 def _fp8(quantised: dict[str, Any]) -> LayerReader:
-    block = quantised.get("weight_block_size") or (1 << 30, 1 << 30)  # one scale for all
+    # Without a block size, one scale holds for the whole matrix.
+    block = quantised.get("weight_block_size") or (1 << 30, 1 << 30)
     return BlockFp8Reader((int(block[0]), int(block[1])), quantised.get("activation_scheme") == "static")
 
 

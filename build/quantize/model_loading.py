@@ -1,6 +1,6 @@
 """Load a checkpoint as a transformers model and tokenizer.
 
-It is loaded on GPUs if there are any, else in float32 on the CPU.
+The model is loaded on the GPUs of this machine, or in float32 on the CPU.
 """
 
 import contextlib
@@ -45,7 +45,8 @@ def silence_libraries() -> Iterator[None]:
             hf_logging.enable_progress_bar()
 
 
-#: The release of ModelOpt whose exports this package checks and corrects; others write other files.
+#: The release of ModelOpt whose exports this package checks and corrects. Other releases write
+#: other files.
 MODELOPT = "0.47"
 
 
@@ -53,8 +54,7 @@ def require_quantize_extra() -> None:
     """Check that torch, transformers and the right ModelOpt are installed.
 
     Raises:
-        MissingDependencyError: One of them is missing, or ModelOpt is another release than
-            MODELOPT.
+        MissingDependencyError: A library is missing, or ModelOpt is not of the release MODELOPT.
     """
     from importlib.util import find_spec
 
@@ -71,10 +71,10 @@ def require_quantize_extra() -> None:
 
 
 def import_libraries() -> None:
-    """Import ModelOpt. Call this where no caller holds a model in a local variable.
+    """Import ModelOpt. No caller may hold a model in a local variable.
 
-    ModelOpt imports pulp, which keeps the traceback of a failed import, and so the frames of all
-    callers. A model in one of them would never be freed.
+    ModelOpt imports pulp, which keeps the traceback of a failed import, and with the traceback the
+    frames of all callers. A model in such a frame would never be freed.
     """
     with silence_libraries():
         import modelopt.torch.export
@@ -84,8 +84,8 @@ def import_libraries() -> None:
 def release_memory() -> None:
     """Return freed memory to the system.
 
-    The allocator of glibc keeps the holes that a model's tensors leave, into which the next model
-    does not fit.
+    The allocator of glibc keeps the freed memory of a model's tensors in pieces, into which the
+    next model does not fit.
     """
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):
@@ -99,7 +99,7 @@ def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-#: What CUDA, torch's allocator and cuBLAS say when a GPU has no memory left.
+#: Parts of the messages of CUDA, torch's allocator and cuBLAS about a GPU without free memory.
 _GPU_IS_FULL = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -112,8 +112,8 @@ def report_full_gpu() -> Iterator[None]:
         if not _gpu_is_full(error):
             raise
         raise ResourceError(
-            "A GPU has no memory left; end what else uses it (`nvidia-smi` lists that), use more GPUs, or set "
-            "CUDA_VISIBLE_DEVICES=-1 to work on the CPU."
+            "A GPU has no memory left; end the other processes on it (`nvidia-smi` lists them), use more GPUs, or "
+            "set CUDA_VISIBLE_DEVICES=-1 to use the CPU."
         ) from error
 
 
@@ -154,7 +154,8 @@ def load_model(checkpoint: Checkpoint) -> Any:
 def _from_gguf(checkpoint: Checkpoint) -> Any:
     """Load a GGUF file without transformers' own loader.
 
-    That loader parses the vocabulary three times, in seconds each, and holds all weights twice.
+    The loader of transformers parses the vocabulary three times, which takes seconds each time, and
+    holds all weights twice.
     """
     import numpy as np
     import torch
@@ -168,10 +169,7 @@ def _from_gguf(checkpoint: Checkpoint) -> Any:
 
 
 def _on_gpus(model: Any) -> Any:
-    """Spread a model over all GPUs.
-
-    This is what transformers does with its own checkpoints (device_map "auto").
-    """
+    """Distribute a model over all GPUs, like transformers with device_map "auto"."""
     import torch
 
     if torch.cuda.device_count() == 1:
@@ -222,13 +220,13 @@ def empty_model(config: Any) -> Any:
 
 
 def parameter_names(model: Any) -> list[str]:
-    """Return the names of all parameters, without an output matrix that is the embedding."""
+    """Return the names of all parameters, without an output matrix that is the embedding itself."""
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     return [name for name, _ in model.named_parameters() if name not in tied]
 
 
 def put_parameter(model: Any, name: str, value: Any) -> None:
-    """Replace one parameter."""
+    """Replace the parameter `name` of a module."""
     import torch
 
     module, _, attribute = name.rpartition(".")
@@ -238,8 +236,8 @@ def put_parameter(model: Any, name: str, value: Any) -> None:
 def load_tokenizer(checkpoint: Checkpoint, written: Path | None = None) -> Any:
     """Return the tokenizer.
 
-    A GGUF's tokenizer is loaded from the files that the engine gets, in `written` if they exist
-    already: that is faster, and these files will be used.
+    The tokenizer of a GGUF file is loaded from the tokenizer files of the engine. `written` is the
+    folder of these files, if they exist already.
     """
     from transformers import AutoTokenizer
 

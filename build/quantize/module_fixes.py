@@ -1,10 +1,10 @@
-"""Corrections of fused modules that ModelOpt 0.47 exports wrongly.
+"""Correct fused modules that ModelOpt 0.47 exports wrongly.
 
 transformers 5 keeps a layer's experts in two 3-D tensors, while ModelOpt exports separate Linears:
 `split_experts` makes Mixtral and Qwen3-MoE exportable. Phi-3 keeps gate and up in one matrix:
-ModelOpt swaps the halves and cuts the result into tp pieces in a row, so with tp 2 one GPU gets all
-of `up` and the other all of `gate`, while each needs its share of both: `interleave_gate_up`
-reorders the rows.
+ModelOpt swaps the halves and cuts the result into tp consecutive pieces. With tp 2, one GPU would
+get all of `up` and the other all of `gate`, although each GPU needs a part of both.
+`interleave_gate_up` reorders the rows to correct this.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-#: Fused module -> names of (gate, up, down) that ModelOpt's exporter looks for.
+#: Fused module -> the names of gate, up and down that ModelOpt's exporter looks for.
 NAMES = {
     "MixtralExperts": ("w1", "w3", "w2"),
     "Qwen3MoeExperts": ("gate_proj", "up_proj", "down_proj"),
@@ -21,7 +21,7 @@ NAMES = {
 
 
 class ExpertMlp(nn.Module):
-    """A gated MLP with weights (intermediate, hidden) and (hidden, intermediate)."""
+    """A gated MLP of separate Linears: (intermediate, hidden) twice, and (hidden, intermediate)."""
 
     def __init__(self, names: tuple[str, str, str], gate_up: torch.Tensor, down: torch.Tensor, act: Any) -> None:
         super().__init__()
@@ -37,7 +37,11 @@ class ExpertMlp(nn.Module):
 
 
 class ExpertList(nn.ModuleList):
-    """A drop-in for the fused module: hidden (tokens, hidden), indices and weights (tokens, top_k)."""
+    """A replacement of the fused experts.
+
+    The inputs are hidden states (tokens, hidden), and indices and weights of experts (tokens,
+    top_k).
+    """
 
     def forward(self, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         output = torch.zeros_like(hidden)
@@ -78,7 +82,7 @@ def _linear(weight: torch.Tensor) -> nn.Linear:
 def interleave_gate_up(model: Any, tp: int) -> None:
     """Reorder rows and their scales so that ModelOpt writes [up_t; gate_t] on rank t.
 
-    For export only: the model computes nonsense afterwards.
+    The model computes wrong results afterwards and can only be exported.
     """
     if tp == 1:
         return

@@ -1,19 +1,19 @@
-"""Number formats of exported checkpoints, decoded without ModelOpt.
+"""Decode the number formats of exported checkpoints without ModelOpt.
 
-Otherwise ModelOpt's code would check itself.
+With ModelOpt's own decoder, a fault of ModelOpt would not be found.
 """
 
 import torch
 from torch import Tensor
 
-#: Largest E4M3 value.
+#: Largest value of an E4M3 number.
 E4M3_MAX = 448.0
 
 
 def unpack_int4(packed: Tensor) -> Tensor:
     """Unpack (…, out/2, in) bytes to (…, out, in) float32 in [-8, 7].
 
-    The low half of a byte is the even row.
+    The lower half of a byte is a value of the even row.
     """
     data = packed.view(torch.uint8)
     low, high = (data & 0x0F).to(torch.int8), (data >> 4).to(torch.int8)
@@ -23,10 +23,10 @@ def unpack_int4(packed: Tensor) -> Tensor:
 
 
 def dequantise(weight: Tensor, scale: Tensor | None) -> Tensor:
-    """Return the float32 (…, out, in) of a stored weight.
+    """Return a stored weight as float32 (…, out, in).
 
-    `scale` is one number, one per output row, or one per row and group of inputs. (The second
-    factor of W4A8 only says how the FP8 product is rescaled: these scales are whole.)
+    `scale` has one number, a number per output row, or a number per row and group of inputs. The
+    second factor of W4A8 is not part of the weight: it only rescales the FP8 product.
     """
     if scale is None or (weight.is_floating_point() and weight.element_size() > 1):
         return weight.float()
@@ -43,14 +43,14 @@ def _is_packed(weight: Tensor, scale: Tensor) -> bool:
 
 
 def _per_row(scale: Tensor, dims: int) -> Tensor:
-    """Reshape a scale to multiply rows. A single number, or one per expert, stays as it is."""
+    """Reshape a scale to multiply rows. One number, or a number per expert, needs no reshaping."""
     if scale.numel() == 1:
         return scale.reshape(())
     return scale.reshape(*scale.shape, *[1] * (dims - scale.dim()))
 
 
 def round_to_e4m3(value: Tensor, scale: Tensor | float) -> Tensor:
-    """Round to what an FP8 tensor core sees."""
+    """Round to E4M3 numbers times `scale`, like an FP8 tensor core's input."""
     return (value / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).to(value.dtype) * scale
 
 
@@ -60,9 +60,9 @@ def round_to_int8(value: Tensor, scale: Tensor | float) -> Tensor:
 
 
 def round_per_channel(weight: Tensor, bits: int) -> Tensor:
-    """Round a 16-bit weight (…, out, in) as trtllm-build does with --use_weight_only.
+    """Round a 16-bit weight (…, out, in) like trtllm-build with --use_weight_only.
 
-    One step of amax / 2**(bits-1) per output (TensorRT-LLM
+    Each output has the step size amax / 2**(bits-1) (TensorRT-LLM
     `cutlass_kernels/cutlass_preprocessors.cpp`, symmetric_quantize).
     """
     limit = 1 << (bits - 1)

@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from llmops.build.progress import Progress
 
 
-#: Costs of AWQ's two passes: the second (awq_lite) tries eleven strengths of smoothing on top of
-#: itself.
+#: Costs of AWQ's two passes over the data, in forward passes. The second (awq_lite) also tries
+#: eleven strengths of smoothing.
 _AWQ_PASSES = (1, 12)
 
 
-#: ModelOpt's kernels for integers, as torch names their files. ModelOpt compiles them in 52 s.
+#: Name of ModelOpt's integer kernels in torch's cache. ModelOpt compiles them in 52 s.
 KERNELS = "modelopt_cuda_ext"
-COMPILING = "ModelOpt compiles its kernels for integers first, once on this machine: that takes about a minute."
-#: Seconds after which another build that wrote nothing is not compiling: the slowest file takes 50.
+COMPILING = "ModelOpt first compiles its integer kernels, once per machine, which takes about a minute."
+#: Seconds without a new file after which another build counts as killed. The slowest file compiles
+#: in 50 s.
 _COMPILE_SECONDS = 180.0
 
 
@@ -44,7 +45,7 @@ def quantize(
     settings: CalibrationSettings,
     progress: Progress,
 ) -> int:
-    """Quantise `model` in place with calibration.
+    """Calibrate and quantise `model` in place.
 
     Returns:
         The number of calibration tokens.
@@ -61,7 +62,8 @@ def quantize(
     size, batch_size = settings.resolved(has_gpu(), quant_format.calib_limit)
     found = pack_sequences(load_texts(settings), tokenizer, size, settings.seq_len)
     if quant_format.grouped:
-        # AWQ weighs all batches alike: a short last sequence would count as much as eight full ones.
+        # AWQ gives all batches the same weight, so a short last sequence would count like eight
+        # full sequences.
         found = [ids for ids in found if len(ids) == len(found[0])]
     tokens = sum(len(ids) for ids in found)
     passes = _AWQ_PASSES if quant_format.grouped else (1,)
@@ -82,14 +84,14 @@ def quantize(
 def _forward_loop(
     meter: ForwardMeter, passes: tuple[int, ...], prepared: Callable[[], Iterator[torch.Tensor]]
 ) -> Callable[[Any], None]:
-    """Return the function that ModelOpt calls once for every pass over the calibration data."""
+    """Return the function that ModelOpt calls for each pass over the calibration data."""
     costs = iter(passes)
 
     def forward(model: Any) -> None:
         meter.cost = next(costs, passes[-1])
         for ids in prepared():
-            # Skip the output matrix, which is not quantised. A cache would keep every key and
-            # value.
+            # Call only the decoder: the output matrix is not quantised. Use no cache, which would
+            # keep every key and value.
             model.get_decoder()(input_ids=ids.to(model.device), use_cache=False)
 
     return forward
@@ -104,8 +106,8 @@ def _title(quant_format: QuantFormat, count: int, tokens: int, settings: Calibra
 def _bfloat16_products() -> Iterator[None]:
     """Compute float32 products on a CPU in bfloat16 with float32 sums inside the block.
 
-    That halves the time. The error of 0.2 % changes neither a largest value nor the choice between
-    strengths of smoothing.
+    This halves the time. The error of 0.2 % changes neither the largest values nor the choice of a
+    strength of smoothing.
     """
     import torch
 
@@ -123,21 +125,20 @@ def _run(model: Any, config: dict[str, Any], forward_loop: Callable[[Any], None]
     try:
         mtq.quantize(model, config, forward_loop)
     except (NotImplementedError, AssertionError, ValueError) as error:
-        raise BuildError(f"ModelOpt could not quantise the model: {error}") from error
+        raise BuildError(
+            f"ModelOpt could not quantise the model: {error}; use another --quant, or report this."
+        ) from error
 
 
 def _check_finite(model: Any) -> None:
-    """Raise BuildError for a scale that is not finite.
-
-    The fault would otherwise only show in the engine's answers.
-    """
+    """Raise BuildError if a scale is not finite. Only wrong answers would show it otherwise."""
     import torch
 
     for name, value in model.named_buffers():
         if name.endswith("_amax") and not torch.isfinite(value).all():
             raise BuildError(
-                f"Calibration gave a scale that is not finite at {name}; the checkpoint holds infinities or NaN, or "
-                "overflows in its dtype: check it, or calibrate in float32 on the CPU."
+                f"Calibration gave a scale that is not finite at {name}; the checkpoint holds infinity or NaN, or "
+                "overflows in its dtype: download it again, or calibrate in float32 on the CPU."
             )
 
 
@@ -146,7 +147,7 @@ def modelopt_config(quant_format: QuantFormat, kv_cache: str, group_size: int | 
 
     The result is None if nothing is quantised before the export.
 
-    `quant_cfg` is a list of entries applied from first to last.
+    ModelOpt applies the entries of `quant_cfg` from first to last.
     """
     import modelopt.torch.quantization as mtq
 
@@ -163,9 +164,10 @@ def modelopt_config(quant_format: QuantFormat, kv_cache: str, group_size: int | 
 
 
 def compiles_kernels(config: dict[str, Any]) -> bool:
-    """Return True if ModelOpt will compile kernels for this argument of `mtq.quantize`.
+    """Return True if ModelOpt will compile kernels for `config`, an argument of `mtq.quantize`.
 
-    It does for integers on a GPU, with nvcc, unless torch keeps the kernels of an earlier build.
+    ModelOpt compiles kernels for integers on a GPU, if nvcc is installed and torch keeps no kernels
+    of an earlier build.
     """
     from torch.utils import cpp_extension
 
@@ -176,7 +178,7 @@ def compiles_kernels(config: dict[str, Any]) -> bool:
 
 
 def _compiled(pattern: str) -> Iterator[Path]:
-    """Return the files of ModelOpt's kernels that torch keeps and that match `pattern`."""
+    """Return the files of ModelOpt's kernels in torch's cache that match `pattern`."""
     from torch.utils import cpp_extension
 
     kept = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
@@ -184,10 +186,10 @@ def _compiled(pattern: str) -> Iterator[Path]:
 
 
 def _wait_for_other_build() -> None:
-    """Wait until no other build compiles the kernels, and remove the lock of one that was killed.
+    """Wait until no other build compiles the kernels, and remove the lock of a killed build.
 
-    torch waits for this file to vanish, for ever after a build that was killed. A process of
-    another container cannot be seen, but it writes beside the lock.
+    torch waits until the lock is removed, which a killed build never does. A process in another
+    container is not visible, but it writes files beside the lock.
     """
     for lock in _compiled("lock"):
         with contextlib.suppress(FileNotFoundError):
@@ -198,7 +200,7 @@ def _wait_for_other_build() -> None:
 
 
 def _is_open(file: Path) -> bool:
-    """Return True if a process that can be seen has a file open."""
+    """Return True if a process that is visible here has the file open."""
     for handle in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
             if handle.samefile(file):

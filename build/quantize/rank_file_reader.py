@@ -28,7 +28,7 @@ _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 class RankFileReader:
-    """The checkpoint in `folder`. Tensors are read when requested.
+    """A reader of the TensorRT-LLM checkpoint in `folder`. Tensors are read when requested.
 
     Raises:
         BuildError: A rank file is missing.
@@ -44,14 +44,14 @@ class RankFileReader:
         if missing:
             raise BuildError(f"{folder} lacks rank{missing[0]}.safetensors; quantise again.")
         self.files: list[Any] = [safe_open(folder / f"rank{r}.safetensors", "pt") for r in range(self.tp * self.pp)]
-        # Gemma multiplies by 1 + weight, and TensorRT-LLM stores the sum.
+        # Gemma's norms multiply by 1 + weight, and TensorRT-LLM stores the sum.
         self.norm_offset = 1.0 if family.startswith("gemma") else 0.0
         self.names = [set(file.keys()) for file in self.files]
 
     def table(self, name: str) -> EmbeddingTable | None:
         """Return the embedding or output matrix, or None if the model has no separate one.
 
-        The ranks share its rows.
+        Each rank has a part of the rows.
         """
         stage, stored = (0, _TABLES[name]) if name == EMBEDDING else (self.pp - 1, _TABLES[name])
         parts = [(self.folder / f"rank{r}.safetensors", stored) for r in self._ranks(stage) if stored in self.names[r]]
@@ -104,7 +104,7 @@ class RankFileReader:
             self._mlp(model, stage, f"{source}.mlp", f"{target}.mlp")
 
     def _linears(self, stage: int, name: str) -> list[QuantizedLinear]:
-        """Return a linear layer as each rank has it."""
+        """Return the part of a linear layer that each rank has."""
         later = self.quant_format.bits if self.quant_format and self.quant_format.quantized_by_builder else None
         stored = self._stored(stage, name)
         return [QuantizedLinear(*tensors, later_bits=later if tensors[1] is None else None) for tensors in stored]
@@ -131,7 +131,8 @@ class RankFileReader:
         prequant = self._joined(stage, f"{source}.prequant_scaling_factor", dim)
         for target in targets:
             scale = scales[0].float().max() if scales else None
-            # Experts share one factor. Where each has its own, the effective weights contain them.
+            # The hook applies one factor for all experts. If each expert has its own factor, the
+            # effective weights contain the factors.
             shared = prequant if prequant is None or prequant.dim() == 1 else None
             model.inputs[target] = InputRounding(kind, scale, shared)
 
@@ -153,7 +154,8 @@ class RankFileReader:
         self._input(model, stage, f"{source}.dense", [f"{target}.o_proj"], 0)
         kv = self._parts(stage, f"{source}.kv_cache_scaling_factor")
         algorithm = self.config["quantization"].get("kv_cache_quant_algo")
-        # phi3 has one matrix for queries, keys and values, of which only a part would round.
+        # phi3 has one matrix for queries, keys and values, and only a part of its output would be
+        # rounded.
         if kv and algorithm and self.family != "phi3":
             rounding = ("e4m3" if algorithm == "FP8" else "int8", kv[0].float().max())
             model.kv_scales.update({f"{target}.k_proj": rounding, f"{target}.v_proj": rounding})

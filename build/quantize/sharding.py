@@ -1,13 +1,13 @@
-"""Check that weights can be cut into tp parts, and choose the AWQ group size, before any work.
+"""Check that weights can be split into tp parts, and choose the AWQ group size, before any work.
 
-ModelOpt and TensorRT-LLM want every cut dimension to divide by tp, and a group-quantised input
-dimension by tp * group (NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/modules/linear.py`, ModelOpt
-`export/postprocess.py`).
+ModelOpt and TensorRT-LLM require that every split dimension is divisible by tp, and a
+group-quantised input dimension by tp * group (NVIDIA/TensorRT-LLM
+`tensorrt_llm/_torch/modules/linear.py`, ModelOpt `export/postprocess.py`).
 
-An engine's layers of weights in 4 bits, or in 8 that trtllm-build makes, also have both widths of
-the whole matrix rounded up to a multiple of tp times the group, or 64, while the weights of a
-checkpoint keep theirs and then do not fit (`tensorrt_llm/quantization/layers.py`,
-WeightOnlyQuantLinear and WeightOnlyGroupwiseQuantLinear). `rounded` stands for such a format.
+An engine's layers with weights in 4 bits, or in 8 bits by trtllm-build, round both widths of the
+whole matrix up to a multiple of tp times the group, or 64. The weights of a checkpoint are not
+rounded up, and would not fit (`tensorrt_llm/quantization/layers.py`, WeightOnlyQuantLinear and
+WeightOnlyGroupwiseQuantLinear). The argument `rounded` is True for such a format.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from llmops.build.model.architecture import Architecture
 from llmops.errors import InputError
 
-#: Smallest width, per GPU, that an engine's weight-only layers round to.
+#: Smallest unit, per GPU, to which an engine's weight-only layers round their widths up.
 _LEAST_UNIT = 64
 #: Tensor-parallel sizes that error messages may suggest.
 TP_SIZES = range(1, 17)
@@ -24,7 +24,7 @@ TP_SIZES = range(1, 17)
 
 @dataclass(frozen=True)
 class ShardedLinear:
-    """A weight (out, in) and the dimension that tensor parallelism cuts."""
+    """A weight (out, in), and the dimension that tensor parallelism splits."""
 
     name: str
     out_features: int
@@ -32,11 +32,11 @@ class ShardedLinear:
     cut: str  # "out" (column parallel) or "in" (row parallel)
 
     def local_in(self, tp: int) -> int:
-        """Return the input features per GPU."""
+        """Return the number of input features per GPU."""
         return self.in_features // tp if self.cut == "in" else self.in_features
 
     def divides(self, tp: int) -> bool:
-        """Return True if the cut dimension divides by tp."""
+        """Return True if the split dimension is divisible by tp."""
         return (self.in_features if self.cut == "in" else self.out_features) % tp == 0
 
 
@@ -55,9 +55,10 @@ def linears(arch: Architecture) -> Iterator[ShardedLinear]:
 
 
 def sharding_problem(arch: Architecture, tp: int, group_size: int | None, rounded: bool = False) -> str | None:
-    """Return why this tp cannot work, naming layer and dimension, or None if it can.
+    """Return the reason for which `tp` cannot work, with layer and dimension, or None.
 
-    For group-quantised formats, the group size matters too. `rounded`: see above.
+    For group-quantised formats, the group size is checked too. The module docstring describes
+    `rounded`.
     """
     if arch.num_heads % tp:
         return f"num_attention_heads {arch.num_heads} does not divide by tp {tp}"
@@ -75,7 +76,7 @@ def sharding_problem(arch: Architecture, tp: int, group_size: int | None, rounde
 
 
 def _rounding_problem(arch: Architecture, tp: int, unit: int) -> str | None:
-    # the engine's matrix of queries, keys and values is one, with a KV head for each rank at least
+    # An engine has one matrix of queries, keys and values, with at least one KV head per rank.
     qkv = (arch.num_heads + 2 * max(arch.num_kv_heads, tp)) * arch.head_dim
     widths = {"self_attn.q_proj, k_proj and v_proj together": qkv}
     for linear in linears(arch):
@@ -91,10 +92,10 @@ def _rounding_problem(arch: Architecture, tp: int, unit: int) -> str | None:
 def choose_group_size(
     arch: Architecture, tp: int, requested: int | None, sizes: tuple[int, ...], rounded: bool = False
 ) -> int:
-    """Return the first of `sizes` that fits every cut input, or the requested size.
+    """Return the first of `sizes` that divides every split input, or the requested size.
 
     Raises:
-        InputError: No size fits, or the requested one does not.
+        InputError: No size divides every split input, or the requested size does not.
     """
     if requested and requested not in sizes:
         raise InputError(
@@ -107,11 +108,11 @@ def choose_group_size(
 
 
 def check_sharding(arch: Architecture, tp: int, pp: int, group_size: int | None = None, rounded: bool = False) -> None:
-    """Check the parallel sizes.
+    """Check that `tp` and `pp` can split the model.
 
     Raises:
-        InputError: A dimension does not divide. The message names it and the values that would
-            work.
+        InputError: A dimension is not divisible. The message has the dimension and the values that
+            would work.
     """
     reason = sharding_problem(arch, tp, group_size, rounded)
     if reason is not None:
@@ -119,7 +120,9 @@ def check_sharding(arch: Architecture, tp: int, pp: int, group_size: int | None 
     if pp > arch.num_layers:
         raise InputError(f"--pp {pp} is more than the {arch.num_layers} layers; give at most that.")
     if arch.num_layers % pp:
-        raise InputError(f"--pp {pp} cannot work: ModelOpt cuts {arch.num_layers} layers into equal stages only.")
+        raise InputError(
+            f"--pp {pp} cannot work: ModelOpt splits {arch.num_layers} layers into equal stages only; give a divisor."
+        )
 
 
 def _no_group(arch: Architecture, tp: int, requested: int | None, sizes: tuple[int, ...], rounded: bool) -> str:

@@ -1,16 +1,16 @@
-"""config.json of a TensorRT-LLM checkpoint, from the Hugging Face config.
+"""Write config.json of a TensorRT-LLM checkpoint from the Hugging Face config.
 
-ModelOpt 0.47 writes one itself, but with transformers 5 it finds neither rope theta nor rope
-scaling (they moved into `rope_parameters`), so an engine built from it would rotate with theta
-10000; and it has none for Gemma 2/3 and Phi-3. Fields follow NVIDIA/TensorRT-LLM
-`tensorrt_llm/models/{llama,qwen,gemma,phi3}/config.py`.
+ModelOpt 0.47 writes its own config.json, but with transformers 5 it finds neither rope theta nor
+rope scaling, which are now in `rope_parameters`. An engine from such a file would rotate with theta
+10000. For Gemma 2, Gemma 3 and Phi-3, ModelOpt writes no config.json. The fields are defined in
+NVIDIA/TensorRT-LLM `tensorrt_llm/models/{llama,qwen,gemma,phi3}/config.py`.
 """
 
 from typing import Any
 
 from llmops.build.model.architecture import Architecture
 
-# MoeConfig.ExpertScaleNormalizationMode
+# Values of TensorRT-LLM's MoeConfig.ExpertScaleNormalizationMode.
 _MOE_NONE, _MOE_RENORMALIZE = 0, 1
 DECODER_TYPES = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen", "qwen3": "qwen", "qwen3_moe": "qwen",
@@ -26,9 +26,10 @@ def trtllm_checkpoint_config(
     mapping: dict[str, int],
     quantization: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return config.json.
+    """Return the content of config.json.
 
-    `vocab_size` is the exported one (padded for AWQ), `mapping` has tp_size and pp_size.
+    `vocab_size` is the size of the exported vocabulary, which is padded for AWQ. `mapping` has
+    tp_size and pp_size.
     """
     fields: dict[str, Any] = {
         "producer": _producer(),
@@ -108,11 +109,11 @@ def rotary_fields(arch: Architecture, hf_config: Any) -> dict[str, Any]:
             "longrope_scaling_short_factors": parameters["short_factor"],
             "longrope_scaling_long_factors": parameters["long_factor"],
         }
-    # "dynamic" changes nothing within max_position_embeddings, the most that is built, and without
-    # `alpha` trtllm-build fails on it (1.2.1 `tensorrt_llm/functional.py`,
+    # "dynamic" changes nothing within max_position_embeddings, which no engine exceeds, and
+    # trtllm-build fails on "dynamic" without `alpha` (1.2.1 `tensorrt_llm/functional.py`,
     # create_sinusoidal_positions_for_attention_plugin).
     elif kind not in ("default", "dynamic"):
-        # llama reads rope_type, older readers read `type`.
+        # TensorRT-LLM's llama reads `rope_type`, and older readers read `type`.
         fields["rotary_scaling"] = {**parameters, "type": kind}
     return fields
 
@@ -142,8 +143,8 @@ def _family(arch: Architecture, hf_config: Any) -> dict[str, Any]:
     if arch.family == "gemma2":
         return {**fields, "attn_logit_softcapping": hf_config.attn_logit_softcapping}
     local = dict(hf_config.rope_parameters).get("sliding_attention", {})
-    # One layer in every `_sliding_window_pattern` sees all tokens. TensorRT-LLM divides by the
-    # pattern.
+    # One of every `_sliding_window_pattern` layers sees all tokens. TensorRT-LLM divides by this
+    # number.
     kinds = [*hf_config.layer_types, "full_attention"]
     return {
         **fields,

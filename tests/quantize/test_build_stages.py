@@ -259,5 +259,5 @@ def test_smoothing_is_no_fault_but_swapped_shards_are():
         **{**QUALITY.model_dump(), **smoothed, "narrowest": (0.137, "model.layers.13.mlp.down_proj")}
     )
     gates.check(found)
-    with pytest.raises(BuildError, match="is off by 131%"):
+    with pytest.raises(BuildError, match="differs by 131%"):
         gates.check(QualityMetrics(**{**found.model_dump(), "weight_error": 1.31}))

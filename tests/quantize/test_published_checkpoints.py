@@ -136,14 +136,14 @@ def test_an_engine_that_passes_block_fp8_on(published, tmp_path):
     assert error is None, result.output
     built = load_file(engine / "model" / "model.safetensors")
     assert all(torch.equal(t.float(), built[n].float()) for n, t in load_file(folder / "model.safetensors").items())
-    assert "has no figures" in run("eval", engine)[1]
+    assert "has no quality metrics" in run("eval", engine)[1]
     result, error = run("eval", engine, "--against", source)
     assert error is None
     assert "furthest weight" in result.stdout
     # a fault in one block of one layer
     built["model.layers.1.mlp.down_proj.weight_scale_inv"] *= 1.2
     save_file(built, engine / "model" / "model.safetensors", metadata={"format": "pt"})
-    assert "model.layers.1.mlp.down_proj.weight is off by 20%" in run("eval", engine, "--against", source)[1]
+    assert "model.layers.1.mlp.down_proj.weight differs by 20%" in run("eval", engine, "--against", source)[1]
 
 
 @pytest.mark.parametrize(
