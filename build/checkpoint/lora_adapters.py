@@ -31,6 +31,10 @@ _FROM_HIDDEN = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj"
 #: Maximum rank of an adapter, against damaged files. The largest ranks in use are 256.
 MAX_RANK = 65_536
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+#: Values of `init_lora_weights` at which PEFT also changes the model's own weights (0.21.2
+#: tuners/lora/layer.py). PEFT repeats the change when it loads such an adapter; TensorRT-LLM reads
+#: only rank and scale. `path_initial_model_for_weight_conversion` saves an adapter without it.
+_CHANGES_MODEL = ("pissa", "corda", "olora", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True)
@@ -118,8 +122,13 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _reject_unsupported(folder: Path, config: Mapping[str, Any]) -> None:
     """Raise CheckpointError for an adapter that TensorRT-LLM's LoRA plugin cannot represent."""
+    initial = str(config.get("init_lora_weights", True)).lower()
     reasons = {
         "DoRA": config.get("use_dora"),
+        "block-diagonal matrices (use_bdlora)": config.get("use_bdlora"),
+        "tokens that switch it on (alora_invocation_tokens)": config.get("alora_invocation_tokens"),
+        "repeated layers (layer_replication)": config.get("layer_replication"),
+        f"a change of the model's own weights (init_lora_weights {initial})": initial.startswith(_CHANGES_MODEL),
         "trained biases": config.get("bias", "none") != "none",
         "whole modules (modules_to_save)": config.get("modules_to_save"),
         "ranks that differ (rank_pattern, alpha_pattern)": config.get("rank_pattern") or config.get("alpha_pattern"),
