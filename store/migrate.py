@@ -24,7 +24,8 @@ async def migrate(store: Store, folder: Path = FOLDER, newest: str = SCHEMA) -> 
 
     Raises:
         VersionMismatchError: A newer llmops made the schema, or a version before the first release.
-        InputError: The database has tables of another program with the same names.
+        InputError: The database has tables of another program: in SQLite any, in PostgreSQL those
+            with the same names.
     """
     async with store.read() as connection:
         found = await connection.run_sync(_version)
@@ -55,11 +56,15 @@ def _upgrade(connection: Connection, location: str, folder: Path, newest: str) -
 
 
 def _refuse_other_tables(connection: Connection, location: str) -> None:
-    taken = sorted(set(inspect(connection).get_table_names()) & set(metadata.tables))
+    taken = set(inspect(connection).get_table_names())
+    # A schema of PostgreSQL may be shared. A SQLite file with other tables only is another file than
+    # meant, or has the log of another one: as an empty store it would let callers in without a key.
+    if connection.dialect.name == "postgresql":
+        taken &= set(metadata.tables)
     if taken:
+        names = ", ".join(sorted(taken)[:5])
         raise InputError(
-            f"The store {location} has tables of another program ({', '.join(taken)}); give llmops a database of "
-            "its own."
+            f"The store {location} has tables of another program ({names}); give llmops a database of its own."
         )
 
 

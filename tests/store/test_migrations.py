@@ -109,3 +109,11 @@ async def test_a_database_with_a_users_table_of_another_program_is_left_alone(em
         await open_store(empty_url)
     async with connect(StoreUrl.parse(empty_url)) as store, store.read() as connection:
         assert await connection.run_sync(lambda sync: inspect(sync).get_table_names()) == ["users"]
+
+
+async def test_a_sqlite_file_of_another_program_is_not_taken_for_an_empty_store(tmp_path):
+    url = f"sqlite:///{tmp_path}/theirs.db"
+    async with connect(StoreUrl.parse(url)) as store, store.write() as connection:
+        await connection.execute(text("CREATE TABLE orders (id INTEGER)"))
+    with pytest.raises(InputError, match=r"tables of another program \(orders\); give llmops a database of its own"):
+        await open_store(url)
