@@ -1,4 +1,4 @@
-"""Checks that a served model answers like its checkpoint: tokenizer, chat template, weights."""
+"""Checks that a served model answers like its checkpoint: tokenizer, chat template and weights."""
 
 import asyncio
 import math
@@ -24,16 +24,19 @@ from llmops.sequences import common_prefix_length
 
 CHECKS: list[VerifyCheck] = []
 _AT_ONCE = 8
-#: Agreement below which the served model is another one, not the same one rounded.
+#: Share of equal tokens below which the served model has other weights, and not only rounded ones.
 _NOTHING = 0.25
 _NO_GOLDEN = (
-    "engine.json keeps no answers of the source checkpoint: it was built by an older llmops, without its quality gate, "
-    "or taken over as it was"
+    "engine.json has no golden answers: the engine was built by an older llmops, without its quality gate, or not by "
+    "llmops; build the engine again to check its answers"
 )
 
 
 def golden_of(manifest: EngineManifest | None, missing: str = _NO_GOLDEN) -> tuple[EngineManifest, Golden]:
-    """Return a manifest and its golden answers. Raises UnseenError with `missing` without them."""
+    """Return a manifest and its golden answers.
+
+    Raise UnseenError with `missing` if there are none.
+    """
     if manifest is None or manifest.golden is None:
         raise UnseenError(missing)
     return manifest, manifest.golden
@@ -63,9 +66,9 @@ def _other_ids(what: str, text: str, found: list[int], expected: list[int]) -> s
 
 
 async def _preprocessing(engine: EngineContext, golden: Golden) -> str:
-    """Check the ensemble's tokenizer, which may have been loaded from other files.
+    """Check the ensemble's tokenizer, whose files may differ from the engine's.
 
-    Return a clause for the finding, empty without an ensemble.
+    Return a clause for the finding, or an empty text if there is no ensemble.
     """
     model = f"{engine.metadata.name}{PREPROCESSING_SUFFIX}"
     if not await engine.probe.client.model_ready(model):
@@ -86,7 +89,7 @@ async def _preprocessing(engine: EngineContext, golden: Golden) -> str:
 async def text(engine: EngineContext) -> Finding:
     (_, golden), model = golden_of(engine.manifest), f"{engine.metadata.name}{POSTPROCESSING_SUFFIX}"
     if engine.tokenizer is None or not await engine.probe.client.model_ready(model):
-        return unseen("there is no ensemble, or the tokenizer cannot be read here")
+        return unseen("the ensemble is missing, or the tokenizer cannot be read on this machine")
     for one in golden.answers:
         message = service_pb2.ModelInferRequest(model_name=model)
         ids = [token for token in one.tokens if token not in engine.metadata.end_ids]
@@ -95,7 +98,7 @@ async def text(engine: EngineContext) -> Finding:
         tensors.add(contract.POST_LENGTH, (1, 1), len(ids).to_bytes(4, "little"))
         response = await engine.probe.client.infer(message)
         found = next(decode_strings(response.raw_output_contents[0]), "")
-        expect(found == engine.tokenizer.decode(ids), f"the ensemble makes {found[:40]!r} of an answer's tokens")
+        expect(found == engine.tokenizer.decode(ids), f"the ensemble turns an answer's tokens into {found[:40]!r}")
     return works("the ensemble's text is the tokenizer's")
 
 
@@ -103,12 +106,16 @@ async def text(engine: EngineContext) -> Finding:
 async def chat_template(engine: EngineContext) -> Finding:
     _, golden = golden_of(engine.manifest)
     if engine.tokenizer is None:
-        return unseen(f"the tokenizer folder {engine.metadata.tokenizer_dir} cannot be read from here")
+        return unseen(f"the tokenizer folder {engine.metadata.tokenizer_dir} cannot be read on this machine")
     source = engine.tokenizer.chat_template
     templated = any(one.ids != one.text_ids for one in golden.answers)
     if source is None:
-        expect(not templated, f"{engine.metadata.tokenizer_dir} has no chat template, the source checkpoint has one")
-        return works("the model has none, as its source")
+        expect(
+            not templated,
+            f"{engine.metadata.tokenizer_dir} has no chat template, but the source checkpoint has one; "
+            "build the engine again",
+        )
+        return works("neither the model nor its source has a chat template")
     try:
         template = ChatTemplate(source, engine.tokenizer.special_tokens)
     except LlmopsError as error:
@@ -117,7 +124,10 @@ async def chat_template(engine: EngineContext) -> Finding:
         try:
             rendered = template.render([{"role": "user", "content": one.text}], variables=fixed_date())
         except LlmopsError as error:
-            return wrong(f"{error.message} The template in {engine.metadata.tokenizer_dir} is not the source's")
+            return wrong(
+                f"{error.message} The template in {engine.metadata.tokenizer_dir} differs from the source's; "
+                "build the engine again"
+            )
         found = engine.tokenizer.encode_prompt(rendered)
         expect(
             found == one.ids,
@@ -129,19 +139,22 @@ async def chat_template(engine: EngineContext) -> Finding:
 
 
 _NORMALISED = (
-    "every log-probability is 0: the engine normalises them over the one token it chose; build with --set "
+    "every log-probability is 0: the engine normalises over the one chosen token; build with --set "
     "serve.normalize_log_probs=false, and make the repository again"
 )
 
 
 @dataclass
 class Agreement:
-    """The agreement with the source's answers over all positions.
+    """The agreement of an engine with the source's answers, over all positions.
 
     Each token is requested after the source's own tokens.
 
-    `off`: differences of the log-probabilities where both chose the same token. `silent`: all of
-    the engine's were 0.
+    Attributes:
+        same: Number of positions with the source's token.
+        total: Number of positions.
+        off: Differences of the log-probabilities in nats, where both chose the same token.
+        scored: The engine's log-probabilities.
     """
 
     same: int = 0
@@ -203,16 +216,17 @@ def _format(manifest: EngineManifest) -> str:
 
 
 def _alike(weights: str) -> str:
-    """Return the format with limits whose rounding is most similar."""
+    """Return the weight format with known limits whose rounding is most similar to `weights`."""
     form = FORMATS.get(weights)
     return (form.equivalent_rounding if form else "") or "int4_wo"
 
 
 def limits(manifest: EngineManifest, tokens: int) -> tuple[float, float]:
-    """Return the least agreement and the largest mean difference of log-probabilities.
+    """Return the lowest acceptable agreement and the highest mean difference of log-probabilities.
 
-    They are the limits of the build's quality gate, with the variation of so few tokens. If the
-    build measured its own weights, the agreement must not be lower than that allows.
+    They are the limits of the build's quality gate, widened by the random variation of `tokens`
+    tokens. If the build measured the agreement of its own weights, that figure minus its variation
+    is a limit too.
     """
     gates = QualityGates.of_engine(manifest)
     if gates.min_top1 is None or gates.max_mean_kl is None:
@@ -223,12 +237,12 @@ def limits(manifest: EngineManifest, tokens: int) -> tuple[float, float]:
     measured = _measured(manifest)
     if measured is not None:
         least = max(least, measured - 3 * _scatter(measured, tokens) - 0.02)
-    # twice Pinsker's bound on the difference that a divergence can cause
+    # The limit is twice Pinsker's bound on the difference that a divergence can cause.
     return least, 2 * math.sqrt(2 * gates.max_mean_kl)
 
 
 def _measured(manifest: EngineManifest) -> float | None:
-    """Return what the build measured of its own weights, or None if it changed none."""
+    """Return the agreement that the build measured, or None without a measurement."""
     return manifest.quality.golden_agreement if manifest.quality is not None else None
 
 
@@ -237,7 +251,7 @@ def _scatter(share: float, tokens: int) -> float:
 
 
 async def agreement(engine: EngineContext, golden: Golden) -> Agreement:
-    """Compare all answers, a few at a time."""
+    """Compare all golden answers, several at a time."""
     found, slots = Agreement(), asyncio.Semaphore(_AT_ONCE)
 
     async def one(answer: GoldenAnswer) -> None:
@@ -249,7 +263,10 @@ async def agreement(engine: EngineContext, golden: Golden) -> Agreement:
 
 
 async def _follow(engine: EngineContext, answer: GoldenAnswer, found: Agreement) -> None:
-    """Compare one answer. After a different token, the engine continues with the source's."""
+    """Compare one golden answer.
+
+    After a different token, the engine continues with the source's token.
+    """
     at, scored = 0, engine.metadata.capabilities.logprobs
     options: dict[str, Any] = {contract.RETURN_LOG_PROBS.name: True} if scored else {}
     while at < len(answer.tokens):

@@ -1,4 +1,4 @@
-"""Checks of a deployment through its OpenAI API alone."""
+"""Checks of a deployment through its OpenAI API only."""
 
 import json
 from dataclasses import dataclass, field
@@ -18,16 +18,21 @@ _CHAT = [{"role": "user", "content": "Name the four seasons of the year in order
 _PROMPT = "The capital of France is"
 _NEW = 12
 _NO_ENGINE = "the engine folder (--engine) and its golden answers are needed"
-#: Events of a stream after which a server counts as one that does not end. The longest has 64 tokens.
+#: Maximum number of events of a stream, after which a server counts as one that never stops. The
+#: longest answer of the checks has 64 tokens.
 MAX_EVENTS = 1000
 
 
 @dataclass
 class ApiContext:
-    """The deployment that the checks of the HTTP API ask, and what is known about its model.
+    """The deployment under test, and the known properties of its model.
 
-    `http` has the base URL with /v1. `capabilities` are those of a gateway's model, empty
-    elsewhere.
+    Attributes:
+        http: A client whose base URL ends in /v1.
+        model: The name of the model.
+        manifest: The manifest of the engine, or None without an engine folder.
+        tokenizer: The tokenizer of the engine, or None.
+        capabilities: The capabilities that a gateway announces; empty for other servers.
     """
 
     http: httpx.AsyncClient
@@ -37,7 +42,10 @@ class ApiContext:
     capabilities: dict[str, Any] = field(default_factory=dict)
 
     async def post(self, path: str, **body: Any) -> dict[str, Any]:
-        """Send a request. Raises WrongError with the server's message if it is rejected."""
+        """Send a request and return the answer.
+
+        Raise WrongError if the server rejects the request.
+        """
         response = await self.http.post(path, json={"model": self.model, **body})
         if response.status_code != 200:
             raise WrongError(f"{path} answers {response.status_code}: {_message(response)}")
@@ -45,7 +53,7 @@ class ApiContext:
         return answer
 
     async def stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
-        """Return the events before [DONE]."""
+        """Return the events of a streamed answer before [DONE]."""
         events: list[str] = []
         request = {"model": self.model, "stream": True, **body}
         async with self.http.stream("POST", path, json=request, extensions=EVENTS) as response:
@@ -88,7 +96,9 @@ async def chat(api: ApiContext) -> Finding:
     expect(used <= _NEW, f"{used} tokens came for max_tokens {_NEW}")
     events = await api.stream("/chat/completions", messages=_CHAT, max_tokens=_NEW, temperature=0)
     text = "".join((event["choices"][0]["delta"].get("content") or "") for event in events if event["choices"])
-    expect(text == choice["message"]["content"], "the streamed chat has another text than the whole one")
+    expect(
+        text == choice["message"]["content"], "the text of a streamed chat differs from the same chat without streaming"
+    )
     return works(repr(text[:40]))
 
 
@@ -96,12 +106,12 @@ async def chat(api: ApiContext) -> Finding:
 async def completions(api: ApiContext) -> Finding:
     body = {"prompt": _PROMPT, "max_tokens": _NEW, "temperature": 0}
     first, again = await api.post("/completions", **body), await api.post("/completions", **body)
-    expect(first["choices"][0]["text"] == again["choices"][0]["text"], "the same greedy request gives another text")
+    expect(first["choices"][0]["text"] == again["choices"][0]["text"], "two equal greedy requests get different texts")
     events = await api.stream("/completions", **body, stream_options={"include_usage": True})
     text = "".join(event["choices"][0]["text"] for event in events if event["choices"])
-    expect(text == first["choices"][0]["text"], "the streamed text differs from the whole one")
+    expect(text == first["choices"][0]["text"], "the streamed text differs from the text without streaming")
     usage = events[-1].get("usage")
-    expect(usage == first["usage"], f"usage is {usage} when streamed, {first['usage']} when not")
+    expect(usage == first["usage"], f"usage is {usage} when streamed, but {first['usage']} without streaming")
     return works()
 
 
@@ -110,7 +120,7 @@ async def stop(api: ApiContext) -> Finding:
     body = {"messages": _CHAT, "max_tokens": 2 * _NEW, "temperature": 0}
     text = (await api.post("/chat/completions", **body))["choices"][0]["message"]["content"]
     word = next((word for word in text.split()[2:] if text.index(word) > 0), None)
-    assume(word is not None, "the answer is too short to be stopped within")
+    assume(word is not None, "the answer is too short for a stop string inside")
     choice = (await api.post("/chat/completions", **body, stop=[word]))["choices"][0]
     expect(choice["message"]["content"] == text[: text.index(word)], f"stop {word!r} did not end the answer before it")
     expect(choice["finish_reason"] == "stop", f"finish_reason is {choice['finish_reason']!r} after a stop string")
@@ -121,7 +131,7 @@ async def stop(api: ApiContext) -> Finding:
 async def seed(api: ApiContext) -> Finding:
     body = {"prompt": _PROMPT, "max_tokens": _NEW, "temperature": 2.0}
     texts = [(await api.post("/completions", **body, seed=seed))["choices"][0]["text"] for seed in (5, 5, 6, 7)]
-    expect(texts[0] == texts[1], "the same seed gives another text")
+    expect(texts[0] == texts[1], "two requests with the same seed get different texts")
     assume(len(set(texts)) > 1, "all seeds gave the same text")
     return works()
 
@@ -130,7 +140,7 @@ async def seed(api: ApiContext) -> Finding:
 async def choices(api: ApiContext) -> Finding:
     found = await api.post("/completions", prompt=_PROMPT, max_tokens=4, n=2, temperature=1.0)
     indices = sorted(choice["index"] for choice in found["choices"])
-    expect(indices == [0, 1], f"n 2 gave choices {indices}")
+    expect(indices == [0, 1], f"a request with n 2 got the choices {indices} instead of [0, 1]")
     return works()
 
 
@@ -162,7 +172,7 @@ async def schema(api: ApiContext) -> Finding:
         expect(response.status_code == 400, f"schemas are not announced, yet the answer is {response.status_code}")
         return refused()
     choice = (await api.post("/chat/completions", **body))["choices"][0]
-    assume(choice["finish_reason"] != "length", "the answer was cut before its end")
+    assume(choice["finish_reason"] != "length", "the answer reached max_tokens before it was complete")
     value = json.loads(choice["message"]["content"])
     expect(value.get("colour") in ("red", "green", "blue"), f"the answer {value} does not follow the schema")
     return works()
@@ -208,7 +218,7 @@ async def tokens(api: ApiContext) -> Finding:
 @check(CHECKS, "greedy answers")
 async def greedy(api: ApiContext) -> Finding:
     manifest, golden = golden_of(api.manifest, _NO_ENGINE)
-    assert api.tokenizer is not None, "it comes with the manifest"
+    assert api.tokenizer is not None, "the manifest has golden answers"
     shared = total = 0
     for one in golden.answers:
         ids = [token for token in one.tokens if token not in manifest.tokenizer.end_ids]
@@ -226,9 +236,9 @@ async def greedy(api: ApiContext) -> Finding:
 
 
 def _least_shared(agreement: float, tokens: int) -> float:
-    """Return the least number of tokens that two answers must share.
+    """Return the number of leading tokens that two answers must share.
 
-    This is half of the expected number, because the number varies.
+    The limit is half of the expected number, because the number varies.
     """
     expected = sum(agreement**position for position in range(1, tokens + 1)) / tokens
     return expected / 2

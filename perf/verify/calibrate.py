@@ -1,6 +1,6 @@
-"""Measurement of this host's step times for `llmops plan --measured`.
+"""Measurement of an engine's step times on this host, for `llmops plan --measured`.
 
-Decode is measured by batch, prefill by prompt length.
+Decode steps are measured by batch size, and prefills by prompt length.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from llmops.perf.verify.probe import ProbeResponse
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (64, 1024)
 _PROMPTS = (64, 256, 1024, 4096)
-#: Decode steps of a point, and seconds after which larger points are skipped.
+#: Number of decode steps of a measured point.
 _STEPS = 24
 _PATIENCE = 30.0
 
 
 async def calibrate(engine: EngineContext, manifest: EngineManifest, on_point: Callable[[str], None]) -> MeasuredSteps:
-    """Measure all points, the smallest first.
+    """Return the step times at all points, measured from the smallest to the largest.
 
     Points that would take more than half a minute are skipped.
     """
@@ -50,7 +50,7 @@ async def calibrate(engine: EngineContext, manifest: EngineManifest, on_point: C
 async def _prefills(engine: EngineContext, on_point: Callable[[str], None]) -> list[StepTime]:
     """Measure prefills with new prompts, so that no prefix is cached.
 
-    A first token takes one step of its prompt.
+    The time to the first token is one step that reads the prompt.
     """
     found = []
     for tokens in _PROMPTS:
@@ -79,7 +79,7 @@ async def _decodes(engine: EngineContext, manifest: EngineManifest, on_point: Ca
                 break
             on_point(f"decode of {batch} sequences after {context} tokens")
             begun = time.monotonic()
-            # prompts join over as many steps as their tokens need
+            # Prompts join the batch over as many steps as their tokens need.
             joining = -(-batch * context // manifest.limits.max_num_tokens) + 8
             step = await _decode(engine, batch, context, _STEPS + 2 * joining)
             if step is not None:
@@ -90,7 +90,7 @@ async def _decodes(engine: EngineContext, manifest: EngineManifest, on_point: Ca
 
 
 async def _decode(engine: EngineContext, batch: int, context: int, new: int) -> StepTime | None:
-    """Measure the gaps between the tokens of a sequence in a full batch.
+    """Return the seconds between the tokens of a sequence while the batch is full.
 
     All `batch` sequences generate `new` tokens each.
     """

@@ -1,4 +1,4 @@
-"""Checks of the engine's capacity against the plan and engine.json."""
+"""Checks that the engine has the capacity of its plan and of engine.json."""
 
 from typing import Any
 
@@ -8,12 +8,13 @@ from llmops.perf.verify.engine_context import EngineContext
 from llmops.perf.verify.findings import Finding, VerifyCheck, assume, check, expect, works, wrong
 
 CHECKS: list[VerifyCheck] = []
-#: Least share of the planned KV cache: the memory of CUDA graphs and NCCL is not known exactly.
+#: Lowest acceptable share of the planned KV cache. The memory of CUDA graphs and NCCL is not known
+#: exactly.
 ENOUGH = 0.9
 
 
 def promised(engine: EngineContext) -> tuple[dict[str, Any], str]:
-    """Return the limits and the document that promises them."""
+    """Return the promised limits, and the name of the document that promises them."""
     if engine.manifest is None:
         return {}, ""
     return (
@@ -28,7 +29,7 @@ async def batch(engine: EngineContext) -> Finding:
     now = await engine.gauges.read() if engine.gauges else {}
     reported = now.get((REQUESTS, "max"))
     found = int(reported) if reported else engine.metadata.max_batch_size
-    assume(plan, f"{found} requests at once; without the engine folder (--engine) nothing says how many it should be")
+    assume(plan, f"{found} requests at once; give the engine folder (--engine) to compare with the promised number")
     expected = plan["max_batch_size"]
     return _at_least("requests in a batch", found, expected, who, "max_batch_size of the engine or its Triton model")
 
@@ -37,7 +38,7 @@ async def batch(engine: EngineContext) -> Finding:
 async def context(engine: EngineContext) -> Finding:
     plan, who = promised(engine)
     limit = engine.metadata.max_seq_len
-    assume(plan, f"{limit:,} tokens; without the engine folder nothing says how many it should be")
+    assume(plan, f"{limit:,} tokens; give the engine folder (--engine) to compare with the promised number")
     expected = plan["max_seq_len"]
     room = limit - len(engine.prompt) + 1
     result = await engine.same(4, request_output_len=room)
@@ -49,7 +50,7 @@ async def context(engine: EngineContext) -> Finding:
 async def kv_cache(engine: EngineContext) -> Finding:
     now = await engine.gauges.read() if engine.gauges else {}
     blocks, per = now.get((BLOCKS, "max"), 0), now.get((BLOCKS, "tokens_per"), 0)
-    assume(blocks and per, "the engine's metrics say nothing of its KV blocks")
+    assume(blocks and per, "the engine's metrics have no number of KV blocks")
     tokens = blocks * per
     said = f"{blocks:,.0f} blocks of {per:.0f} tokens: {tokens:,.0f} tokens"
     expected = planned_tokens(engine)
@@ -57,7 +58,7 @@ async def kv_cache(engine: EngineContext) -> Finding:
         return works(f"{said} (the engine was built without a plan)", tokens=tokens)
     if tokens < ENOUGH * expected:
         return wrong(
-            f"{said}, the plan counts on {expected:,.0f}: another process holds GPU memory, "
+            f"{said}, but the plan has {expected:,.0f}: another process holds GPU memory, "
             "kv_cache_free_gpu_mem_fraction is lower than planned, or max_tokens_in_paged_kv_cache is set",
             tokens=tokens, planned=expected,
         )  # fmt: skip
@@ -65,7 +66,7 @@ async def kv_cache(engine: EngineContext) -> Finding:
 
 
 def planned_tokens(engine: EngineContext) -> float | None:
-    """Return the planned tokens of a replica's KV cache, or None without a plan of it."""
+    """Return the planned size of a replica's KV cache in tokens, or None without a plan."""
     predicted = (engine.manifest.plan or {}).get("predicted", {}) if engine.manifest else {}
     cache, token = predicted.get("kv_cache_bytes_per_gpu"), predicted.get("kv_bytes_per_token")
     return cache / token if cache and token else None
@@ -73,5 +74,5 @@ def planned_tokens(engine: EngineContext) -> float | None:
 
 def _at_least(what: str, found: int, expected: int, who: str, where: str) -> Finding:
     if found < expected:
-        return wrong(f"{found:,} {what}, {who} says {expected:,}: see {where}", found=found, planned=expected)
-    return works(f"{found:,} {what}, {who} says {expected:,}", found=found, planned=expected)
+        return wrong(f"{found:,} {what}, but {who} has {expected:,}: see {where}", found=found, planned=expected)
+    return works(f"{found:,} {what}, but {who} has {expected:,}", found=found, planned=expected)

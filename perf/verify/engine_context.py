@@ -1,7 +1,4 @@
-"""The shared state of checks of an engine model.
-
-It has a client, its metadata, and answers to compare with.
-"""
+"""The shared state of the checks of an engine model: a client, metadata and reference answers."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +12,7 @@ from llmops.perf.verify.findings import UnseenError, WrongError
 from llmops.perf.verify.host import TritonGauges
 from llmops.perf.verify.probe import Probe, ProbeResponse
 
-#: Tokens of the answers that others are compared with.
+#: Number of tokens of the reference answers.
 PLAIN = 16
 _TEXT = "What is the capital of France?"
 _LOOP = "one two one two one two one two one"
@@ -25,8 +22,8 @@ _LOOP = "one two one two one two one two one"
 class EngineContext:
     """The engine model under test.
 
-    `ours`: the engine model is this project's Python model, which rejects tensors by name and has
-    step streams. `owned`: Triton was started for these checks, so it may be drained.
+    `ours` is true for this project's Python model, which rejects tensors by name and has step
+    streams. `owned` is true if Triton was started for these checks, so that it may be drained.
     """
 
     probe: Probe
@@ -44,9 +41,10 @@ class EngineContext:
         return SUBSCRIPTION.name in self.probe.inputs
 
     async def prepare(self) -> None:
-        """Tokenise the prompts, and get the greedy answer that others are compared with.
+        """Tokenise the prompts, and get the greedy reference answer.
 
-        It is the second answer, which like all later ones finds its prompt in the prefix cache.
+        The reference is the second answer, which finds its prompt in the prefix cache, as all later
+        answers do.
         """
         self.tokenizer = _tokenizer(self.metadata)
         self.prompt = self._ids(_TEXT, list(range(10, 22)))
@@ -62,14 +60,14 @@ class EngineContext:
         return [token for token in ids if token < self.metadata.vocab_size] or otherwise
 
     async def same(self, new: int = 12, prompt: list[int] | None = None, **tensors: object) -> ProbeResponse:
-        """Return a greedy answer to the common prompt."""
+        """Return a greedy answer to the common prompt, with other tensors if necessary."""
         return await self.probe.ask(self.prompt if prompt is None else prompt, new, **tensors)  # type: ignore[arg-type]
 
     def place(self) -> int:
-        """Return a position in `plain` at which an answer can end: its token did not occur before.
+        """Return a position in `plain` at which an answer can end, because its token is new there.
 
         Raises:
-            UnseenError: There is none.
+            UnseenError: There is no such position.
         """
         for at in range(2, len(self.plain) - 4):
             if self.plain[at] not in self.plain[:at]:
@@ -79,7 +77,7 @@ class EngineContext:
         )
 
     def room(self, expected: int) -> int:
-        """Return this number of new tokens, or fewer if the context has no room."""
+        """Return `new`, or the smaller number of tokens for which the context has room."""
         return max(1, min(expected, self.metadata.max_seq_len - len(self.prompt) - 1))
 
 

@@ -1,10 +1,11 @@
-"""Findings of checks, and lists of checks."""
+"""Findings of checks, and the lists in which checks are registered."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-# refused: the model announced that it cannot; unseen: this deployment could not have shown a fault
+# `refused`: the model announced that it does not support the feature. `unseen`: this deployment
+# could not have shown a fault.
 Verdict = Literal["works", "refused", "unseen", "wrong"]
 PARTS = ("contract", "answers", "capacity", "speed", "gateway")
 
@@ -13,7 +14,7 @@ PARTS = ("contract", "answers", "capacity", "speed", "gateway")
 class Finding:
     """The result of a check.
 
-    `detail` is a sentence: for `wrong`, the fault and what to do about it.
+    `detail` is a clause. For the verdict `wrong`, it names the fault and what to do about it.
     """
 
     verdict: Verdict
@@ -38,21 +39,21 @@ def wrong(sentence: str, **figures: float) -> Finding:
 
 
 class WrongError(Exception):
-    """The error of a failed check. Its message is the sentence of a `wrong` finding."""
+    """A fault that a check found. The message becomes the detail of a `wrong` finding."""
 
 
 def expect(condition: object, sentence: str) -> None:
-    """Raise WrongError unless `condition` holds."""
+    """Raise WrongError with `sentence` if `condition` is false."""
     if not condition:
         raise WrongError(sentence)
 
 
 class UnseenError(Exception):
-    """The error of a check that cannot show a fault here. Its message says why."""
+    """The reason why a check cannot show a fault on this deployment."""
 
 
 def assume(condition: object, why: str) -> None:
-    """Raise UnseenError unless `condition` holds, without which a check could not show a fault."""
+    """Raise UnseenError with `why` if `condition` is false, and so no fault could show."""
     if not condition:
         raise UnseenError(why)
 
@@ -62,16 +63,22 @@ Subject = TypeVar("Subject")
 
 @dataclass(frozen=True)
 class VerifyCheck:
-    """A check. Its function raises WrongError for a fault, and UnseenError where none could show."""
+    """A named check.
+
+    Its function raises WrongError for a fault, and UnseenError if no fault could show.
+    """
 
     name: str
     function: Callable[[Any], Awaitable[Finding]]
 
     async def run(self, subject: Any) -> Finding:
-        """Return the finding about the part's context, an EngineContext or an ApiContext.
+        """Return the finding of the check.
+
+        Args:
+            subject: The context of the check's part, an EngineContext or an ApiContext.
 
         Raises:
-            WrongError: There is a fault.
+            WrongError: The check found a fault.
         """
         try:
             return await self.function(subject)
@@ -82,7 +89,7 @@ class VerifyCheck:
 def check(
     checks: list[VerifyCheck], name: str
 ) -> Callable[[Callable[[Subject], Awaitable[Finding]]], Callable[[Subject], Awaitable[Finding]]]:
-    """Return a decorator that adds a function to `checks`."""
+    """Return a decorator that adds a function to `checks` under `name`."""
 
     def add(function: Callable[[Subject], Awaitable[Finding]]) -> Callable[[Subject], Awaitable[Finding]]:
         checks.append(VerifyCheck(name, function))
@@ -102,5 +109,5 @@ class CheckOutcome:
 
     @property
     def fault(self) -> str | None:
-        """Return the sentence about a fault, or None."""
+        """Return a clause with part, check and fault, or None without a fault."""
         return f"{self.part}, {self.name}: {self.finding.detail}" if self.finding.verdict == "wrong" else None

@@ -12,18 +12,21 @@ from http.client import HTTPException
 from llmops.metrics_pages import parse_samples
 from llmops.perf.report.document import machine
 
-#: Bytes of a metrics page that are read.
+#: Maximum number of bytes that are read of a metrics page.
 MAX_PAGE_BYTES = 2**20
 
-#: Seconds between two polls, and the most that one counts: on a slow host, polls must not use up
-#: the time limit.
-_PAUSE, _LONGEST = 0.02, 2.0
+#: Seconds between two polls.
+_PAUSE = 0.02
+#: Maximum seconds of the time limit that one poll uses up, so that a stalled host does not end the
+#: wait.
+_LONGEST = 2.0
 
 
 class TritonGauges:
-    """A reader of Triton's gauges of one model.
+    """A reader of Triton's gauges of one engine model.
 
-    `read` returns values by (family, category), empty if page or model are missing.
+    `read` returns the values by (family, category), or an empty mapping without the page or the
+    model.
     """
 
     def __init__(self, url: str, engine_model: str) -> None:
@@ -42,9 +45,9 @@ class TritonGauges:
         return found
 
     async def wait_for(self, condition: Callable[[dict[tuple[str, str], float]], bool], seconds: float) -> bool:
-        """Return True if a condition became true in time.
+        """Wait until `condition` holds for the gauges. Return False after `seconds`.
 
-        Seconds in which this machine stood still do not count.
+        Time in which this machine stood still does not count.
         """
         while not condition(await self.read()):
             if seconds <= 0:
@@ -64,7 +67,7 @@ _FIELDS = "name,clocks.sm,clocks.max.sm,memory.total,memory.used"
 
 @dataclass(frozen=True)
 class HostGpu:
-    """A GPU. Clocks in MHz, memory in MiB."""
+    """A GPU of this host. Clocks are in MHz, memory is in MiB."""
 
     name: str
     clock: float
@@ -74,7 +77,7 @@ class HostGpu:
 
 
 def gpus() -> list[HostGpu]:
-    """Return the GPUs, or nothing if nvidia-smi is missing or does not answer."""
+    """Return the host's GPUs, or an empty list if nvidia-smi is missing or does not answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -92,6 +95,6 @@ def _gpu(line: str) -> HostGpu:
 
 
 def device_name(target: str) -> str:
-    """Return the name of the engine's device: the GPU, or the CPU for `openvino`."""
+    """Return the name of the engine's device: the GPU, or the CPU for the target `openvino`."""
     found = [] if target == "openvino" else gpus()
     return found[0].name if found else str(machine()["cpu"])

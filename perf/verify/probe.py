@@ -1,7 +1,4 @@
-"""A client that sends anything that an engine model's Triton configuration declares.
-
-It keeps every response.
-"""
+"""A client that can send any input that an engine model declares, and keeps every response."""
 
 import asyncio
 import itertools
@@ -23,9 +20,11 @@ from llmops.perf.verify.findings import WrongError
 
 #: Seconds without a response after which a request counts as stuck.
 PATIENCE = 60.0
-#: Responses and tokens of one request after which an engine counts as one that never ends. The
-#: longest checks take a full context, in up to 8 sequences.
-MAX_RESPONSES, MAX_TOKENS = 100_000, 2**20
+#: Maximum number of responses to one request, after which an engine counts as one that never stops.
+#: The longest checks fill the context in up to 8 sequences.
+MAX_RESPONSES = 100_000
+#: Maximum number of tokens of all responses to one request, for the same reason.
+MAX_TOKENS = 2**20
 _ARRAYS = {"INT32": "i", "FP32": "f", "INT64": "q", "UINT64": "Q", "BOOL": "b"}
 _WORDS = (contract.STOP_WORDS_LIST, contract.BAD_WORDS_LIST)
 _INPUTS = {tensor.name: tensor for tensor in contract.PYTHON_ENGINE_INPUTS}
@@ -33,9 +32,19 @@ _INPUTS = {tensor.name: tensor for tensor in contract.PYTHON_ENGINE_INPUTS}
 
 @dataclass
 class ProbeResponse:
-    """The responses to one request. Tokens and log-probabilities are by sequence.
+    """The responses to one request.
 
-    `sizes` has the number of tokens of each response in order, `lengths` its `sequence_length`.
+    Attributes:
+        tokens: The tokens of each sequence.
+        log_probs: The log-probability of each token, by sequence.
+        cum_log_probs: The last cumulative log-probability of each sequence.
+        sizes: The number of tokens of each response, in order.
+        lengths: The `sequence_length` of each response, in order.
+        others: The values of other output tensors, by name.
+        finals: Number of final flags.
+        after_final: Number of responses after the final flag.
+        error: The engine's error, or None.
+        cancelled: True if the request was cancelled by the probe.
     """
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -51,10 +60,7 @@ class ProbeResponse:
 
     @property
     def ids(self) -> list[int]:
-        """Return the tokens of the first sequence.
-
-        Raises WrongError with the engine's error, if any.
-        """
+        """Return the tokens of the first sequence. Raise WrongError if the engine sent an error."""
         if self.error is not None:
             raise WrongError(f"the engine failed: {self.error}")
         return self.tokens.get(0, [])
@@ -70,7 +76,10 @@ OnResponse = Callable[[ProbeResponse], bool]
 class Probe:
     """A connection to an engine model.
 
-    `model` is its Triton name, `inputs` and `outputs` are datatypes of tensors by name.
+    Attributes:
+        model: The model's name in Triton.
+        inputs: The datatype of each input tensor, by name.
+        outputs: The datatype of each output tensor, by name.
     """
 
     def __init__(self, client: TritonClient, model: str, config: Any) -> None:
@@ -81,7 +90,10 @@ class Probe:
 
     @classmethod
     async def open(cls, client: TritonClient, name: str) -> Self:
-        """Connect to the model served as `name`. Raises UnavailableError."""
+        """Connect to the engine model of the served `name`.
+
+        Raise UnavailableError if that fails.
+        """
         model = name + ENGINE_SUFFIX
         return cls(client, model, await client.model_config(model))
 
@@ -94,18 +106,19 @@ class Probe:
         greedy: bool = True,
         **tensors: Any,
     ) -> ProbeResponse:
-        """Send a streamed request that ignores the end of text.
+        """Send a streamed request that ignores the end of text, and return its responses.
 
         Args:
             ids: Token ids of the prompt.
             new: Maximum number of tokens to generate.
-            on_response: Called after each response. Return True to cancel the request.
+            on_response: A function that is called after each response. It returns True to cancel
+                the request.
             request_id: Triton's id of the request.
-            greedy: Always choose the most likely token.
-            tensors: Additional or other tensors; None omits one.
+            greedy: True to always choose the most likely token.
+            tensors: Additional or other tensors by name; None omits a tensor.
 
         Raises:
-            WrongError: The engine sends nothing for a minute.
+            WrongError: The engine sends no response for PATIENCE seconds, or never stops.
         """
         given = {
             contract.INPUT_IDS.name: list(ids),
@@ -125,7 +138,7 @@ class Probe:
         return result
 
     async def stop(self, request_id: str) -> None:
-        """Send a request with `stop` true, to stop a running one."""
+        """Send a `stop` request, which ends the running request with the same id."""
         tensors = {
             contract.INPUT_IDS.name: [0],
             contract.INPUT_LENGTHS.name: 1,
@@ -214,7 +227,7 @@ class Probe:
 
 
 def _datatype(number: int) -> str:
-    """Return the name of a datatype in requests: TYPE_INT32 is INT32, TYPE_STRING is BYTES."""
+    """Return the name of a datatype in requests, such as INT32 for TYPE_INT32."""
     name = str(model_config_pb2.DataType.Name(number)).removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name
 

@@ -21,7 +21,7 @@ from llmops.output_files import write_text
 from llmops.perf.verify.findings import PARTS, CheckOutcome, Verdict
 
 FORMAT = "llmops-verify/1"
-# the verdicts of capabilities as readers see them
+# The verdicts on capabilities, in words for readers.
 SAID: dict[Verdict, str] = {
     "works": "works",
     "refused": "refused as announced",
@@ -36,7 +36,7 @@ class VerifyReport:
 
     Attributes:
         address: The address at which the model was tested.
-        promised: True if an engine folder said what to expect.
+        promised: True if an engine folder defined the expected properties.
     """
 
     model: str
@@ -50,7 +50,7 @@ class VerifyReport:
 
     @property
     def faults(self) -> list[str]:
-        """Return a sentence for each fault."""
+        """Return a clause for each fault."""
         return [result.fault for result in self.results if result.fault is not None]
 
     def summary(self) -> str:
@@ -69,7 +69,7 @@ class VerifyReport:
 
 
 def verdict_of(result: CheckOutcome) -> str:
-    """Return the verdict of a capability, ANNOUNCED AND WRONG for a broken promise."""
+    """Return the verdict on a capability, which is ANNOUNCED AND WRONG for a broken promise."""
     if result.finding.verdict == "wrong" and result.part == "contract":
         return "ANNOUNCED AND WRONG"
     return SAID[result.finding.verdict]
@@ -80,7 +80,7 @@ _NAME, _VERDICT = 41, 22
 
 
 class TerminalProgress:
-    """Progress on a rich console, as a context manager that ends the spinner."""
+    """Progress on a rich console. The context manager ends the spinner."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -109,20 +109,21 @@ class TerminalProgress:
 
 
 def show(report: VerifyReport, console: Console) -> None:
-    """Print the summary, then one line per fault."""
+    """Print the summary, and one line per fault."""
     console.print(Text(report.summary()), soft_wrap=True)
     for fault in report.faults:
         console.print(Text(f"Fault: {fault}", style="bold red"), soft_wrap=True)
 
 
-#: Value of the label `eval`: share of the source's greedy answers that the deployment reproduces.
+#: Value of the label `eval` for the share of the source's greedy answers that the deployment
+#: reproduces.
 GREEDY = "greedy"
 
 
 def write_textfile(report: VerifyReport, folder: Path) -> Path | None:
-    """Write the metrics file of this model in `folder` atomically and return it.
+    """Write a file with the model's metrics into `folder`, atomically, and return its path.
 
-    The result is None without measurements.
+    Return None if the verification measured nothing.
 
     Raises:
         OSError: The file cannot be written.
@@ -148,12 +149,15 @@ _TITLES = {
 
 
 def write_page(report: VerifyReport, path: Path) -> None:
-    """Write the page atomically. Raises InputError if `path` cannot be written."""
+    """Write the HTML report to `path` atomically.
+
+    Raise InputError if the file cannot be written.
+    """
     write_text(path, page(report))
 
 
 def page(report: VerifyReport) -> str:
-    """Return the page as HTML."""
+    """Return the HTML report as text."""
     faults = len(report.faults)
     said = f"{faults} fault{'s' if faults > 1 else ''} found." if faults else "This deployment does what it promised."
     body = [

@@ -1,4 +1,4 @@
-"""`llmops verify` without the command line: options in, a report out."""
+"""The verification behind `llmops verify`, without the command line: from options to a report."""
 
 import contextlib
 import tempfile
@@ -34,7 +34,7 @@ from llmops.perf.verify.report import VerifyReport
 from llmops.response_limits import UNCOMPRESSED, bound_async_response
 from llmops.untrusted_text import escape_unsafe
 
-#: Characters of a finding.
+#: Maximum number of characters of a finding's detail, which may contain a server's message.
 MAX_DETAIL_LENGTH = 2000
 
 READY_SECONDS = 3600.0
@@ -46,7 +46,8 @@ _ENGINE_PARTS: dict[str, list[VerifyCheck]] = {
 }
 
 
-#: Checks of `--quick`: a broken engine, tokenizer or template fails one of them within seconds.
+#: Names of the checks of `--quick`. A broken engine, tokenizer or template fails one of them within
+#: seconds.
 QUICK_CHECKS = frozenset(
     {
         *("input and output tensors", "streamed deltas and the final flag", "token counts", "end id", "stop words"),
@@ -57,17 +58,17 @@ QUICK_CHECKS = frozenset(
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """Options of a verification.
+    """The options of a verification.
 
     Attributes:
-        engine: Folder of the engine whose promises are checked. It is served by a Triton of its own
-            unless `triton` or `url` name a running one.
+        engine: Folder of the engine with the promised properties. A Triton is started for the
+            engine unless `triton` or `url` names a running server.
         triton: HOST:PORT of Triton's gRPC.
         url: URL of a gateway.
         metrics: URL of Triton's metrics page.
         only: The parts to run.
-        quick: Run only the checks that take a moment and disturb nothing.
-        calibrate: Also measure step times.
+        quick: True to run only checks that take seconds and do not disturb other requests.
+        calibrate: True to measure step times too.
         serving: Server of a TensorRT engine during the checks.
     """
 
@@ -83,13 +84,15 @@ class VerifyOptions:
     serving: str | None = None
 
     def check(self) -> None:
-        """Raise InputError for options that contradict each other."""
+        """Raise InputError for options that cannot be combined."""
         if self.triton and self.url:
             raise InputError("--triton and --url exclude each other; give the one to check.")
         if not (self.engine or self.triton or self.url):
             raise InputError("Nothing is named to check; give --engine ENGINE, --triton HOST:PORT or --url GATEWAY.")
         if self.serving and (self.triton or self.url):
-            raise InputError("--serving is for a Triton that verify starts: leave it out, or --triton and --url.")
+            raise InputError(
+                "--serving applies only to a Triton that verify starts; leave out --serving, or --triton and --url."
+            )
         if self.calibrate and self.url:
             raise InputError("--calibrate measures an engine: give --engine or --triton instead of --url.")
         of = ("gateway",) if self.url else tuple(_ENGINE_PARTS)
@@ -103,14 +106,14 @@ class VerifyOptions:
 
 
 class _EndedError(Exception):
-    """The server has ended, so remaining checks cannot run."""
+    """The end of the server, after which no check can run."""
 
 
 Alive = Callable[[], Awaitable[bool]]
 
 
 class VerifyProgress(Protocol):
-    """Progress of a verification. The base class shows nothing."""
+    """A receiver of the progress of a verification. The base class does nothing."""
 
     def begin(self, part: str, name: str) -> None: ...
 
@@ -118,7 +121,7 @@ class VerifyProgress(Protocol):
 
 
 async def verify(options: VerifyOptions, progress: VerifyProgress) -> tuple[VerifyReport, MeasuredSteps | None]:
-    """Run all checks. Faults are in the report.
+    """Run all checks, and return the report with any faults.
 
     Raises:
         InputError: An option is wrong.
@@ -142,7 +145,7 @@ async def verify(options: VerifyOptions, progress: VerifyProgress) -> tuple[Veri
 
 @contextlib.contextmanager
 def _served(engine: Path, serving: str) -> Iterator[tuple[str, str | None]]:
-    """Start a Triton with this engine alone. Yield its gRPC address and metrics URL."""
+    """Start a Triton with only this engine, and yield its gRPC address and metrics URL."""
     from llmops.model_repository.generate import generate_repository, read_engines
     from llmops.model_repository.launch import Ports, start_triton
 
@@ -187,9 +190,9 @@ async def _triton(
 def _all_parts(
     options: VerifyOptions, owned: bool, measured: list[MeasuredSteps], progress: VerifyProgress
 ) -> Iterator[tuple[str, Sequence[VerifyCheck]]]:
-    """Yield the parts in order.
+    """Yield the parts in order. The measured step times are stored in `measured`.
 
-    Step times go into `measured`. `drain` ends the deployment, so it is the last part.
+    The part `drain` ends the deployment, so it is the last.
     """
     for part, checks in _ENGINE_PARTS.items():
         if options.has(part):
@@ -220,7 +223,7 @@ async def _client(address: str) -> AsyncIterator[TritonClient]:
 async def _served_name(client: TritonClient, wanted: str | None) -> str:
     """Return the name of the served model.
 
-    Raises InputError if there is none, or none with the requested name.
+    Raise InputError if no model is ready, or the requested model is not.
     """
     models = await client.engine_models()
     ready = [name.removesuffix(ENGINE_SUFFIX) for name, state in models.items() if state]
@@ -236,16 +239,16 @@ async def _read_metadata(client: TritonClient, name: str) -> ModelMetadata:
     text = await client.metadata_text(name + ENGINE_SUFFIX)
     if not text:
         raise InputError(
-            f"{name}{ENGINE_SUFFIX} announces nothing (no {METADATA_PARAMETER}): it is not from `llmops repo`, so "
-            "there is no promise to hold it to."
+            f"{name}{ENGINE_SUFFIX} has no model metadata (no {METADATA_PARAMETER}): it is not from `llmops repo`, so "
+            "nothing can be checked. Serve a model repository that `llmops repo` has made."
         )
     return parse_model_metadata(text)
 
 
 def _beside(metadata: ModelMetadata) -> EngineManifest | None:
-    """Return engine.json beside the tokenizer that the model names.
+    """Return engine.json beside the tokenizer folder that the model's metadata names.
 
-    The result is None if that folder is not on this machine.
+    Return None if that folder is not on this machine.
     """
     folder = Path(metadata.tokenizer_dir).parent
     try:
@@ -297,9 +300,9 @@ async def _answers(http: httpx.AsyncClient) -> bool:
 async def _carry_out(
     part: str, checks: Sequence[VerifyCheck], subject: Any, report: VerifyReport, progress: VerifyProgress, alive: Alive
 ) -> None:
-    """Run the checks of a part.
+    """Run the checks of a part, and add their outcomes to the report.
 
-    Raises _EndedError after the check during which the server ended.
+    Raise _EndedError after a check during which the server ended.
     """
     for check in checks:
         progress.begin(part, check.name)
@@ -308,7 +311,7 @@ async def _carry_out(
         ended = finding.verdict == "wrong" and not await alive()
         if ended:
             finding = wrong(_ended(report, finding))
-        # it may repeat what a server said
+        # The detail may contain text from a server.
         finding = replace(finding, detail=escape_unsafe(finding.detail, MAX_DETAIL_LENGTH))
         result = CheckOutcome(part, check.name, finding, time.monotonic() - begun)
         report.results.append(result)
@@ -321,12 +324,15 @@ def _ended(report: VerifyReport, finding: Finding) -> str:
     where = "the gateway" if report.target == "gateway" else "the engine"
     return (
         f"{where} at {report.address} ended during this check ({finding.detail}); see its log. "
-        "The checks after it were not made"
+        "The later checks did not run"
     )
 
 
 async def _finding(check: VerifyCheck, subject: Any) -> Finding:
-    """Run one check. Errors of the engine, its server or its gateway are faults."""
+    """Run one check and return its finding.
+
+    Errors of the engine, its server or its gateway are faults.
+    """
     try:
         return await check.run(subject)
     except WrongError as error:
@@ -338,4 +344,4 @@ async def _finding(check: VerifyCheck, subject: Any) -> Finding:
     except (*WRITE_ERRORS, httpx.HTTPError, httpx.InvalidURL) as error:
         return wrong(f"the connection broke: {error or type(error).__name__}")
     except MALFORMED as error:
-        return wrong(f"the answer is not of the form that the contract says ({type(error).__name__}: {error})")
+        return wrong(f"the answer does not have the form of the contract ({type(error).__name__}: {error})")

@@ -1,6 +1,6 @@
 """Checks of the engine's speed: TTFT, TPOT and tokens/s.
 
-They run with one stream and at the plan's operating point.
+The checks run with one stream, and at the plan's operating point.
 """
 
 import asyncio
@@ -25,19 +25,26 @@ from llmops.perf.workloads.lengths import parse_lengths
 CHECKS: list[VerifyCheck] = []
 #: Ratio of measured to predicted speed below which a check fails.
 MIN_SPEED_RATIO = 0.8
-#: Load without a plan: streams, and tokens of prompts and answers.
+#: Load without a plan: number of streams, and tokens of each prompt and answer.
 _STREAMS, _INPUT, _OUTPUT = 8, 64, 32
-#: Seconds in which the requests of a point are started, without and with a plan.
+#: Seconds in which the requests of a measurement start, without and with a plan.
 _SECONDS, _PLANNED_SECONDS = 3.0, 20.0
-#: Share of the highest clock below which power or heat limit the GPU.
+#: Share of a GPU's highest clock below which power or heat limits the GPU.
 _CLOCK = 0.85
 
 
 @dataclass
 class MeasuredSpeed:
-    """Measured means in seconds. `offered`: tokens/s that an open loop requested.
+    """The measured speed of an engine.
 
-    `waiting`: requests outside of the engine's batch. `gpus`: GPUs under load.
+    Attributes:
+        ttft: Mean seconds to the first token.
+        tpot: Mean seconds per token after the first.
+        tokens_per_second: Output tokens per second.
+        requests: Number of requests.
+        offered: Tokens per second that an open loop requested, or None for a closed loop.
+        waiting: Number of requests outside of the engine's batch.
+        gpus: The GPUs under load.
     """
 
     ttft: float
@@ -75,7 +82,7 @@ async def _compare(
     except WrongError as error:
         if not point:
             raise
-        # most often a full queue: what makes an engine slow makes it reject requests
+        # The most likely cause is a full queue, because a slow engine rejects requests.
         nothing = MeasuredSpeed(0.0, 0.0, 0.0, 0)
         return wrong(f"{error}. First suspects: {'; '.join(await suspects(engine, streams, nothing))}")
     figures = {"ttft": found.ttft, "tpot": found.tpot, "tokens_per_second": found.tokens_per_second}
@@ -94,10 +101,12 @@ async def _compare(
 
 
 def ratios_of(found: MeasuredSpeed, point: dict[str, float]) -> dict[str, float]:
-    """Return the ratios of measured to predicted speed; above 1 is faster.
+    """Return the ratios of measured to predicted speed.
 
-    Random arrivals bring a few more or fewer tokens than planned, so throughput is compared with
-    the tokens that were requested.
+    A ratio above 1 means faster than predicted.
+
+    Random arrivals request slightly more or fewer tokens than planned, so throughput is compared
+    with the requested tokens.
     """
     return {
         "TTFT": point["ttft"] / found.ttft,
@@ -107,10 +116,10 @@ def ratios_of(found: MeasuredSpeed, point: dict[str, float]) -> dict[str, float]
 
 
 async def measure(engine: EngineContext, streams: int, planned: bool, rate: float | None = None) -> MeasuredSpeed:
-    """Measure the engine model without gateway and HTTP.
+    """Return the speed of the engine model without gateway and HTTP.
 
-    Either with a closed loop of `streams`, or in the steady state of `rate` random arrivals per
-    second, which is what the planner predicts.
+    The load is a closed loop of `streams`, or the steady state of `rate` random arrivals per
+    second, for which the planner predicts the speed.
     """
     predicted = _predicted(engine)
     isl = int(predicted.get("isl", _INPUT)) if planned else _INPUT
@@ -142,16 +151,16 @@ async def measure(engine: EngineContext, streams: int, planned: bool, rate: floa
 def _counted(streams: int) -> int:
     """Return the number of answers to measure.
 
-    It is large enough that answers at the edges of the window hardly matter.
+    The number is so large that answers at the edges of the window hardly matter.
     """
     return 2 * streams + 20
 
 
 def steady(document: Document, streams: int) -> MeasuredSpeed:
-    """Measure an open loop without its beginning and end.
+    """Return the measured part of an open loop, without its beginning and end.
 
-    `streams` sessions fill the batch at the start, and others keep it full until the last measured
-    one has ended.
+    `streams` sessions fill the batch at the start, and further sessions keep the batch full until
+    the last measured session has ended.
     """
     _mean(document.summary)
     records = sorted(document.records, key=lambda record: record["start"])
@@ -166,13 +175,16 @@ def steady(document: Document, streams: int) -> MeasuredSpeed:
 
 
 def _tokens_within(record: dict[str, Any], begun: float, ended: float) -> float:
-    """Return the tokens within a time window. Each message counts as the mean number of tokens."""
+    """Return the number of tokens within a time window.
+
+    Each message counts as the mean number of tokens.
+    """
     here = sum(begun <= at < ended for at in record["chunks"])
     return float(here * record["tokens_out"] / len(record["chunks"]))
 
 
 def _mean(summary: Summary) -> MeasuredSpeed:
-    """Return the mean speed of a load. Raises WrongError if requests failed."""
+    """Return the mean speed of a load. Raise WrongError if requests failed."""
     if summary.failed or summary.ttft is None or summary.tpot is None:
         errors = ", ".join(f"{kind} ({count})" for kind, count in summary.errors.items()) or "no answer had two tokens"
         raise WrongError(f"{summary.failed} of {summary.requests} requests failed under load: {errors}")
@@ -181,9 +193,9 @@ def _mean(summary: Summary) -> MeasuredSpeed:
 
 
 async def suspects(engine: EngineContext, streams: int, found: MeasuredSpeed) -> list[str]:
-    """Return the likely reasons for which an engine is slower than planned.
+    """Return the likely reasons why an engine is slower than planned.
 
-    Only reasons that are visible from this process are listed.
+    The list has only reasons that are visible from this process.
     """
     named = [_batch(engine, streams, found), await _cache(engine), _clocks(found.gpus), _chunked(engine)]
     return [one for one in named if one] or [
@@ -193,7 +205,7 @@ async def suspects(engine: EngineContext, streams: int, found: MeasuredSpeed) ->
 
 def _batch(engine: EngineContext, streams: int, found: MeasuredSpeed) -> str | None:
     if engine.metadata.max_batch_size < streams:
-        return f"the batch limit is {engine.metadata.max_batch_size}, the plan has {streams} requests in flight"
+        return f"the batch limit is {engine.metadata.max_batch_size}, but the plan has {streams} requests in flight"
     return f"up to {found.waiting:.0f} requests waited outside the batch" if found.waiting >= 1 else None
 
 
@@ -218,16 +230,17 @@ def _chunked(engine: EngineContext) -> str | None:
     plan = (engine.manifest.plan or {}) if engine.manifest else {}
     if not plan.get("chunked_prefill"):
         return None
-    return "chunked prefill is off, the plan counts on it" if _chunks(engine.probe.config.parameters) is False else None
+    return "chunked prefill is off, but the plan uses it" if _chunks(engine.probe.config.parameters) is False else None
 
 
 def _chunks(parameters: Mapping[str, Any]) -> bool | None:
-    """Return True if the engine model chunks prompts, or None if it does not say."""
+    """Return True if the engine model splits prompts into chunks, or None if that is unknown."""
     if "enable_chunked_context" in parameters:
         return str(parameters["enable_chunked_context"].string_value) == "true"
     if "llm_profiles" not in parameters:
         return None
-    # one profile for each release line with the same settings; the running one is unknown
+    # Each release line has a profile with the same settings, so the running release need not be
+    # known.
     for profile in reversed(json.loads(parameters["llm_profiles"].string_value)):
         if "enable_chunked_prefill" in profile["arguments"]:
             return bool(profile["arguments"]["enable_chunked_prefill"])

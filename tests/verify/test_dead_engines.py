@@ -72,5 +72,5 @@ def test_gauges_that_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = _scored(_greedy)
     engine.metadata.max_seq_len = 4096
     engine.gauges = FrozenGauges()  # type: ignore[assignment]
-    with pytest.raises(WrongError, match="its reader has stopped"):
+    with pytest.raises(WrongError, match="reader of statistics has stopped"):
         _run(kv_cache_reports.CHECKS, "KV gauges", engine)

@@ -157,4 +157,4 @@ def llm_api(**arguments: bool) -> dict[str, str]:
 )
 def test_chunked_prefill_among_the_suspects(parameters: dict[str, str], named: bool) -> None:
     found = asyncio.run(suspects(desk(accumulating, **parameters), 1, MeasuredSpeed(1.0, 1.0, 1.0, 1)))
-    assert ("chunked prefill is off, the plan counts on it" in found) == named
+    assert ("chunked prefill is off, but the plan uses it" in found) == named

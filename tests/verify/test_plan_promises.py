@@ -52,10 +52,10 @@ def test_a_plan_that_is_not(verify, served, engine_dir: Path, tmp_path: Path) ->
     found = verify(*served, *PARTS, "--engine", promised)
     assert found.code == 1
     assert found.named("wrong") == {"batch", "context", "KV cache", "one stream", "operating point"}
-    assert found.detail("batch").startswith("8 requests in a batch, the plan says 64")
-    assert "the plan counts on 200,000" in found.detail("KV cache")
+    assert found.detail("batch").startswith("8 requests in a batch, but the plan has 64")
+    assert "but the plan has 200,000" in found.detail("KV cache")
     suspects = found.detail("operating point").partition("First suspects: ")[2]
-    assert "the batch limit is 8, the plan has 40 requests in flight" in suspects
+    assert "the batch limit is 8, but the plan has 40 requests in flight" in suspects
     assert "the KV cache holds 32,768 tokens of the planned 200,000 (KV fraction)" in suspects
 
 

@@ -166,7 +166,7 @@ FAULTS = [
         "        pass\n", {"logit bias"},
     ),
     (
-        "../llmops_contract.py", '"beam search", neutral=(1,))', '"beam search", neutral=(1, 2))',
+        "../llmops_contract.py", 'of beam search", neutral=(1,))', 'of beam search", neutral=(1, 2))',
         {"refusals by tensor name"},
     ),
     ("loop.py", "            if active.request_id == request_id:\n", "            if False:\n", {"stop by request id"}),

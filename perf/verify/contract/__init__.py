@@ -1,6 +1,6 @@
-"""The conformance suite of docs/contract.md for any engine model: this project's or NVIDIA's.
+"""The conformance suite of docs/contract.md, for this project's engine models and NVIDIA's.
 
-Quality and speed of answers belong to the other parts of `verify/`.
+The quality and speed of answers are checked in the other parts of `verify/`.
 """
 
 from llmops.perf.verify.contract import (

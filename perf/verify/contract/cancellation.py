@@ -1,4 +1,4 @@
-"""Checks that a client's cancel and `stop` by id free the batch and the KV cache."""
+"""Checks that a cancellation and a `stop` request free the batch and the KV cache."""
 
 import asyncio
 import time
@@ -11,24 +11,26 @@ from llmops.perf.verify.probe import ProbeResponse
 
 CHECKS: list[VerifyCheck] = []
 _CANCELLED, _STOPPED, _AFTER = 2048, 512, 3
-#: Seconds after which a cancelled request must be gone, also on a busy host.
+#: Seconds after which a cancelled request must have left the batch, also on a busy host.
 _PATIENCE = 30.0
-#: Least seconds of patience: gauges are published every 100 ms, and cancels are polled every 50 ms.
+#: Minimum seconds to wait for this, because gauges are published every 100 ms and engines poll for
+#: cancellations every 50 ms.
 _LEAST = 1.0
-#: Tokens that may still arrive: the engine goes on while a message travels.
+#: Maximum number of tokens that may still arrive, because the engine continues while a message
+#: travels.
 IN_FLIGHT = 8
-#: Seconds in which what a busy client has not read yet may still arrive.
+#: Seconds in which tokens may still arrive that a busy client has not read yet.
 _UNREAD = 0.5
 
 
 class TokenPace:
-    """The seconds between two tokens of an answer, from the arrival of its responses."""
+    """A meter of the seconds between two tokens of an answer, from the arrival of its responses."""
 
     def __init__(self) -> None:
         self._first, self._before, self.gap = 0.0, 0, _PATIENCE
 
     def record(self, so_far: ProbeResponse) -> bool:
-        """Record a response. Returns True."""
+        """Record the arrival of a response. Return True, for use in a condition."""
         now, count = time.monotonic(), len(so_far.ids)
         if not self._before:
             self._first, self._before = now, count
@@ -44,14 +46,16 @@ async def cancel(engine: EngineContext) -> Finding:
         return unseen("no metrics of this engine could be read; name Triton's metrics page with --metrics URL")
     leaving = asyncio.Event()
     running = asyncio.create_task(engine.same(new, on_response=lambda so_far: pace.record(so_far) and leaving.is_set()))
-    # gauges lag: only a request that was seen in the batch can be seen to leave it
+    # Gauges lag behind, so the departure of a request is visible only if the request was seen in
+    # the batch.
     inside = await engine.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 0) > 0 or running.done(), _PATIENCE)
     leaving.set()
     result, left = await running, time.monotonic()
     expect(result.error is None, f"the request failed: {result.error}")
     was_cancelled = inside and result.cancelled and len(result.ids) <= new - 8
-    assume(was_cancelled, "the engine was done before it could be cancelled")
-    # half of the time that the rest would have taken: later the request would be gone anyway
+    assume(was_cancelled, "the engine finished before the request could be cancelled")
+    # Wait at most half of the time that the remaining tokens would have taken, because after that
+    # time the request would have ended anyway.
     patience = min(_PATIENCE, (new - len(result.ids)) * pace.gap / 2)
     gone = await engine.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 1) == 0, patience)
     assume(gone or patience >= _LEAST, f"all {new} tokens take too little time to tell a cancel from an end")
@@ -59,16 +63,16 @@ async def cancel(engine: EngineContext) -> Finding:
     seconds = time.monotonic() - left
     after = await engine.gauges.read()
     used = (BLOCKS, "used")
-    # not every runtime counts blocks that the prefix cache keeps as free
+    # Some runtimes count blocks that the prefix cache keeps as used.
     leaked = after.get(used, 0) - before.get(used, 0)
     per = max(1.0, after.get((BLOCKS, "tokens_per"), 32))
     most = (len(engine.prompt) + len(result.ids)) / per + 2
-    expect(leaked <= most, f"{leaked:.0f} KV blocks more are in use after a cancelled request than before it")
+    expect(leaked <= most, f"{leaked:.0f} more KV blocks are in use after a cancelled request than before")
     return works(f"gone {1000 * seconds:.0f} ms after {len(result.ids)} of {new} tokens", seconds=seconds)
 
 
 async def _idle(engine: EngineContext) -> dict[tuple[str, str], float] | None:
-    """Return the gauges once nothing runs, or None without gauges or if others use the engine."""
+    """Return the gauges once no request runs or the time is over, or None without gauges."""
     if engine.gauges is None or not await engine.gauges.read():
         return None
     await engine.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 0) == 0, _PATIENCE)
@@ -100,13 +104,13 @@ async def stop(engine: EngineContext) -> Finding:
     result = await running
     over = time.monotonic() - begun - answered
     expect(result.error is None, f"a stopped request ends with an error: {result.error}")
-    assume(len(result.ids) != new or said <= new - 8, "the engine was done before it could be stopped")
+    assume(len(result.ids) != new or said <= new - 8, "the engine finished before the request could be stopped")
     expect(len(result.ids) < new, "a second request with its id and `stop` did not end the request")
     expect(result.finals == 1, "a stopped request has no final flag")
-    # tokens of a round trip are under way when the answer arrives
+    # Tokens of one round trip are on their way when the reply to `stop` arrives.
     late, most = len(result.ids) - said, IN_FLIGHT + answered / pace.gap
     expect(
         late <= most or over <= _UNREAD,
-        f"{late} tokens more came after `stop` was answered, {most:.0f} can have been under way",
+        f"{late} more tokens came after the reply to `stop`, although at most {most:.0f} can have been under way",
     )
     return works(f"ended after {len(result.ids)} of {new} tokens")

@@ -1,4 +1,4 @@
-"""Checks of guided decoding: announced kinds follow their grammar, others are rejected."""
+"""Checks of guided decoding: announced kinds of guides work, and other kinds are rejected."""
 
 import json
 import re
@@ -62,14 +62,15 @@ def _guided(kind: str) -> Callable[[EngineContext], object]:
         }
         ends = engine.metadata.end_ids or (-1,)
         if len(ends) > 1:
-            # any may follow a complete text, and an answer that goes on ends all others
+            # In NVIDIA's backend, an answer that continues after a complete text is an error that ends
+            # all active requests. So every end token must end the answer.
             tensors[STOP_WORDS_LIST.name] = [[token] for token in ends[1:]]
         result = await engine.same(_NEW, end_id=ends[0], **tensors)
         if kind not in engine.metadata.capabilities.guided:
             return _refused(result, engine)
         if engine.tokenizer is None:
             result.ids  # noqa: B018 - raises what the engine refused with
-            return unseen("the model's tokenizer cannot be read here, so its answer is only token ids")
+            return unseen("the model's tokenizer cannot be read on this machine, so its answer cannot be decoded")
         ids = result.ids
         text = engine.tokenizer.decode([token for token in ids if token not in ends])
         ended = len(ids) < _NEW or not set(ends).isdisjoint(ids)
@@ -81,9 +82,9 @@ def _guided(kind: str) -> Callable[[EngineContext], object]:
 
 def _refused(result: ProbeResponse, engine: EngineContext) -> Finding:
     if result.error is None:
-        return wrong("it is not announced, yet the request was answered: the guide was dropped")
+        return wrong("this kind is not announced, yet the request was answered: the guide was dropped")
     named = result.error.startswith(GUIDE.name)
-    expect(named or not engine.ours, f"it is refused without the tensor's name: {result.error[:100]!r}")
+    expect(named or not engine.ours, f"the refusal does not name the tensor: {result.error[:100]!r}")
     return refused()
 
 
@@ -95,13 +96,14 @@ for _kind in GUIDE_KINDS:
 async def broken(engine: EngineContext) -> Finding:
     if "regex" not in engine.metadata.capabilities.guided:
         return refused("regex is not announced")
-    # within a step of the executor (1.2.1 cpp/tensorrt_llm/batch_manager/guidedDecoder.cpp, build)
+    # The executor of NVIDIA's backend builds the guide within a step (1.2.1,
+    # cpp/tensorrt_llm/batch_manager/guidedDecoder.cpp, build).
     assume(engine.ours, "not sent: over such a guide, NVIDIA's backend ends all answers that run")
     result = await engine.same(4, guided_decoding_guide_type="regex", guided_decoding_guide="([0-9]")
     expect(result.error is not None, "a regular expression with an open bracket was accepted")
-    expect(not result.tokens, "it was refused only after tokens had come")
+    expect(not result.tokens, "the guide was refused only after tokens had come")
     expect(
         str(result.error).startswith(f"{GUIDE}:"),
-        f"it is refused without the tensor's name: {str(result.error)[:100]!r}",
+        f"the refusal does not name the tensor: {str(result.error)[:100]!r}",
     )
     return works("refused by name")

@@ -1,4 +1,4 @@
-"""Checks of the KV cache reports of an engine: gauges and events."""
+"""Checks of an engine's reports about its KV cache: gauges and events."""
 
 import asyncio
 import random
@@ -10,11 +10,13 @@ from llmops.perf.verify.findings import Finding, VerifyCheck, assume, check, exp
 
 CHECKS: list[VerifyCheck] = []
 _USED = ("nv_trt_llm_kv_cache_block_metrics", "used")
-#: Tokens generated while the gauge is watched. They fill several blocks of any usual size.
+#: Number of tokens that are generated while the gauge is watched, which fill several blocks of any
+#: usual size.
 _LONG = 400
-#: Tokens of a prompt whose blocks must be reported: at least one block of any usual size.
+#: Number of prompt tokens whose blocks must be reported: at least one block of any usual size.
 _PROMPT = 96
-#: Rounds of events. A reader that ends with its first empty read reports at most the first one.
+#: Number of prompts whose events must arrive. An engine whose reader ends at the first empty read
+#: reports at most the first prompt's.
 _ROUNDS = 2
 _PATIENCE = 10.0
 
@@ -28,7 +30,7 @@ async def gauges(engine: EngineContext) -> Finding:
     new = engine.room(_LONG)
     seen: set[float] = {before[_USED]}
     end = time.monotonic() + _PATIENCE
-    # a fast engine is done before its gauges are read, so it is kept busy
+    # The engine is kept busy, because the answer of a fast engine ends before the gauges are read.
     while len(seen) < 2 and time.monotonic() < end:
         running = asyncio.create_task(engine.same(new))
         while not running.done():
@@ -39,7 +41,8 @@ async def gauges(engine: EngineContext) -> Finding:
     expect(
         len(seen) > 1,
         f"{_USED[0]} says {before[_USED]:.0f} used blocks before and while answers of {new} tokens are generated for "
-        f"{_PATIENCE:.0f} s: its reader has stopped; start the server again, and report it",
+        f"{_PATIENCE:.0f} s: the engine's reader of statistics has stopped; start the server again, and report "
+        "this as a bug of the engine",
     )
     return works(f"{len(seen)} values while {new} tokens were generated")
 
@@ -52,19 +55,19 @@ async def events(engine: EngineContext) -> Finding:
     assume(size >= _PROMPT, f"the context of {engine.metadata.max_seq_len} tokens may not hold a whole block")
     stored: list[int] = []
     async with Subscriber(engine, watch=True) as stream:
-        # what is stored already is reported first
+        # Read the events of blocks that are stored already, which come first.
         await stream.stored(1.0)
         for number in range(1, _ROUNDS + 1):
             prompt = [random.randrange(3, engine.metadata.vocab_size) for _ in range(size)]
             await engine.same(1, prompt)
             found = await stream.stored(_PATIENCE)
-            # OpenVINO's prefix cache is off from a tenant's first request on, and events with it
+            # From a tenant's first request on, OpenVINO's prefix cache is off and sends no events.
             has_cache = found or stored or engine.metadata.target != "openvino"
             assume(has_cache, "the engine has no prefix cache, or reports nothing of it: tenants may not share one")
             expect(
                 found,
                 f"KV events are announced, and none came for the new prompt number {number}: gateways would route by "
-                "what they believe; start the server again, and report it",
+                "estimates; start the server again, and report this as a bug of the engine",
             )
             stored.append(found)
     return works(f"{' and '.join(map(str, stored))} blocks of new prompts")

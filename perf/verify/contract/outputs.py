@@ -1,4 +1,4 @@
-"""Checks of output tensors, deltas, final flags, counts and log-probabilities."""
+"""Checks of output tensors, streamed deltas, final flags, counts and log-probabilities."""
 
 from llmops import contract
 from llmops.contract import ENGINE_INPUTS, ENGINE_OUTPUTS, PYTHON_ENGINE_INPUTS, PYTHON_ENGINE_OUTPUTS, Tensor
@@ -8,7 +8,8 @@ from llmops.perf.verify.probe import ProbeResponse
 from llmops.sequences import common_prefix_length
 
 CHECKS: list[VerifyCheck] = []
-#: Tolerance in nats: kernels for prompts and for single tokens round differently, most in 8 bits.
+#: Tolerance in nats between two computations of a log-probability. Kernels for prompts and for
+#: single tokens round differently, most of all with 8 bits.
 LOG_PROB_TOLERANCE = 0.25
 _NEW = 12
 
@@ -24,7 +25,7 @@ async def tensors(engine: EngineContext) -> Finding:
             expect(tensor.name in found, f"the configuration has no {kind} {tensor.name}")
             expect(
                 found[tensor.name] == tensor.datatype,
-                f"{kind} {tensor.name} is {found[tensor.name]}, the contract says {tensor.datatype}",
+                f"{kind} {tensor.name} is {found[tensor.name]} instead of {tensor.datatype}",
             )
     expect(config.model_transaction_policy.decoupled, "the model is not decoupled, so that nothing can be streamed")
     expect(config.max_batch_size > 0, "max_batch_size is 0: tensors would have no batch dimension")
@@ -37,10 +38,10 @@ async def deltas(engine: EngineContext) -> Finding:
     expect(
         result.ids[: len(engine.prompt)] != engine.prompt or result.ids == engine.plain[:_NEW], "the prompt is echoed"
     )
-    expect(len(result.ids) == _NEW, f"{_NEW} tokens were asked for, {len(result.ids)} came")
+    expect(len(result.ids) == _NEW, f"{_NEW} tokens were requested, but {len(result.ids)} came")
     expect(result.ids == engine.plain[:_NEW], differs(result.ids, engine.plain, "the same greedy request"))
     expect(len(result.sizes) > 1, "all tokens came in one response although streaming was asked for")
-    expect(None not in result.lengths, "responses have no sequence_length")
+    expect(None not in result.lengths, "the responses have no sequence_length")
     _final(result)
     return works(f"{_NEW} tokens in {len(result.sizes)} responses")
 
@@ -49,24 +50,27 @@ async def deltas(engine: EngineContext) -> Finding:
 async def whole(engine: EngineContext) -> Finding:
     result = await engine.same(_NEW, streaming=False)
     expect(result.ids == engine.plain[:_NEW], differs(result.ids, engine.plain, "the streamed request"))
-    expect(len([size for size in result.sizes if size]) == 1, f"it came in {len(result.sizes)} responses")
+    expect(
+        len([size for size in result.sizes if size]) == 1,
+        f"the answer came in {len(result.sizes)} responses instead of one",
+    )
     _final(result)
     return works()
 
 
 def _final(result: ProbeResponse) -> None:
-    expect(result.finals == 1, f"the final flag came {result.finals} times, once is right")
+    expect(result.finals == 1, f"the final flag came {result.finals} times instead of once")
     expect(result.after_final == 0, "responses came after the final flag")
 
 
 @check(CHECKS, "token counts")
 async def counts(engine: EngineContext) -> Finding:
     result = await engine.same(5, return_num_input_tokens=True, return_num_output_tokens=True)
-    expect(len(result.ids) == 5, f"5 tokens were asked for, {len(result.ids)} came")
+    expect(len(result.ids) == 5, f"5 tokens were requested, but {len(result.ids)} came")
     for name, value in ((contract.NUM_INPUT_TOKENS.name, len(engine.prompt)), (contract.NUM_OUTPUT_TOKENS.name, 5)):
         found = result.others.get(name)
         assume(found or engine.ours, f"{name} does not come with this engine")
-        expect(found and found[0] == value, f"{name} is {found}, {value} is right")
+        expect(found and found[0] == value, f"{name} is {found} instead of {value}")
     return works()
 
 
@@ -87,19 +91,20 @@ async def log_probs(engine: EngineContext) -> Finding:
 
 
 async def _second_request(engine: EngineContext, tokens: list[int], scores: list[float]) -> Finding:
-    """Return the log-probabilities of the same positions from separate requests.
+    """Compare log-probabilities with those from separate requests, one request per position.
 
-    Each position is the first token of a request of its own.
+    Each position is the first token of its request.
     """
     worst = 0.0
     for at in (1, 4, 9):
         again = await engine.same(1, [*engine.prompt, *tokens[:at]], return_log_probs=True)
-        # a near tie may be decided differently, which leaves nothing to compare
+        # If two tokens are almost equally likely, the second request may choose the other one, and
+        # then there is nothing to compare.
         if again.ids == tokens[at : at + 1]:
             worst = max(worst, abs(again.scores[0] - scores[at]))
     if worst > LOG_PROB_TOLERANCE:
         return wrong(
-            f"a token's log-probability is {worst:.2f} nats off what a request that starts there gets", nats=worst
+            f"a token's log-probability is {worst:.2f} nats off the same token's in a separate request", nats=worst
         )
     return works(f"within {worst:.4f} nats of a second request", nats=worst)
 
@@ -116,10 +121,10 @@ def differs(found: list[int], expected: list[int], other: str) -> str:
 
 
 def refused_by_name(result: ProbeResponse, tensor: Tensor) -> Finding:
-    """Check that an output that is not announced is rejected by name, before any token."""
+    """Check that an unannounced output is rejected with the tensor's name, before any token."""
     if result.error is None:
-        return wrong(f"{tensor} is not announced, yet the request was answered: what it asked for was dropped")
+        return wrong(f"{tensor} is not announced, yet the request was answered without it")
     expect(not result.tokens, f"{tensor} was refused only after {len(result.tokens.get(0, []))} tokens")
     if not result.error.startswith(f"{tensor}:"):
-        return wrong(f"{tensor} is refused without its name: {result.error[:100]!r}")
+        return wrong(f"the refusal of {tensor} does not name the tensor: {result.error[:100]!r}")
     return refused()

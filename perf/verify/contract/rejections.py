@@ -1,4 +1,4 @@
-"""Checks that unsupported inputs are rejected before any token, by the name of their tensor."""
+"""Checks that unsupported inputs are rejected before any token, with the name of their tensor."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ CHECKS: list[VerifyCheck] = []
 
 
 def _cases(engine: EngineContext) -> list[tuple[Tensor, Any]]:
-    """Return (tensor, value).
+    """Return the (tensor, value) of each unsupported input.
 
-    Only this project's model promises to reject the second half by name.
+    Only this project's models promise to reject the second half with the tensor's name.
     """
     too_long = engine.metadata.max_seq_len - len(engine.prompt) + 1
     common: list[tuple[Tensor, Any]] = [
@@ -44,7 +44,10 @@ async def refusals(engine: EngineContext) -> Finding:
         expect(result.error is not None, f"{said} was answered instead of refused")
         expect(not result.tokens, f"{said} was refused only after tokens had come")
         if engine.ours:
-            expect(str(result.error).startswith(f"{tensor}:"), f"{said} is refused without its name: {result.error!r}")
+            expect(
+                str(result.error).startswith(f"{tensor}:"),
+                f"the refusal of {said} does not name the tensor: {result.error!r}",
+            )
     return works(f"{len(cases)} requests that cannot be honoured")
 
 

@@ -1,4 +1,4 @@
-"""Checks of seeds, sequences, penalties, cut-offs, bias and adapters."""
+"""Checks of seeds, several sequences, penalties, top-k and top-p, bias, and adapters."""
 
 from typing import Any
 
@@ -9,25 +9,27 @@ from llmops.perf.verify.findings import Finding, VerifyCheck, assume, check, exp
 
 CHECKS: list[VerifyCheck] = []
 _NEW = 8
-#: What the gateway sends for OpenAI's defaults, except the temperature. Some engines read an unset
-#: top_k and top_p as greedy, so both are always sent; an engine that is still greedy is at fault.
+#: Inputs that the gateway sends for OpenAI's defaults, except the temperature. Some engines are
+#: greedy if top_k and top_p are absent, so both are always sent, and an engine that is still greedy
+#: has a fault.
 _HOT: dict[str, Any] = {
     "greedy": False,
     contract.TEMPERATURE.name: 2.5,
     contract.RUNTIME_TOP_K.name: 0,
     contract.RUNTIME_TOP_P.name: 1.0,
 }
-#: Log-probability (nats) above which the greedy token is drawn at every temperature of these checks.
+#: Log-probability in nats above which the greedy token is drawn at every temperature of these
+#: checks.
 _CERTAIN = -1e-3
-#: Log-probability that an engine gives for one that it did not compute.
+#: Log-probability that an engine sends if it did not compute the real one.
 _NOT_COMPUTED = -9000.0
 
 
 @check(CHECKS, "drawing")
 async def drawing(engine: EngineContext) -> Finding:
-    """Check that the engine draws its tokens at random.
+    """Check that the engine draws tokens at random.
 
-    An engine that is greedy at every temperature passes all greedy checks.
+    An engine that ignores the temperature would pass all greedy checks.
     """
     scored = engine.metadata.capabilities.logprobs
     options: dict[str, Any] = {contract.RETURN_LOG_PROBS.name: True} if scored else {}
@@ -92,7 +94,8 @@ async def sequences(engine: EngineContext) -> Finding:
         found = result.tokens.get(sequence, [])
         expect(found == engine.plain[:_NEW], f"greedy sequence {sequence}: " + differs(found, engine.plain, "n = 1"))
     if not announced:
-        # NVIDIA's C++ backend supports them, but the gateway requests one at a time from it
+        # NVIDIA's C++ backend supports several sequences, but the gateway requests one sequence at
+        # a time from that backend.
         return works("not announced, yet each of two greedy sequences is what a request of its own gets")
     if not engine.metadata.capabilities.seed:
         return works("greedy; seeds are not announced")
@@ -105,7 +108,8 @@ async def sequences(engine: EngineContext) -> Finding:
             found[:1] == alone[:1], f"sequence {sequence} of seed 20: " + differs(found, alone, f"seed {20 + sequence}")
         )
         whole = whole and found == alone
-    # two sequences in a batch round differently from one, which can change a draw
+    # The rounding of two sequences in a batch differs from a single sequence's, which can change a
+    # drawn token.
     return works(
         "each is what a request of its own would get" + ("" if whole else ", until a batch's rounding differs")
     )
@@ -122,7 +126,8 @@ async def penalties(engine: EngineContext) -> Finding:
     for tensor in (contract.FREQUENCY_PENALTY, contract.REPETITION_PENALTY, contract.PRESENCE_PENALTY):
         result = await engine.same(3 * _NEW, engine.loop, **{tensor.name: 2.0})
         fewer = len(set(result.ids)) > len(set(plain))
-        # a token more than 2 nats above the others survives a presence penalty of 2
+        # A token more than 2 nats more likely than all others stays the greedy one with a presence
+        # penalty of 2.
         expect(
             fewer or tensor is contract.PRESENCE_PENALTY, f"{tensor} 2 does not keep the model from repeating itself"
         )
@@ -151,7 +156,7 @@ async def adapters(engine: EngineContext) -> Finding:
     if engine.ours:
         expect(
             str(result.error).startswith(f"{contract.LORA_TASK_ID}:"),
-            f"an unknown adapter is refused without a name: {result.error}",
+            f"the refusal of an unknown adapter does not name the tensor: {result.error}",
         )
     if not engine.metadata.adapters:
         return refused("none announced; one that does not exist is refused")

@@ -1,7 +1,6 @@
-"""Checks of step streams.
+"""Checks of step streams: order, cancel, rejection, resume, window, unknown ids, and drain.
 
-They cover order, cancel, rejection, resume, window, unknown ids, and drain, which ends the
-deployment.
+The check of drain ends the deployment.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ from llmops.perf.verify.engine_context import PLAIN, EngineContext
 from llmops.perf.verify.findings import Finding, VerifyCheck, assume, check, expect, refused, unseen, works
 
 CHECKS: list[VerifyCheck] = []
-#: Checks that run last, and only on a Triton that was started for them.
+#: Checks that run last, and only on a Triton that was started for the checks.
 DRAIN: list[VerifyCheck] = []
 Check = Callable[[EngineContext], Awaitable[Finding]]
 
@@ -49,7 +48,7 @@ def _tokens(steps: list[ReceivedStep], slot: int) -> list[int]:
 def _in_order(steps: list[ReceivedStep]) -> None:
     found = [step.index for step in steps]
     expected = list(range(1, 1 + len(steps)))
-    expect(found == expected, f"step indices are {found[:6]}…, from 1 on one by one is right")
+    expect(found == expected, f"step indices are {found[:6]}… instead of 1, 2, 3 …")
 
 
 @_step_check("step stream: order")
@@ -60,7 +59,10 @@ async def order(engine: EngineContext) -> Finding:
     _in_order(steps)
     for slot in (1, 3):
         found = _tokens(steps, slot)
-        expect(found == engine.plain, f"slot {slot} got {len(found)} tokens that are not those of the request alone")
+        expect(
+            found == engine.plain,
+            f"slot {slot} got {len(found)} tokens, which differ from the tokens of the same request alone",
+        )
     failed = [entry for step in steps for entry in step.entries if entry.slot == 2]
     expect(len(failed) == 1 and failed[0].flags & ERROR_FLAG, "a slot that cannot be honoured got no error entry")
     expect(
@@ -85,13 +87,13 @@ async def cancel(engine: EngineContext) -> Finding:
     if not last.flags & CANCELLED_FLAG:
         expect(len(_tokens(before + after, 1)) == new, "the slot ended without the cancelled flag")
         return unseen("the engine was done before it could be cancelled")
-    # an entry of what was submitted after the cancel shows in which message the engine had received
-    # both, however long they travelled; that message may have tokens of several steps before
+    # The request submitted after the cancel shows in which message the engine had received both,
+    # regardless of the delay of messages. That message may have tokens of several earlier steps.
     heard = next(at for at, step in enumerate(after) if any(entry.slot == 2 for entry in step.entries))
     late = len(_tokens(after[heard + 1 :], 1))
-    expect(late <= IN_FLIGHT, f"{late} tokens more came after the engine had heard the cancel")
+    expect(late <= IN_FLIGHT, f"{late} more tokens came after the engine had received the cancel")
     expect(_tokens(after, 2) == engine.plain[:4], "the slot after a cancelled one got other tokens")
-    return works(f"{late} tokens more came after the engine had heard it")
+    return works(f"{late} more tokens came after the engine had received it")
 
 
 @_step_check("step stream: resume")
@@ -107,7 +109,10 @@ async def resume(engine: EngineContext) -> Finding:
         result += await stream.until_done(open_slots)
     _in_order(result)
     found = _tokens(result, 1)
-    expect(found == engine.plain, f"after the stream broke, {len(found)} tokens came that are not those of one request")
+    expect(
+        found == engine.plain,
+        f"after the stream broke, {len(found)} tokens came, which differ from the request's tokens without a break",
+    )
     return works("nothing lost, nothing twice")
 
 
@@ -150,7 +155,7 @@ async def window(engine: EngineContext) -> Finding:
     _in_order(steps)
     found = _tokens(steps, 1)
     expect(len(found) == new, f"{new} tokens were asked for, {len(found)} came through a full window")
-    expect(found[:PLAIN] == engine.plain, "the tokens are not those of the request alone")
+    expect(found[:PLAIN] == engine.plain, "the tokens differ from those of the same request alone")
     return works(f"held at {MAX_UNACKNOWLEDGED_STEPS} steps, then {new} tokens in {len(steps)}")
 
 
@@ -164,7 +169,7 @@ async def _first(stream: Subscriber, count: int) -> list[ReceivedStep]:
 
 
 async def _keep_alive(stream: Subscriber) -> None:
-    """Acknowledge nothing new, like a gateway that lives but lags."""
+    """Send an acknowledgement without new steps, as a live but slow gateway does."""
     while True:
         await asyncio.sleep(1.0)
         await stream.acknowledge(0)

@@ -1,4 +1,4 @@
-"""Checks of what ends an answer: length, end id, stop words, bad words, min_tokens."""
+"""Checks of everything that ends an answer: length, end id, stop words, bad words and min_tokens."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def _first(tokens: list[int], word: list[int]) -> int:
 
 
 def _ended(found: list[int], plain: list[int], at: int, length: int, what: str) -> None:
-    """Return the tokens up to the stop, including any part of what stopped the answer."""
+    """Return the tokens up to the stop, including the tokens that stopped the answer."""
     expect(len(found) < len(plain), f"{what} at position {at} did not end the answer")
     expect(
         at <= len(found) <= at + length and found == plain[: len(found)],
@@ -48,11 +48,9 @@ async def min_tokens(engine: EngineContext) -> Finding:
     at = engine.place()
     least = at + 4
     result = await engine.same(PLAIN, end_id=engine.plain[at], min_tokens=least)
-    expect(
-        len(result.ids) >= least, f"min_tokens {least} was asked for, the answer ended after {len(result.ids)} tokens"
-    )
-    # a second end token is sent as the gateway does: as a stop word, or to NVIDIA's backend as a
-    # bad word
+    expect(len(result.ids) >= least, f"min_tokens was {least}, but the answer ended after {len(result.ids)} tokens")
+    # A second end token is sent as the gateway sends it: as a stop word, or as a bad word to
+    # NVIDIA's backend.
     never = next(token for token in range(engine.metadata.vocab_size - 1, 0, -1) if token not in engine.plain)
     second: dict[str, Any] = {STOP_WORDS_LIST.name if engine.ours else BAD_WORDS_LIST.name: [[engine.plain[at]]]}
     result = await engine.same(PLAIN, end_id=never, min_tokens=least, **second)

@@ -1,4 +1,4 @@
-"""A gateway's end of a step stream for tests, which sends and shows each message as it is."""
+"""A subscriber of a step stream for checks, which sends and returns messages unchanged."""
 
 import asyncio
 import struct
@@ -32,11 +32,12 @@ class StepEntry:
 
 @dataclass(frozen=True)
 class ReceivedStep:
-    """A step message.
+    """A message of a step stream.
 
-    `index` 0 is the end of the subscription, with Triton's `error` if there was one.
-
-    `stored` is the number of KV cache blocks that it reports as new.
+    Attributes:
+        index: The index of the step, or 0 for the end of the subscription.
+        error: Triton's error at the end, or None.
+        stored: Number of KV-cache blocks that the message reports as new.
     """
 
     index: int
@@ -46,14 +47,14 @@ class ReceivedStep:
 
 
 class Subscriber:
-    """An async context manager of a subscription. Leaving it breaks the stream."""
+    """An async context manager of a subscription. Its exit breaks the stream."""
 
     def __init__(self, engine: EngineContext, watch: bool = False) -> None:
         """Create a subscriber that is not connected yet.
 
         Args:
             engine: The engine model to subscribe to.
-            watch: Also subscribe to the engine's state and cache events.
+            watch: True to subscribe to the engine's state and cache events too.
         """
         self._engine, self._watch = engine, watch
         self._name = f"verify-{uuid.uuid4().hex}"
@@ -78,7 +79,7 @@ class Subscriber:
         await self._call.write(self._writer.subscribe(resume_from, self._watch))
 
     async def leave(self) -> None:
-        """Break the stream like a gateway that crashes. Messages that were not read are lost."""
+        """Break the stream as a crash of the gateway would. Unread messages are lost."""
         self._call.cancel()
         if self._reader is not None:
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -86,7 +87,7 @@ class Subscriber:
             self._steps.get_nowait()
 
     async def submit(self, *requests: tuple[int, int]) -> None:
-        """Submit greedy requests with the common prompt, (slot, new tokens) each, in one message."""
+        """Submit greedy requests with the common prompt in one message, as (slot, new tokens) each."""
         submissions = [
             self._writer.submission(
                 EngineRequest("", self._engine.prompt, new, SamplingParams(temperature=0.0)), slot
@@ -102,23 +103,23 @@ class Subscriber:
         await self._call.write(self._writer.cancel(slot))
 
     async def next(self, patience: float = PATIENCE) -> ReceivedStep | None:
-        """Return the next step, or None after a timeout."""
+        """Return the next message, or None after a timeout."""
         try:
             return await asyncio.wait_for(self._steps.get(), patience)
         except TimeoutError:
             return None
 
     async def step(self) -> ReceivedStep:
-        """Return the next step. Raises WrongError if the stream ended before one came."""
+        """Return the next step. Raise WrongError if the stream ended before a step came."""
         step = await self.next()
         if step is None or not step.index:
             raise WrongError("the step stream ended before a token came")
         return step
 
     async def stored(self, patience: float) -> int:
-        """Return the number of KV cache blocks in the first message that reports stored blocks.
+        """Return the number of blocks in the first message that reports stored KV-cache blocks.
 
-        It is 0 after a timeout.
+        Return 0 after a timeout.
         """
         end = asyncio.get_running_loop().time() + patience
         while (left := end - asyncio.get_running_loop().time()) > 0:
@@ -132,16 +133,16 @@ class Subscriber:
         return 0
 
     async def until_done(self, slots: set[int]) -> list[ReceivedStep]:
-        """Return the steps until each slot had its last entry.
+        """Return all steps until the last entry of every slot.
 
         Raises:
-            WrongError: Steps stay away, or the stream ends.
+            WrongError: No step comes in time, or the stream ends before.
         """
         steps: list[ReceivedStep] = []
         while slots:
             step = await self.next()
             if step is None or step.index == 0:
-                ended = f"ended ({step.error})" if step else f"said nothing for {PATIENCE:.0f} s"
+                ended = f"ended ({step.error})" if step else f"sent nothing for {PATIENCE:.0f} s"
                 raise WrongError(f"the step stream {ended} with slots {sorted(slots)} open")
             steps.append(step)
             slots = slots - {entry.slot for entry in step.entries if entry.flags & LAST_OF_SLOT}
