@@ -1,9 +1,7 @@
-"""A wait until a model repository and its engines are complete.
+"""A program that waits until a model repository and its engines are complete.
 
-An init container waits like this before a server starts.
-
-A release can build its engines itself, for hours. A server that starts meanwhile would end at once,
-repeatedly.
+An init container runs it before a server starts. A Helm release can build its engines itself, which
+takes hours; a server that starts meanwhile would end at once, repeatedly.
 
     python3 -m llmops.model_repository.wait REPOSITORY
 """
@@ -21,10 +19,11 @@ from llmops.model_repository.repository.manifest import RepositoryManifest
 from llmops.model_repository.repository.validation import check_repository
 
 #: Seconds between two checks of the repository. Short compared with the minutes that an engine
-#: loads.
+#: takes to load.
 CHECK_INTERVAL = 5.0
 
-#: Seconds after which an unchanged reason is printed again, so that the log stays current.
+#: Seconds after which an unchanged reason is printed again, so that an operator sees that the
+#: program still waits.
 REMINDER_INTERVAL = 60.0
 
 
@@ -42,8 +41,8 @@ def missing_reason(repository: Path) -> str | None:
                 )
             if engine_manifest.key != engine.key:
                 raise InputError(
-                    f"The engine of {name} in {engine.directory} is another than the repository was made of; "
-                    "`llmops repo` makes the repository again."
+                    f"The engine of {name} in {engine.directory} is not the engine that the repository was "
+                    "made from; run `llmops repo` again."
                 )
     except (LlmopsError, OSError) as error:
         return str(error)
@@ -53,7 +52,7 @@ def missing_reason(repository: Path) -> str | None:
 def wait_messages(repository: Path, interval: float = CHECK_INTERVAL) -> Iterator[str]:
     """Yield a message for each reason to wait, until the repository is complete.
 
-    A message is yielded when the reason changes and each minute.
+    A message is yielded when the reason changes, and again each minute.
     """
     printed, printed_at = "", 0.0
     while reason := missing_reason(repository):
@@ -70,7 +69,7 @@ def _end(_signal: int, _frame: object) -> None:
 
 
 if __name__ == "__main__":
-    # the first process of a container has no default signal handlers
+    # set a handler, because the kernel ignores SIGTERM for a container's first process without one
     signal.signal(signal.SIGTERM, _end)
     for line in wait_messages(Path(sys.argv[1])):
         print(line, flush=True)

@@ -1,6 +1,6 @@
-"""The Kubernetes manifests of a launch.
+"""The Kubernetes manifests of a launch on several machines.
 
-A LeaderWorkerSet has one pod per machine, and its leader starts MPI.
+A LeaderWorkerSet has one pod per machine, and the leader pod starts MPI.
 
 Source: kubernetes-sigs/lws `config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml` (v1)
 and `docs/examples/tensorrt-llm`; triton-inference-server/tutorials
@@ -36,7 +36,7 @@ def lws_manifests(plan: MultiNodePlan, claim: str) -> str:
     """
     if len(plan.root.parts) < 2:
         folders = " and ".join(str(folder) for folder in plan.folders)
-        raise InputError(f"{folders} have no common parent folder that could be one volume: put them under one.")
+        raise InputError(f"{folders} have no common parent folder that could be one volume: move them into one folder.")
     name = _dns_name(plan.name)
     documents = [
         *_rights(name, plan),
@@ -50,7 +50,7 @@ def lws_manifests(plan: MultiNodePlan, claim: str) -> str:
 def _dns_name(name: str) -> str:
     """Return a name that is valid for Kubernetes objects.
 
-    Such a name has lower-case letters, digits and dashes, and begins with a letter.
+    A valid name has lower-case letters, digits and dashes, and begins with a letter.
     """
     plain = "".join(char if char.isalnum() else "-" for char in name.lower()).strip("-")[:50]
     return plain if plain[:1].isalpha() else f"llm-{plain}"
@@ -63,7 +63,7 @@ def _rights(name: str, plan: MultiNodePlan) -> list[dict[str, Any]]:
     rules = [
         {"apiGroups": [""], "resources": [resource], "verbs": verbs, "resourceNames": workers}
         for resource, verbs in resources.items()
-        # an empty list of names would mean every pod
+        # an empty list of names would grant the rights for every pod
         if workers
     ]
     group = "rbac.authorization.k8s.io"
@@ -110,7 +110,7 @@ def _group(name: str, plan: MultiNodePlan, claim: str) -> dict[str, Any]:
         "command": ["/bin/bash", f"{SCRIPTS_DIR}/leader.sh"],
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
         "ports": [{"name": name, "containerPort": port} for name, port in plan.open_ports.items()],
-        # an engine of many GPUs takes minutes to load, in which no pod may be killed
+        # an engine of many GPUs takes minutes to load, and no pod may be killed meanwhile
         "startupProbe": _probe(plan, period=10, failures=360),
         "readinessProbe": _probe(plan, period=5, failures=3),
         "livenessProbe": _probe(plan, period=10, failures=6),
@@ -124,7 +124,7 @@ def _group(name: str, plan: MultiNodePlan, claim: str) -> dict[str, Any]:
             "replicas": 1,
             "leaderWorkerTemplate": {
                 "size": plan.nodes,
-                # MPI cannot replace a lost rank
+                # MPI cannot replace a lost rank, so all pods of the group restart
                 "restartPolicy": "RecreateGroupOnPodRestart",
                 "leaderTemplate": _pod(name, "leader", leader, plan, claim),
                 "workerTemplate": _pod(name, "worker", worker, plan, claim),
@@ -172,7 +172,7 @@ def _container(role: str, plan: MultiNodePlan) -> dict[str, Any]:
 
 
 def _probe(plan: MultiNodePlan, period: int, failures: int) -> dict[str, Any]:
-    """Return a probe of gRPC's health service, which reports serving while every model is ready."""
+    """Return a probe of gRPC's health service, which succeeds while every model is ready."""
     return {
         "grpc": {"port": plan.options.ports.grpc},
         "periodSeconds": period,

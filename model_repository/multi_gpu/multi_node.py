@@ -1,4 +1,4 @@
-"""The plan of a launch on several machines, whatever the scheduler."""
+"""The plan of a launch on several machines, which is the same for every scheduler."""
 
 import os
 import shlex
@@ -16,23 +16,23 @@ from llmops.model_repository.server.command import LaunchOptions, follower_comma
 from llmops.model_repository.server.installation import container_installation
 
 LLMAPI_LAUNCH = "trtllm-llmapi-launch"
-#: Variable of the restricted APIs' secret. The scripts make a new one at each start, because what
-#: is printed here may end up in a git repository.
+#: Environment variable with the secret of the restricted APIs. The scripts create a new secret at
+#: each start, because the printed file may end up in a git repository.
 SECRET_VARIABLE = "LLMOPS_SECRET"
-#: Variable of the command that trtllm-llmapi-launch starts. The launcher prints its arguments, and
-#: the secret must not be in a log.
+#: Environment variable with the command that trtllm-llmapi-launch starts. The launcher logs its
+#: arguments, and the secret must not be in a log.
 SERVER_VARIABLE = "LLMOPS_SERVER"
 
 
 @dataclass(frozen=True)
 class MultiNodePlan:
-    """One engine over several machines.
+    """The launch of one engine on several machines.
 
     Attributes:
         name: The served name.
         image: The container image.
         nodes: The number of machines.
-        gpus_per_node: The GPUs of each machine.
+        gpus_per_node: The number of GPUs of each machine.
         leader: The command of rank 0.
         follower: The command of the other ranks. Empty for the LLM API, whose launcher starts
             its command on rank 0 only.
@@ -53,7 +53,7 @@ class MultiNodePlan:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
+        """The number of ranks, one per GPU."""
         return self.nodes * self.gpus_per_node
 
     @property
@@ -64,7 +64,7 @@ class MultiNodePlan:
 
     @property
     def root(self) -> Path:
-        """The folder that holds all `folders`, to be mounted as one volume."""
+        """The common parent of all `folders`, which is mounted as one volume."""
         common = Path(os.path.commonpath(self.folders))
         return common.parent if common in self.folders and len(self.folders) == 1 else common
 
@@ -79,10 +79,11 @@ def plan_multi_node(
         options: The options of the server.
         gpus_per_node: The GPUs of each machine.
         image: The container image, or None for the one that serves the repository.
-        own_image: Whether `image` must be a pushed copy of the image of our Dockerfile.
+        own_image: True if `image` must be a pushed copy of the image of our Dockerfile.
 
     Raises:
-        InputError: The repository, or this number of GPUs, cannot be launched like this.
+        InputError: The repository cannot be launched on several machines, or not with this number
+            of GPUs per machine.
     """
     check_repository(repository)
     manifest = RepositoryManifest.load(repository)
@@ -103,8 +104,8 @@ def plan_multi_node(
         nodes, gpus_per_node = 1, engine.world_size
     elif rest:
         raise InputError(
-            f"--gpus-per-node {gpus_per_node} does not divide the {engine.world_size} GPUs of {name}: every machine "
-            "takes the same number of ranks."
+            f"--gpus-per-node {gpus_per_node} does not divide the {engine.world_size} GPUs of {name}: "
+            "choose a divisor, because every machine runs the same number of ranks."
         )
     options = replace(options, host="0.0.0.0")
     server = replace(container_installation().server_options(repository, options), secret=SECRET_VARIABLE)
@@ -134,10 +135,7 @@ def plan_multi_node(
 
 
 def _pushed(image: str | None, needed: TrtllmImage) -> str:
-    """Return the image.
-
-    Raise InputError for a name without a registry, which only one machine knows.
-    """
+    """Return the image. Raise InputError for a name without a registry, which nodes cannot pull."""
     registry, slash, _ = (image or needed.own).partition("/")
     if not slash or not ("." in registry or ":" in registry):
         raise InputError(
@@ -153,9 +151,9 @@ def join_shell_command(words: list[str]) -> str:
 
 
 def server_assignment(words: list[str]) -> str:
-    """Return the assignment of SERVER_VARIABLE, or an empty text for no words.
+    """Return the shell assignment of SERVER_VARIABLE, or an empty text for no words.
 
-    A shell that expands the variable splits it at spaces, and removes no quotes.
+    A shell that expands the variable splits the value at spaces and removes no quotes.
     """
     text = shlex.quote(" ".join(["exec", *words]))
     return f"{SERVER_VARIABLE}=" + text.replace(SECRET_VARIABLE, f"'\"${SECRET_VARIABLE}\"'") if words else ""
@@ -169,13 +167,13 @@ def render_script(template: str, **values: object) -> str:
 def _check_gpu_ids(name: str, ids: str, nodes: int, gpus_per_node: int) -> None:
     """Raise InputError for GPU numbers that an engine does not find on its machines.
 
-    It counts the GPUs of each machine from 0, and takes no list for several machines
+    TensorRT-LLM counts the GPUs of each machine from 0, and takes no list for several machines
     (cpp/tensorrt_llm/runtime/worldConfig.cpp).
     """
     numbers = [int(number) for number in ids.replace(";", ",").split(",") if number.strip()]
     if numbers and (nodes > 1 or max(numbers) >= gpus_per_node):
         raise InputError(
-            f"{name} was put on GPU {ids} of this machine, and an export has {nodes} with GPUs 0 to "
+            f"{name} was put on GPU {ids} of this machine, but an export has {nodes} with GPUs 0 to "
             f"{gpus_per_node - 1}: make the repository without --gpus, and the engine without serve.gpu_device_ids."
         )
 
@@ -183,7 +181,8 @@ def _check_gpu_ids(name: str, ids: str, nodes: int, gpus_per_node: int) -> None:
 def _check_spaces(words: list[str]) -> None:
     """Raise InputError for a word with a space.
 
-    trtllm-llmapi-launch splits its command at all spaces, and a shell SERVER_VARIABLE.
+    trtllm-llmapi-launch splits its command at all spaces, and a shell splits SERVER_VARIABLE at all
+    spaces.
     """
     bad = [word for word in words if any(char.isspace() for char in word)]
     if bad:

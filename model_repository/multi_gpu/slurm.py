@@ -19,10 +19,11 @@ def slurm_script(plan: MultiNodePlan) -> str:
     """Return the script for sbatch.
 
     Raises:
-        InputError: A folder has a name that its list of mounts cannot hold.
+        InputError: The name of a folder has a character that Slurm's list of mounts cannot hold.
     """
     registry, slash, path = plan.image.partition("/")
-    # enroot, which pyxis uses, expects a registry before '#'; a path to an image's file may begin with a dot
+    # enroot, which pyxis uses, expects '#' after a registry. The path of an image file may begin
+    # with a dot.
     image = f"{registry}#{path}" if slash and set(registry.strip(".")) & set(".:") else plan.image
     for folder in plan.folders:
         if set(str(folder)) & set(",:"):
@@ -42,6 +43,6 @@ def slurm_script(plan: MultiNodePlan) -> str:
 
 
 def _quoted(words: list[str], inside: bool) -> str:
-    """Return a shell command, with quotes escaped if it goes `inside` a single-quoted text."""
+    """Return a shell command. `inside` a single-quoted text, its quotes are escaped."""
     text = join_shell_command(words)
     return text.replace("'", "'\\''") if inside else text

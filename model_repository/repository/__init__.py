@@ -1,4 +1,1 @@
-"""The parts of a model repository.
-
-These are its config.pbtxt files, the manifest of its engines, and the checks of both.
-"""
+"""The parts of a model repository: config.pbtxt files, the manifest of engines, and checks."""

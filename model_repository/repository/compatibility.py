@@ -1,6 +1,6 @@
 """Checks that the installed server can run a repository's engines.
 
-A failed check names an image that can.
+A failed check names an image that can run them.
 """
 
 import os
@@ -16,7 +16,7 @@ from llmops.contract import ENGINE_SUFFIX, RUNTIME_PARAMETER
 from llmops.errors import InputError, MissingDependencyError
 from llmops.model_repository.repository.manifest import RepositoryManifest, ServedEngine
 
-#: Variable with the tag of NVIDIA's image.
+#: Environment variable with the tag of NVIDIA's image, which the image sets.
 TAG_VARIABLE = "NVIDIA_TRITON_SERVER_VERSION"
 
 
@@ -26,8 +26,8 @@ def check_library(target: str, version: str) -> None:
     Without TensorRT-LLM the repository is meant for another machine, and any engine passes.
 
     Raises:
-        VersionMismatchError: The library cannot run the engine. The message names an image that
-            can.
+        VersionMismatchError: The library cannot run the engine. The message names an image that can
+            run it.
     """
     installed, tag = installed_version("tensorrt_llm"), os.environ.get(TAG_VARIABLE, "")
     if installed:
@@ -37,11 +37,13 @@ def check_library(target: str, version: str) -> None:
 
 
 def check_engines(manifest: RepositoryManifest) -> None:
-    """Raise InputError for the first engine that is no longer in its folder, or has damaged weights."""
+    """Raise InputError for the first engine that was removed from its folder or is damaged."""
     for name, engine in manifest.engines.items():
         directory = Path(engine.directory)
         if not directory.is_dir():
-            raise InputError(f"The engine of {name} is no longer in {directory}; make the repository again.")
+            raise InputError(
+                f"The engine of {name} is no longer in {directory}; move it back, or make the repository again."
+            )
         if (directory / FILE_NAME).is_file():
             EngineManifest.load(directory).check_weights(directory)
 
@@ -65,12 +67,10 @@ def check_server(manifest: RepositoryManifest, models: dict[str, Any], backends:
 
 
 def required_image(manifest: RepositoryManifest) -> TrtllmImage | None:
-    """Return the newest image for all engines that need one.
-
-    Raise VersionMismatchError if there is none.
-    """
+    """Return the newest image that runs all engines. Raise VersionMismatchError without one."""
     engines = [engine for engine in manifest.engines.values() if engine.tensorrt_llm]
-    # engines of target tensorrt need their exact version, others at least their version
+    # engines of target tensorrt need exactly the version that built them, other engines at least
+    # that version
     engines.sort(key=lambda engine: engine.target != "tensorrt")
     return image_for(engines[0].target, engines[0].tensorrt_llm) if engines else None
 
@@ -78,7 +78,7 @@ def required_image(manifest: RepositoryManifest) -> TrtllmImage | None:
 def serving_image(image: TrtllmImage, manifest: RepositoryManifest) -> str:
     """Return the reference of the image that serves a repository.
 
-    Our own models import the Python library, which does not work in every stock image.
+    Our engine models import the Python library, which does not work in every image of NVIDIA.
     """
     ours = any(engine.tensorrt_llm and not engine.is_mpi for engine in manifest.engines.values())
     return image.serving("pytorch" if ours else "tensorrt")
@@ -87,9 +87,7 @@ def serving_image(image: TrtllmImage, manifest: RepositoryManifest) -> str:
 def check_target(target: str) -> None:
     """Raise MissingDependencyError if TensorRT-LLM is needed but not installed.
 
-    The engines of some targets need TensorRT-LLM.
-
-    Checked before a build, which may quantize for hours.
+    Called before a build, because quantization may take hours.
     """
     library = next((facts.library for name, facts in TARGETS.items() if name == target), "")
     if library == "tensorrt_llm" and not installed_version(library):
@@ -117,6 +115,6 @@ def _other_image_message(name: str, engine: ServedEngine, what: str) -> str:
     recipe = image.recipe(reference)
     made = f" (`{recipe}`)" if recipe else ""
     return (
-        f"{name} (target {engine.target}, TensorRT-LLM {engine.tensorrt_llm}) needs {what}, which is not here: serve "
-        f"it in {reference}{made}; `llmops serve REPOSITORY --dry-run` prints the command."
+        f"{name} (target {engine.target}, TensorRT-LLM {engine.tensorrt_llm}) needs {what}, which is not "
+        f"installed here: serve it in {reference}{made}; `llmops serve REPOSITORY --dry-run` prints the command."
     )

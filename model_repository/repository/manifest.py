@@ -1,4 +1,7 @@
-"""`.llmops-repository.json`: the engines of a model repository, and what running them needs."""
+"""The manifest of a model repository, `.llmops-repository.json`.
+
+The manifest names the engines and the libraries that run them.
+"""
 
 import hashlib
 import json
@@ -15,9 +18,10 @@ from llmops.errors import InputError, first_validation_error
 from llmops.input_files import read_json
 
 REPOSITORY_FILE = ".llmops-repository.json"
-#: Bytes up to which an edited file is compared: code and configuration. Engines are elsewhere.
+#: Maximum size in bytes of a file whose content is compared. The files of a repository are code and
+#: configuration; engines are in other folders.
 MAX_FILE_BYTES = 64 * 2**20
-#: The most GPUs of one engine, as in engine.json.
+#: Maximum number of GPUs of one engine, the same as in engine.json.
 _Gpus = Annotated[int, Field(ge=1, le=4096)]
 
 
@@ -25,8 +29,9 @@ _Gpus = Annotated[int, Field(ge=1, le=4096)]
 class ServedEngine:
     """The engine of one served name.
 
-    `backend` is Triton's, and `runtime` our own, empty for NVIDIA's C++ backend. `tensorrt_llm` is
-    the library's version, empty for an engine of another library.
+    `backend` is the name of Triton's backend. `runtime` is the name of our engine runtime, empty
+    for NVIDIA's C++ backend. `tensorrt_llm` is the version of TensorRT-LLM, empty for an engine of
+    another library.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -50,7 +55,7 @@ class ServedEngine:
     def serving(self) -> str:
         """Return the server of a TensorRT engine: `llmops` or `nvidia`.
 
-        `llmops` is our own model, `nvidia` is NVIDIA's C++ backend.
+        `llmops` stands for our engine model, `nvidia` for NVIDIA's C++ backend.
         """
         return "nvidia" if self.is_mpi else "llmops"
 
@@ -67,11 +72,9 @@ class ServedEngine:
 class RepositoryManifest:
     """The served names of a repository with their engines.
 
-    Empty for a repository that llmops did not make.
-
-    `files` has the SHA-256 of each file that `llmops repo` wrote, by its path in the repository,
-    and its empty folders. The digests reveal edits; they do not stop an attacker, who can write
-    this file as well.
+    The manifest is empty for a repository that llmops did not make. `files` has the SHA-256 of each
+    file that `llmops repo` wrote, and the empty folders, by path in the repository. The digests
+    reveal edits. They do not stop an attacker, who can write this file as well.
     """
 
     llmops: str = ""
@@ -90,10 +93,7 @@ class RepositoryManifest:
         (repository / REPOSITORY_FILE).write_text(json.dumps(asdict(manifest), indent=2) + "\n")
 
     def edits(self, repository: Path) -> list[str]:
-        """Return the paths of files and empty folders that differ from those of `llmops repo`.
-
-        They were changed, added or removed.
-        """
+        """Return the paths of files and empty folders that were changed, added or removed."""
         if not self.files:
             return []
         found = _digests(repository, MAX_FILE_BYTES)
@@ -121,26 +121,26 @@ def _digests(repository: Path, max_bytes: float = math.inf) -> dict[str, str]:
 
 
 def open_to_all(repository: Path) -> list[str]:
-    """Return the paths that every user of the machine may write, of files and folders.
+    """Return the files and folders that every user of the machine may write.
 
-    Who may write a folder above the repository can put another one in its place, unless the folder
-    is sticky.
+    A user who may write a folder above the repository can replace the repository, unless that
+    folder is sticky. So these folders are checked as well.
     """
     paths = [repository, *_files(repository, folders=True), *repository.glob(REPOSITORY_FILE)]
     modes = [(str(path.relative_to(repository)), path.lstat().st_mode) for path in paths]
     above = {*repository.absolute().parents, *repository.resolve().parents}
     modes += [(str(path), mode) for path in sorted(above) if not (mode := path.stat().st_mode) & stat.S_ISVTX]
-    # a link has the mode 0777 whoever may write its target
+    # skip links, whose mode is always 0777
     return [name for name, mode in modes if mode & stat.S_IWOTH and not stat.S_ISLNK(mode)]
 
 
 def _files(folder: Path, folders: bool = False) -> Iterator[Path]:
-    """Yield files and empty folders, or with `folders` all folders, except the manifest."""
+    """Yield all files except the manifest, and empty folders, or all folders with `folders`."""
     for path in sorted(folder.iterdir()):
         if path.name == REPOSITORY_FILE:
             continue
         is_folder = path.is_dir() and not path.is_symlink()
-        # Triton takes the newest version folder, even an empty one
+        # report empty folders, because Triton loads the newest version folder, even an empty one
         if not is_folder or folders or not any(path.iterdir()):
             yield path
         if is_folder:
@@ -150,14 +150,15 @@ def _files(folder: Path, folders: bool = False) -> Iterator[Path]:
 def _digest(path: Path, max_bytes: float) -> str:
     """Return the SHA-256 of a file, or of the path in a link.
 
-    The target of a link belongs to another program.
+    The target of a link is not read, because it may be any file.
     """
     if path.is_symlink():
         return hashlib.sha256(str(path.readlink()).encode()).hexdigest()
     if path.is_dir():
         return "an empty folder"
     if not path.is_file() or path.stat().st_size > max_bytes:
-        # a pipe would wait for a writer, and a hole may have terabytes
+        # read only regular files of limited size: a pipe would wait for a writer, and a sparse file
+        # may have terabytes
         return "not a file of a repository"
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

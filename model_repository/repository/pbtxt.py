@@ -1,4 +1,4 @@
-"""config.pbtxt files: rendered by Jinja2, and checked against Triton's own protobuf schema."""
+"""Rendering of config.pbtxt files by Jinja2, and checks against Triton's protobuf schema."""
 
 import functools
 import json
@@ -13,7 +13,7 @@ TEMPLATE_DIR = Path(__file__).parents[1]
 
 
 def render_config(template: str, values: dict[str, Any]) -> str:
-    """Render `<template>/config.pbtxt.j2`. A missing value is an error."""
+    """Render `<template>/config.pbtxt.j2`. A missing value raises an error."""
     path = f"{template}/config.pbtxt.j2"
     text = template_environment(TEMPLATE_DIR).get_template(path).render(values)
     parse_config(text, path)
@@ -53,10 +53,7 @@ def _escape(char: str) -> str:
 
 
 def parse_config(text: str, source: str) -> Any:
-    """Return the `ModelConfig` message.
-
-    Raise InputError with the position of what Triton would reject.
-    """
+    """Return the `ModelConfig` in a text. Raise InputError with the position of an error."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 

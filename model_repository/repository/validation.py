@@ -9,7 +9,8 @@ from llmops.input_files import read_bounded
 from llmops.model_repository.repository.manifest import RepositoryManifest, open_to_all
 from llmops.model_repository.repository.pbtxt import parse_config
 
-#: Bytes of a config.pbtxt. Those of `llmops repo` have a few kilobytes.
+#: Maximum size in bytes of a config.pbtxt. `llmops repo` writes a few kilobytes; a larger file
+#: could fill the memory.
 MAX_PBTXT_BYTES = 2**20
 
 
@@ -42,13 +43,13 @@ def check_unedited(repository: Path, manifest: RepositoryManifest, strict: bool)
     """Return a warning if files were edited since `llmops repo` wrote them, or an empty text.
 
     Raises:
-        InputError: `strict` is set, and files were edited, every user may edit them, or llmops did
-            not make the repository.
+        InputError: `strict` is set, and files were edited, or every user may edit files, or llmops
+            did not make the repository.
     """
     if strict and (open_paths := open_to_all(repository)):
         raise InputError(
-            f"{repository} can be edited by every user of this machine: {_shown(open_paths)} is writable by others. "
-            "Take that right with `chmod o-w`, or leave out --strict."
+            f"{repository} can be edited by every user of this machine: {_shown(open_paths)} is writable by "
+            "others. Remove that right with `chmod o-w`, or leave out --strict."
         )
     edits = manifest.edits(repository)
     if manifest.files and not edits:
@@ -76,7 +77,9 @@ def _check_model(folder: Path) -> Any:
         raise InputError(f"{path} cannot be read ({error.strerror}). Make the repository again.") from error
     config = parse_config(text, str(path))
     if config.name and config.name != folder.name:
-        raise InputError(f'{path} says name: "{config.name}", but the folder is {folder.name}: they must match.')
+        raise InputError(
+            f'{path} has name: "{config.name}", but the folder is {folder.name}: make the repository again.'
+        )
     if not any(child.is_dir() and child.name.isdigit() for child in folder.iterdir()):
         raise InputError(f"{folder} has no version folder (1/): the repository was edited; make it again.")
     if config.backend == "python" and not any(folder.glob("*/model.py")):

@@ -1,4 +1,1 @@
-"""The tritonserver, from its program to the way in which it is drained.
-
-The package also has its command line, processes, log and shared memory.
-"""
+"""The tritonserver process: its program, command line, processes, log, shared memory and drain."""

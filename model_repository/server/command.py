@@ -3,22 +3,23 @@
 import secrets
 from dataclasses import dataclass, field
 
-#: APIs that are closed to all clients, by the names in triton-inference-server/server
-#: src/restricted_features.h (2.51 to 2.71). A client could map the backend's own memory, write a
-#: file of its choice (trace_file, log_file) or change what is loaded.
+#: APIs that are closed to all clients, by their names in triton-inference-server/server
+#: src/restricted_features.h (2.51 to 2.71). Through these APIs a client could map the backend's
+#: memory, write any file (trace_file, log_file) or load and unload models.
 RESTRICTED = ("shared-memory", "trace", "logging")
-#: APIs that are closed to all HTTP clients. The gateway finds models through gRPC's repository
-#: index; loading is off (--model-control-mode).
+#: APIs that are also closed to all HTTP clients. Over gRPC the index stays open, because the
+#: gateway finds models through it; loading is off (--model-control-mode).
 RESTRICTED_HTTP = (*RESTRICTED, "model-repository")
-#: Prefix of shared-memory segments. Triton refuses to map segments that start like this
-#: (kTritonSharedMemoryRegionPrefix in src/common.h, since 25.07).
+#: Prefix of the names of shared-memory segments. Since 25.07, Triton does not map segments with
+#: this prefix for clients (kTritonSharedMemoryRegionPrefix in src/common.h).
 SHM_PREFIX = "triton_python_backend_shm_region_llmops_"
-#: Seconds that a Python model may take to load. A large engine takes minutes.
+#: Maximum seconds in which a Python model must load. A large engine takes minutes.
 _STUB_TIMEOUT = 1800
-#: Milliseconds between two pings of a gateway on a silent connection that Triton allows. Its own
-#: 300 s would end a connection with "too_many_pings" after 80 s without data, and its requests.
+#: Minimum milliseconds between two pings on a silent connection that Triton accepts. Triton's
+#: default of 300 s would end a gateway's connection, and the requests on it, with "too_many_pings"
+#: after 80 s without data.
 MIN_PING_INTERVAL = 10_000
-#: Milliseconds between two exports of spans.
+#: Milliseconds between two exports of Triton's spans.
 _TRACES_PERIOD = 1000
 
 
@@ -38,13 +39,13 @@ class LaunchOptions:
     Attributes:
         host: The address of the gRPC and the metrics server.
         ports: The ports of all servers.
-        http: Whether the HTTP server runs.
-        metrics: Whether the metrics server runs.
+        http: True to run the HTTP server.
+        metrics: True to run the metrics server.
         traces: The OTLP URL that receives Triton's own spans, or an empty text.
-        exit_timeout: Seconds that running requests have when the server stops.
-        verbose: The level of Triton's verbose log.
+        exit_timeout: Maximum seconds that the server waits for running requests when it stops.
+        verbose: The level of Triton's verbose log; 0 is off.
         launch: `auto`, or the mode of a `LaunchPlan`.
-        visible_gpus: The server's CUDA_VISIBLE_DEVICES, or an empty text for that of the caller.
+        visible_gpus: The server's CUDA_VISIBLE_DEVICES. If empty, the caller's value applies.
     """
 
     host: str = "127.0.0.1"
@@ -66,8 +67,8 @@ class ServerOptions:
         binary: The tritonserver program.
         repository: The model repository.
         launch: The choices of the user.
-        backends: The backend folder. Empty for the program's own.
-        http_host: The address of the HTTP server. Empty for none.
+        backends: The backend folder. If empty, the program uses its default folder.
+        http_host: The address of the HTTP server. If empty, the server is off.
         shm_prefix: Prefix of the server's shared-memory segments.
         secret: Value of the header that opens the restricted APIs. It is never disclosed, because
             no client needs these APIs.
@@ -107,14 +108,14 @@ def server_command(options: ServerOptions) -> list[str]:
         command.append("--allow-metrics=false")
     if launch.traces:
         exporter = [f"opentelemetry,url={launch.traces}", f"opentelemetry,bsp_schedule_delay={_TRACES_PERIOD}"]
-        # a rate of 0 traces the requests that carry a trace context, and no others
+        # a rate of 0 traces only the requests that carry a trace context
         settings = [*exporter, "mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "count=-1"]
         command += [f"--trace-config={setting}" for setting in settings]
     return command
 
 
 def follower_command(options: ServerOptions, models: list[str]) -> list[str]:
-    """Return the command of another MPI rank: it loads only the engine models, and opens no port."""
+    """Return the command of an MPI rank that loads only the engine models and opens no port."""
     return [
         *_common(options),
         "--allow-http=false",
@@ -126,7 +127,7 @@ def follower_command(options: ServerOptions, models: list[str]) -> list[str]:
 
 
 def _restricted(names: tuple[str, ...], options: ServerOptions) -> str:
-    """Return Triton's `APIs:header=value`."""
+    """Return a value of Triton's option for restricted APIs, `APIs:header=value`."""
     return f"{','.join(names)}:llmops={options.secret}"
 
 
@@ -135,7 +136,8 @@ def _common(options: ServerOptions) -> list[str]:
         options.binary,
         f"--model-repository={options.repository}",
         *([f"--backend-directory={options.backends}"] if options.backends else []),
-        # as NVIDIA's launcher: config.pbtxt alone decides what is served
+        # like NVIDIA's launcher, disable auto-completion, so that config.pbtxt alone decides what
+        # is served
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={options.launch.exit_timeout}",
         f"--log-verbose={options.launch.verbose}",

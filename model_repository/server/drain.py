@@ -1,7 +1,7 @@
-"""The drain of a running Triton's engines before Triton gets SIGTERM.
+"""The drain of a running Triton's engines, before Triton receives SIGTERM.
 
-A Triton that is unloading accepts no messages, not even a gateway's acknowledgement or cancel.
-`llmops serve` drains by itself. For a tritonserver that was started in another way:
+A Triton that is unloading accepts no messages, not even a gateway's acknowledgement or
+cancellation. `llmops serve` drains by itself. For a tritonserver that was started in another way:
 
     python -m llmops.model_repository.server.drain HOST:PORT SECONDS
 """
@@ -15,11 +15,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from llmops import contract
 from llmops.contract import ENGINE_SUFFIX
 
-#: Seconds for a call that Triton answers at once.
+#: Timeout in seconds of a call that Triton answers at once.
 RPC_TIMEOUT = 5.0
-#: Seconds that the engines have to end the answers that are cut off.
+#: Maximum seconds in which the engines must end the answers that are cut off.
 _FORCED_END_TIMEOUT = 10.0
-#: Use no proxy, and no connection back-off of another channel.
+#: gRPC options: no proxy for a local server, and no back-off that another channel has caused.
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 
 
@@ -36,8 +36,8 @@ def is_ready(address: str) -> bool:
 def drain_engines(address: str, seconds: float) -> None:
     """Block until all running requests of the engines at HOST:PORT have ended.
 
-    After `seconds` the remaining requests end with an error. A server that does not respond is
-    ignored.
+    After `seconds`, the remaining requests end with an error. A server that does not respond is
+    skipped.
     """
     with grpc.insecure_channel(address, options=_OPTIONS) as channel, contextlib.suppress(grpc.RpcError):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -47,7 +47,7 @@ def drain_engines(address: str, seconds: float) -> None:
 
 
 def _engines(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> list[str]:
-    """Return the models that have the input `drain`."""
+    """Return the names of the engine models: the models that have an input `drain`."""
     index = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=RPC_TIMEOUT)
     names = sorted({entry.name for entry in index.models if entry.name.endswith(ENGINE_SUFFIX)})
     configs = {
@@ -59,7 +59,7 @@ def _engines(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> list[str]:
 def _drain(
     stub: service_pb2_grpc.GRPCInferenceServiceStub, models: list[str], seconds: float, end_now: bool = False
 ) -> bool:
-    """Drain all models at once, over one stream. Return False if the time is over first."""
+    """Drain all models at once, over one stream. Return False if the timeout ends first."""
     requests = [_drain_request(model, end_now) for model in models]
     try:
         list(stub.ModelStreamInfer(iter(requests), timeout=max(seconds, 0.01)))

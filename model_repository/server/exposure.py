@@ -1,17 +1,17 @@
-"""The lines of `serve` and `up` that say who can reach the servers."""
+"""The lines in which `llmops serve` and `llmops up` say who can reach their servers."""
 
 from llmops.urls import is_loopback
 
 EMBEDDED_HTTP_WARNING = (
-    "Triton's HTTP server is on. This embedded Triton (2.51) crashes when anybody on this machine sends it a "
-    "hostile body (CVE-2025-23310, CVE-2025-23311); leave --http out unless you need it."
+    "Triton's HTTP server is on. This embedded Triton (2.51) crashes when any user of this machine sends it "
+    "a hostile body (CVE-2025-23310, CVE-2025-23311); leave --http out unless you need it."
 )
 
 
 def describe_exposure(host: str, http_host: str, metrics: bool) -> str:
     """Return the line in which `llmops serve` says who can reach each server.
 
-    The line also names the flag that closes or opens the server.
+    The line also names the flag that opens or closes the server.
     """
     servers = {"gRPC": host, **({"metrics": host} if metrics else {}), **({"HTTP": http_host} if http_host else {})}
     open_to_all = [name for name, address in servers.items() if not is_loopback(address)]
@@ -29,7 +29,7 @@ def describe_exposure(host: str, http_host: str, metrics: bool) -> str:
 
 
 def describe_stack_exposure(host: str, url: str, grpc: str, metrics: str, keys: bool) -> str:
-    """Return the lines of `llmops up`. `keys` says whether the gateway requires API keys."""
+    """Return the lines of `llmops up`. `keys` is True if the gateway requires API keys."""
     who = "this machine only" if is_loopback(host) else f"anyone who reaches {host}"
     flag = "--host opens it to others" if is_loopback(host) else "--host 127.0.0.1 closes it"
     return (

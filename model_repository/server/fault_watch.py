@@ -1,7 +1,7 @@
-"""Faults of a machine, and hangs of an engine, while Triton still reports itself ready.
+"""Detection of machine faults and engine hangs while Triton still reports itself ready.
 
-The detectors are pure: callers pass what they read and the time. `FaultWatch` reads the kernel's
-log, metrics pages and Triton's own gauges.
+The detectors are pure: callers pass them the text that they read and the time. `FaultWatch` reads
+the kernel's log, metrics pages and Triton's gauges.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from pathlib import Path
 from llmops.errors import ServerError
 from llmops.urls import fetch_bounded
 
-#: Xid errors after which NVIDIA's catalog resets the GPU or its machine, or, as for 48, 74 and 94, more
-#: than an engine of TensorRT-LLM survives. It ignores 63 and 92, which come while a GPU goes on:
-#: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
+#: Fatal Xid errors, with their meaning. NVIDIA's catalog resets the GPU or its machine for them;
+#: 48, 74 and 94 also end an engine of TensorRT-LLM. Xids 63 and 92 are missing, because the GPU
+#: continues to work: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
 FATAL_XIDS = {
     46: "GPU stopped processing",
     48: "double-bit ECC error",
@@ -43,9 +43,10 @@ FATAL_XIDS = {
     156: "resource retirement",
     158: "GPU timeout",
 }
-#: Xid errors of NVLink 5, and how their message begins if NVIDIA's catalog resets the GPU for them.
+#: Xid errors of NVLink 5, with the beginning of the messages for which NVIDIA's catalog resets the
+#: GPU.
 _NVLINK_XIDS, _FATAL_MESSAGE = range(144, 151), re.compile(r", \w+ +Fatal\b")
-#: Counters of DCGM that must not rise, with what a rise means.
+#: Counters of DCGM that must not rise, with the meaning of a rise.
 _DCGM_COUNTERS = {
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "double-bit ECC errors",
     "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": "rows remapped after uncorrectable errors",
@@ -53,69 +54,71 @@ _DCGM_COUNTERS = {
     "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": "NVLink recovery errors",
 }
 _DCGM_XID, _DCGM_THERMAL = "DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_THERMAL_VIOLATION"
-#: Share of the time in which a GPU may be throttled by its temperature.
+#: Maximum share of the time in which a GPU may be throttled by its temperature.
 MAX_THROTTLED = 0.5
-#: Nanoseconds in a second: the unit of DCGM's throttling time.
+#: Nanoseconds in a second. DCGM reports the throttling time in nanoseconds.
 _NANOSECONDS = 1e9
-#: node-problem-detector's metric of a condition that is true.
+#: Metric of node-problem-detector that is 1 for a condition that is true.
 _NODE_PROBLEM = "problem_gauge"
 _WATCHED = frozenset({*_DCGM_COUNTERS, _DCGM_XID, _DCGM_THERMAL, _NODE_PROBLEM})
-#: Series of a page whose last value is remembered. A page with new
-#: names each time would take all memory.
+#: Maximum number of series whose last value is remembered. Without a bound, a page with new names
+#: at each read would fill the memory.
 MAX_SERIES = 10_000
 _GPU_PROBLEM = re.compile(r"gpu|xid|nvlink|nvrm|nvidia", re.I)
-#: The driver's message behind the prefix of /dev/kmsg, dmesg or syslog. Anywhere else in a line it
-#: is text of others: the kernel names cgroups and processes that it kills. Above 7 the number at the
-#: beginning is that of a program, which may write to /dev/kmsg.
+#: The prefix that /dev/kmsg, dmesg or syslog puts before a message of the driver. The same message
+#: later in a line is not the driver's, because the kernel logs the names of cgroups and processes
+#: that it kills. A priority above 7 marks the line of a program that writes to /dev/kmsg.
 _PREFIX = (
     r"(?:<[0-7]>)?(?:[0-7],\d+,\d+,[^;]*;"
     r"|(?:(?:[A-Z][a-z]{2} +\d+ [\d:]{8}|\d{4}-\S+) \S+ kernel: ?)?(?:\[[^\]]*\] ?)?)"
 )
 _XID = re.compile(
     _PREFIX
-    # of a MIG device the address is followed by its GPU and compute instances
+    # a MIG device's address is followed by its GPU and compute instances
     + r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)(?: GPU-C?I:\d+)*\): (\d{1,4})\b"
 )
-#: An error of an NVSwitch after which NVIDIA resets it and its GPUs.
+#: A fatal error of an NVSwitch. NVIDIA resets the NVSwitch and its GPUs after such an error.
 _SXID = re.compile(_PREFIX + r"nvidia-nvswitch\d+: SXid \(PCI:([0-9A-Fa-f:.]+)\): (\d{1,5}), Fatal,")
-#: Labels of DCGM's exporter that name a GPU, or an instance of it. Others change: the pod that uses it, and the Xid's
-#: number, which repeats the value.
+#: Labels of DCGM's exporter that identify a GPU or a GPU instance. Other labels change over time,
+#: such as the pod that uses the GPU.
 _GPU_LABELS = re.compile(r'\b(?:gpu|uuid|GPU_I_ID|hostname)="[^"]*"', re.I)
 _DCGM = "DCGM_FI_"
 _SAMPLE = re.compile(r"^(\w+)\{(.*)\}[ \t]+([-+]?(?:\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d++)?)(?=\s|$)", re.M)
-#: Bytes that one look reads of a kernel log, and of a line without an end.
+#: Maximum bytes that one poll reads of a kernel log, and maximum length of a line. Bounds memory
+#: and time.
 MAX_READ_BYTES, MAX_LINE_BYTES = 8 << 20, 64 << 10
-#: Seconds between two looks.
+#: Seconds between two polls of the sources of faults.
 WATCH_INTERVAL = 2.0
-#: Seconds within which more restarts than a server is allowed are a loop.
+#: Period in seconds for which restarts are counted. More restarts than the limit within the period
+#: are a crash loop.
 RESTART_WINDOW = 600.0
-#: Seconds that a metrics page may take, and its most bytes.
+#: Maximum seconds to read a metrics page, and the maximum size of the page in bytes.
 _PAGE_TIMEOUT, _PAGE_BYTES = 2.0, 8 << 20
 
-#: Values of a metrics page, by name and labels.
+#: The values of a metrics page, by metric name and labels.
 Samples = Mapping[tuple[str, str], float]
 
 
 class MachineFaultError(ServerError):
-    """A fault of the machine: a restart there would not help."""
+    """An error for a fault of the machine, on which a restart would not help."""
 
 
 def parse_samples(page: str) -> Samples:
-    """Return the samples with labels of a page in Prometheus' text format."""
+    """Return the samples that have labels from a page in Prometheus' text format."""
     return {(name, labels): float(value) for name, labels, value in _SAMPLE.findall(page)}
 
 
 def _label(labels: str, name: str) -> str:
-    """Return the value of a label, empty without one."""
+    """Return the value of a label, or an empty text if the label is missing."""
     match = re.search(rf'\b{name}="([^"]*)"', labels)
     return match[1] if match else ""
 
 
 def find_xid(lines: Iterable[str], gpus: Sequence[str] = ()) -> str | None:
-    """Return the first fatal Xid, or SXid of an NVSwitch, in lines of a kernel log, in words, or None.
+    """Return a sentence on the first fatal Xid or SXid in lines of a kernel log, or None.
 
-    `gpus` are the PCI addresses of the GPUs that count; all count without any. One alone uses no
-    NVSwitch.
+    `gpus` are the PCI addresses of the GPUs to watch; without any, all GPUs are watched. SXid
+    errors come from NVSwitches, which a single GPU does not use.
     """
     for line in lines:
         if len(gpus) != 1 and (match := _SXID.match(line)):
@@ -128,7 +131,7 @@ def find_xid(lines: Iterable[str], gpus: Sequence[str] = ()) -> str | None:
             fault = "fatal NVLink error"
         if fault is None:
             continue
-        # the log has 0000:3b:00, nvidia-smi 00000000:3B:00.0
+        # compare parts of the addresses: the log writes 0000:3b:00, nvidia-smi 00000000:3B:00.0
         address = match[1].lower().split(".")[0][-7:]
         if not gpus or any(address in gpu.lower() for gpu in gpus):
             return f"Xid {match[2]} on GPU {match[1]} ({fault})"
@@ -136,9 +139,9 @@ def find_xid(lines: Iterable[str], gpus: Sequence[str] = ()) -> str | None:
 
 
 class GpuFaultDetector:
-    """Finds faults in successive pages of DCGM's exporter and of node-problem-detector.
+    """A detector of faults in successive pages of DCGM's exporter and of node-problem-detector.
 
-    A fault is a change: what the first page shows may be of last week.
+    Only a change counts as a fault, because a value on the first page may be a week old.
     """
 
     def __init__(self) -> None:
@@ -147,9 +150,9 @@ class GpuFaultDetector:
         self._read = 0.0
 
     def update(self, samples: Samples, now: float) -> str | None:
-        """Return a fault in words, or None."""
+        """Return a description of a fault on a new page, or None."""
         elapsed, self._read = now - self._read, now
-        # one series per GPU: one with another value in a label would have no earlier value
+        # use one series per GPU, because a series with a changed label would have no earlier value
         watched: dict[tuple[str, str], float] = {}
         gpus = set()
         for (name, labels), value in samples.items():
@@ -164,7 +167,7 @@ class GpuFaultDetector:
         for key, value in watched.items():
             before, self._known[key] = self._known.get(key), value
             if before is None and key[0] == _DCGM_XID and key[1] in known:
-                # DCGM 4.4.2 has no value, and its exporter no series, before the first Xid of a GPU
+                # before a GPU's first Xid, DCGM 4.4.2 has no value and its exporter no series
                 before = 0.0
             if before is None or value == before:
                 continue
@@ -187,16 +190,16 @@ class GpuFaultDetector:
 
 
 class ProgressDetector:
-    """Finds engines that have requests and do not step, whatever their health says."""
+    """A detector of engines that have requests but make no step, even if they report health."""
 
     def __init__(self, timeout: float) -> None:
         """Create a detector. `timeout` is the longest time in seconds that a step may take."""
         self._timeout = timeout
-        # the counter of steps by model, and since when it has that value with requests
+        # by model: the counter of steps, and the time since which it has this value with requests
         self._steps: dict[str, tuple[float, float]] = {}
 
     def update(self, samples: Samples, now: float) -> str | None:
-        """Return the model that hangs, or None."""
+        """Return the name of a model that hangs, or None."""
         busy: dict[str, float] = {}
         for (name, labels), value in samples.items():
             model = _label(labels, "model")
@@ -215,14 +218,14 @@ class ProgressDetector:
 
 
 class RestartBudget:
-    """The restarts that a server has left: more than `limit` within RESTART_WINDOW are a loop."""
+    """The limit of a server's restarts: at most `limit` within RESTART_WINDOW."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._restarts: list[float] = []
 
     def take(self, now: float) -> bool:
-        """Return True if the server may be started again now."""
+        """Count a restart and return True, or return False if the limit is reached."""
         self._restarts = [at for at in self._restarts if now - at < RESTART_WINDOW]
         if len(self._restarts) >= self.limit:
             return False
@@ -231,13 +234,13 @@ class RestartBudget:
 
     @property
     def spent_message(self) -> str:
-        """Return the sentence about a server that `take` does not allow to be started again, without its end."""
+        """Return the beginning of a sentence on a server that `take` does not allow to restart."""
         minutes = RESTART_WINDOW / 60
         return f"It was started {self.limit + 1} times within {minutes:g} minutes, so it is not started again"
 
 
 class KernelLog:
-    """A log file, or /dev/kmsg, of which lines are read that come after the start."""
+    """A reader of the lines that are added to a log file or /dev/kmsg."""
 
     def __init__(self, path: Path) -> None:
         """Open the log. Raises OSError."""
@@ -246,13 +249,13 @@ class KernelLog:
         self._rest = b""
 
     def lines(self) -> list[str]:
-        """Return the new lines. A file that was rotated or cut is read from its beginning."""
+        """Return the lines since the last call. A rotated or truncated file is read again."""
         data = self._read()
         if not data:
             with contextlib.suppress(OSError):
                 found, own = os.stat(self._path), os.fstat(self._file)
                 if found.st_ino != own.st_ino or (own.st_size and os.lseek(self._file, 0, os.SEEK_CUR) > own.st_size):
-                    # what stands there now may not be a file that can be read
+                    # the path may now hold something else than a readable file
                     new = self._open(os.SEEK_SET)
                     self.close()
                     self._file = new
@@ -281,9 +284,9 @@ class KernelLog:
         while size < MAX_READ_BYTES:
             try:
                 some = os.read(self._file, 65536)
-            except BlockingIOError:  # the end of /dev/kmsg
+            except BlockingIOError:  # /dev/kmsg has no more records
                 break
-            except BrokenPipeError:  # it has overwritten records that were not read yet
+            except BrokenPipeError:  # the kernel has overwritten records that were not read yet
                 continue
             if not some:
                 break
@@ -295,12 +298,11 @@ class KernelLog:
 
 @dataclass(frozen=True)
 class FaultSources:
-    """The sources of faults.
-
-    Attributes:
-        kernel_log: A file with the kernel's log, or /dev/kmsg.
-        pages: URLs of DCGM's exporter and of node-problem-detector.
-        hang_timeout: Seconds without a step after which a busy engine hangs; 0 for never.
+    """The sources of faults. Attributes:
+    kernel_log: A file with the kernel's log, or /dev/kmsg.
+    pages: URLs of DCGM's exporter and of node-problem-detector.
+    hang_timeout: Seconds without a step after which a busy engine counts as hanging; 0 turns
+    this check off.
     """
 
     kernel_log: Path | None = None
@@ -309,7 +311,7 @@ class FaultSources:
 
 
 class FaultWatch:
-    """Reads the sources of faults."""
+    """A reader of all sources of faults, which passes their contents to the detectors."""
 
     def __init__(self, sources: FaultSources, own_page: str | None) -> None:
         """Open the kernel log. `own_page` is the URL of Triton's metrics.
@@ -324,7 +326,7 @@ class FaultWatch:
         self._progress = ProgressDetector(sources.hang_timeout) if sources.hang_timeout and own_page else None
 
     def find_fault(self, now: float) -> str | None:
-        """Return a new fault of the machine in words, or None."""
+        """Return a description of a new fault of the machine, or None."""
         if self._log is not None and (fault := find_xid(self._log.lines(), self._gpus)):
             return fault
         for url, detector in self._detectors.items():
@@ -333,7 +335,7 @@ class FaultWatch:
         return None
 
     def find_hang(self, now: float) -> str | None:
-        """Return the model whose engine hangs, or None."""
+        """Return the name of a model whose engine hangs, or None."""
         if self._progress is None or self._own_page is None:
             return None
         page = _read_page(self._own_page)
@@ -359,7 +361,7 @@ def _read_page(url: str) -> str | None:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Return the context of all pages: making one takes 20 ms."""
+    """Return the TLS context that all pages share, because creating one takes 20 ms."""
     return ssl.create_default_context()
 
 

@@ -1,6 +1,6 @@
-"""The tritonserver that is installed on this machine.
+"""The search for the tritonserver that is installed on this machine.
 
-It is the container's own, or the binary inside the nvidia-pytriton wheel.
+The program is the container's, or the binary inside the nvidia-pytriton wheel.
 
 The wheel is unpacked and never imported, because its Python API is not used. docs/serve.md explains
 each path.
@@ -27,7 +27,7 @@ from llmops.model_repository.server.command import LaunchOptions, ServerOptions
 CONTAINER_ROOT = Path("/opt/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 STUB_NAME = "triton_python_backend_stub"
-#: The first Python for which the extra `embedded` installs no nvidia-pytriton.
+#: The first version of Python for which the extra `embedded` does not install nvidia-pytriton.
 FIRST_PYTHON_WITHOUT_NUMPY_1 = (3, 13)
 
 
@@ -35,8 +35,8 @@ FIRST_PYTHON_WITHOUT_NUMPY_1 = (3, 13)
 class Installation:
     """A tritonserver that can be started.
 
-    `kind` is `container` or `embedded`, `backends` the value of --backend-directory, and
-    `environment` the variables that the server needs on top of the caller's.
+    `kind` is `container` or `embedded`. `backends` is the value of --backend-directory.
+    `environment` has the variables that the server needs in addition to the caller's.
     """
 
     kind: str
@@ -47,8 +47,9 @@ class Installation:
     def server_options(self, repository: Path, options: LaunchOptions) -> ServerOptions:
         """Return the options of a server on `repository`.
 
-        The wheel's HTTP server (2.51) listens on this machine only. It ends with SIGSEGV on a body
-        of many small chunks, whatever the restrictions (CVE-2025-23310 and 23311, fixed in 25.07).
+        The wheel's HTTP server (2.51) listens on this machine only, because a body of many small
+        chunks ends it with SIGSEGV, whatever APIs are restricted (CVE-2025-23310 and 23311, fixed
+        in 25.07).
         """
         http_host = options.host if self.kind == "container" else "127.0.0.1"
         return ServerOptions(
@@ -61,16 +62,13 @@ class Installation:
 
 
 def container_installation() -> Installation:
-    """Return the server of NVIDIA's images, whether or not it is here."""
+    """Return the server of NVIDIA's images, even if this machine does not have it."""
     binary, backends = CONTAINER_ROOT / "bin" / "tritonserver", CONTAINER_ROOT / "backends"
     return Installation("container", binary, backends, {"PATH": _path_with_venv()})
 
 
 def find_installation() -> Installation:
-    """Return the container's server, or the embedded one.
-
-    Raise MissingDependencyError with the fix.
-    """
+    """Return the container's server, or the wheel's. Raise MissingDependencyError without a server."""
     if (CONTAINER_ROOT / "bin" / "tritonserver").is_file():
         return container_installation()
     root = find_wheel()
@@ -81,17 +79,14 @@ def find_installation() -> Installation:
 
 
 def is_tensorrt_llm_installed() -> bool:
-    """Return True if engines of TensorRT-LLM can run here.
-
-    They can in our image, which is based on NVIDIA's release image.
-    """
+    """Return True if TensorRT-LLM is installed on this machine, as in NVIDIA's images and ours."""
     return bool(installed_version("tensorrt_llm"))
 
 
 def find_wheel() -> Path:
     """Return the `tritonserver` folder inside the installed nvidia-pytriton wheel.
 
-    Raise MissingDependencyError without it.
+    Raises MissingDependencyError if the wheel is not installed.
     """
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
@@ -108,18 +103,19 @@ def find_wheel() -> Path:
 def check_numpy() -> None:
     """Raise MissingDependencyError if the installed numpy would crash the Python backend.
 
-    The backend of the wheel would crash on the first string tensor.
+    With numpy 2, the wheel's Python backend crashes on the first string tensor.
     """
     found = installed_version("numpy")
     if found and int(found.partition(".")[0]) >= 2:
         raise MissingDependencyError(
             f"numpy {found} is installed, and the Python backend of nvidia-pytriton's Triton crashes with it: "
-            "`pip install 'numpy<2'`; a library that wants numpy 2 gets a Python of its own (see docs/tensorrt-llm.md)"
+            "`pip install 'numpy<2'`; a library that needs numpy 2 must be installed for a separate Python "
+            "(see docs/tensorrt-llm.md)"
         )
 
 
 def find_binary(root: Path) -> Path:
-    """Return the tritonserver program of the wheel. Raise MissingDependencyError without one."""
+    """Return the tritonserver program of the wheel. Raise MissingDependencyError if missing."""
     binary = root / "bin" / "tritonserver"
     if not _is_file(binary):
         raise MissingDependencyError(
@@ -131,14 +127,14 @@ def find_binary(root: Path) -> Path:
 def _is_file(path: Path) -> bool:
     """Return True if `path` is a file.
 
-    Raise MissingDependencyError if it belongs to another user's environment.
+    Raises MissingDependencyError if this user cannot read it, as in another user's environment.
     """
     try:
         return path.is_file()
     except PermissionError as error:
         raise MissingDependencyError(
-            f"{path} cannot be read by this user ({error.strerror}): run llmops as the user who installed it, or "
-            "install it in an environment of your own"
+            f"{path} cannot be read by this user ({error.strerror}): run llmops as the user who installed "
+            "it, or install llmops in an environment of your own"
         ) from error
 
 
@@ -148,16 +144,16 @@ def find_stub(root: Path) -> Path:
     if not _is_file(stub):
         have = ", ".join(sorted(p.name for p in stub.parent.parent.glob("3.*"))) or "none"
         raise MissingDependencyError(
-            f"Triton's Python backend has no stub for Python {PYTHON_VERSION} (it has {have}): "
-            "use one of those, or reinstall nvidia-pytriton"
+            f"Triton's Python backend has no stub for Python {PYTHON_VERSION}, only for {have}: use one of "
+            "those versions, or reinstall nvidia-pytriton"
         )
     return stub
 
 
 def find_libpython() -> Path | None:
-    """Return the folder of libpythonX.Y.so.1.0 for the search path.
+    """Return the folder of libpythonX.Y.so.1.0, to be added to the loader's search path.
 
-    The result is None if the loader finds the library itself.
+    The result is None if the loader finds the library without it.
     """
     soname = f"libpython{PYTHON_VERSION}.so.1.0"
     folders = [sysconfig.get_config_var("LIBDIR"), *os.environ.get("LD_LIBRARY_PATH", "").split(":")]
@@ -167,7 +163,7 @@ def find_libpython() -> Path | None:
     if ctypes.util.find_library(f"python{PYTHON_VERSION}"):
         return None
     raise MissingDependencyError(
-        f"{soname} cannot be loaded, and Triton's Python models need it: install it "
+        f"{soname} cannot be loaded, but Triton's Python models need it: install it "
         f"(Debian and Ubuntu: `apt-get install libpython{PYTHON_VERSION}`) or add its folder to LD_LIBRARY_PATH"
     )
 
@@ -181,8 +177,8 @@ def check_stub_links(stub: Path, environment: dict[str, str]) -> list[str]:
 
 
 def _environment(root: Path, library: Path | None) -> dict[str, str]:
-    # the caller's folders first: NVIDIA's images name the libcuda of forward compatibility there, and
-    # libpython's folder has the driver's, which is older
+    # search the caller's folders first: in NVIDIA's images they contain the libcuda for forward
+    # compatibility, while libpython's folder has the driver's older libcuda
     folders = [os.environ.get("LD_LIBRARY_PATH"), root.parents[1] / "nvidia_pytriton.libs", library]
     return {
         "LD_LIBRARY_PATH": ":".join(str(folder) for folder in folders if folder),
@@ -191,18 +187,17 @@ def _environment(root: Path, library: Path | None) -> dict[str, str]:
 
 
 def _path_with_venv() -> str:
-    # the stub's isolated interpreter ignores PYTHONPATH, and finds our packages through python3 on
-    # PATH
+    # the stub's isolated interpreter ignores PYTHONPATH and finds our packages through the first
+    # python3 on PATH
     return f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"
 
 
 def _assemble_backends(root: Path, stub: Path) -> Path:
     """Return a backend folder that consists of links.
 
-    The folder has the wheel's Python backend and the stub for our Python version.
-
-    The folder is in the user's cache. Its name is a digest of the link targets, so all servers
-    share it.
+    The links lead to the wheel's Python backend and the stub for this Python version. The folder
+    lies in the user's cache. Its name is a digest of the link targets, so all servers share the
+    folder.
     """
     key = hashlib.sha256(f"{root}:{stub}".encode()).hexdigest()[:16]
     backends = cache_dir() / "triton-backends" / key
@@ -212,13 +207,13 @@ def _assemble_backends(root: Path, stub: Path) -> Path:
     except OSError as error:
         reason = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
         raise ResourceError(
-            f"{target} cannot be created ({reason}); remove the file that is in its place, or set LLMOPS_CACHE to "
+            f"{target} cannot be created ({reason}); remove any file at this path, or set LLMOPS_CACHE to "
             "another folder."
         ) from error
     check_own_folders(target, cache_dir())
     sources = [*(root / "backends" / "python").glob("*.*"), stub]
-    # what the stub's interpreter compiled at an earlier start, or another user put there; a server
-    # that starts beside this one compiles it again
+    # Remove byte code, which the stub's interpreter wrote at an earlier start, or another user put
+    # there. A server that starts at the same time compiles it again.
     shutil.rmtree(target / "__pycache__", ignore_errors=True)
     for entry in target.iterdir():
         if entry.name == "__pycache__" and entry.lstat().st_uid == os.getuid():

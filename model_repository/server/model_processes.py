@@ -1,6 +1,6 @@
 """The processes below a tritonserver or its mpirun.
 
-These are MPI ranks, the stubs that run Python models, and the workers that TensorRT-LLM spawns.
+The processes are MPI ranks, the stubs that run Python models, and workers of TensorRT-LLM.
 """
 
 import contextlib
@@ -9,19 +9,20 @@ from pathlib import Path
 
 from llmops.process import Process, descendants
 
-#: Seconds in which a server ends by itself after a model that does not load has ended its processes.
+#: Seconds for which a server may outlive the processes of a model that did not load. Such a server
+#: normally ends by itself within that time.
 LOSS_GRACE = 10.0
 _STUB = "triton_python_backend_stub"
-#: The module that a worker of TensorRT-LLM's LLM API runs. Workers of NVIDIA's backend need no watch: they are below
-#: mpirun, which ends their server with them.
+#: The module that a worker of TensorRT-LLM's LLM API runs. Workers of NVIDIA's backend are not
+#: watched, because mpirun ends the server when one of them ends.
 _WORKER_MODULE = "mpi4py.futures.server"
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=0", b"PMIX_RANK=0")
 
 
 def rank_zero(pid: int, program: str) -> int | None:
-    """Return the process id of MPI rank 0, or None if the process has ended.
+    """Return the process id of MPI rank 0, or None if that process has ended.
 
-    Rank 0 runs `program` below mpirun `pid`.
+    Rank 0 runs `program` below the mpirun with process id `pid`.
     """
     for process in descendants(pid):
         with contextlib.suppress(OSError):
@@ -34,11 +35,11 @@ def rank_zero(pid: int, program: str) -> int | None:
 
 
 class LoadWatch:
-    """Finds a model that has lost a process while it loads, or on a GPU of which it failed.
+    """A detector of a model that loses a process, or whose worker fails, while it loads.
 
-    TensorRT-LLM 1.2 waits forever in both cases: for all workers, which Open MPI 4.1 ends when one
-    is killed, and for the others where one has failed (NVIDIA/TensorRT-LLM #17578, #16342), and any
-    release for workers that did not start (ai-dynamo/dynamo #15060).
+    TensorRT-LLM 1.2 waits forever in both cases, as reported in NVIDIA/TensorRT-LLM #17578 and
+    #16342. (Open MPI 4.1 ends all workers when one is killed.) Every release waits forever for
+    workers that did not start, as reported in ai-dynamo/dynamo #15060.
     """
 
     def __init__(self) -> None:
@@ -46,9 +47,10 @@ class LoadWatch:
         self._lost_since: float | None = None
 
     def find_lost(self, pid: int, now: float, failure: str) -> str:
-        """Return what the server `pid` has not ended for within LOSS_GRACE, or an empty text.
+        """Return a loss that the server `pid` has survived for LOSS_GRACE, or an empty text.
 
-        This is the model whose processes are gone, or else the `failure` of its workers.
+        The loss is the name of the model whose processes are gone, or otherwise the `failure` of
+        its workers.
         """
         present = Counter({model: len(group) for model, group in model_processes(pid).items()})
         self._most |= present
@@ -63,10 +65,10 @@ class LoadWatch:
 
 
 def model_processes(pid: int) -> dict[str, list[Process]]:
-    """Return the processes that run Python models, by Triton model.
+    """Return the processes that run Python models below process `pid`, by Triton model.
 
-    These are the models' stubs, and the workers that TensorRT-LLM's LLM API spawns below a stub.
-    The processes belong to the tritonserver or mpirun `pid`.
+    The processes are the models' stubs, and the workers that TensorRT-LLM's LLM API spawns below a
+    stub. `pid` is the process id of a tritonserver or mpirun.
     """
     found: dict[str, list[Process]] = {}
     models: dict[int, str] = {}

@@ -1,6 +1,4 @@
-"""The shared-memory segments of a server's Python models.
-
-A lock says when the segments may be removed.
+"""The shared-memory segments of a server's Python models, and the lock that protects them.
 
 A process id means nothing in another PID namespace, whose /dev/shm may be the same (`docker run
 --ipc=host`). So a locked file lies beside the segments. The server inherits the lock: the kernel
@@ -32,17 +30,15 @@ class SharedMemory:
             self.lock = _create_locked_file(SHM_DIR / f"{self.prefix}{_LOCK}")
         except OSError as error:
             raise ResourceError(
-                f"{SHM_DIR} cannot be written ({error.strerror}), and Triton's Python models need it: "
-                "mount a tmpfs there, in a container with `--shm-size=1g`."
+                f"{SHM_DIR} cannot be written ({error.strerror}), but Triton's Python models need it: mount "
+                "a tmpfs there, or start the container with `--shm-size=1g`."
             ) from error
 
     def protect(self) -> None:
         """Make the segments unreadable for other users.
 
-        Triton creates them readable, whatever the umask.
-
-        A process that has opened a segment before keeps it. Prompts use a segment only after the
-        server is ready.
+        Triton creates segments readable, whatever the umask. A process that opened a segment
+        earlier can still read it, but no prompt is in a segment before the server is ready.
         """
         for segment in SHM_DIR.glob(f"{self.prefix}*"):
             with contextlib.suppress(OSError):
@@ -60,7 +56,7 @@ class SharedMemory:
 def remove_stale_segments() -> None:
     """Remove this user's segments of servers that have ended without removing them."""
     for path in SHM_DIR.glob(f"{SHM_PREFIX}*_{_LOCK}"):
-        # OSError: the lock is in use, or another process has removed the file
+        # skip a lock that is in use, or whose file another process has removed
         with contextlib.suppress(OSError):
             _remove_unlocked(path)
 
@@ -76,7 +72,7 @@ def remove_segments(prefix: str) -> None:
 def _create_locked_file(path: Path) -> int:
     """Create a locked file.
 
-    It is renamed to `path` once it is locked, so that it never looks stale.
+    The file is renamed to `path` once it is locked, so that it never looks stale.
     """
     scratch = path.with_name(f".{path.name}")
     lock = os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)

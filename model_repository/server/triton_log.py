@@ -1,4 +1,4 @@
-"""Triton's log in a readable form, and the reason why a server did not start or has ended."""
+"""Parsing of Triton's log, and the reason why a server did not start or has ended."""
 
 import re
 from collections.abc import Iterable
@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from llmops.untrusted_text import escape_unsafe
 
-#: Characters of a message that are shown. A traceback of a model that does not load has some thousands.
+#: Maximum number of characters of a message that are shown. A traceback of a model that does not
+#: load has some thousands.
 MAX_MESSAGE_LENGTH = 32_000
 
 # glog: level, month+day, time, thread id, file:line] "message"
 _GLOG = re.compile(r"^(?P<level>[IWEF])\d{4} (?P<time>[\d:]{8})\.\d+ +\d+ (?P<where>[\w./]+:\d+)\] (?P<message>.*)$")
 _LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "fatal"}
-# lines of each start without use for a reader
+# Parts of lines that Triton logs at every start and that help no reader.
 _NOISE = (
     "Collecting metrics for GPU",
     "Collecting CPU metrics",
@@ -32,7 +33,7 @@ _NOISE = (
     "live models and",
     "Found 0 model versions",
 )
-#: The Python backend's failure at a lock in shared memory.
+#: The exception that the Python backend logs when a lock in its shared memory fails.
 LOCK_EXCEPTION = "boost::interprocess::lock_exception"
 
 
@@ -40,7 +41,7 @@ LOCK_EXCEPTION = "boost::interprocess::lock_exception"
 class LogLine:
     """One line of Triton's output.
 
-    `level` is info, warning, error or fatal, or empty for continued lines and tables.
+    `level` is info, warning, error or fatal. It is empty for continuation lines and tables.
     """
 
     time: str
@@ -50,13 +51,13 @@ class LogLine:
 
     @property
     def is_noise(self) -> bool:
-        """True for a line that Triton logs at each start."""
+        """True if Triton logs this line at every start."""
         if not self.message.strip() or (not self.level and self.message.lstrip()[0] in "+|"):
             return True
         return any(text in self.message for text in _NOISE)
 
     def __str__(self) -> str:
-        # a message may have the text of a request, and its further lines must not look like others' first
+        # a message may contain the text of a request, whose lines must not look like new log lines
         text = escape_unsafe(self.message, MAX_MESSAGE_LENGTH, lines=True).replace("\n", f"\n{'':17}")
         return f"{self.time:8} {self.level:7} {text}"
 
@@ -73,39 +74,47 @@ def parse_line(line: str) -> LogLine:
     return LogLine(match["time"], _LEVELS[match["level"]], match["where"], message)
 
 
-# logged once by our engine model when its engine has ended: ENGINE_ENDED_MESSAGE of
-# llmops_engine/loop.py
+# our engine model logs this line once when its engine has ended (ENGINE_ENDED_MESSAGE in
+# llmops_engine/loop.py)
 _ENGINE_ENDED = re.compile(r"(?P<model>\S+): the engine has ended: (?P<reason>.*)", re.DOTALL)
 
 
 def parse_engine_death(line: LogLine) -> tuple[str, str] | None:
     """Return the model and the reason if the line reports that an engine has ended."""
-    # other errors may have a client's text further on
+    # match only at the beginning, because other errors may contain a client's text
     match = _ENGINE_ENDED.match(line.message) if line.level == "error" else None
     return (match["model"], match["reason"]) if match else None
 
 
-# logged by a worker of TensorRT-LLM's LLM API (1.2.1 executor/worker.py, worker_main), and by mpi4py's
-# thread that could not spawn the workers (mpi4py/futures, _manager_spawn)
+# A worker of TensorRT-LLM's LLM API logs the first line (1.2.1 executor/worker.py, worker_main).
+# The thread of mpi4py that cannot spawn the workers logs the second (mpi4py/futures,
+# _manager_spawn).
 _WORKER_FAILED = re.compile(
     r"Failed to initialize executor (?P<rank>on rank \d+: .*)|^mpi4py\.MPI\.Exception: (?P<spawn>MPI_ERR_\w+.*)"
 )
 
 
 def parse_worker_failure(line: LogLine) -> str:
-    """Return where the workers of a model failed to load, and why, or an empty text for any other line."""
+    """Return where and why the workers of a model failed to load, or an empty text.
+
+    The result is empty for every other line.
+    """
     match = _WORKER_FAILED.search(line.message)
     if match is None:
         return ""
     return (match["rank"] or f"to start its workers: {match['spawn']}").strip().rstrip(".")
 
 
-# logged by the PyTorch backend of TensorRT-LLM (1.2.1 _torch/pyexecutor/py_executor.py, _event_loop_wrapper)
+# the PyTorch backend of TensorRT-LLM logs this line (1.2.1 _torch/pyexecutor/py_executor.py,
+# _event_loop_wrapper)
 _LOOP_ENDED = re.compile(r"^\[[^\]]*\] \[TRT-LLM\] (?:\[[^\]]*\] ?)*Error in event loop: ?(?P<reason>.*)")
 
 
 def parse_loop_end(line: LogLine) -> str:
-    """Return why the loop of a worker of TensorRT-LLM has ended, or an empty text for any other line."""
+    """Return the reason why a TensorRT-LLM worker's loop has ended, or an empty text.
+
+    The result is empty for every other line.
+    """
     match = _LOOP_ENDED.match(line.message)
     return (match["reason"].strip().rstrip(".") or "an error without a text") if match else ""
 
@@ -114,21 +123,21 @@ _LOAD_FAILED = re.compile(r"failed to load '(?P<model>[^']+)'(?: version \d+)?: 
 
 
 def explain_failure(lines: Iterable[LogLine]) -> str | None:
-    """Return the reason why a server failed, or None without an error.
+    """Return the reason why a server failed, or None if no line is an error.
 
-    The reason is the first model that did not load and why, or else the first error.
+    The reason is the first model that did not load and its error, or otherwise the first error.
     """
     errors = [line for line in lines if _is_error(line)]
     for line in errors:
         match = _LOAD_FAILED.search(line.message)
         if match:
             return f"model {match['model']} did not load: {_advised(_root_cause(match['reason']))}"
-    # "Poll failed for model directory 'x': ..." and the like
+    # otherwise errors such as "Poll failed for model directory 'x': ..."
     return _root_cause(errors[0].message) if errors else None
 
 
 def _advised(cause: str) -> str:
-    """Return the cause, in the words of llmops where the engine's library has no advice."""
+    """Return the cause, replaced by advice of llmops where the library's message has none."""
     if "Incorrect weights in bin file" in cause:
         return (
             "the engine's weights are incomplete; build the engine again with `llmops build --force`, and the "
@@ -138,10 +147,10 @@ def _advised(cause: str) -> str:
 
 
 def failed_on_lock(lines: Iterable[LogLine]) -> bool:
-    """Return True if the first error is a lock of the Python backend's shared memory.
+    """Return True if Triton failed on a lock of its Python backend's shared memory.
 
-    That is an upstream fault of occasional starts, whatever the repository
-    (triton-inference-server/server issues 5949 and 8882).
+    This upstream fault happens at some starts, with any repository. It is reported in
+    triton-inference-server/server issues 5949 and 8882.
     """
     return (explain_failure(lines) or "").endswith(f"'{LOCK_EXCEPTION}'")
 
@@ -151,7 +160,7 @@ def failed_on_port(lines: Iterable[LogLine]) -> bool:
     return any("address already in use" in line.message.lower() for line in lines)
 
 
-# messages of the C and C++ libraries before they abort
+# messages that C and C++ libraries write before they abort
 _ABORT = re.compile(
     r"terminate called|what\(\):|double free|corrupt|[Aa]ssertion .* failed|stack smashing|out of memory"
 )
@@ -163,7 +172,7 @@ def last_error(lines: Iterable[LogLine]) -> LogLine | None:
 
 
 def _is_error(line: LogLine) -> bool:
-    """Return True for an error, except those of each start."""
+    """Return True for an error that Triton does not log at every start."""
     is_error = line.level in ("error", "fatal") or (not line.level and _ABORT.search(line.message))
     return bool(is_error) and not line.is_noise
 

@@ -1,4 +1,4 @@
-"""One module per build target, with its part of the engine model's configuration."""
+"""The build targets: one module per target, with its part of the engine model's configuration."""
 
 import importlib
 
@@ -14,15 +14,15 @@ def find_target(name: str, serving: str = "") -> RepositoryTarget:
 
     Args:
         name: The build target.
-        serving: `llmops` or `nvidia`, or empty for the target's default.
+        serving: The server of the engine: `llmops`, `nvidia`, or empty for the target's default.
 
     Raises:
         InputError: The target is unknown, or NVIDIA's backend cannot run it.
     """
     if name not in NAMES:
         raise InputError(
-            f"Engines of target {name} cannot be put into a repository by this version of llmops "
-            f"(it knows {', '.join(NAMES)})."
+            f"Engines of target {name} cannot be put into a repository by this version of llmops, which "
+            f"supports {', '.join(NAMES)}; update llmops, or build for one of these."
         )
     if serving == "llmops" and name == "tensorrt":
         from llmops.model_repository.targets.tensorrt import TensorrtRepositoryTarget

@@ -1,4 +1,4 @@
-"""The target openvino: our own model over OpenVINO GenAI's continuous batching."""
+"""The target openvino: our engine model on OpenVINO GenAI's continuous batching."""
 
 import json
 from pathlib import Path
@@ -32,13 +32,13 @@ class OpenVINORepositoryTarget(RepositoryTarget):
             )
 
     def for_tenants_apart(self, manifest: EngineManifest) -> EngineManifest:
-        """Start without a prefix cache, unless the manifest says that there is one.
+        """Return a manifest without a prefix cache, unless the manifest sets one explicitly.
 
-        GenAI cannot keep tenants apart in it, and to give it up at their first request takes the
-        engine seconds.
+        GenAI's prefix cache cannot separate tenants. Switching it off at their first request would
+        block the engine for seconds.
         """
         extra = manifest.extra
-        # encoders have no cache
+        # encoders have no prefix cache
         if not isinstance(extra, OpenVinoExtra) or extra.openvino.prefix_cache is not None:
             return manifest
         openvino = extra.openvino.model_copy(update={"prefix_cache": False})
@@ -80,18 +80,18 @@ class OpenVINORepositoryTarget(RepositoryTarget):
         }
 
     def batch_invariant(self, manifest: EngineManifest) -> bool:
-        """Return True for float32 arithmetic, a float32 cache and plain activations.
+        """Return True for float32 arithmetic, a float32 cache and unquantized activations.
 
-        The reason is in docs/decisions/0007.
+        docs/decisions/0007 has the reason.
         """
         has = manifest.extra_as(OpenVinoExtra).openvino.properties.get
         plain = manifest.quantisation.weights == "none" or has("DYNAMIC_QUANTIZATION_GROUP_SIZE") == "0"
         return plain and has("INFERENCE_PRECISION_HINT") == has("KV_CACHE_PRECISION") == "f32"
 
     def reports(self) -> dict[str, bool]:
-        """Return what the step stream reports, including KV-cache events.
+        """Return the reports of the step stream, including KV-cache events.
 
-        The events are estimated from recent prompts because GenAI reports none.
+        The events are estimated from recent prompts, because GenAI reports none.
         """
         return {**super().reports(), "kv_events": True}
 
@@ -99,12 +99,15 @@ class OpenVINORepositoryTarget(RepositoryTarget):
 def _installed(package: str) -> str:
     found = installed_version(package)
     if not found:
-        raise missing_extra(f"OpenVINO engines run on {package}, which is not installed", "embedded")
+        raise missing_extra(f"OpenVINO engines need {package}, which is not installed", "embedded")
     return found
 
 
 def _release(text: str) -> tuple[int, ...]:
-    """Return the year and release of a version. Patch and build do not change the model format."""
+    """Return the year and release of a version.
+
+    Versions that differ only in patch and build have the same model format.
+    """
     parts = text.replace("-", ".").split(".")[:2]
     return tuple(int(part) if part.isdigit() else 0 for part in parts)
 

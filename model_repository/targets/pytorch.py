@@ -1,4 +1,4 @@
-"""The target pytorch: our own model over TensorRT-LLM's LLM API, for checkpoints."""
+"""The target pytorch: our engine model on TensorRT-LLM's LLM API, for checkpoints."""
 
 import json
 from pathlib import Path
@@ -13,8 +13,9 @@ from llmops.errors import InputError
 from llmops.model_repository.repository.compatibility import check_library
 from llmops.model_repository.targets.repository_target import EngineModelConfig, RepositoryTarget, divides_vocabulary
 
-#: The guides of each backend. llguidance reads grammars in Lark's notation, while the gateway and
-#: its clients write xgrammar's (1.2.1 _torch/pyexecutor/grammar_matcher.py).
+#: The kinds of guides that each grammar backend supports. llguidance has no EBNF grammars, because
+#: it reads Lark's notation, while the gateway and its clients write xgrammar's (1.2.1
+#: _torch/pyexecutor/grammar_matcher.py).
 _GUIDE_KINDS: dict[str | None, list[str]] = {
     "xgrammar": list(GUIDE_KINDS),
     "llguidance": [kind for kind in GUIDE_KINDS if kind != "ebnf_grammar"],
@@ -48,7 +49,7 @@ class PytorchRepositoryTarget(RepositoryTarget):
         )
 
     def max_sequences(self, manifest: EngineManifest) -> int:
-        # with attention DP each rank has a batch of its own (1.2.1
+        # with attention DP each rank has a separate batch (1.2.1
         # _torch/pyexecutor/executor_request_queue.py, _fetch_new_requests_attention_dp)
         batches = manifest.parallelism.tp_size if served_profile(manifest).arguments.get("enable_attention_dp") else 1
         return batches * manifest.limits.max_batch_size
@@ -59,16 +60,18 @@ class PytorchRepositoryTarget(RepositoryTarget):
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
         profile = served_profile(manifest)
         sampling = profile.sampling
-        # TRTLLMSampler of 1.2 is the C++ decoder (_torch/pyexecutor/sampler.py, setup_sampler_step)
+        # in 1.2, TRTLLMSampler is the C++ decoder (_torch/pyexecutor/sampler.py,
+        # setup_sampler_step)
         in_cpp = "TRTLLMSampler" in (profile.wishes | profile.arguments).values()
         arguments = manifest.extra_as(PytorchExtra).llm_args
         backend = arguments.get("guided_decoding_backend")
-        # a request that this policy pauses begins its grammar again (NVIDIA/TensorRT-LLM #18891)
+        # a request that this policy pauses begins its grammar again, as reported in
+        # NVIDIA/TensorRT-LLM #18891
         if (arguments.get("scheduler_config") or {}).get("capacity_scheduler_policy") == "MAX_UTILIZATION":
             backend = None
         return {
             "logprobs": True,
-            # OpenAI's own limit
+            # the limit of OpenAI's API
             "top_logprobs": 20 if sampling.top_logprobs else 0,
             "prompt_logprobs": sampling.prompt_logprobs,
             "logit_bias": sampling.logit_bias
@@ -89,12 +92,12 @@ def _profiles(manifest: EngineManifest) -> list[ReleaseProfile]:
 
 
 def served_profile(manifest: EngineManifest) -> ReleaseProfile:
-    """Return the profile that is used for the installed TensorRT-LLM.
+    """Return the profile of LLM-API arguments for the installed TensorRT-LLM.
 
     If TensorRT-LLM is not installed, the profile is for the version that the engine was made for.
 
     Raises:
-        InputError: The version of TensorRT-LLM cannot run the engine.
+        InputError: The installed version of TensorRT-LLM cannot run the engine.
     """
     version = installed_version("tensorrt_llm") or manifest.tensorrt_llm
     return profile_of_release(manifest.extra_as(PytorchExtra).llm_args, version, manifest.quantisation.weights)

@@ -24,7 +24,7 @@ class EngineModelConfig:
 
 
 class RepositoryTarget(ABC):
-    """A build target as a model repository sees it. Implementations have no state."""
+    """The interface of a build target for model repositories. Implementations have no state."""
 
     name: str
 
@@ -32,11 +32,11 @@ class RepositoryTarget(ABC):
     def check(self, directory: Path, manifest: EngineManifest) -> None:
         """Raise VersionMismatchError or InputError if the engine cannot be served here.
 
-        The error message has the fix.
+        The error's message has the fix.
         """
 
     def for_tenants_apart(self, manifest: EngineManifest) -> EngineManifest:
-        """Return the manifest behind a gateway that keeps the cached prefixes of tenants apart."""
+        """Return the manifest to serve behind a gateway that separates tenants' cached prefixes."""
         return manifest
 
     @abstractmethod
@@ -45,14 +45,14 @@ class RepositoryTarget(ABC):
 
     @abstractmethod
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
-        """Return the `capabilities` of the model metadata, see docs/contract.md."""
+        """Return the `capabilities` of the model metadata, which docs/contract.md describes."""
 
     def max_sequences(self, manifest: EngineManifest) -> int:
-        """Return how many sequences run at once, `max_batch_size` of the model metadata."""
+        """Return the maximum number of running sequences, the metadata's `max_batch_size`."""
         return manifest.limits.max_batch_size
 
     def transports(self) -> list[str]:
-        """Return the `transports` of the model metadata."""
+        """Return the `transports` of the model metadata, by which gateways may send requests."""
         return [REQUEST_TRANSPORT, STEP_TRANSPORT]
 
     def batch_invariant(self, manifest: EngineManifest) -> bool:
@@ -65,7 +65,7 @@ class RepositoryTarget(ABC):
     def reports(self) -> dict[str, bool]:
         """Return the parts of the model metadata that describe the step stream.
 
-        They say what the step stream reports about the engine.
+        These parts list the reports about the engine that the step stream has.
         """
         ours = STEP_TRANSPORT in self.transports()
         return {"state": ours, "kv_events": False, "cached_tokens": False}
@@ -74,9 +74,10 @@ class RepositoryTarget(ABC):
 def divides_vocabulary(manifest: EngineManifest, size: int) -> bool:
     """Return True if TensorRT-LLM's C++ decoder takes a bias for a vocabulary of `size` tokens.
 
-    It wants `size` numbers (1.2.1 cpp/tensorrt_llm/batch_manager/createNewDecoderRequests.cpp,
-    initializeEmbeddingBias) and copies them to a buffer for `size`, padded to a multiple of all
-    ranks (runtime/decoderState.cpp, reshapeBuffers). If the two differ, the copy fails, and the
-    error ends all requests that run.
+    The decoder requires `size` numbers (1.2.1
+    cpp/tensorrt_llm/batch_manager/createNewDecoderRequests.cpp, initializeEmbeddingBias) and copies
+    them to a buffer whose length is `size`, rounded up to a multiple of the number of ranks
+    (runtime/decoderState.cpp, reshapeBuffers). If the two lengths differ, the copy fails, and the
+    error ends all running requests.
     """
     return size % manifest.parallelism.world_size == 0

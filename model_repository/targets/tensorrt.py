@@ -1,6 +1,6 @@
-"""The target tensorrt, served by NVIDIA's C++ backend or by our own model.
+"""The target tensorrt, served by NVIDIA's C++ backend or by our engine model.
 
-Our model runs over TensorRT-LLM's executor; `llmops repo --serving` chooses one of the two.
+Our model uses TensorRT-LLM's executor. `llmops repo --serving` chooses between the two.
 
 Both take the parameters of NVIDIA/TensorRT-LLM
 `triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt`. `build --set
@@ -28,11 +28,12 @@ from llmops.errors import InputError
 from llmops.model_repository.repository.compatibility import check_library
 from llmops.model_repository.targets.repository_target import EngineModelConfig, RepositoryTarget, divides_vocabulary
 
-#: Bytes of the LoRA cache in host memory: the backend's own default.
+#: Size in bytes of the LoRA cache in host memory: the default of NVIDIA's backend.
 _LORA_CACHE = 1 << 30
-#: The parameter of what a full KV cache does to running requests.
+#: The parameter that decides which requests are admitted and paused when the KV cache fills up.
 _POLICY = "batch_scheduler_policy"
-#: Parameters that need an engine with paged context FMHA. Without it chunked context does not load.
+#: Parameters that need an engine with paged context FMHA. Without paged context FMHA, an engine
+#: with chunked context does not load.
 _PAGED_CONTEXT = ("enable_kv_cache_reuse", "enable_chunked_context")
 
 
@@ -42,7 +43,7 @@ class TensorrtRepositoryTarget(RepositoryTarget):
     name = "tensorrt"
 
     def __init__(self, ours: bool = False) -> None:
-        """Create the target for our own model (`ours`), or for NVIDIA's C++ backend."""
+        """Create the target for our engine model (`ours`), or for NVIDIA's C++ backend."""
         self._ours = ours
 
     def check(self, directory: Path, manifest: EngineManifest) -> None:
@@ -85,17 +86,17 @@ class TensorrtRepositoryTarget(RepositoryTarget):
             "max_beam_width": "1",
             "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
             "executor_worker_path": "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
-            # unused, but a model without it does not load
+            # unused, but NVIDIA's backend does not load a model without this parameter
             "tokenizer_dir": str((directory / manifest.tokenizer.directory).resolve()),
         }
         return EngineModelConfig("tensorrtllm", parameters, python_model=False)
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
-        # lookahead's layer takes the most likely token and nothing else (types.h,
-        # DecodingMode::Lookahead, and lookaheadDecodingLayer.cpp, forwardAsync)
+        # the lookahead layer always takes the most likely token (types.h, DecodingMode::Lookahead,
+        # and lookaheadDecodingLayer.cpp, forwardAsync)
         full = not _built(manifest).speculative
-        # the layer of external draft tokens asks its kernels for no log-probabilities and knows no
-        # min_p (externalDraftTokensLayer.cpp, and types.h, DecodingMode::ExternalDraftTokens)
+        # the layer of external draft tokens computes no log-probabilities and ignores min_p
+        # (externalDraftTokensLayer.cpp, and types.h, DecodingMode::ExternalDraftTokens)
         alone = full and "draft_tokens_external" not in _built(manifest).trtllm_build
         found = {
             "logprobs": alone,
@@ -110,15 +111,15 @@ class TensorrtRepositoryTarget(RepositoryTarget):
             "penalties": full,
             "lora": bool(manifest.adapters),
         }
-        # NVIDIA/TensorRT-LLM #7106, which 1.0 does not have and 1.1 may not have
+        # added by NVIDIA/TensorRT-LLM #7106, which 1.0 does not have and 1.1 may not have
         salts = self._ours and release_of(_built(manifest).tensorrt_llm) >= (1, 2)
         return {**found, "cache_salt": True} if salts else found
 
     def _takes_bias(self, manifest: EngineManifest) -> bool:
         """Return True if the engine takes a bias for each token of the vocabulary.
 
-        NVIDIA's backend gets the bias as the gateway sends it. Our model fills it up where the
-        export has padded the vocabulary.
+        NVIDIA's backend receives the bias as the gateway sends it. Our model pads the bias where
+        the export has padded the vocabulary.
         """
         vocabulary = manifest.tokenizer.vocab_size
         built = _padded_vocabulary(vocabulary) if "awq" in manifest.quantisation.weights else vocabulary
@@ -134,7 +135,8 @@ class TensorrtRepositoryTarget(RepositoryTarget):
 def _padded_vocabulary(size: int) -> int:
     """Return the size of a vocabulary in an AWQ export.
 
-    ModelOpt pads it to a multiple of 64 (`torch/export/postprocess.py`, pad_embedding_lm_head).
+    ModelOpt pads the vocabulary to a multiple of 64 (`torch/export/postprocess.py`,
+    pad_embedding_lm_head).
     """
     return -(-size // 64) * 64
 
@@ -196,11 +198,9 @@ def _decoding(manifest: EngineManifest) -> dict[str, str]:
 
 
 def _lora(directory: Path, manifest: EngineManifest, chosen: dict[str, str]) -> dict[str, str]:
-    """Return the parameters that load all adapters with the model.
+    """Return the parameters that load all LoRA adapters with the model.
 
-    The adapters are loaded into a host cache that holds them all.
-
-    A request then needs only its `lora_task_id`.
+    The host cache is large enough for all adapters. A request then needs only a `lora_task_id`.
     """
     if not manifest.adapters:
         return {}
@@ -215,17 +215,18 @@ def _lora(directory: Path, manifest: EngineManifest, chosen: dict[str, str]) -> 
 def _takes_guides(manifest: EngineManifest) -> bool:
     """Return True if answers can follow a grammar.
 
-    Of the several tokens of a step of lookahead decoding the grammar would see one, and a request
-    that max_utilization pauses begins its grammar again (guidedDecoder.cpp, build and execute).
+    A step of lookahead decoding has several tokens, of which the grammar would see only one. A
+    request that the policy max_utilization pauses begins its grammar again (guidedDecoder.cpp,
+    build and execute).
     """
     built = _built(manifest)
     return built.guided and not built.speculative and built.serve.get(_POLICY) != "max_utilization"
 
 
 def _guided(directory: Path, manifest: EngineManifest) -> dict[str, str]:
-    """Return the parameters of grammars, which need the tokenizer's vocabulary in a file.
+    """Return the parameters for grammars, which need the tokenizer's vocabulary in a file.
 
-    Without grammars both are empty, not absent. The backend supports xgrammar only.
+    Without grammars both parameters are present but empty. The backend supports only xgrammar.
     """
     guided = _takes_guides(manifest)
     return {

@@ -65,7 +65,7 @@ def test_doctor_in_an_environment_of_somebody_else(folder: Path, monkeypatch: py
     said = as_nobody(lambda: next(check.fix for check in machine.check_machine() if check.name == "Triton"))
     assert said == (
         f"{wheel}/bin/tritonserver cannot be read by this user (Permission denied): run llmops as the user who "
-        "installed it, or install it in an environment of your own"
+        "installed it, or install llmops in an environment of your own"
     )
 
 

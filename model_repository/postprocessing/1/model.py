@@ -1,4 +1,4 @@
-"""The Triton model NAME-postprocessing: token ids to text, with TensorRT-LLM's tensor names."""
+"""The Triton model NAME-postprocessing, which turns token ids into text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _OUTPUT = contract.POST_OUTPUT.name
 
 
 class TritonPythonModel:
-    """The detokenizer of one served name: TOKENS_BATCH [1, beams, n] to OUTPUT [1, beams].
+    """The detokenizer of one served name, from TOKENS_BATCH [1, beams, n] to OUTPUT [1, beams].
 
-    With CONTEXT_IDS, the tokens before the new ones, streamed chunks join into whole characters.
-    Without it each response is decoded separately.
+    CONTEXT_IDS has the tokens before the new tokens, so that streamed chunks join into whole
+    characters. Without CONTEXT_IDS each response is decoded separately.
     """
 
     def initialize(self, args: dict[str, str]) -> None:

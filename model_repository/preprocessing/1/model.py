@@ -1,4 +1,4 @@
-"""The Triton model NAME-preprocessing: text to token ids, with TensorRT-LLM's tensor names."""
+"""The Triton model NAME-preprocessing, which turns text into token ids."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import triton_python_backend_utils as pb_utils
 from llmops_preprocessing.word_lists import embedding_bias, encode_word_list, word_ids
 from tokenizers import Tokenizer
 
-# names of the inputs for clients of the ensemble
+# the names under which the ensemble's clients know the inputs, for error messages
 _PUBLIC = {tensor: name for name, tensor in contract.ENSEMBLE_TO_PREPROCESSING.items()}
 
 
 class TritonPythonModel:
-    """The tokenizer of one served name. Only the Rust tokenizer is needed."""
+    """The tokenizer of one served name, with the library `tokenizers` only."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer."""
         config = json.loads(args["model_config"])
         parameters = {k: v["string_value"] for k, v in config["parameters"].items()}
-        # our own engine models withhold every end until min_tokens, NVIDIA's backend only end_id
+        # our engine models withhold every end token until min_tokens, NVIDIA's backend only end_id
         self._ours = any(output["name"] == contract.PRE_OUT_RETURN_CONTEXT.name for output in config["output"])
         self._tokenizer = Tokenizer.from_file(os.path.join(parameters["tokenizer_dir"], "tokenizer.json"))
-        # a checkpoint's tokenizer.json may truncate or pad, but the engine decides which prompt is
-        # too long
+        # a checkpoint's tokenizer.json may switch on truncation or padding, but the engine must see
+        # the whole prompt to reject one that is too long
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._add_special_tokens = parameters["add_special_tokens"] == "true"
@@ -57,7 +57,7 @@ class TritonPythonModel:
         bad_words = word_ids(self._tokenizer, _strings(tensors, contract.PRE_BAD_WORDS))
         end_id = tensors.get(contract.PRE_END_ID.name)
         if end_id is None:
-            # `end_id` holds one token, so further ends of the model become stop words
+            # `end_id` holds one token, so the model's other end tokens become stop words
             others = [[token] for token in self._end_ids[1:]]
             min_tokens = tensors.get(contract.PRE_MIN_TOKENS.name)
             if not self._ours and min_tokens is not None and min_tokens.any():
@@ -66,7 +66,7 @@ class TritonPythonModel:
                 stop_words += others
         weights = tensors.get(contract.PRE_BIAS_WEIGHTS.name)
         if weights is not None and weights.any() and not self._takes_bias:
-            # NVIDIA's backend would end all requests
+            # reject the bias here, because NVIDIA's backend would end all requests
             raise ValueError(f"{contract.BIAS_WORDS}: not supported by this engine")
         bias = embedding_bias(
             self._tokenizer,

@@ -1,6 +1,5 @@
-"""The detokenizer model's own code.
+"""The code of the detokenizer model.
 
-The package runs inside Triton and imports numpy, tokenizers and the tensor contract only.
-
-The gateway detokenises by itself: `gateway/text/`.
+The package runs inside Triton and imports only numpy, tokenizers and the tensor contract. The
+gateway does not use this model; it detokenizes in `gateway/text/`.
 """

@@ -1,7 +1,7 @@
 """The text that new tokens add, as a pure function of the last tokens.
 
-Without state, the responses of many requests may interleave, and a cancelled request leaves nothing
-behind.
+A function without state allows the responses of many requests to interleave, and a cancelled
+request leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 Decode = Callable[[Sequence[int]], str]
-#: Character that decoders write for bytes that are not a character yet.
+#: The replacement character, which decoders write for bytes that do not form a character yet.
 REPLACEMENT_CHARACTER = "\ufffd"
-#: Tokens of a character at most: a token per byte of UTF-8.
+#: Maximum number of tokens of one character: a token for each byte of UTF-8.
 _CHARACTER_TOKENS = 4
 
 
@@ -22,13 +22,14 @@ def text_delta(decode: Decode, context: Sequence[int], ids: Sequence[int], finis
     equals the text of all tokens.
 
     Args:
-        decode: Decodes tokens.
-        context: The tokens before, all of them or enough to hold a character.
-        ids: The new tokens.
-        finished: Return the rest of the text as well, because no tokens follow.
+        decode: Returns the text of a list of token ids.
+        context: The earlier tokens: all of them, or at least as many as a character can have.
+        ids: The new token ids.
+        finished: True if no tokens follow, so that an incomplete character is returned as well.
     """
     tokens, start, before = [*context, *ids], 0, ""
-    # a context may begin within a character, and decoders of byte tokens then refuse all that follow
+    # A context may begin within a character. Decoders of byte tokens then decode none of the
+    # following tokens.
     for skipped in range(min(_CHARACTER_TOKENS, len(context))):
         start, before = _last_complete(decode, tokens[skipped:], len(context) - skipped, 0)
         if start:
@@ -44,7 +45,7 @@ def text_delta(decode: Decode, context: Sequence[int], ids: Sequence[int], finis
 def _last_complete(decode: Decode, tokens: Sequence[int], end: int, start: int) -> tuple[int, str]:
     """Return the length and text of the longest prefix that ends with a whole character.
 
-    The prefix has from `start` to `end` tokens.
+    The prefix has at least `start` and at most `end` tokens.
     """
     for length in range(end, start, -1):
         text = decode(tokens[:length])

@@ -1,6 +1,5 @@
-"""The tokenizer model's own code.
+"""The code of the tokenizer model.
 
-The package runs inside Triton and imports numpy, tokenizers and the tensor contract only.
-
-The gateway tokenises by itself: `gateway/text/`.
+The package runs inside Triton and imports only numpy, tokenizers and the tensor contract. The
+gateway does not use this model; it tokenizes in `gateway/text/`.
 """

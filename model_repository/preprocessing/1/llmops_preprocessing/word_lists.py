@@ -10,15 +10,15 @@ from tokenizers import Tokenizer
 
 
 def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of each word in the middle of a text, without special tokens."""
+    """Return the token ids that each word has in the middle of a text, without special tokens."""
     return [ids for word in words if word and (ids := tokenizer.encode(word, add_special_tokens=False).ids)]
 
 
 def encode_word_list(words: Sequence[Sequence[int]]) -> np.ndarray:
     """Encode a list of words as INT32 [1, 2, n].
 
-    Row 0 has the ids of the words, row 1 the end of each word, padded. An empty list is [[0],
-    [-1]].
+    Row 0 has the ids of all words. Row 1 has the offset of the end of each word, padded with -1. An
+    empty list is [[0], [-1]].
     """
     flat = [token for word in words for token in word] or [0]
     ends = list(np.cumsum([len(word) for word in words], dtype=int)) if words else []
@@ -34,7 +34,8 @@ def embedding_bias(tokenizer: Tokenizer, words: Sequence[str], weights: Sequence
     """
     if len(words) != len(weights):
         raise ValueError(
-            f"{contract.BIAS_WEIGHTS}: {len(weights)} weights for {len(words)} {contract.BIAS_WORDS}; give one for each"
+            f"{contract.BIAS_WEIGHTS}: {len(weights)} weights for {len(words)} {contract.BIAS_WORDS}; send "
+            "one weight for each word"
         )
     if not words:
         return np.zeros((1, 0), dtype=np.float32)
