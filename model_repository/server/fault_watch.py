@@ -298,11 +298,13 @@ class KernelLog:
 
 @dataclass(frozen=True)
 class FaultSources:
-    """The sources of faults. Attributes:
-    kernel_log: A file with the kernel's log, or /dev/kmsg.
-    pages: URLs of DCGM's exporter and of node-problem-detector.
-    hang_timeout: Seconds without a step after which a busy engine counts as hanging; 0 turns
-    this check off.
+    """The sources of signs of machine faults and hangs.
+
+    Attributes:
+        kernel_log: The path of a file with the kernel's log, or /dev/kmsg; None reads no log.
+        pages: URLs of the metrics pages of DCGM's exporter and of node-problem-detector.
+        hang_timeout: Seconds without a step after which a busy engine counts as hanging; 0 turns
+            this check off.
     """
 
     kernel_log: Path | None = None

@@ -79,7 +79,7 @@ def find_installation() -> Installation:
 
 
 def is_tensorrt_llm_installed() -> bool:
-    """Return True if TensorRT-LLM is installed on this machine, as in NVIDIA's images and ours."""
+    """Return True if TensorRT-LLM is installed for this Python, as it is in our image."""
     return bool(installed_version("tensorrt_llm"))
 
 
