@@ -7,16 +7,17 @@
 set -eu
 cd "$(dirname "$0")"
 
-# in .env a line break begins another setting, and $ a variable
+# In .env, a line break would begin another setting, and $ a variable.
 case "${REPOSITORY:-}${RUNBOOKS:-}" in
   *[[:cntrl:]]* | *[\"\'\`\$\\\#]*)
-    echo "REPOSITORY and RUNBOOKS may have no quotes, line breaks or any of \$ \` \\ #; name others." >&2
+    echo "REPOSITORY and RUNBOOKS must not have quotes, line breaks or any of \$ \` \\ #; use other values." >&2
     exit 1
     ;;
 esac
 
 mkdir -p secrets
-# containers have users of their own: they may read the files, and other users of this machine may not reach them
+# Containers run as other users, which must be able to read the files. Other users of this machine cannot enter the
+# folder.
 chmod 700 secrets
 umask 022
 
@@ -31,11 +32,12 @@ made() { # FILE: write standard input to FILE unless FILE exists
 password() { # FILE
   value=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
   if [ ${#value} -ne 48 ]; then
-    echo "No password could be made for $1: od does not read 24 bytes from /dev/urandom." >&2
+    echo "The password for $1 could not be created: od did not read 24 bytes from /dev/urandom; check that device." >&2
     exit 1
   fi
   printf %s "$value" | made "$1"
-  # a password that is empty, or ends the quotes around it in another file, would open the service
+  # An empty password, or one with a quote, which would end the quotes around it in another file, would open the
+  # service.
   case $(cat "secrets/$1") in
     "" | *[!A-Za-z0-9._~-]*)
       echo "secrets/$1 is empty, or has other characters than letters, digits and ._~-; write another password." >&2
@@ -65,7 +67,7 @@ security.protocol=SASL_PLAINTEXT
 sasl.mechanism=PLAIN
 sasl.jaas.config=$plain required username="broker" password="$(cat secrets/kafka_broker)";
 END
-# empty until `docker compose run --rm control key create … --scopes metrics > secrets/metrics_key`
+# The file is empty until `docker compose run --rm control key create … --scopes metrics > secrets/metrics_key`.
 [ -e secrets/metrics_key ] || : >secrets/metrics_key
 
 if [ ! -s compose.digests.yaml ]; then
@@ -77,7 +79,7 @@ if [ ! -s compose.digests.yaml ]; then
     echo "# Made by start.sh: the images as they were at the first start."
     echo "services:"
     echo "$others" | while read -r name image; do
-      # an alias is the image of the service before
+      # A YAML alias refers to the image of the service before.
       [ "$image" = "*" ] && image=$last
       last=$image
       docker pull --quiet "$image" >/dev/null
@@ -85,7 +87,7 @@ if [ ! -s compose.digests.yaml ]; then
       case $found in
         *@sha256:?*) printf '  %s: {image: "%s"}\n' "$name" "$found" ;;
         *)
-          echo "docker names no digest of $image; pull it from a registry." >&2
+          echo "Docker has no digest of $image, because the image did not come from a registry; pull it from one." >&2
           exit 1
           ;;
       esac

@@ -13,7 +13,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-# height of a panel in rows of 30 pixels; Grafana has 24 columns
+# Height of a panel in rows of 30 pixels. Grafana's grid has 24 columns.
 HEIGHT = 8
 GREEN, YELLOW, RED = "green", "yellow", "red"
 
@@ -84,7 +84,7 @@ OVERVIEW = Dashboard(
                 "Time per token, p95",
                 {"{{model}}": 'llm_tpot_ms{quantile="0.95", model=~"$model"}'},
                 "ms",
-                "The mean of each answer, without its first token.",
+                "Mean time per token of an answer, without its first token.",
                 (50.0, 100.0),
             ),
         ],
@@ -154,7 +154,7 @@ ENGINES = Dashboard(
     "engines",
     "llmops: engines",
     {
-        "The two that matter": [
+        "Batch size and KV cache": [
             Panel(
                 "Batch",
                 {"{{node}} {{model}}": f"gpu_batch_size{ENGINE}"},
@@ -346,7 +346,7 @@ FLEET = Dashboard(
                 meaning="Gateway workers that reach each server. 0 for 30 s means that a node failed.",
             ),
         ],
-        "Where their state comes from": [
+        "Source of the state": [
             Panel(
                 "Reported or measured",
                 {"{{replica}} {{source}}": 'max by (model, replica, source) (llmops_replica_info{model=~"$model"})'},

@@ -49,7 +49,7 @@ REFUSED: list[tuple[dict, str]] = [
     ({**ALONE, "open": False, "engines": {"one": ONE}}, "or open=true"),
     (ALONE, "there is nothing to serve: name a pool in engines"),
     ({**ALONE, "engines": {"a": {}}}, "repository"),
-    ({**ALONE, "engines": {"a": {**ONE, "nodes": 2}}}, "engines.a has several nodes: set leaderScript"),
+    ({**ALONE, "engines": {"a": {**ONE, "nodes": 2}}}, "engines.a has several nodes, which needs leaderScript"),
     ({**KEYS, "kafka": {"servers": "k:9092"}}, "usage events on Kafka are signed: set secrets.signing.name"),
     ({**KEYS, "kafka": {"servers": "k:9092", "user": "u"}}, "kafka.user needs a password: set secrets.kafka.name"),
     (

@@ -152,7 +152,7 @@ VALUES = [
     (23, changed("storage", "claim", to="llmops-model"), "the claim 'llmops-model' does not exist"),
     (23, changed(*POOL, "resources"), "engines.llama-70b needs resources.requests.cpu"),
     (23, changed("secrets", "store", "name", to="store"), "the Secret store has no key url"),
-    (23, changed(*POOL, "repository", to="/srv/r"), "pods have only what is below storage.mountPath"),
+    (23, changed(*POOL, "repository", to="/srv/r"), "pods see only files below storage.mountPath"),
 ]  # fmt: skip
 
 

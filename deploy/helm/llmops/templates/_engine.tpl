@@ -1,8 +1,8 @@
-{{- /* a pod that serves, or a worker of its group: (dict "root" $ "name" … "pool" … "role" "single|leader|worker") */ -}}
+{{- /* Write a pod that serves an engine, or a worker of a group: (dict "root" $ "name" … "pool" … "role" "single|leader|worker") */ -}}
 {{- define "llmops.engine.template" -}}
 {{- $values := .root.Values }}
 {{- $drain := ternary .pool.drainSeconds 60 (hasKey .pool "drainSeconds") }}
-{{- /* the time that models may take to load, for the server and for the probe that waits for it */ -}}
+{{- /* The seconds that models may take to load, for the server and its startup probe */ -}}
 {{- $startup := mul (default 60 .pool.startupMinutes) 60 }}
 metadata:
   labels:
@@ -12,7 +12,7 @@ metadata:
 spec:
   {{- $pod := include "llmops.pod" .root | fromYaml }}
   {{- if eq .role "leader" }}
-  {{- /* mpirun reaches the other pods of its group through the API */ -}}
+  {{- /* mpirun reaches the other pods of its group through the Kubernetes API. */ -}}
   {{- $_ := set $pod "automountServiceAccountToken" true }}
   serviceAccountName: {{ include "llmops.name" .root }}-{{ .name }}
   {{- end }}
@@ -21,7 +21,7 @@ spec:
   terminationGracePeriodSeconds: {{ add $drain 30 }}
   {{- if ne .role "worker" }}
   initContainers:
-    # engines may be built by a Job of the same release
+    # The pod waits for its repository, because a Job of the same release may still build the engine.
     - name: wait
       image: {{ $values.image.engine }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
@@ -48,12 +48,12 @@ spec:
         - {name: HOME, value: /tmp}
         - {name: LLMOPS_CACHE, value: /tmp/llmops}
         {{- if eq .role "leader" }}
-        # leader.sh waits for the group's other pods as long
+        # leader.sh waits for the group's other pods for the same time.
         - {name: GROUP_TIMEOUT, value: {{ printf "%ds" $startup | quote }}}
         {{- end }}
       {{- if ne .role "worker" }}
       ports: [{name: grpc, containerPort: 8001}, {name: metrics, containerPort: 8002}]
-      # a minute longer than --ready-timeout: the server itself says what did not load
+      # This is a minute longer than --ready-timeout, so that the server itself can log which model did not load.
       startupProbe: {grpc: {port: 8001}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: {{ add (div $startup 10) 6 }}}
       readinessProbe: {grpc: {port: 8001}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 3}
       livenessProbe: {grpc: {port: 8001}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 6}

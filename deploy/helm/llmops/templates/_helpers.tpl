@@ -7,7 +7,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: llmops-{{ .Chart.Version }}
 {{- end }}
 
-{{- /* what a pod is found by: (dict "root" $ "part" "gateway") */ -}}
+{{- /* Write the labels that select a pod: (dict "root" $ "part" "gateway") */ -}}
 {{- define "llmops.selector" -}}
 app.kubernetes.io/name: llmops
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
@@ -45,7 +45,7 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
-{{- /* pods of one part on different nodes, where that is possible */ -}}
+{{- /* Spread the pods of one part over nodes if possible. */ -}}
 {{- define "llmops.spread" -}}
 topologySpreadConstraints:
   - maxSkew: 1
@@ -65,7 +65,8 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{- /* the replicas that what is scaled has now: if an upgrade only left out what the last one said, they would be 1.
+{{- /* Write the current number of replicas of a scaled workload. If an upgrade left out `replicas`, which an earlier release
+  set, Kubernetes would reset them to 1.
   (dict "root" $ "apiVersion" … "kind" … "name" …) */ -}}
 {{- define "llmops.scaled" -}}
 {{- with lookup .apiVersion .kind .root.Release.Namespace .name }}
@@ -73,13 +74,13 @@ replicas: {{ max 1 (int .spec.replicas) }}
 {{- end }}
 {{- end }}
 
-{{- /* GPUs are on nodes that keep other pods away */ -}}
+{{- /* Nodes with GPUs usually have a taint that keeps other pods away. */ -}}
 {{- define "llmops.place.gpu" -}}
 {{- $gpu := dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule" }}
 {{- include "llmops.place" (dict "nodeSelector" .nodeSelector "tolerations" (prepend (default list .tolerations) $gpu)) }}
 {{- end }}
 
-{{- /* the settings `kafka` that are given, as a dict; a default is left to the gateway */ -}}
+{{- /* Write the given Kafka settings as a dict. The gateway's defaults apply to the others. */ -}}
 {{- define "llmops.kafka" -}}
 {{- $given := dict }}
 {{- if .Values.kafka.servers }}
@@ -114,11 +115,11 @@ replicas: {{ max 1 (int .spec.replicas) }}
 {{- define "llmops.checks" -}}
 {{- $root := . }}
 {{- $release := include "llmops.name" . }}
-{{- /* Kubernetes takes them for names of pods, but not of Services (RFC 1035) */ -}}
+{{- /* Kubernetes allows other names for pods, but not for Services (RFC 1035). */ -}}
 {{- if not (regexMatch "^[a-z][a-z0-9-]*$" $release) }}{{ fail (printf "the release is named %s: name it with letters, digits and hyphens only, a letter first, as a Service must be" $release) }}{{ end }}
 {{- include "llmops.bounds" (dict "place" "gateway" "scaling" .Values.gateway.autoscaling "min" 2 "max" 10) }}
 {{- if and .Values.control.enabled (not .Values.secrets.store.name) }}{{ fail "control keeps everything in the store: set secrets.store.name, or control.enabled=false" }}{{ end }}
-{{- if and (not .Values.secrets.store.name) (not .Values.open) }}{{ fail "without secrets.store.name there are no keys, and gateways ask for them: set it, or open=true" }}{{ end }}
+{{- if and (not .Values.secrets.store.name) (not .Values.open) }}{{ fail "without secrets.store.name there are no keys, and gateways ask for them: set secrets.store.name, or open=true" }}{{ end }}
 {{- if not .Values.engines }}{{ fail "there is nothing to serve: name a pool in engines" }}{{ end }}
 {{- include "llmops.image" (dict "name" "gateway" "reference" .Values.image.gateway "file" "Dockerfile.gateway") }}
 {{- include "llmops.image" (dict "name" "engine" "reference" .Values.image.engine "file" "Dockerfile.trtllm") }}
@@ -126,11 +127,11 @@ replicas: {{ max 1 (int .spec.replicas) }}
 {{- if not .Values.storage.claim }}{{ fail "storage.claim is empty: create a PersistentVolumeClaim that many pods may mount, and name it here" }}{{ end }}
 {{- range $name, $pool := .Values.engines }}
 {{- $place := printf "engines.%s" $name }}
-{{- if not (hasPrefix (printf "%s/" $root.Values.storage.mountPath) $pool.repository) }}{{ fail (printf "%s.repository is %s, and pods have only what is below storage.mountPath (%s)" $place $pool.repository $root.Values.storage.mountPath) }}{{ end }}
-{{- if and (gt (int (default 1 $pool.nodes)) 1) (not $pool.leaderScript) }}{{ fail (printf "%s has several nodes: set leaderScript" $place) }}{{ end }}
+{{- if not (hasPrefix (printf "%s/" $root.Values.storage.mountPath) $pool.repository) }}{{ fail (printf "%s.repository is %s, and pods see only files below storage.mountPath (%s): move the repository there" $place $pool.repository $root.Values.storage.mountPath) }}{{ end }}
+{{- if and (gt (int (default 1 $pool.nodes)) 1) (not $pool.leaderScript) }}{{ fail (printf "%s has several nodes, which needs leaderScript: set it to the leader.sh of `llmops serve REPOSITORY --export lws`" $place) }}{{ end }}
 {{- include "llmops.requests" (dict "place" $place "part" $pool) }}
 {{- include "llmops.bounds" (dict "place" $place "scaling" (default dict $pool.autoscaling) "min" 1 "max" 4) }}
-{{- /* a StatefulSet's pods have its name and ten characters of a hash in a label */ -}}
+{{- /* A StatefulSet's pods have a label with its name and ten characters of a hash, so a name has 52 characters at most. */ -}}
 {{- if gt (len (printf "%s-%s" $release $name)) 52 }}{{ fail (printf "%s: with the release's name that is more than the 52 characters which a StatefulSet may have; shorten one of the two" $place) }}{{ end }}
 {{- end }}
 {{- range $name, $build := .Values.builds }}
@@ -139,7 +140,7 @@ replicas: {{ max 1 (int .spec.replicas) }}
 {{- end }}
 {{- if and .Values.kafka.user (not .Values.secrets.kafka.name) }}{{ fail "kafka.user needs a password: set secrets.kafka.name" }}{{ end }}
 {{- if and .Values.kafka.servers (not .Values.secrets.signing.name) }}{{ fail "usage events on Kafka are signed: set secrets.signing.name to a Secret with a key for it (`openssl rand -hex 32`)" }}{{ end }}
-{{- if and (regexMatch "key_env: \"?\\w" (toYaml .Values.gateway.settings)) (not .Values.secrets.environment.name) }}{{ fail "gateway.settings name variables as key_env: set secrets.environment.name to a Secret whose keys they are" }}{{ end }}
+{{- if and (regexMatch "key_env: \"?\\w" (toYaml .Values.gateway.settings)) (not .Values.secrets.environment.name) }}{{ fail "gateway.settings name variables as key_env: set secrets.environment.name to a Secret with a key for each variable" }}{{ end }}
 {{- if and .Values.monitoring.enabled (not .Values.monitoring.runbooks) }}{{ fail "alerts link to their runbooks: publish deploy/runbooks.md and set monitoring.runbooks to its URL" }}{{ end }}
 {{- if and .Values.monitoring.enabled (not .Values.monitoring.key.name) (or .Values.control.enabled (not .Values.open)) }}{{ fail "Prometheus needs a key for metrics: create one with `llmops key create --scopes metrics` and set monitoring.key.name to a Secret with it" }}{{ end }}
 {{- if .Values.network.enabled }}
@@ -147,7 +148,7 @@ replicas: {{ max 1 (int .spec.replicas) }}
 {{- range $name, $wanted := $needed }}
 {{- if and $wanted (not (get $root.Values.network.backends $name)) }}{{ fail (printf "pods may reach only what network policies name, and network.backends.%s names nothing: add an egress rule (`llmops chart` writes it from llmops.yaml), or set network.enabled=false" $name) }}{{ end }}
 {{- end }}
-{{- if not .Values.network.dns }}{{ fail "network.dns is empty: pods find nothing without an egress rule to the cluster's DNS" }}{{ end }}
+{{- if not .Values.network.dns }}{{ fail "network.dns is empty, and pods resolve no names without an egress rule to the cluster's DNS: add the rule" }}{{ end }}
 {{- end }}
 {{- end }}
 
