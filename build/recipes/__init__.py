@@ -1,4 +1,4 @@
-"""Recipes: ready build plans for well-known models, each number with its source.
+"""Recipes: build plans for well-known models, with the source of each number.
 
 A recipe is a file of `data/` that `llmops build --plan` accepts.
 """

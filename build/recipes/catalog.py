@@ -1,4 +1,4 @@
-"""Recipes that ship with the package, and the models for which no recipe can be written."""
+"""List the recipes that ship with the package, and the models that cannot have a recipe."""
 
 import difflib
 import json
@@ -12,16 +12,16 @@ from llmops.errors import InputError
 
 FOLDER = Path(__file__).with_name("data")
 
-#: Models that people ask for and that no release here can serve through llmops, with the reason.
+#: Popular models that llmops cannot serve on a usual machine -> the reason, for `llmops recipes`.
 UNSUPPORTED = {
     "Llama 4 Maverick on 8 x H100": "the weights of 800 GB do not fit in bfloat16, and llmops does not quantise them",
-    "Qwen3-Next": "its family is not known to llmops yet; TensorRT-LLM 1.3 has it",
-    # NVIDIA/TensorRT-LLM examples/configs/curated/qwen3.5.yaml (655bee400161) and
-    # nemotron-3-super-throughput.yaml (7f86dbcf1975)
+    "Qwen3-Next": "llmops does not know its family yet; TensorRT-LLM 1.3 has it",
+    # The sources are NVIDIA/TensorRT-LLM examples/configs/curated/qwen3.5.yaml (655bee400161) and
+    # nemotron-3-super-throughput.yaml (7f86dbcf1975).
     "Qwen3.5, Nemotron 3": "NVIDIA's options (Qwen3.5 397B, Nemotron 3 Super) are for 512 sequences per GPU, whose "
     "states do not fit beside the weights on H100; `llmops plan` and `build` know both from TensorRT-LLM 1.3 on",
     "GLM 4.6 on 8 x H100": "the weights of 711 GB do not fit in bfloat16; `llmops plan` knows it",
-    "MiniMax M3": "its family is not known to llmops yet",
+    "MiniMax M3": "llmops does not know its family yet",
     "Kimi K2 on 8 x H100": "its weights of about 1 TB do not fit; `llmops plan` knows it",
     "DeepSeek R1, V3, V3.2 on 8 x H100": "the weights of 671 GB do not fit; the recipe deepseek-r1 is for 8 x H200",
 }
@@ -31,9 +31,9 @@ UNSUPPORTED = {
 class Recipe:
     """A model with the settings to serve it on one machine.
 
-    `sources` names the origin of each number of `plan`. `published` is a throughput to compare with
-    (`llmops bench --compare`) and its source, or empty. `file` is the argument for `llmops build
-    --plan`.
+    `sources` has the origin of each number of `plan`, by field. `published` is a published
+    throughput with its source, for `llmops bench --compare`, or empty. `file` is the argument of
+    `llmops build --plan`.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Recipe:
 
 @cache
 def recipes() -> dict[str, Recipe]:
-    """Return every recipe by its name."""
+    """Return all recipes, by name."""
     found = (_read_recipe(file) for file in sorted(FOLDER.glob("*.json")))
     return {recipe.name: recipe for recipe in found}
 
@@ -58,14 +58,14 @@ def find_recipe(name: str) -> Recipe:
     """Return the recipe `name`.
 
     Raises:
-        InputError: The recipe is unknown. The message suggests the nearest one.
+        InputError: The recipe is unknown. The message suggests the recipe with the nearest name.
     """
     known = recipes()
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
-    raise InputError(f"There is no recipe {name}; {hint}")
+    hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."
+    raise InputError(f"The recipe {name} is unknown; {hint}")
 
 
 def _read_recipe(file: Path) -> Recipe:

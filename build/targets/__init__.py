@@ -1,4 +1,4 @@
-"""Build targets: one module per target, each with an instance of `build_target.BuildTarget`.
+"""Build targets: one module per target, with an instance of `build_target.BuildTarget`.
 
 Triton's view of a target belongs to `model_repository/targets/`.
 """

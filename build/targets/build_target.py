@@ -1,4 +1,4 @@
-"""Interface of build targets.
+"""The interface of build targets.
 
 `BuildTarget.prepare` checks a spec and returns the `TargetJob` that builds it. `get_target` imports
 the module of a target when it is first used.
@@ -38,9 +38,10 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The result of a job for engine.json. Its files are in `workdir / model_dir`.
+    """The result of a build job, for engine.json. The files are in `workdir / model_dir`.
 
-    `complete` is False if a step is left that needs other hardware; `extra` then has the command.
+    `complete` is False if a step that needs other hardware is left. `extra` then has the command of
+    this step.
     """
 
     limits: EngineLimits
@@ -57,8 +58,9 @@ class BuildResult:
 class StageRequirements:
     """The memory, disk space and time that one stage needs.
 
-    Sizes are in bytes; `gpu` is summed over all GPUs, 0 for none. `here` is True if this command
-    runs the stage. `minutes` is a rough estimate, None for a stage that does not end.
+    `ram`, `gpu` and `disk` are in bytes. `gpu` is the sum over all GPUs, or 0 for a stage without
+    GPUs. `minutes` is a rough estimate, or None for a stage that does not end. `here` is True if
+    this command runs the stage.
     """
 
     stage: str
@@ -69,13 +71,13 @@ class StageRequirements:
     here: bool = False
 
     def line(self) -> str:
-        """Return a row under HEADER."""
+        """Return the requirements as a line of the table below HEADER."""
         gpu = f"{self.gpu / _GIB:8.1f} GiB" if self.gpu else "       none"
         time = "" if self.minutes is None else f"{max(math.ceil(self.minutes), 1):>6} min"
         return f"{self.stage:<28} {self.ram / _GIB:8.1f} GiB {gpu} {self.disk / _GIB:8.1f} GiB {time}".rstrip()
 
 
-#: Header above the lines of `StageRequirements`.
+#: Header of the table of `StageRequirements.line`.
 HEADER = f"{'stage':<28} {'memory':>12} {'all GPUs':>11} {'disk':>12} {'about':>10}"
 
 
@@ -84,7 +86,7 @@ C_contra = TypeVar("C_contra", bound=ModelCheckpoint, contravariant=True)
 
 
 class TargetJob(ABC, Generic[C]):
-    """A build whose specification is valid on some machine; `check` tests this machine.
+    """A build with a checked specification. `check` tests whether this machine can run the build.
 
     Import heavy libraries inside `build` only.
     """
@@ -97,34 +99,34 @@ class TargetJob(ABC, Generic[C]):
     def versions(self) -> dict[str, str]:
         """Return the libraries whose version changes the engine: distribution name -> version.
 
-        Imports nothing heavy.
+        The method imports none of these libraries.
         """
 
     @property
     @abstractmethod
     def disk_bytes(self) -> int:
-        """Return an upper estimate of what `build` writes, including temporary files."""
+        """Return an upper estimate of the bytes that `build` writes, including temporary files."""
 
     @property
     def kept_bytes(self) -> int:
-        """Return the part of `disk_bytes` that an earlier, unfinished build has written.
+        """Return the part of `disk_bytes` that an earlier, unfinished build has already written.
 
-        Hashes the checkpoint.
+        The method hashes the checkpoint.
         """
         return 0
 
     @property
     def stage_requirements(self) -> Sequence[StageRequirements]:
-        """Return the requirements of each stage where they are worth planning for."""
+        """Return the requirements of each stage, or an empty list if no stage needs much."""
         return ()
 
     @property
     def dry_run_lines(self) -> list[str]:
-        """Return the job's lines for --dry-run."""
+        """Return the lines of --dry-run that describe this job."""
         return []
 
     def reject_changed_inputs(self) -> None:
-        """Raise CheckpointError if a file of the checkpoint changed after its links were checked."""
+        """Raise CheckpointError if a checkpoint file changed since its links were checked."""
         checkpoint = self.checkpoint
         reject_changed_files(checkpoint.path, checkpoint.states, (file.path for file in checkpoint.files))
 
@@ -132,12 +134,13 @@ class TargetJob(ABC, Generic[C]):
         """Check that the job can run on this machine.
 
         Raises:
-            MissingDependencyError, VersionMismatchError, ResourceError: It cannot.
+            MissingDependencyError, VersionMismatchError, ResourceError: This machine cannot run the
+            job.
         """
         return
 
     def inspect(self) -> None:
-        """Check the files beside the weights, at little cost.
+        """Check the files beside the weights, without reading weights.
 
         Raises:
             CheckpointError: A file is missing or damaged.
@@ -146,20 +149,20 @@ class TargetJob(ABC, Generic[C]):
 
     @property
     def sampling(self) -> RecommendedSampling:
-        """Return the sampling that the model's makers recommend."""
+        """Return the sampling settings that the model's authors recommend."""
         return RecommendedSampling()
 
     @abstractmethod
     def write_tokenizer(self, directory: Path, progress: Progress) -> TokenizerInfo:
-        """Fill `directory`.
+        """Write the tokenizer folder of the engine into `directory`.
 
         Raises:
-            CheckpointError: The tokenizer is damaged or another model's.
+            CheckpointError: The tokenizer is damaged, or belongs to another model.
         """
 
     @abstractmethod
     def build(self, workdir: Path, progress: Progress) -> BuildResult:
-        """Write `workdir / model_dir`.
+        """Write the engine into `workdir / model_dir`.
 
         `workdir / "tokenizer"` exists already. The caller adds engine.json and moves workdir into
         place, or removes it on errors.
@@ -170,10 +173,10 @@ class TargetJob(ABC, Generic[C]):
 
 
 def sampling_defaults(checkpoint: Checkpoint) -> RecommendedSampling:
-    """Return the sampling fields of generation_config.json. As in vLLM, its `do_sample` is ignored.
+    """Return the sampling fields of generation_config.json. As in vLLM, `do_sample` is ignored.
 
     Raises:
-        CheckpointError: No engine can accept a value.
+        CheckpointError: A value is outside the range that engines accept.
     """
     values = {name: checkpoint.generation_config.get(name) for name in RecommendedSampling.model_fields}
     if values["top_k"] == -1:
@@ -204,7 +207,7 @@ class GeneratorJob(TargetJob[Checkpoint]):
         if self.checkpoint.chat_template is None:
             progress.warn(f"{self.checkpoint.ref} has no chat template: the engine serves completions, not chats.")
         if not self.checkpoint.special_tokens.end:
-            progress.warn(f"{self.checkpoint.ref} names no end-of-text token: answers end at max_tokens only.")
+            progress.warn(f"{self.checkpoint.ref} names no end-of-text token: answers end only at max_tokens.")
         return info
 
 
@@ -217,7 +220,8 @@ class BuildTarget(ABC, Generic[C_contra]):
     def prepare(self, spec: BuildSpec, checkpoint: C_contra) -> TargetJob[Any]:
         """Return the job for this specification.
 
-        Reject everything that cannot work on any machine; config.json is enough.
+        The method rejects every specification that cannot work on any machine, and needs only
+        config.json of the checkpoint.
 
         Raises:
             InputError, CheckpointError, VersionMismatchError, MissingDependencyError: The build is
@@ -226,6 +230,6 @@ class BuildTarget(ABC, Generic[C_contra]):
 
 
 def get_target(name: TargetName) -> BuildTarget[Checkpoint]:
-    """Return the target of that name. Its module is imported on first use."""
+    """Return the target called `name`. The module of a target is imported on first use."""
     target: BuildTarget[Checkpoint] = importlib.import_module(f"llmops.build.targets.{name}").target
     return target

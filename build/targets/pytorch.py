@@ -1,4 +1,4 @@
-"""Target pytorch: a Hugging Face checkpoint quantised by ModelOpt.
+"""Target pytorch: build a Hugging Face checkpoint that ModelOpt quantised.
 
 The engine folder also has the frozen arguments of `tensorrt_llm.LLM`.
 """
@@ -42,7 +42,7 @@ from llmops.errors import InputError
 LLM = "llm."
 ARGS_FILE = "llm_args.json"
 MODEL_DIR = "model"
-#: Weights of a row, and rows, that share a scale in FP8 in blocks.
+#: Width and height of the blocks of weights that share a scale in fp8_block.
 _BLOCK = 128
 
 
@@ -65,12 +65,12 @@ class PytorchTarget(BuildTarget[Checkpoint]):
 
 
 def _check_blocks(request: BuildRequest, arguments: Mapping[str, Any]) -> None:
-    """Raise InputError for a width that would be cut within a block of 128 weights with one scale.
+    """Raise InputError if ranks would split a block of 128 weights that share a scale.
 
-    The backend then stops, or takes scales of other blocks
+    The backend would stop, or use the scales of other blocks
     (`_torch/modules/fused_moe/quantization.py`, "intermediate_size_per_partition should be
-    divisible"; `_torch/modules/linear.py`, FP8BlockScalesLinearMethod). Of mixtures only the
-    experts are checked, and attention: their dense layers choose a smaller cut themselves.
+    divisible"; `_torch/modules/linear.py`, FP8BlockScalesLinearMethod). In models with experts,
+    only experts and attention are checked: the backend itself splits dense layers less.
     """
     arch, tp, ep = request.checkpoint.architecture, request.spec.tp, request.spec.ep
     if request.weights != "fp8_block":
@@ -81,7 +81,8 @@ def _check_blocks(request: BuildRequest, arguments: Mapping[str, Any]) -> None:
     else:
         width, parts = arch.intermediate_size, attention
     _check_width(tp, "MLP", width, parts, _whole_blocks(arch, width, tp))
-    # queries, keys and values are one matrix, in which the blocks of each are counted from its first row
+    # Queries, keys and values are one matrix, in which each part's blocks begin at the part's first
+    # row.
     if arch.mla is None:
         keys = max(arch.num_kv_heads, attention) * arch.head_dim
         _check_width(tp, "keys", keys, attention, "use fewer GPUs, or a checkpoint in fp8")
@@ -90,13 +91,13 @@ def _check_blocks(request: BuildRequest, arguments: Mapping[str, Any]) -> None:
 def _check_width(tp: int, what: str, width: int, parts: int, remedy: str) -> None:
     if parts > 1 and width % (parts * _BLOCK):
         raise InputError(
-            f"--tp {tp} would cut the {what} of {width} into {parts} parts of {width / parts:g}, which must be "
+            f"--tp {tp} would split the {what} of {width} into {parts} parts of {width / parts:g}, which must be "
             f"multiples of {_BLOCK} with FP8 in blocks; {remedy}."
         )
 
 
 def _whole_blocks(arch: Architecture, width: int, tp: int) -> str:
-    """Return what to do so that no block is cut."""
+    """Return advice, as part of a sentence, by which no block is split."""
     sizes = [size for size in range(1, tp + 1) if tp % size == 0 and width % (tp // size * _BLOCK) == 0]
     if arch.moe is not None:
         spread = [size for size in sizes if arch.moe.num_experts % size == 0]
@@ -105,7 +106,7 @@ def _whole_blocks(arch: Architecture, width: int, tp: int) -> str:
 
 
 class PytorchJob(NvidiaJob):
-    """A build for the PyTorch backend. `arguments` are those of `tensorrt_llm.LLM`.
+    """A build for the PyTorch backend. `arguments` are the arguments of `tensorrt_llm.LLM`.
 
     Raises:
         InputError: The LLM API does not have a field or value.
@@ -123,7 +124,7 @@ class PytorchJob(NvidiaJob):
         record: dict[str, Any] = {"quality": None, "calibration_tokens": 0}
         model_dir = workdir / MODEL_DIR
         if self.request.exports_unchanged:
-            with progress.stage("Taking the checkpoint over"):
+            with progress.stage("Linking the checkpoint"):
                 _link_checkpoint(self.checkpoint, model_dir)
                 if release_of(self.request.image.tensorrt_llm) < (1, 3):
                     _name_as_transformers4(model_dir / "config.json")
@@ -147,10 +148,12 @@ class PytorchJob(NvidiaJob):
 
 
 def _link_checkpoint(checkpoint: Checkpoint, model_dir: Path) -> None:
-    """Link the checkpoint's files. A link changes a file's time, so its state is taken again.
+    """Hard-link the checkpoint's files into the engine.
+
+    A link changes the time of a file's inode, so the state of the file is read again.
 
     Raises:
-        CheckpointError: A file changed since its links were checked.
+        CheckpointError: A file changed since the checkpoint's links were checked.
     """
     model_dir.mkdir()
     states = checkpoint.states
@@ -159,14 +162,15 @@ def _link_checkpoint(checkpoint: Checkpoint, model_dir: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         reject_changed_files(checkpoint.path, states, [file.path])
         link_file(file.location, place)
-        # another inode is a copy, or a file that was swapped meanwhile: its old state stays
+        # A file with another inode is a copy, or was replaced since the check, so its old state
+        # stays.
         known, linked = states.get(file.path), place.stat()
         if known is not None and (known.file.device, known.file.inode) == (linked.st_dev, linked.st_ino):
             states[file.path] = file_state(file.location)
 
 
 def _name_as_transformers4(path: Path) -> None:
-    """Replace a config.json of transformers 5 by one with the older names, too (quantize/hf_config.py)."""
+    """Add transformers 4's names to a config.json of transformers 5 (see quantize/hf_config.py)."""
     config = read_json(path)
     named = with_transformers4_keys(config)
     if named != config:
@@ -175,7 +179,7 @@ def _name_as_transformers4(path: Path) -> None:
 
 
 def _add_tokenizer(workdir: Path, model_dir: Path) -> None:
-    """Link the tokenizer beside the weights, where `LLM(model=…)` looks for it."""
+    """Link the tokenizer beside the weights, where `LLM(model=…)` reads it."""
     for file in (workdir / "tokenizer").iterdir():
         if not (model_dir / file.name).exists():
             link_file(file, model_dir / file.name)
@@ -191,14 +195,16 @@ def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[s
     overrides = {name[len(LLM) :]: _value(text) for name, text in spec.options.items() if name.startswith(LLM)}
     for name in ("model", "tokenizer", "backend"):
         if name in overrides:
-            raise InputError(f"--set llm.{name}: the engine folder decides that; leave it out.")
+            raise InputError(
+                f"--set llm.{name} is not possible, because the engine folder sets this field; leave it out."
+            )
     for path, value in overrides.items():
         if fault := contradiction(spec, path, value):
             raise InputError(fault)
     if adapters:
         overrides = {**lora_fields(adapters, request.checkpoint.architecture.family), **overrides}
     if request.checkpoint.architecture.recurrent:
-        # asserted in _torch/pyexecutor/mamba_cache_manager.py, MambaHybridCacheManager
+        # _torch/pyexecutor/mamba_cache_manager.py, MambaHybridCacheManager, asserts this value.
         overrides = {"kv_cache_config.enable_block_reuse": False, **overrides}
     version, is_mixture = request.image.tensorrt_llm, request.checkpoint.architecture.moe is not None
     arguments = make_llm_args(
@@ -223,12 +229,12 @@ def lora_fields(adapters: list[AdapterCheckpoint], family: str) -> dict[str, Any
 
 
 def _packed_modules(modules: Iterable[str]) -> dict[str, Any]:
-    """Return the LoRA fields of Phi-3, whose matrices are packed.
+    """Return the LoRA fields of the LLM API for Phi-3, whose matrices are packed.
 
-    The PyTorch backend skips modules that its mapping does not lead to, with a warning, and swaps
-    gate and up of an adapter unless told otherwise. The fields are those of Phi4MM, which is Phi-3
-    with encoders (NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/models/modeling_phi4mm.py`,
-    lora_config; `tensorrt_llm/lora_manager.py`, load_from_hf).
+    The PyTorch backend skips modules that its mapping lacks, with a warning, and swaps gate and up
+    of an adapter by default. The fields are the same as for Phi4MM, which is Phi-3 with encoders
+    (NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/models/modeling_phi4mm.py`, lora_config;
+    `tensorrt_llm/lora_manager.py`, load_from_hf).
     """
     names = {"mlp_h_to_4h": ("mlp_gate_up", "gate_up_proj"), "attn_qkv": ("attn_qkv", "qkv_proj"),
              "attn_dense": ("attn_dense", "o_proj"), "mlp_4h_to_h": ("mlp_4h_to_h", "down_proj")}  # fmt: skip

@@ -1,4 +1,4 @@
-"""The tokenizer folder of an engine: tokenizer.json, tokenizer_config.json and the chat template.
+"""Write the tokenizer folder of an engine: tokenizer.json, its config and the chat template.
 
 Tokenising and rendering requests belong to `gateway/text/`.
 """

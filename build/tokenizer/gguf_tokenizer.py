@@ -1,8 +1,8 @@
 """Convert GGUF metadata to a `tokenizers` tokenizer.
 
 transformers converts GGUF tokenizers by architecture and loses the pre-tokenizer (digits of SmolLM2
-come out merged) and the special tokens. This conversion goes by `tokenizer.ggml.pre`, as llama.cpp
-does.
+come out merged) and the special tokens. This conversion selects the pre-tokenizer by
+`tokenizer.ggml.pre`, like llama.cpp.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from llmops.errors import CheckpointError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: ggml's token_type of a control token, and of a token that the user added.
-_CONTROL, _USER_DEFINED = 3, 4
+#: ggml's token_type of a control token.
+_CONTROL = 3
+#: ggml's token_type of a token that a user added.
+_USER_DEFINED = 4
 _GPT2, _SPM = "gpt2", "llama"
-#: Largest sum of squared token lengths: the search for merges takes time proportional to it, here
-#: some seconds. Llama's 32,000 tokens have 1.2 million; one token of 240,000 characters would take
-#: half a minute.
+#: Maximum sum of the squared token lengths. The search for merges takes time in proportion, some
+#: seconds at this sum. Llama's 32,000 tokens have 1.2 million, and one token of 240,000 characters
+#: would take half a minute.
 _MAX_WORK = 200_000_000
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-#: `tokenizer.ggml.pre` -> (regular expression before the bytes, digits one by one, merges may be
-#: skipped).
+#: Pre-tokenizers by `tokenizer.ggml.pre`: the regular expression before the bytes, True if digits
+#: are split one by one, and True if whole words may skip merges.
 _PRE_TOKENIZERS: dict[str, tuple[str | None, bool, bool]] = {
     "smollm": (None, True, False),
     "starcoder": (None, True, False),
@@ -40,7 +42,7 @@ _PRE_TOKENIZERS: dict[str, tuple[str | None, bool, bool]] = {
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Build the tokenizer.
+    """Return the tokenizer of a GGUF file's metadata.
 
     Raises:
         CheckpointError: The tokenizer is damaged, or of a kind that cannot be rebuilt exactly.
@@ -48,8 +50,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if kind not in (_GPT2, _SPM):
         raise CheckpointError(
-            f"The GGUF's tokenizer is of kind {kind!r}; {_GPT2} and {_SPM} can be read. "
-            "Use the Hugging Face checkpoint."
+            f"The GGUF's tokenizer is of kind {kind!r}, and only {_GPT2} and {_SPM} can be read. Use the Hugging "
+            "Face checkpoint."
         )
     try:
         tokenizer = _byte_level(metadata) if kind == _GPT2 else _sentencepiece(metadata)
@@ -74,7 +76,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
     pre = metadata.get("tokenizer.ggml.pre", "")
     if pre not in _PRE_TOKENIZERS:
         raise CheckpointError(
-            f"The GGUF's pre-tokenizer {pre!r} is not known; known are {', '.join(_PRE_TOKENIZERS)}. "
+            f"The GGUF's pre-tokenizer {pre!r} is unknown; supported are {', '.join(_PRE_TOKENIZERS)}. "
             "Use the Hugging Face checkpoint."
         )
     _require(metadata, "tokens", "merges")
@@ -95,7 +97,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
 def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
     """Return a SentencePiece BPE tokenizer.
 
-    Pairs merge in the order of the merged token's score, and unknown characters become bytes.
+    Pairs are merged in the order of the merged tokens' scores. Unknown characters become bytes.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers
 
@@ -144,7 +146,7 @@ def _add_special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> No
 
 
 def _add_template(tokenizer: Tokenizer, metadata: Mapping[str, Any], default: bool) -> None:
-    """Add the tokens that surround a text encoded with special tokens."""
+    """Add the post-processor that surrounds a text with special tokens."""
     from tokenizers.processors import TemplateProcessing
 
     bos, eos = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("bos", "eos"))

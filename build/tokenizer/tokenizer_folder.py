@@ -1,4 +1,7 @@
-"""Write the tokenizer folder of an engine. Reading it needs neither torch nor transformers."""
+"""Write the tokenizer folder of an engine.
+
+A reader of the folder needs neither torch nor transformers.
+"""
 
 import contextlib
 import json
@@ -19,10 +22,14 @@ _SLOW = ("tokenizer.model", "vocab.json")
 
 
 def check_tokenizer(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError if the checkpoint has no tokenizer. Reads no file."""
+    """Raise CheckpointError if the checkpoint has no tokenizer. No file is read."""
     candidates = (checkpoint.path.name,) if checkpoint.format == "gguf" else (TOKENIZER, *_SLOW)
     if not any(name in checkpoint.tokenizer_files for name in candidates):
-        hint = "take a GGUF with its tokenizer inside" if checkpoint.format == "gguf" else "copy tokenizer.json to it"
+        hint = (
+            "use a GGUF file that contains its tokenizer"
+            if checkpoint.format == "gguf"
+            else "copy tokenizer.json to it"
+        )
         raise CheckpointError(f"{checkpoint.ref} has no tokenizer; {hint}.")
 
 
@@ -40,8 +47,8 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path, warn: Callable[[str
         _from_folder(checkpoint, directory)
     if checkpoint.chat_template is not None:
         (directory / TEMPLATE).write_text(checkpoint.chat_template, encoding="utf-8")
-        # A template that rejects this message is for the user to judge. A template without end
-        # would hang a later stage, so it is found here.
+        # A template may reject this message, which is no fault. A template that never ends is found
+        # here, because it would hang a later stage.
         with contextlib.suppress(ValueError):
             render_messages(directory, ["a"])
     _check_written(checkpoint, directory, warn)
@@ -70,7 +77,7 @@ def _from_gguf(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _config_of_gguf(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the fields of tokenizer_config.json that chat templates and clients read."""
+    """Return the content of tokenizer_config.json for a GGUF file: fields for chat templates."""
     tokens, special = checkpoint.metadata["tokenizer.ggml.tokens"], checkpoint.special_tokens
     ids = {"bos_token": special.bos, "eos_token": special.end[0] if special.end else None, "pad_token": special.pad}
     return {
@@ -93,10 +100,12 @@ def _from_folder(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _name_as_transformers4(path: Path) -> None:
-    """Rename in tokenizer_config.json what transformers 5 calls otherwise; it knows the older names, too.
+    """Rename fields of tokenizer_config.json to the names of transformers 4.
 
-    TensorRT-LLM 1.2 reads the file with transformers 4.57, which ends with "Tokenizer class
-    TokenizersBackend does not exist", or at a list of `extra_special_tokens`.
+    transformers 5 reads these names too.
+
+    TensorRT-LLM 1.2 reads the file with transformers 4.57, which fails with "Tokenizer class
+    TokenizersBackend does not exist", or on a list of `extra_special_tokens`.
     """
     config = json.loads(path.read_text())
     if not isinstance(config, dict):
@@ -115,11 +124,11 @@ def _convert_slow(checkpoint: Checkpoint, directory: Path) -> None:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        what = f"{checkpoint.ref} has no {TOKENIZER}, and converting its older form needs transformers"
+        what = f"{checkpoint.ref} has no {TOKENIZER}, and the conversion of its older form needs transformers"
         raise missing_extra(what, "quantize") from error
     try:
         AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False).save_pretrained(directory)
-    except Exception as error:  # transformers raises errors of many kinds
+    except Exception as error:  # transformers raises errors of many kinds here.
         raise CheckpointError(
             f"The tokenizer of {checkpoint.ref} cannot be converted ({error}); add a {TOKENIZER} to the checkpoint."
         ) from error
@@ -142,19 +151,19 @@ def _check_written(checkpoint: Checkpoint, directory: Path, warn: Callable[[str]
     highest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
     if highest >= limit:
         raise CheckpointError(
-            f"The tokenizer of {checkpoint.ref} has ids up to {highest}, the model's vocabulary ends at {limit - 1}; "
-            "they belong to different checkpoints."
+            f"The tokenizer of {checkpoint.ref} has ids up to {highest}, and the model's vocabulary ends at "
+            f"{limit - 1}: they belong to different checkpoints. Download both again."
         )
     beyond = {index: token.content for index, token in tokenizer.get_added_tokens_decoder().items() if index >= limit}
     if beyond:
         _drop_tokens(directory / TOKENIZER, limit)
-        warn(f"dropped {', '.join(beyond.values())} from the tokenizer: the model has no embedding for them.")
+        warn(f"Dropped {', '.join(beyond.values())} from the tokenizer, because the model has no embedding for them.")
 
 
 def _drop_tokens(path: Path, limit: int) -> None:
-    """Remove added tokens beyond the embedding, on which the engine could only fail.
+    """Remove added tokens without an embedding, on which the engine would fail.
 
-    These are, for example, image placeholders of text-only models.
+    Such tokens are, for example, image placeholders of text-only models.
     """
     content = json.loads(path.read_text())
     content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < limit]

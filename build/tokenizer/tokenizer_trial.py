@@ -1,10 +1,10 @@
 """Try a tokenizer in its own process, because its author is unknown.
 
-`tokenizers` runs regular expressions without a limit of time, and some files make its Rust code
-panic or allocate more than the memory, which ends the process.
+`tokenizers` runs regular expressions without a time limit. Some files make its Rust code panic, or
+allocate more memory than the machine has, which ends the process.
 
-`python -m llmops.build.tokenizer.tokenizer_trial FILE` encodes some texts and writes `ok`, or why
-the tokenizer cannot be used.
+`python -m llmops.build.tokenizer.tokenizer_trial FILE` encodes some texts and prints `ok`, or the
+reason for which the tokenizer cannot be used.
 """
 
 from __future__ import annotations
@@ -26,28 +26,34 @@ from llmops.tokenizer_files import check_growth, patterns
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: CPU seconds that loading and the texts may take. The largest vocabularies load in 1.5 s.
+#: CPU seconds that the trial's process may use. The largest vocabularies load in 1.5 s.
 _MAX_SECONDS = 10
 
-#: Bytes of memory that the process may use.
+#: Bytes of memory that the trial's process may use, far more than the largest vocabularies need.
 _MAX_MEMORY = 2 << 30
 
-#: Seconds of wall-clock time, enough for a machine that is busy with other work.
+#: Seconds of wall-clock time that the trial's process may take, also on a busy machine.
 _TIMEOUT = 120.0
 
-#: Texts on which a slow regular expression takes its time: runs of one kind, and an odd end.
+#: Texts that are slow for a bad regular expression: runs of one kind, with an unusual end.
 _TEXTS = ("Hello", *(part * 400 + end for part in ("a", " ", "1", "aB", "é", "\n", "'s") for end in ("", "!\x00")))
 
-#: Characters of a run of one character, and of one of two. A regular expression of quadratic time
-#: takes thirty times as long as others for the first, and one of cubic time 50 s for the second.
-_RUN, _PAIR_RUN = 16_384, 4096
+#: Length of a run of one character. A regular expression of quadratic time takes thirty times as
+#: long as others for such a run.
+_RUN = 16_384
+#: Length of a run of two alternating characters. A regular expression of cubic time takes 50 s.
+_PAIR_RUN = 4096
 
-#: How many times as long as the median a run may take. Known tokenizers have up to 9, of DeepSeek's
-#: for runs of line breaks, which take 0.04 s. Runs below so many seconds are not compared.
-_MAX_RATIO, _MIN_SECONDS = 12, 0.1
+#: Maximum time of a run, as a multiple of the median. Known tokenizers reach 9: DeepSeek's, for runs
+#: of line breaks.
+_MAX_RATIO = 12
+#: Seconds below which a run is fast enough, whatever its ratio. DeepSeek's line breaks take 0.04 s.
+_MIN_SECONDS = 0.1
 
-#: Characters of regular expressions of which runs, and pairs, are tried.
-_MAX_OWN_RUNS, _MAX_PAIRED = 64, 16
+#: Maximum number of characters of the tokenizer's regular expressions of which runs are tried.
+_MAX_OWN_RUNS = 64
+#: Maximum number of characters of the tokenizer's regular expressions that are tried in pairs.
+_MAX_PAIRED = 16
 
 
 def try_tokenizer(path: Path, ref: str) -> None:
@@ -60,18 +66,18 @@ def try_tokenizer(path: Path, ref: str) -> None:
         said = ""
     if said == "ok":
         return
-    reason = said or f"it takes more than {_MAX_SECONDS} s or {_MAX_MEMORY >> 20} MiB, or ends its process"
+    reason = said or f"it needs more than {_MAX_SECONDS} s or {_MAX_MEMORY >> 20} MiB, or ends its process"
     raise CheckpointError(f"The tokenizer of {ref} is damaged ({reason}); download it again.")
 
 
 def _problem(path: Path) -> str:
-    """Return why the tokenizer cannot be used, or an empty text."""
+    """Return the reason for which the tokenizer cannot be used, or an empty text."""
     from tokenizers import Tokenizer
 
     try:
         check_growth(path)
         tokenizer = Tokenizer.from_file(str(path))
-        # as all readers of the engine's folder do
+        # All readers of the engine's tokenizer turn truncation off too.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         counts = [len(tokenizer.encode(text).ids) for text in _TEXTS]
@@ -80,7 +86,7 @@ def _problem(path: Path) -> str:
         runs = [one * _RUN for one in sorted({*map(chr, range(32, 127)), "\n", *own[-_MAX_OWN_RUNS:]})]
         seconds = [_cpu_seconds(tokenizer, text) for text in runs]
         limit = max(_MAX_RATIO * median(seconds), _MIN_SECONDS)
-        # twice, because other programs disturb a measurement
+        # Measure twice, because other programs disturb a measurement.
         if any(one > limit and _cpu_seconds(tokenizer, text) > limit for text, one in zip(runs, seconds, strict=True)):
             return f"its regular expressions take {max(seconds):.2g} s for {_RUN:,} equal characters"
         for pair in permutations([one for one in own if one.isalnum()][:_MAX_PAIRED], 2):
@@ -89,7 +95,7 @@ def _problem(path: Path) -> str:
         raise
     except BaseException as error:  # noqa: BLE001  a panic of the library is no Exception
         return str(error)[:300] or type(error).__name__
-    return "" if counts[0] else "it makes no token of a text"
+    return "" if counts[0] else "it encodes a text to no tokens"
 
 
 def _cpu_seconds(tokenizer: Tokenizer, text: str) -> float:

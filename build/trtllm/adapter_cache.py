@@ -12,8 +12,12 @@ from collections.abc import Mapping, Sequence
 from llmops.build.model.architecture import Architecture
 from llmops.build.trtllm.backend_files import MODULE_IDS
 
-#: The backend's defaults.
-HOST_MEMORY, MAX_ADAPTER_SIZE, OPTIMAL_ADAPTER_SIZE = 1 << 30, 64, 8
+#: The backend's default of lora_cache_host_memory_bytes.
+HOST_MEMORY = 1 << 30
+#: The backend's default of lora_cache_max_adapter_size, a rank.
+MAX_ADAPTER_SIZE = 64
+#: The backend's default of lora_cache_optimal_adapter_size, a rank.
+OPTIMAL_ADAPTER_SIZE = 8
 _HOST, _MAX, _OPTIMAL = (
     "lora_cache_host_memory_bytes",
     "lora_cache_max_adapter_size",

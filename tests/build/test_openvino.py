@@ -179,7 +179,7 @@ def spec_of(tiny: Path, tmp_path: Path, **fields: Any) -> BuildSpec:
             {"deterministic": True, "kv_cache": "u8"},
             "--deterministic needs a float32 KV cache; leave out --kv-cache u8",
         ),
-        ({"group_size": 32}, "--group-size goes with --quant int4"),
+        ({"group_size": 32}, "--group-size needs --quant int4"),
         ({"quant": "int4", "group_size": 48}, "--group-size 48 does not divide the layer size"),
         ({"max_seq_len": 9999}, "--max-seq-len 9999 is over the model's context; use at most 256"),
         ({"options": {"colour": "red"}}, "has no setting --set colour"),

@@ -167,7 +167,7 @@ def test_the_command_line_wins(checkpoint, tmp_path):
         ("stream_interval: ten\n", "stream_interval is 'ten'; the LLM API wants int."),
         ("- a\n- b\n", "holds no options; write one `name: value` per line"),
         ("a: [\n", "is not valid YAML"),
-        ("model: /elsewhere\n", "--set llm.model: the engine folder decides that; leave it out."),
+        ("model: /elsewhere\n", "--set llm.model is not possible, because the engine folder sets this field"),
         ("generation_config: auto\n", "1.2 has no field generation_config"),
     ],
 )

@@ -57,16 +57,16 @@ def spec(target="tensorrt", tmp_path="engine", **fields):
         ("llama", {"max_batch_size": 64, "max_num_tokens": 32}, InputError, "smaller than the batch of 64"),
         ("llama", {"options": {"image": "26.02", "tensorrt_llm": "1.2.1"}}, VersionMismatchError, "--set image=26.07"),
         ("llama", {"options": {"image": "25.12"}, "target": "pytorch"}, VersionMismatchError, "TensorRT-LLM 1.1.0"),
-        ("llama", {"options": {"calib_batch_size": "0"}}, InputError, "--calib-batch-size 0: give a whole number"),
+        ("llama", {"options": {"calib_batch_size": "0"}}, InputError, "--calib-batch-size 0 is not possible"),
         ("llama", {"options": {"min_top1": "1.5"}}, InputError, "--min-top1 1.5 is out of range; give a number from 0"),
         ("llama", {"options": {"max_mean_kl": "-1"}}, InputError, "--max-mean-kl -1 is out of range; give a number"),
         ("llama", {"options": {"tensorrt_llm": "1.1.0"}, "target": "pytorch"}, VersionMismatchError,
          "--target pytorch needs TensorRT-LLM 1.2.1, not 1.1.0"),
         ("llama", {"quant": "w4a8_awq", "group_size": 64}, InputError, "kernels for 128 only"),
-        ("llama", {"options": {"dtype": "float32"}}, InputError, "stored in float16 or bfloat16"),
-        ("llama", {"quant": "int8_wo", "calib_dataset": "cnn_dailymail"}, InputError, "nothing is calibrated"),
+        ("llama", {"options": {"dtype": "float32"}}, InputError, "choose float16 or bfloat16"),
+        ("llama", {"quant": "int8_wo", "calib_dataset": "cnn_dailymail"}, InputError, "needs no calibration"),
         ("llama", {"target": "pytorch", "kv_cache": "fp8", "calib_dataset": "cnn_dailymail"}, InputError,
-         "nothing is calibrated with --quant none"),
+         "--quant none needs no calibration"),
         *(
             (family, {"target": "pytorch", "quant": "int4_awq"}, InputError,
              f"--quant int4_awq is not for {name}ForCausalLM on --target pytorch (TensorRT-LLM does not load it: its "
@@ -94,7 +94,7 @@ LINEAR = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     ("family", "config", "fields", "says"),
     [
         # models/llama/model.py hands attention rope_gpt_neox and no factors per dimension
-        ("llama", {"rope_scaling": LONGROPE}, {}, "engines have for Phi-3 and 4 only; use --target pytorch"),
+        ("llama", {"rope_scaling": LONGROPE}, {}, "engines have only for Phi-3 and Phi-4; use --target pytorch"),
         ("mistral", {"rope_parameters": LONGROPE}, {}, "has rope_type longrope"),
         # Fp8RowwiseAttention.forward hands the plugin no long_rope_rotary_inv_freq
         ("phi3", {"rope_scaling": {**LONGROPE, "rope_type": None, "type": "su"}}, {"quant": "fp8_pc_pt"},
@@ -139,7 +139,7 @@ def test_kv_heads_on_several_gpus_have_no_scales_per_channel(checkpoint, quant):
     """ModelOpt 0.47 export/layer_utils.py: NotImplementedError, hours later."""
     source = checkpoint("llama")  # 4 KV heads
     make_request(spec(quant=quant, tp=4), source)
-    with pytest.raises(InputError, match=r"--tp 8 gives several GPUs the same of 4 KV heads, .* use --tp 4 or less"):
+    with pytest.raises(InputError, match=r"--tp 8 gives several GPUs the same one of 4 KV heads, .* use --tp 4 or less"):
         make_request(spec(quant=quant, tp=8), source)
     for other in (spec(quant="fp8", tp=8), spec(quant="int8_wo", tp=1), spec(quant="none", tp=8)):
         make_request(other, source)
@@ -181,7 +181,7 @@ def test_fp8_blocks_are_not_cut(checkpoint, tmp_path):
 
     large = blocks(checkpoint, "qwen3_moe", moe_intermediate_size=1536)  # Qwen3-235B-A22B-FP8
     assert says(large, tp=8) == (
-        "--tp 8 would cut the MLP of 1536 into 8 parts of 192, which must be multiples of 128 with FP8 in blocks; add "
+        "--tp 8 would split the MLP of 1536 into 8 parts of 192, which must be multiples of 128 with FP8 in blocks; add "
         "--ep 2."
     )
     for fields in ({"tp": 8, "ep": 8}, {"tp": 8, "ep": 2}, {"tp": 4}, {}):
@@ -198,7 +198,7 @@ def test_fp8_blocks_are_not_cut(checkpoint, tmp_path):
     # FP8BlockScalesLinearMethod.create_weights: a scale per 128 rows of the matrix of all three, 64 of them keys
     small = blocks(checkpoint, "llama", intermediate_size=8192, head_dim=64)  # Llama 3.2 1B
     assert says(small, tp=8) == (
-        "--tp 8 would cut the keys of 512 into 8 parts of 64, which must be multiples of 128 with FP8 in blocks; use "
+        "--tp 8 would split the keys of 512 into 8 parts of 64, which must be multiples of 128 with FP8 in blocks; use "
         "fewer GPUs, or a checkpoint in fp8."
     )
     for fields in ({"tp": 4}, apart):
@@ -377,7 +377,7 @@ def test_the_scaling_of_phi_is_as_transformers_4_wants_it():
 
 def test_experts_in_w4a8_are_not_for_blackwell(checkpoint, tmp_path):
     given = spec("pytorch", tmp_path / "e", quant="w4a8_awq", gpu="b200-sxm", options={"dtype": "bfloat16"})
-    with pytest.raises(InputError, match="has no W4A8 kernels for experts there; use --quant fp8, or name an H100"):
+    with pytest.raises(InputError, match="has no W4A8 kernels for experts; use --quant fp8, or name an H100"):
         pytorch.target.prepare(given, checkpoint("mixtral"))
 
 

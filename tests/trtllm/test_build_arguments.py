@@ -147,7 +147,7 @@ def test_a_70b_engine_is_planned_on_a_laptop(checkpoint: Path, monkeypatch: pyte
     text = dry_run(checkpoint, "--target", "tensorrt", "--quant", "fp8", "--kv-cache", "fp8", "--gpu", "h100-sxm")
     assert "70.55 billion parameters" in text
     assert re.search(
-        r"not on this machine: The stage 'quantise and export' needs about \d+\.\d GiB of memory, 16.0", text
+        r"not on this machine: The stage 'quantise and export' needs about \d+\.\d GiB of memory, and 16.0", text
     )
     rows = {line[:28].strip(): line[28:].split() for line in text.splitlines() if "GiB" in line and line[:1] != "n"}
     assert list(rows)[-4:] == ["quantise and export", "quality gate", "trtllm-build, 8 ranks", "serving, weights only"]
@@ -183,7 +183,7 @@ def test_gpus_that_cannot_run_or_hold_it(checkpoint: Path) -> None:
     )
     for words_of in (("int4_awq",), ("fp8", "--kv-cache", "int8")):
         assert refused(checkpoint, *words, *words_of, "--gpu", "b200-sxm", "--tp", "8").startswith(
-            "--gpu b200-sxm: trtllm-build makes engines of none and fp8 weights there, with --kv-cache auto or fp8"
+            "For --gpu b200-sxm, trtllm-build makes engines only with --quant none or fp8, and --kv-cache auto or fp8"
         )
     # NotImplementedError in 1.2.1 PluginConfig.validate
     fast = ("fp8", "--gpu", "b200-sxm", "--set", "flag.low_latency_gemm_plugin=fp8")
@@ -201,7 +201,7 @@ def test_heads_without_fp8_attention_on_a_b200(checkpoint: Path) -> None:
     (checkpoint / "config.json").write_text(json.dumps(phi))
     words = ("--target", "tensorrt", "--quant", "fp8", "--gpu", "b200-sxm")
     assert refused(checkpoint, *words, "--kv-cache", "fp8") == (
-        "--gpu b200-sxm: TensorRT-LLM has no attention in FP8 there for heads of 96; use --kv-cache auto."
+        "On --gpu b200-sxm, TensorRT-LLM has no FP8 attention for heads of 96; use --kv-cache auto."
     )
     dry_run(checkpoint, *words)
 
@@ -349,7 +349,7 @@ def test_a_window_that_the_pytorch_backend_ignores_is_refused(tmp_path, family, 
     )
     target.prepare(short, checkpoint)
     if ignored:
-        with pytest.raises(InputError, match=r"last 64 tokens only.*--max-seq-len 64, or use --target tensorrt"):
+        with pytest.raises(InputError, match=r"only to the last 64 tokens.*--max-seq-len 64, or use --target tensorrt"):
             target.prepare(long, checkpoint)
     else:
         target.prepare(long, checkpoint)

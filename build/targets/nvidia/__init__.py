@@ -1,4 +1,4 @@
-"""Parts shared by the targets tensorrt and pytorch: request, quantising, stages and estimates.
+"""Code that the targets tensorrt and pytorch share: request, quantisation, stages, estimates.
 
 NVIDIA's facts about TensorRT-LLM belong to `build/trtllm/`.
 """

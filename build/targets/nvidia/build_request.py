@@ -1,6 +1,6 @@
 """The checked request of a build for NVIDIA targets.
 
-Everything that can be rejected is rejected here.
+This module rejects every request that cannot work on any machine.
 """
 
 from dataclasses import dataclass
@@ -22,18 +22,23 @@ from llmops.build.trtllm.image_selection import image_for, image_of, release_of
 from llmops.build.trtllm.unsupported_checkpoints import unsupported_reason
 from llmops.errors import CheckpointError, InputError, VersionMismatchError
 
-#: Default limits: sequences per batch, tokens per step, and tokens of a sequence.
-_DEFAULT_BATCH, _DEFAULT_TOKENS, _DEFAULT_LENGTH = 256, 8192, 8192
-#: The first release whose PyTorch backend keeps to a family's sliding window, None where none of the
-#: versions read does. Mistral and Mixtral: NVIDIA/TensorRT-LLM #12597; the others' classes hand no
-#: window to their base class (`tensorrt_llm/_torch/models/modeling_{phi3,qwen,qwen3,qwen3_moe}.py`).
+#: Default of --max-batch-size, in sequences.
+_DEFAULT_BATCH = 256
+#: Default of --max-num-tokens: the tokens of one engine step, as in TensorRT-LLM.
+_DEFAULT_TOKENS = 8192
+#: Default of --max-seq-len, in tokens, unless the model's context is shorter.
+_DEFAULT_LENGTH = 8192
+#: The first release line whose PyTorch backend applies the sliding window of a family, or None if
+#: no known release does. NVIDIA/TensorRT-LLM #12597 added the window of Mistral and Mixtral. The
+#: classes of other families pass no window to their base class
+#: (`tensorrt_llm/_torch/models/modeling_{phi3,qwen,qwen3,qwen3_moe}.py`).
 _WINDOW_SINCE = {"mistral": (1, 3), "mixtral": (1, 3), "phi3": None, "qwen2": None, "qwen3": None, "qwen3_moe": None}
-#: Families whose engines trtllm-build makes in fp8_pc_pt. Its layers of that format
-#: (`tensorrt_llm/quantization/layers.py`, Fp8RowwiseAttention, Fp8RowwiseRmsNorm) know no M-RoPE,
-#: which Qwen's class hands to attention, and their norms return a pair, which Gemma's class adds to
-#: a tensor.
+#: Families that trtllm-build can build in fp8_pc_pt. The layers of this format
+#: (`tensorrt_llm/quantization/layers.py`, Fp8RowwiseAttention, Fp8RowwiseRmsNorm) lack M-RoPE,
+#: which Qwen's class passes to attention, and their norms return a pair, which Gemma's class adds
+#: to a tensor.
 _ROWWISE_ENGINES = frozenset({"llama", "mistral", "phi3"})
-#: Formats whose scales the PyTorch backend cuts by rows of a matrix.
+#: Formats whose scales the PyTorch backend splits by rows of a matrix.
 _SCALES_BY_ROW = frozenset({"fp8_pc_pt", "int4_awq", "w4a8_awq", "int8_wo"})
 _ATTENTION_DP = "llm.enable_attention_dp"
 COMMON_OPTIONS = frozenset({*GATES, "calib_batch_size", "calib_seed", "quality", "image", "tensorrt_llm", "dtype"})
@@ -41,11 +46,11 @@ COMMON_OPTIONS = frozenset({*GATES, "calib_batch_size", "calib_seed", "quality",
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """A checked request.
+    """A checked request of a build for an NVIDIA target.
 
-    `dtype` is that of weights that are not quantised. `is_prequantized`: the checkpoint is
-    quantised already and is exported unchanged. `exports_unchanged`: it is exported unchanged for
-    this or another reason.
+    `dtype` is the dtype of unquantised weights. `is_prequantized` is True if the checkpoint is
+    already quantised, and is exported unchanged. `exports_unchanged` is True if the checkpoint is
+    exported unchanged for this or another reason.
     """
 
     spec: BuildSpec
@@ -66,10 +71,10 @@ class BuildRequest:
     def stored_cache(self) -> str:
         """Return the KV cache dtype that the exported checkpoint names.
 
-        Target pytorch names none where the weights are not quantised: TensorRT-LLM refuses a
-        checkpoint whose hf_quant_config.json has no algorithm for the weights
-        (`tensorrt_llm/llmapi/llm_utils.py`, "Pre-quantized checkpoint must have quant_algo"). There
-        `kv_cache_config.dtype` alone decides.
+        For unquantised weights, target pytorch names no dtype: TensorRT-LLM refuses a checkpoint
+        whose hf_quant_config.json has no algorithm for the weights
+        (`tensorrt_llm/llmapi/llm_utils.py`, "Pre-quantized checkpoint must have quant_algo"). In
+        this case, `kv_cache_config.dtype` sets the dtype of the cache.
         """
         return _stored_cache(self.spec)
 
@@ -82,7 +87,7 @@ class BuildRequest:
     def weights(self) -> str:
         """Return the name of the engine's weight format.
 
-        If llmops has no name for it, this is the checkpoint's method.
+        If llmops has no name for the format, the result is the checkpoint's method.
         """
         found = self.checkpoint.quantisation
         if not self.is_prequantized or found is None:
@@ -91,12 +96,12 @@ class BuildRequest:
 
     @property
     def quantisation(self) -> Quantisation:
-        """Return the record for engine.json."""
+        """Return the number formats of the engine, for engine.json."""
         return Quantisation(weights=self.weights, kv_cache=self.kv_cache, group_size=self.group_size)
 
     @property
     def parallelism(self) -> Parallelism:
-        """Return the record for engine.json."""
+        """Return the parallel sizes of the engine, for engine.json."""
         return Parallelism(tp_size=self.spec.tp, pp_size=self.spec.pp, ep_size=self.spec.ep)
 
 
@@ -111,7 +116,7 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
         raise CheckpointError(_wrong_target(arch, spec.target))
     if spec.deterministic:
         raise InputError(
-            f"--deterministic is for --target openvino: TensorRT-LLM's kernels differ with the size of the batch, so "
+            "--deterministic is for --target openvino: TensorRT-LLM's kernels depend on the size of the batch, and "
             f"greedy answers of --target {spec.target} can too; leave it out."
         )
     quant_format = format_of(spec.quant, spec.target)
@@ -119,7 +124,7 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
     image = _image(spec, FAMILIES[arch.family].since)
     if spec.target == "pytorch" and release_of(image.tensorrt_llm) < FAMILIES[arch.family].since:
         raise CheckpointError(
-            f"TensorRT-LLM {image.tensorrt_llm} does not have {arch.hf_class}; use --set image={OWN_TAG}, which does."
+            f"TensorRT-LLM {image.tensorrt_llm} does not have {arch.hf_class}; use --set image={OWN_TAG}, which has it."
         )
     limits = _limits(spec, arch)
     _check_window(arch, spec.target, limits.max_seq_len, release_of(image.tensorrt_llm))
@@ -133,15 +138,18 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
     found = checkpoint.quantisation.format if unchanged and checkpoint.quantisation else None
     _check_shared_heads(arch, quant_format, spec, (found or quant_format).name)
     if spec.target == "tensorrt" and arch.moe is not None and arch.has_dense_layers:
-        # 1.2.1 `tensorrt_llm/models/qwen/model.py`: QWenDecoderLayer is MOE in every layer or in none
+        # In 1.2.1 `tensorrt_llm/models/qwen/model.py`, QWenDecoderLayer is MOE in every layer or in
+        # none.
         raise CheckpointError(
-            "This model has layers without experts, which TensorRT-LLM's engines give experts, too; use --target "
-            "pytorch."
+            "This model has layers without experts, and TensorRT-LLM's engines have experts in every layer; use "
+            "--target pytorch."
         )
     if spec.target == "tensorrt" and spec.pp > 1 and arch.family == "phi3":
-        # 1.2.1 `tensorrt_llm/models/phi3/model.py`: Phi3Model makes the embedding and the last norm
-        # on every rank, and takes no states of an earlier one
-        raise InputError("--pp: TensorRT-LLM's engines of Phi-3 and 4 have no pipeline stages; use --tp.")
+        # In 1.2.1 `tensorrt_llm/models/phi3/model.py`, Phi3Model has embedding and last norm on
+        # every rank, and takes no states from an earlier rank.
+        raise InputError(
+            "--pp is not possible: TensorRT-LLM's engines of Phi-3 and Phi-4 have no pipeline stages; use --tp."
+        )
     return BuildRequest(
         spec=spec,
         checkpoint=checkpoint,
@@ -167,7 +175,7 @@ def _wrong_target(arch: Architecture, target: str) -> str:
 def _exports_unchanged(spec: BuildSpec, checkpoint: Checkpoint) -> bool:
     """Return True if the target exports the checkpoint unchanged.
 
-    This holds for target pytorch and an unquantised Hugging Face folder.
+    Target pytorch exports a Hugging Face folder unchanged if --quant is none.
     """
     return spec.quant == "none" and spec.target == "pytorch" and checkpoint.format == "huggingface"
 
@@ -198,12 +206,13 @@ def _check_family_format(arch: Architecture, quant_format: QuantFormat, spec: Bu
 def allowed_formats(family: str, target: str) -> tuple[str, ...]:
     """Return the formats in which a family can be built for a target.
 
-    They are listed in docs/tensorrt-llm.md, "What loads".
+    docs/tensorrt-llm.md lists the formats under "What loads".
     """
     if FAMILIES[family].as_published:
         return ("none",)
     if target == "tensorrt" and family in ("qwen3", "qwen3_moe"):
-        return ("none", "fp8")  # NVIDIA/TensorRT-LLM examples/models/core/qwen/README.md, support matrix
+        # Source: the support matrix of NVIDIA/TensorRT-LLM examples/models/core/qwen/README.md.
+        return ("none", "fp8")
     formats = list(buildable_formats(target).items())
     if FAMILIES[family].moe is not None:
         formats = [(name, quant_format) for name, quant_format in formats if target in quant_format.mixtures]
@@ -226,12 +235,12 @@ def _group_size(arch: Architecture, quant_format: QuantFormat, spec: BuildSpec) 
 
 
 def _check_shared_heads(arch: Architecture, quant_format: QuantFormat, spec: BuildSpec, weights: str) -> None:
-    """Raise InputError for KV heads on several GPUs each with scales that are not copied to all of them.
+    """Raise InputError for KV heads that several GPUs share, if their scales are not copied.
 
-    ModelOpt 0.47 finds out after it has quantised (`export/layer_utils.py`, "Duplicating KV heads
-    per-channel scales is not supported"), the PyTorch backend when it loads: its mapper copies
-    weights and biases only (`tensorrt_llm/_torch/models/checkpoints/hf/weight_mapper.py`,
-    _duplicate_kv_weights), and that of Qwen's mixtures the scales of blocks, too.
+    ModelOpt 0.47 fails after quantisation (`export/layer_utils.py`, "Duplicating KV heads
+    per-channel scales is not supported"). The PyTorch backend fails when it loads: its mapper
+    copies only weights and biases (`tensorrt_llm/_torch/models/checkpoints/hf/weight_mapper.py`,
+    _duplicate_kv_weights), and the mapper of Qwen's MoE models also the scales of blocks.
     """
     if spec.tp <= arch.num_kv_heads or arch.mla is not None or str(spec.options.get(_ATTENTION_DP)).lower() == "true":
         return
@@ -242,7 +251,7 @@ def _check_shared_heads(arch: Architecture, quant_format: QuantFormat, spec: Bui
         copied = FAMILIES[arch.family].as_published or not by_row
     if not copied:
         raise InputError(
-            f"--tp {spec.tp} gives several GPUs the same of {arch.num_kv_heads} KV heads, which "
+            f"--tp {spec.tp} gives several GPUs the same one of {arch.num_kv_heads} KV heads, which "
             f"{'ModelOpt' if spec.target == 'tensorrt' else 'TensorRT-LLM'} does not do in {weights}; use --tp "
             f"{arch.num_kv_heads} or less, or {'a checkpoint in' if weights == 'fp8_block' else '--quant'} fp8."
         )
@@ -256,7 +265,9 @@ def _rounds_widths(quant_format: QuantFormat, spec: BuildSpec) -> bool:
 def _calibration(spec: BuildSpec, quant_format: QuantFormat) -> CalibrationSettings:
     defaults = CalibrationSettings()
     if spec.calib_dataset is not None and not quant_format.calibrated and _stored_cache(spec) == "auto":
-        raise InputError(f"--calib-data: nothing is calibrated with --quant {quant_format.name}; leave it out.")
+        raise InputError(
+            f"--calib-data has no effect, because --quant {quant_format.name} needs no calibration; leave it out."
+        )
     return CalibrationSettings(
         dataset=spec.calib_dataset or BUNDLED,
         size=spec.calib_size,
@@ -267,7 +278,7 @@ def _calibration(spec: BuildSpec, quant_format: QuantFormat) -> CalibrationSetti
 
 
 def check_calibration(request: BuildRequest) -> None:
-    """Check the calibration data before the weights are loaded, which takes minutes."""
+    """Check the calibration data before weights are loaded, because loading takes minutes."""
     if request.calibrates:
         check_data(request.calibration)
 
@@ -293,13 +304,14 @@ def _check_window(arch: Architecture, target: str, length: int, minor: tuple[int
     since = _WINDOW_SINCE.get(arch.family, minor)
     if target == "pytorch" and (since is None or minor < since) and window and length > window.size:
         raise InputError(
-            f"This model attends to the last {window.size} tokens only, which TensorRT-LLM's PyTorch backend does not "
-            f"do; within that length it is the same: add --max-seq-len {window.size}, or use --target tensorrt."
+            f"This model attends only to the last {window.size} tokens, which TensorRT-LLM's PyTorch backend does "
+            f"not support. Shorter sequences are not affected: add --max-seq-len {window.size}, or use --target "
+            "tensorrt."
         )
 
 
 def _image(spec: BuildSpec, since: tuple[int, int]) -> TrtllmImage:
-    """Return the image of the options, else one whose release has the family, which came with `since`."""
+    """Return the image of the options, or else an image whose release has the model's family."""
     version = spec.options.get("tensorrt_llm")
     tag = spec.options.get("image")
     if tag is None and version:
@@ -311,19 +323,19 @@ def _image(spec: BuildSpec, since: tuple[int, int]) -> TrtllmImage:
     if spec.target not in image.targets or (version and image.tensorrt_llm != version):
         right = image_for(spec.target, str(version or "1.2.1"))
         raise VersionMismatchError(
-            f"Image {image.tag} has TensorRT-LLM {image.tensorrt_llm}, which is not for this build (target "
-            f"{spec.target}): use --set image={right.tag}."
+            f"Image {image.tag} has TensorRT-LLM {image.tensorrt_llm}, which cannot run this build (target "
+            f"{spec.target}); use --set image={right.tag}."
         )
     return image
 
 
 def _image_of_version(target: str, version: str) -> TrtllmImage:
-    """Return an image with the version's own fields and flags, or later ones of its minor release."""
+    """Return the image of this version, or of a later version in the same minor release."""
     image = image_for(target, version)
     if release_of(image.tensorrt_llm) != release_of(version):
         raise VersionMismatchError(
-            f"--target {target} needs TensorRT-LLM {image.tensorrt_llm}, not {version}: leave the version out, or use "
-            "--target tensorrt, which has engines for that."
+            f"--target {target} needs TensorRT-LLM {image.tensorrt_llm}, not {version}; leave the version out, or "
+            "use --target tensorrt, which has engines for that version."
         )
     return image
 
@@ -337,7 +349,7 @@ def positive_option(spec: BuildSpec, name: str, default: int) -> int:
         number = 0
     if number < 1:
         flag = f"--{name.replace('_', '-')} " if name.startswith("calib_") else f"--set {name}="
-        raise InputError(f"{flag}{value}: give a whole number of at least 1.")
+        raise InputError(f"{flag}{value} is not possible; give a whole number of at least 1.")
     return number
 
 
@@ -345,16 +357,16 @@ def boolean_option(spec: BuildSpec, name: str, default: bool) -> bool:
     """Return an option as True or False."""
     value = str(spec.options.get(name, default)).lower()
     if value not in ("true", "false"):
-        raise InputError(f"--set {name}={value}: give true or false.")
+        raise InputError(f"--set {name}={value} is not possible; give true or false.")
     return value == "true"
 
 
 def unknown_options(spec: BuildSpec, known: frozenset[str], prefixes: tuple[str, ...]) -> None:
-    """Raise InputError for an option that is not known and starts with none of the prefixes."""
+    """Raise InputError for an option that is unknown and starts with none of the prefixes."""
     import difflib
 
     for name in spec.options:
         if name not in known and not name.startswith(prefixes):
             near: list[Any] = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}" if near else f"it knows {', '.join(sorted(known))}"
+            hint = f"did you mean {near[0]}" if near else f"choose one of {', '.join(sorted(known))}"
             raise InputError(f"--target {spec.target} has no setting --set {name}; {hint}.")

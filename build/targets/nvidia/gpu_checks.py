@@ -1,4 +1,4 @@
-"""Check that the GPUs the user names can run the engine."""
+"""Check that the GPUs of --gpu can run the engine."""
 
 from llmops.build.plan.gpu_specs import GpuSpec, find_gpu
 from llmops.build.quant_formats import FORMATS
@@ -10,7 +10,7 @@ _GIB = 2**30
 
 
 def check_gpu(request: BuildRequest) -> None:
-    """Raise InputError if the GPUs cannot run the format or hold the weights."""
+    """Raise InputError if the GPUs of --gpu cannot run the format, or cannot hold the weights."""
     spec, arch = request.spec, request.checkpoint.architecture
     _check_experts_dtype(request)
     if spec.gpu is None:
@@ -35,10 +35,9 @@ def check_gpu(request: BuildRequest) -> None:
 def _check_experts_dtype(request: BuildRequest) -> None:
     """Raise InputError for experts in W4A8 in the wrong 16-bit dtype.
 
-    TensorRT-LLM loads this dtype and misreads it.
-
-    It writes their scales as bfloat16 on Hopper and as float16 on Ada, and then reads the bits in
-    the model's dtype (`tensorrt_llm/_torch/modules/fused_moe/quantization.py`,
+    TensorRT-LLM loads such experts and computes wrong results: it writes their scales as bfloat16
+    on Hopper and as float16 on Ada, and reads the bits in the model's dtype
+    (`tensorrt_llm/_torch/modules/fused_moe/quantization.py`,
     WInt4AFP8FusedMoEMethod.load_quant_scales).
     """
     if request.weights != "w4a8_awq" or request.checkpoint.architecture.moe is None:
@@ -50,13 +49,14 @@ def _check_experts_dtype(request: BuildRequest) -> None:
             "give such a checkpoint" if request.is_prequantized else f"add --set dtype={required}, or use --quant fp8"
         )
         raise InputError(
-            f"--target pytorch computes w4a8_awq experts right in {required} only on {'Ada' if ada else 'Hopper'}, and "
+            f"--target pytorch computes w4a8_awq experts correctly in {required} only on "
+            f"{'Ada' if ada else 'Hopper'}, and "
             f"this model is {request.dtype}; {remedy}."
         )
 
 
 def _check_blackwell(request: BuildRequest, gpu: GpuSpec) -> None:
-    """Raise InputError for a Blackwell GPU and weights that TensorRT-LLM has no kernels for there.
+    """Raise InputError for a Blackwell GPU without kernels for the weights in TensorRT-LLM.
 
     Sources: `build` of `tensorrt_llm/builder.py` at 1.2.1, and
     `WInt4AFP8FusedMoEMethod.create_weights` of
@@ -65,17 +65,18 @@ def _check_blackwell(request: BuildRequest, gpu: GpuSpec) -> None:
     narrow = not request.quant_format.blackwell_engine or request.kv_cache == "int8"
     if request.spec.target == "tensorrt" and 100 <= gpu.sm < 120 and narrow:
         raise InputError(
-            f"--gpu {gpu.name}: trtllm-build makes engines of none and fp8 weights there, with --kv-cache auto or fp8; "
-            "choose those, or --target pytorch."
+            f"For --gpu {gpu.name}, trtllm-build makes engines only with --quant none or fp8, and --kv-cache auto or "
+            "fp8; choose those, or --target pytorch."
         )
-    # NVIDIA/TensorRT-LLM #8308: "FP8 FMHA cannot be enabled because Context FMHA is not supported"
+    # NVIDIA/TensorRT-LLM #8308 reports "FP8 FMHA cannot be enabled because Context FMHA is not
+    # supported".
     head = request.checkpoint.architecture.head_dim
     if request.spec.target == "tensorrt" and gpu.sm == 100 and request.kv_cache == "fp8" and head == 96:
         raise InputError(
-            f"--gpu {gpu.name}: TensorRT-LLM has no attention in FP8 there for heads of {head}; use --kv-cache auto."
+            f"On --gpu {gpu.name}, TensorRT-LLM has no FP8 attention for heads of {head}; use --kv-cache auto."
         )
     if request.weights == "w4a8_awq" and request.checkpoint.architecture.moe is not None and gpu.sm >= 100:
         raise InputError(
-            f"--gpu {gpu.name}: TensorRT-LLM has no W4A8 kernels for experts there; use --quant fp8, or name an "
+            f"On --gpu {gpu.name}, TensorRT-LLM has no W4A8 kernels for experts; use --quant fp8, or name an "
             "H100 or H200."
         )

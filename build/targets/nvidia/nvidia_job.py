@@ -1,4 +1,4 @@
-"""The common part of both NVIDIA targets' jobs.
+"""The common base of the NVIDIA targets' jobs.
 
 ModelOpt quantises on this machine, and the engine runs elsewhere.
 """
@@ -32,7 +32,7 @@ from llmops.errors import InputError, ResourceError
 
 
 class NvidiaJob(GeneratorJob):
-    """A job of an NVIDIA target. The weights are written `copies` times."""
+    """A build job of an NVIDIA target. The build writes the weights `copies` times."""
 
     copies = 1
 
@@ -43,7 +43,7 @@ class NvidiaJob(GeneratorJob):
 
     @property
     def adapter_entries(self) -> list[AdapterEntry]:
-        """Return the adapters for engine.json."""
+        """Return the LoRA adapters, for engine.json."""
         return [AdapterEntry(name=one.name, id=one.task_id) for one in self.adapters]
 
     @cached_property
@@ -76,7 +76,7 @@ class NvidiaJob(GeneratorJob):
 
     @abstractmethod
     def commands(self) -> list[str]:
-        """Return the commands that build or start the engine, for people."""
+        """Return the commands that build or start the engine, as lines for the terminal."""
 
     def check(self) -> None:
         if not self.request.exports_unchanged:
@@ -89,7 +89,8 @@ class NvidiaJob(GeneratorJob):
                     f"CUDA_VISIBLE_DEVICES={chosen} names no GPU; name one that `nvidia-smi -L` lists, or set -1 to "
                     "quantise on the CPU."
                 )
-            # a driver that is older than torch's CUDA is no error there (c10/cuda/CUDAFunctions.cpp, device_count)
+            # With a driver that is older than torch's CUDA, torch finds no GPU and raises no error
+            # (c10/cuda/CUDAFunctions.cpp, device_count).
             if not gpu and shutil.which("nvidia-smi") and visible_gpus():
                 raise ResourceError(
                     f"torch {installed_version('torch')} cannot use the GPUs that `nvidia-smi -L` lists; update their "
@@ -98,7 +99,10 @@ class NvidiaJob(GeneratorJob):
             check_memory(stage_needs(self.request, gpu), gpu)
 
     def result(self, record: Mapping[str, Any], extra: NvidiaExtra, complete: bool = True) -> BuildResult:
-        """Return the job's result. `record` is that of `quantised_checkpoint`."""
+        """Return the result of the job.
+
+        `record` is the record that `quantised_checkpoint` returns.
+        """
         return BuildResult(
             limits=self.request.limits,
             quantisation=self.request.quantisation,
@@ -121,7 +125,7 @@ class NvidiaJob(GeneratorJob):
         return lines + ([f"quality gate: {request.gates.describe()}"] if request.measure_quality else [])
 
     def _too_large_lines(self) -> list[str]:
-        """Return the stages for which the engine's own GPUs have too little memory."""
+        """Return a warning about stages for which the GPUs of --gpu have too little memory."""
         if self.spec.gpu is None:
             return []
         gpu, count = find_gpu(self.spec.gpu), self.spec.tp * self.spec.pp
@@ -129,14 +133,17 @@ class NvidiaJob(GeneratorJob):
         if not names:
             return []
         hardware = f"{count} x {gpu.name} ({count * gpu.memory / 2**30:.0f} GiB)"
-        return [f"more than {hardware} can hold: {', '.join(names)}; run `llmops build` with more GPUs, or on CPU"]
+        return [
+            f"These stages need more memory than {hardware}: {', '.join(names)}; run `llmops build` with more GPUs, "
+            "or on CPU"
+        ]
 
 
 def _check_output_adapters(request: BuildRequest, adapters: Sequence[AdapterCheckpoint]) -> None:
-    """Raise InputError for an adapter of attention's output that TensorRT-LLM reads wrongly.
+    """Raise InputError for an adapter of attention's output that TensorRT-LLM would read wrongly.
 
-    Before NVIDIA/TensorRT-LLM #17153, which is in 1.3, its runtime cuts the adapter as if its input
-    were as wide as the hidden state (`cpp/tensorrt_llm/runtime/loraModule.cpp`, kATTN_DENSE).
+    Before NVIDIA/TensorRT-LLM #17153, which is in 1.3, the runtime splits the adapter as if its
+    input were as wide as the hidden state (`cpp/tensorrt_llm/runtime/loraModule.cpp`, kATTN_DENSE).
     """
     arch = request.checkpoint.architecture
     width = arch.num_heads * arch.head_dim
@@ -145,6 +152,6 @@ def _check_output_adapters(request: BuildRequest, adapters: Sequence[AdapterChec
     for adapter in adapters:
         if "attn_dense" in adapter.modules:
             raise InputError(
-                f"--adapter {adapter.name} adapts o_proj, whose {width} inputs TensorRT-LLM before 1.3 takes for "
-                f"{arch.hidden_size}; train it without o_proj, or use --target pytorch --set image={OWN_TAG}."
+                f"--adapter {adapter.name} adapts o_proj, which has {width} inputs, and TensorRT-LLM before 1.3 "
+                f"assumes {arch.hidden_size}; train it without o_proj, or use --target pytorch --set image={OWN_TAG}."
             )

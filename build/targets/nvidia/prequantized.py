@@ -1,6 +1,7 @@
 """Checkpoints that are quantised already.
 
-For each, it is known which target takes it unchanged, and what to give instead.
+The module knows which target builds such a checkpoint unchanged, and which checkpoint or option to
+give otherwise.
 """
 
 from collections.abc import Callable
@@ -13,18 +14,18 @@ from llmops.build.spec import BuildSpec
 from llmops.build.trtllm.unsupported_checkpoints import unsupported_reason
 from llmops.errors import CheckpointError, InputError
 
-#: SM version of the first Blackwell GPUs.
+#: Compute capability of the first Blackwell GPUs, 10.0, as SM number.
 _BLACKWELL = 100
-#: The only block of FP8 scales that TensorRT-LLM takes.
+#: The only block size of FP8 scales that TensorRT-LLM supports.
 _BLOCK = [128, 128]
-#: The value of --quant nearest to a rejected method.
+#: Methods of quantised checkpoints -> the most similar value of --quant, for error messages.
 _NEAREST = {"fp8": "fp8", "awq": "int4_awq", "gptq": "int4_awq", "bitsandbytes": "int4_awq"}
 
 
 def is_prequantized(spec: BuildSpec, checkpoint: Checkpoint, minor: tuple[int, int]) -> bool:
-    """Return True if the checkpoint is quantised and is exported unchanged.
+    """Return True if the checkpoint is already quantised, and is exported unchanged.
 
-    `minor` is the release line of TensorRT-LLM that the build is for.
+    `minor` is the release line of TensorRT-LLM for which the engine is built.
 
     Raises:
         CheckpointError: The checkpoint is quantised in a way that cannot be built.
@@ -41,16 +42,16 @@ def is_prequantized(spec: BuildSpec, checkpoint: Checkpoint, minor: tuple[int, i
         )
     if spec.quant != "none":
         raise InputError(
-            f"{checkpoint.ref} is already quantised ({_name(found)}) and is passed on as it is; leave out --quant "
+            f"{checkpoint.ref} is already quantised ({_name(found)}) and is built unchanged; leave out --quant "
             f"{spec.quant}."
         )
     return True
 
 
 def stored_kv_cache(found: ExistingQuantisation | None) -> str | None:
-    """Return the dtype, in llmops' names, of the KV cache that a ModelOpt checkpoint names, or None.
+    """Return the dtype of the KV cache that a ModelOpt checkpoint names, in llmops' names, or None.
 
-    With `auto` the backend takes this one.
+    With --kv-cache auto, the backend uses this dtype.
     """
     fp8 = found is not None and found.method == "modelopt" and found.detail.get("kv_cache_quant_algo") == "FP8"
     return "fp8" if fp8 else None
@@ -82,13 +83,13 @@ def _problem(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpe
 
 
 _BACKEND = "TensorRT-LLM's PyTorch backend"
-_NEWER = "which TensorRT-LLM reads from 1.3 on: take --set image=trtllm-1.3, or"
-# What the PyTorch backend makes of config.json and hf_quant_config.json, by release:
-# `tensorrt_llm/_torch/model_config.py`, load_hf_quant_config, and
+_NEWER = "which TensorRT-LLM reads since 1.3: use --set image=trtllm-1.3, or"
+# The checks below follow how the PyTorch backend of each release reads config.json and
+# hf_quant_config.json: `tensorrt_llm/_torch/model_config.py`, load_hf_quant_config, and
 # `tensorrt_llm/llmapi/llm_utils.py`, _update_from_hf_quant_config. NVIDIA/TensorRT-LLM #14088
-# brought ModelOpt's description within config.json and ModelOpt 1.x's own, #15415 the last fixes
-# for compressed-tensors; both are in 1.3.0rc29. Each function returns what is wrong, or an empty
-# text.
+# added ModelOpt's description in config.json and the description of ModelOpt 1.x, and #15415 added
+# the last fixes for compressed-tensors. Both are in 1.3.0rc29. Each function returns a problem as
+# text, or an empty text.
 
 
 #: Algorithms of hf_quant_config.json for which 1.2.1 has a kind of linear layer
@@ -106,13 +107,13 @@ def _fp8(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpec, m
     if block == _BLOCK:
         return ""
     scales = f"in blocks of {block[0]} x {block[1]}" if block else "with one scale per tensor"
-    return f"{scales}, where TensorRT-LLM's PyTorch backend takes blocks of 128 x 128 only"
+    return f"{scales}, where TensorRT-LLM's PyTorch backend supports only blocks of 128 x 128"
 
 
 def _modelopt(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpec, minor: tuple[int, int]) -> str:
     within, flat = not (checkpoint.path / MODELOPT_FILE).is_file(), "producer" in found.detail
     if minor < (1, 3) and within:
-        return f"but TensorRT-LLM 1.2 reads that from {MODELOPT_FILE}, which is not there"
+        return f"but TensorRT-LLM 1.2 reads that from {MODELOPT_FILE}, which is missing"
     if minor < (1, 3) and flat:
         return f"and {MODELOPT_FILE} is of ModelOpt 1.x, {_NEWER}"
     algorithm = str(found.detail.get("quant_algo") or "")
@@ -126,10 +127,10 @@ def _modelopt(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSp
 
 
 def _modelopt_cache(algorithm: str, spec: BuildSpec) -> str:
-    """Return what is wrong with the KV cache that the description names, or an empty text.
+    """Return the problem of the KV cache that the description names, or an empty text.
 
-    `_torch/pyexecutor/model_loader.py`, validate_and_set_kv_cache_quant, wants the checkpoint's
-    dtype or `auto`.
+    `_torch/pyexecutor/model_loader.py`, validate_and_set_kv_cache_quant, accepts only the
+    checkpoint's dtype or `auto`.
     """
     if algorithm.lower() in ("none", "null"):
         return ""

@@ -2,9 +2,9 @@
 
 Usage: `python process_guard.py PROGRAM ARGS…`.
 
-trtllm-build starts workers, none of which may outlive llmops. Guard and program are in a session of
-their own, which Ctrl-C or `kill -9` for llmops' process group does not reach. The guard imports
-nothing of llmops, so that it starts at once.
+trtllm-build starts workers, and no worker may outlive llmops. Guard and program run in a new
+session, which Ctrl-C or `kill -9` for llmops' process group does not reach. The guard imports no
+module of llmops, so that it starts at once.
 """
 
 import contextlib
@@ -14,14 +14,15 @@ import subprocess
 import sys
 import threading
 
-#: Seconds between SIGTERM and SIGKILL.
+#: Seconds between SIGTERM and SIGKILL, in which the workers can remove their files.
 GRACE = 10.0
 
 
 def main(argv: list[str]) -> int:
     """Run the program and return its exit code.
 
-    The code is 128 + signal if the program was killed, 127 if it cannot be started.
+    The exit code is 128 + signal if a signal killed the program, and 127 if the program cannot be
+    started.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
@@ -39,7 +40,7 @@ def _default_signals() -> None:
 
 
 def _end_with_parent(program: subprocess.Popen[bytes]) -> None:
-    """End the session once standard input closes."""
+    """End the session when standard input closes."""
     while os.read(0, 1024):
         pass
     os.killpg(0, signal.SIGTERM)

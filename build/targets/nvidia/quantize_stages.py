@@ -14,37 +14,38 @@ from llmops.build.environment import installed_version
 from llmops.build.progress import Progress
 from llmops.build.targets.nvidia.build_request import BuildRequest
 
-#: Version of the stages. Increase it when the same inputs give other files than before.
+#: Version of the stages' code, part of every stage's key. Increase the number when the same inputs
+#: give other files than before.
 _REVISION = 5
 LIBRARIES = ("nvidia-modelopt", "torch", "transformers")
 
 
 def library_versions() -> dict[str, str]:
-    """Return the versions of the libraries that decide the files."""
+    """Return the versions of the libraries whose version changes the quantised files."""
     return {name: installed_version(name) for name in LIBRARIES}
 
 
 def quantised_checkpoint(request: BuildRequest, tokenizer: Path, progress: Progress) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of the finished stage, which holds `checkpoint/`, and its record.
+    """Return the folder of the finished stage, with `checkpoint/` in it, and the stage's record.
 
-    The record has quality, golden answers and calibration tokens. `tokenizer` is the folder that
-    the engine gets.
+    The record has quality metrics, golden answers and the number of calibration tokens. `tokenizer`
+    is the tokenizer folder of the engine.
 
     Raises:
-        BuildError: A quality limit is exceeded. The stages stay, so another limit needs no second
-            calibration.
+        BuildError: A quality limit is exceeded. The finished stages are kept, so a build with
+            another limit needs no second calibration.
     """
     return _QuantizeStages(request, tokenizer, progress).run()
 
 
 def kept_bytes(request: BuildRequest) -> int:
-    """Return the bytes that an earlier build with the same inputs left finished."""
+    """Return the bytes of the finished stages that an earlier build of the same inputs left."""
     folder = finished_stage(request.spec.output, "quantised", stage_contents(request)["quantised"])
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def stage_contents(request: BuildRequest) -> dict[str, dict[str, Any]]:
-    """Return the inputs of each stage.
+    """Return the inputs of each stage, by the name of the stage.
 
     The stages are `source` (answers of the source model), `quantised` and `quality`.
     """
@@ -68,9 +69,7 @@ def stage_contents(request: BuildRequest) -> dict[str, dict[str, Any]]:
 class _QuantizeStages:
     """The three stages of quantising a checkpoint.
 
-    Each is taken from an earlier build that finished it.
-
-    The source is loaded when a stage needs it.
+    A stage that an earlier build finished is reused. The source is loaded when a stage needs it.
     """
 
     def __init__(self, request: BuildRequest, tokenizer: Path, progress: Progress) -> None:
@@ -90,7 +89,7 @@ class _QuantizeStages:
         return folder, record
 
     def _free(self) -> None:
-        """Release the source before the export is loaded."""
+        """Release the memory of the source before the export is loaded."""
         if self.source is not None:
             from llmops.build.quantize.model_loading import release_memory
 
@@ -111,7 +110,7 @@ class _QuantizeStages:
         return folder
 
     def _import_libraries(self) -> None:
-        """Import the libraries here, where no caller holds a model."""
+        """Import the libraries while no caller holds a model (see `import_libraries`)."""
         if not self.imported:
             from llmops.build.quantize.model_loading import import_libraries
 
@@ -120,7 +119,7 @@ class _QuantizeStages:
             self.imported = True
 
     def _loaded(self) -> tuple[Any, Any]:
-        """Return (model, tokenizer) of the source."""
+        """Return the model and the tokenizer of the source."""
         from llmops.build.quantize.model_loading import load_model, load_tokenizer
 
         if self.source is None:
@@ -166,7 +165,7 @@ class _QuantizeStages:
         (part / "record.json").write_text(json.dumps({"calibration_tokens": tokens}))
 
     def _quality(self, exported: Path, answers: Path) -> dict[str, Any]:
-        """Return the quality metrics once they are within the limits."""
+        """Return the quality metrics if they are within the limits."""
         folder = self._stage("quality", "the quality figures", lambda part: self._measure(exported, answers, part))
         figures = read_json(folder / "quality.json")
         self.request.gates.check(QualityMetrics(**figures))

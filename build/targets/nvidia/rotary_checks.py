@@ -1,4 +1,4 @@
-"""Check that TensorRT-LLM's engines rotate positions as the model does."""
+"""Check that TensorRT-LLM's engines rotate positions like the model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,17 +8,18 @@ from llmops.errors import InputError
 
 
 def check_rotary(config: Mapping[str, Any], family: str, quant: str, release: tuple[int, int]) -> None:
-    """Raise InputError for a scaling of positions in config.json that an engine of the release lacks.
+    """Raise InputError for a RoPE scaling in config.json that engines of the release lack.
 
-    Factors per dimension (longrope) are in Phi3Attention alone, not in LLaMA's class, and not in
-    the attention of fp8_pc_pt (`tensorrt_llm/models/{phi3,llama}/model.py`,
-    `tensorrt_llm/quantization/layers.py`, Fp8RowwiseAttention). Before 1.2, Gemma 3's scaling is
-    applied to its local layers, too (`tensorrt_llm/layers/attention.py`, register_rope_params).
+    Only Phi3Attention has factors per dimension (longrope). LLaMA's class and the attention of
+    fp8_pc_pt have none (`tensorrt_llm/models/{phi3,llama}/model.py`,
+    `tensorrt_llm/quantization/layers.py`, Fp8RowwiseAttention). Before 1.2, the scaling of Gemma 3
+    is applied to local layers too (`tensorrt_llm/layers/attention.py`, register_rope_params).
     """
     kind = _scaling_kind(config)
     if kind in ("longrope", "su") and family != "phi3":
         raise InputError(
-            f"config.json has rope_type {kind}, which TensorRT-LLM's engines have for Phi-3 and 4 only; use --target "
+            f"config.json has rope_type {kind}, which TensorRT-LLM's engines have only for Phi-3 and Phi-4; use "
+            "--target "
             "pytorch."
         )
     if kind in ("longrope", "su") and quant == "fp8_pc_pt":
@@ -36,7 +37,7 @@ def check_rotary(config: Mapping[str, Any], family: str, quant: str, release: tu
 def _scaling_kind(config: Mapping[str, Any]) -> str | None:
     """Return the rope type of the global layers, or None if positions are not scaled.
 
-    transformers 5 writes `rope_parameters`, by kind of layer for Gemma 3.
+    transformers 5 writes `rope_parameters`, and for Gemma 3 one per kind of layer.
     """
     nested = config.get("text_config")
     text = nested if isinstance(nested, Mapping) else config

@@ -1,9 +1,10 @@
-"""Estimates of memory, disk space and time per build stage, checked before anything starts.
+"""Estimate memory, disk space and time per build stage, before a build starts.
 
-Times are rough on purpose (a factor of two either way): bytes over bandwidths and operations over
-rates. Rates: a third of the dense bfloat16 peak of an H100 SXM (989 TFLOP/s, NVIDIA's datasheet),
-one GPU at a time, because each GPU holds some of the layers; 40 GFLOP/s in float32 per CPU core;
-disks of 1 GB/s; 4 GB/s from the page cache to a GPU, 1 GB/s of 16-bit numbers to float32 on a CPU.
+Times are rough (right within a factor of two): bytes divided by bandwidths, and operations divided
+by rates. Rates: a third of the dense bfloat16 peak of an H100 SXM (989 TFLOP/s, NVIDIA's
+datasheet), one GPU at a time, because each GPU holds some of the layers; 40 GFLOP/s in float32 per
+CPU core; disks of 1 GB/s; 4 GB/s from the page cache to a GPU, 1 GB/s of 16-bit numbers to float32
+on a CPU.
 """
 
 import math
@@ -21,26 +22,31 @@ from llmops.build.targets.nvidia.build_request import BuildRequest
 from llmops.errors import ResourceError
 
 _GIB = 2**30
-#: Bytes of tokenizer and configurations.
+#: Bytes of the tokenizer and the configuration files of an engine: an upper bound.
 OTHER_FILES = 64 * 2**20
-#: Memory on a CPU as a multiple of the weights in float32: measured with SmolLM2-135M and, in FP8,
-#: a Llama of 380 million parameters (docs/quantisation.md). torch, transformers and ModelOpt take
-#: the fixed part, more of it in torch's builds for CUDA.
-_CPU_FACTOR, _CPU_FIXED = 2.0, int(0.9 * _GIB)
-#: That part where a GPU is used: with CUDA's context 1.95 GB for a tiny model on an H100.
+#: Memory on a CPU as a multiple of the weights in float32, measured with SmolLM2-135M and, in FP8, a
+#: Llama of 380 million parameters (docs/quantisation.md).
+_CPU_FACTOR = 2.0
+#: Bytes of torch, transformers and ModelOpt on a CPU. torch's builds for CUDA take more.
+_CPU_FIXED = int(0.9 * _GIB)
+#: Bytes of the libraries and CUDA's context in a process that uses a GPU. A tiny model on an H100
+#: took 1.95 GB.
 _GPU_PROCESS = int(2.25 * _GIB)
-#: Bytes of small layers and tables that the gate caches.
+#: Bytes of small layers and tables that the quality gate keeps in memory.
 _GATE_KEPT = CACHED_LAYERS_BYTES + 2 * CACHED_TABLE_BYTES
-#: Layers in memory at once: the one in use, and the parts of the next.
+#: Number of layers that the quality gate holds at once: the layer in use, and the next.
 _GATE_LAYERS = 2
-#: Copies of one evaluation text's logits in float32: logits, logarithms, and those of the source.
+#: Number of copies of one evaluation text's logits in float32, such as logits and logarithms of
+#: source and export.
 _LOGITS = 5
-#: GPU memory as a multiple of the 16-bit weights, plus activations, allocator and CUDA context.
-_GPU_FACTOR, _GPU_FIXED = 1.3, 2 * _GIB
+#: GPU memory as a multiple of the 16-bit weights.
+_GPU_FACTOR = 1.3
+#: Bytes of GPU memory for activations, allocator and CUDA context.
+_GPU_FIXED = 2 * _GIB
 
 
 def stored_bytes(request: BuildRequest) -> int:
-    """Return the size of the quantised weights with scales.
+    """Return the bytes of the quantised weights with scales.
 
     Embedding and output matrix stay in 16 bits.
     """
@@ -55,15 +61,18 @@ def stored_bytes(request: BuildRequest) -> int:
 
 
 def _one_table(arch: Architecture, target: str) -> bool:
-    """Return True if embedding and output matrix are one.
+    """Return True if the export stores embedding and output matrix as one matrix.
 
-    TensorRT-LLM's checkpoints share them for Gemma only.
+    TensorRT-LLM's checkpoints do so only for Gemma.
     """
     return arch.tie_word_embeddings and (target != "tensorrt" or arch.family in ("gemma2", "gemma3"))
 
 
 def stage_needs(request: BuildRequest, gpu: bool) -> list[StageRequirements]:
-    """Return the requirements of each stage in order. `gpu` is True if quantising runs on GPUs."""
+    """Return the requirements of each stage, in the order of the build.
+
+    `gpu` is True if quantising runs on GPUs.
+    """
     spec, checkpoint = request.spec, request.checkpoint
     stored, full = stored_bytes(request), checkpoint.parameters * 4
     logits = _LOGITS * EVALUATION_LENGTH * checkpoint.architecture.vocab_size * 4
@@ -83,7 +92,7 @@ def stage_needs(request: BuildRequest, gpu: bool) -> list[StageRequirements]:
             )
         )
     if spec.target == "tensorrt":
-        # every worker holds its rank's weights, and the engine beside them
+        # Every worker holds the weights of its rank, and the engine too.
         title = f"trtllm-build, {spec.tp * spec.pp} ranks" if spec.tp * spec.pp > 1 else "trtllm-build"
         stages.append(StageRequirements(title, stored * 2, stored + _GPU_FIXED, stored, time.engine()))
     stages.append(StageRequirements("serving, weights only", stored, stored, 0))
@@ -91,7 +100,7 @@ def stage_needs(request: BuildRequest, gpu: bool) -> list[StageRequirements]:
 
 
 def _layer_bytes(checkpoint: Checkpoint) -> int:
-    """Return the mean size of a layer in float32."""
+    """Return the mean size of a decoder layer in float32, in bytes."""
     arch = checkpoint.architecture
     return checkpoint.parameters * 4 // arch.num_layers
 
@@ -99,7 +108,8 @@ def _layer_bytes(checkpoint: Checkpoint) -> int:
 def _states(checkpoint: Checkpoint) -> int:
     """Return the bytes of the hidden states of the texts, in float32.
 
-    All texts' states between two layers count twice, and one text's states within a layer once.
+    The states of all texts between two layers count twice, and the states of one text inside a
+    layer once.
     """
     arch, texts = checkpoint.architecture, len(bundled_texts("evaluation")) + len(golden_texts())
     within = EVALUATION_LENGTH * (8 * arch.hidden_size + 4 * arch.intermediate_size)
@@ -107,9 +117,9 @@ def _states(checkpoint: Checkpoint) -> int:
 
 
 def recorded_bytes(checkpoint: Checkpoint) -> int:
-    """Return the bytes that the quality gate records of the source model.
+    """Return the bytes of the quality gate's record of the source model.
 
-    It records log-probabilities of all texts, and eight numbers per row of a weight.
+    The record has log-probabilities of all texts, and eight numbers per row of each weight.
     """
     arch = checkpoint.architecture
     texts = len(bundled_texts("evaluation"))
@@ -124,23 +134,23 @@ def _activations(request: BuildRequest) -> int:
 
 
 def check_memory(stages: list[StageRequirements], gpu: bool) -> None:
-    """Raise ResourceError for the first stage that runs here and does not fit."""
+    """Raise ResourceError for the first stage that needs more memory than this machine has."""
     available = available_memory()
     for need in (stage for stage in stages if stage.here):
         if available is not None and need.ram > available:
             raise ResourceError(
-                f"The stage {need.stage!r} needs about {need.ram / _GIB:.1f} GiB of memory, {available / _GIB:.1f} GiB "
-                "are available; use a machine with more, or one with GPUs."
+                f"The stage {need.stage!r} needs about {need.ram / _GIB:.1f} GiB of memory, and "
+                f"{available / _GIB:.1f} GiB are available; use a machine with more memory or with GPUs."
             )
         if gpu and need.gpu > gpu_memory():
             raise ResourceError(
                 f"The stage {need.stage!r} needs about {need.gpu / _GIB:.1f} GiB of GPU memory, "
-                f"{gpu_memory() / _GIB:.1f} GiB are free; end what else uses the GPUs here, or use more."
+                f"{gpu_memory() / _GIB:.1f} GiB are free; end other processes on the GPUs, or use more GPUs."
             )
 
 
 def planned_on_gpu(spec: BuildSpec) -> bool:
-    """Return True if quantising is planned on GPUs: the user names them, or this machine has some."""
+    """Return True if the quantisation is planned on GPUs, of --gpu or of this machine."""
     if spec.gpu is not None:
         return True
     try:
@@ -161,20 +171,26 @@ def gpu_memory() -> int:
         return sum(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count()))
 
 
-#: Bytes per second from disk, to a GPU, and to float32 on a CPU.
-_DISK, _TO_GPU, _ON_CPU = 1.0e9, 4e9, 1e9
-#: Operations per second of a GPU and of a CPU core.
-_GPU_RATE, _CORE_RATE = 330e12, 40e9
-#: Passes of AWQ, which quantises and compares eleven times.
+#: Bytes per second from a disk.
+_DISK = 1.0e9
+#: Bytes per second from the page cache to a GPU.
+_TO_GPU = 4e9
+#: Bytes per second of 16-bit numbers that a CPU converts to float32.
+_ON_CPU = 1e9
+#: Operations per second of a GPU.
+_GPU_RATE = 330e12
+#: Operations per second of a CPU core.
+_CORE_RATE = 40e9
+#: Number of forward passes of AWQ, which quantises and compares eleven times.
 _AWQ_PASSES = 12
-#: Seconds to import the libraries.
+#: Seconds in which the libraries are imported.
 _LIBRARIES = 20.0
-#: Seconds of trtllm-build beside reading and writing: graph, kernels, timing.
+#: Seconds of trtllm-build besides reading and writing: graph, kernels and their timing.
 _COMPILE = 120.0
 
 
 class DurationEstimate:
-    """The duration of one build's stages in minutes.
+    """An estimate of the duration of one build's stages.
 
     `stored` is the size of the quantised weights in bytes.
     """
@@ -184,7 +200,7 @@ class DurationEstimate:
         self.rate = _GPU_RATE if gpu else _CORE_RATE * (os.cpu_count() or 1)
 
     def quantise(self) -> float:
-        """Return the minutes of quantising and exporting."""
+        """Return the minutes of quantisation and export."""
         size, _ = self.request.calibration.resolved(self.gpu, self.request.quant_format.calib_limit)
         tokens = size * self.request.calibration.seq_len if self.request.quant_format.calibrated else 0
         passes = _AWQ_PASSES if self.request.quant_format.grouped else 1
@@ -194,8 +210,8 @@ class DurationEstimate:
     def gate(self) -> float:
         """Return the minutes of the quality gate.
 
-        It reads the source for the texts, and per token of the golden answers the layers that it
-        could not keep; the export once.
+        The gate reads the source once for the texts, and for each token of the golden answers the
+        layers that it could not keep. The gate reads the export once.
         """
         texts = len(bundled_texts("evaluation")) + len(golden_texts())
         kept = min(1.0, self._bytes_to_keep() / max(1, self.checkpoint.parameters * 4))
@@ -206,9 +222,9 @@ class DurationEstimate:
         return (traffic + first + self._compute(2 * texts * EVALUATION_LENGTH) * (4 if self.gpu else 1)) / 60
 
     def _bytes_to_keep(self) -> int:
-        """Return the bytes of float32 layers that the gate keeps: on a GPU half of its memory.
+        """Return the bytes of float32 layers that the gate keeps: on a GPU, half of the memory.
 
-        A GPU that is neither named nor here counts as an H100 SXM, as the rates do.
+        Without --gpu and a GPU in this machine, the memory is that of an H100 SXM, like the rates.
         """
         if not self.gpu:
             return CACHED_LAYERS_BYTES

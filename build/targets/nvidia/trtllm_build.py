@@ -1,6 +1,6 @@
 """The `trtllm-build` step of a job.
 
-It has a command, a build.sh for another machine, and the run with log and progress.
+The step can run here with log and progress, or on another machine by build.sh.
 """
 
 import os
@@ -26,11 +26,11 @@ PROGRAM = "trtllm-build"
 LOG = "trtllm-build.log"
 SCRIPT = "build.sh"
 CHECKPOINT_DIR, ENGINE_DIR = "checkpoint", "model"
-#: The first of the two lines per rank that tensorrt_llm/_common.py, serialize_engine, logs.
+#: First of the two log lines per rank of tensorrt_llm/_common.py, serialize_engine.
 _RANK_DONE = re.compile(r"Serializing engine to .*rank\d+\.engine")
 
 
-#: Shell commands that mark engine.json complete once every rank has its engine.
+#: Shell commands that set `complete` in engine.json, after a check that every rank has its engine.
 _RECORD = f"""\
 for shard in {CHECKPOINT_DIR}/rank*.safetensors; do
   rank=$(basename "$shard" .safetensors)
@@ -44,7 +44,7 @@ mv .{FILE_NAME}.part {FILE_NAME}
 def script(argv: Sequence[str], image: TrtllmImage) -> str:
     """Return build.sh, which finishes the engine folder that contains it.
 
-    It runs inside the image or wherever trtllm-build is installed.
+    The script runs inside the image, or on any machine with trtllm-build.
     """
     command = " \\\n  ".join(flag_lines(argv))
     return (
@@ -60,14 +60,14 @@ def script(argv: Sequence[str], image: TrtllmImage) -> str:
 
 
 def write_script(folder: Path, argv: Sequence[str], image: TrtllmImage) -> None:
-    """Write build.sh into `folder`."""
+    """Write build.sh into the engine folder `folder`."""
     path = folder / SCRIPT
     path.write_text(script(argv, image))
     path.chmod(0o755)
 
 
 def flag_lines(argv: Sequence[str]) -> list[str]:
-    """Return one line per flag with its values."""
+    """Return a line per flag of the command, with the values of the flag."""
     lines = [shlex.quote(argv[0])]
     for word in argv[1:]:
         if word.startswith("--"):
@@ -78,14 +78,15 @@ def flag_lines(argv: Sequence[str]) -> list[str]:
 
 
 def docker_command(folder: Path, image: TrtllmImage) -> list[str]:
-    """Return the command that runs the step in the image as the user who owns the folder.
+    """Return the docker command that runs the step in the image, as the owner of the folder.
 
-    The image does not know that user, and flashinfer makes folders below HOME when it is imported
-    (flashinfer/jit/core.py: os.makedirs(FLASHINFER_WORKSPACE_DIR)); torch asks for the user's name.
+    The image does not know this user. The command therefore sets HOME, below which flashinfer
+    creates folders when it is imported (flashinfer/jit/core.py:
+    os.makedirs(FLASHINFER_WORKSPACE_DIR)), and the user's name, which torch reads.
     """
     owner = f"{os.getuid()}:{os.getgid()}"
-    # Without --init, the shell is the container's first process, which ignores the SIGTERM of a
-    # Ctrl-C.
+    # Without --init, the shell would be the container's first process, which ignores the SIGTERM
+    # after a Ctrl-C.
     flags = ["--rm", "--init", "--gpus", "all", "--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
     home = ["--env", "HOME=/tmp", "--env", "USER=llmops"]
     mount = bind_mount(str(folder.absolute()), "/engine")
@@ -94,9 +95,9 @@ def docker_command(folder: Path, image: TrtllmImage) -> list[str]:
 
 
 def installed_version() -> str | None:
-    """Return the TensorRT-LLM version beside `trtllm-build`, or None.
+    """Return the TensorRT-LLM version of the installed `trtllm-build`, or None.
 
-    The result is None without the program or its version.
+    The result is None if the program is missing or its version is unknown.
     """
     if shutil.which(PROGRAM) is None:
         return None
@@ -110,7 +111,7 @@ def check_version(image: TrtllmImage) -> None:
 
     Raises:
         MissingDependencyError: The program is not installed.
-        VersionMismatchError: It is of another version.
+        VersionMismatchError: The program has another version.
     """
     if shutil.which(PROGRAM) is None:
         raise MissingDependencyError(
@@ -122,7 +123,7 @@ def check_version(image: TrtllmImage) -> None:
 
 
 def run(argv: Sequence[str], folder: Path, ranks: int, log_path: Path, progress: Progress) -> None:
-    """Run the step in `folder` with its output in `log_path`.
+    """Run the step in the engine folder `folder`, with the output in `log_path`.
 
     Raises:
         BuildError: The step failed. The message has the last lines of the log.
@@ -146,7 +147,7 @@ def run(argv: Sequence[str], folder: Path, ranks: int, log_path: Path, progress:
 
 
 def _start(argv: Sequence[str], folder: Path) -> subprocess.Popen[str]:
-    """Start the command behind the guard, which runs as long as its standard input is open."""
+    """Start the guard with the command. The guard runs while its standard input is open."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", process_guard.__file__, *argv], cwd=folder, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -155,9 +156,10 @@ def _start(argv: Sequence[str], folder: Path) -> subprocess.Popen[str]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Close the guard's input, which ends a program that still runs.
+    """Close the guard's standard input, and wait for the guard.
 
-    Then wait longer than the guard's grace time.
+    The guard then ends a program that still runs, so the wait is longer than the guard's grace
+    time.
     """
     assert process.stdin is not None
     process.stdin.close()

@@ -1,4 +1,4 @@
-"""Target openvino: OpenVINO IR for GenAI's continuous batching on any x86 CPU.
+"""Target openvino: build OpenVINO IR for GenAI's continuous batching on any x86 CPU.
 
 The runtime inside Triton belongs to the engine model's `runtimes/`.
 """

@@ -1,7 +1,7 @@
 """Build the OpenVINO graph of a decoder: RMSNorm, rotary attention with a KV-cache state, SwiGLU.
 
-The subgraphs have the shape that OpenVINO's fusions (RMS, RoPE, SDPA) and its change from SDPA to
-paged attention look for. `WeightStorage` decides how a weight is stored.
+The subgraphs have the form that OpenVINO's fusions (RMS, RoPE, SDPA) and its conversion of SDPA to
+paged attention recognise. `WeightStorage` decides how a weight is stored.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from llmops.build.checkpoint.weight_sources import WeightSource
 from llmops.build.model.architecture import Architecture
 from llmops.build.targets.openvino.weight_compression import WeightStorage
 
-Node = Any  # ov.Node and ov.Output are accepted alike by the opset functions
+Node = Any  # The opset functions accept both ov.Node and ov.Output.
 
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """The parameters of the graph beyond the architecture's sizes."""
+    """The parameters of the graph that are not sizes of the architecture."""
 
     architecture: Architecture
     rms_norm_eps: float
@@ -33,7 +33,7 @@ class DecoderShape:
 def build_decoder(
     shape: DecoderShape, weights: WeightSource, storage: WeightStorage, on_layer: Callable[[], None] = lambda: None
 ) -> ov.Model:
-    """Return the graph.
+    """Return the OpenVINO graph of a decoder.
 
     Inputs are input_ids, attention_mask and position_ids, INT64 [batch, length], and beam_idx,
     INT32 [batch]. The output is logits.
@@ -42,7 +42,7 @@ def build_decoder(
 
 
 class _Decoder:
-    """The graph's builder: each method returns the node of one part."""
+    """A builder of the graph. Each method adds one part and returns its last node."""
 
     def __init__(self, shape: DecoderShape, weights: WeightSource, storage: WeightStorage) -> None:
         self.shape, self.arch = shape, shape.architecture
@@ -106,7 +106,10 @@ class _Decoder:
         return ops.transpose(split, int_constant([0, 2, 1, 3]))
 
     def cached(self, new: Node, variable_id: str) -> Node:
-        """Append to the state, which starts with length 0 and follows `beam_idx`."""
+        """Append keys or values to the cache, a state of the graph, and return the whole cache.
+
+        The cache starts with length 0. `beam_idx` reorders its sequences.
+        """
         arch = self.arch
         info = op.util.VariableInfo()
         info.data_shape = ov.PartialShape([-1, arch.num_kv_heads, -1, arch.head_dim])
@@ -146,7 +149,7 @@ class _Decoder:
         return ops.add(ops.multiply(heads, self.cos), ops.multiply(turned, self.sin))
 
     def rotary(self) -> tuple[Node, Node]:
-        """Return cos and sin, [batch, 1, length, head_dim]."""
+        """Return cosine and sine of the rotary embedding, [batch, 1, length, head_dim]."""
         frequencies = float_constant(self.shape.inverse_frequencies.reshape(1, -1, 1))
         wide = ops.broadcast(
             frequencies,
@@ -161,7 +164,7 @@ class _Decoder:
     def causal_mask(self) -> Node:
         """Return the attention mask [batch, 1, length, total].
 
-        It is 0 where a token may attend, the lowest float elsewhere.
+        The mask is 0 where a token may attend, and the lowest float elsewhere.
         """
         length, total = _dim(self.input_ids, 1), _dim(self.attention_mask, 1)
         scalar = int_constant([])
@@ -189,22 +192,22 @@ class _Decoder:
 
 
 def input_node(name: str, shape: list[int], dtype: Any = np.int64) -> Node:
-    """Return a named input of the graph; -1 is a dynamic dimension."""
+    """Return an input of the graph, called `name`. A dimension of -1 is dynamic."""
     node = ops.parameter(shape, dtype, name=name)
     node.output(0).set_names({name})
     return node
 
 
 def _dim(node: Node, axis: int) -> Node:
-    """Return one dimension as a tensor of shape [1]."""
+    """Return a node with one dimension of a tensor, shape [1]."""
     return ops.gather(ops.shape_of(node), int_constant([axis]), int_constant(0))
 
 
 def int_constant(value: Any) -> Node:
-    """Return an INT64 constant."""
+    """Return an INT64 constant node."""
     return ops.constant(np.array(value, dtype=np.int64))
 
 
 def float_constant(value: Any) -> Node:
-    """Return an FP32 constant."""
+    """Return an FP32 constant node."""
     return ops.constant(np.array(value, dtype=np.float32))

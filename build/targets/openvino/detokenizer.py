@@ -2,8 +2,8 @@
 
 Grammars (xgrammar) are compiled against its vocabulary.
 
-No text goes through it: the gateway detokenises. openvino_tokenizers converts whole tokenizers only
-from transformers objects, but a detokenizer's few nodes can be assembled from tokenizer.json.
+Triton detokenises no text with it: the gateway does. openvino_tokenizers converts whole tokenizers
+only from transformers objects, but a detokenizer's few nodes can be assembled from tokenizer.json.
 """
 
 import json
@@ -36,7 +36,7 @@ def write_detokenizer(tokenizer_json: Path, vocab_size: int, directory: Path) ->
 def vocabulary_bytes(tokenizer_json: Path, size: int) -> tuple[list[bytes], list[int]]:
     """Return the UTF-8 bytes of each token id below `size`, and the special ids.
 
-    The bytes are empty if a token has no text.
+    The bytes of a token without a text are empty.
     """
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
     convert = _byte_level if _has_byte_level(json.loads(tokenizer_json.read_text()).get("decoder")) else _metaspace
@@ -58,7 +58,7 @@ def _has_byte_level(decoder: Any) -> bool:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return GPT-2's printable characters for bytes."""
+    """Return the bytes by the printable characters with which GPT-2 writes them."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

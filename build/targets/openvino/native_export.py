@@ -31,8 +31,8 @@ from llmops.errors import BuildError
 def write_model(
     checkpoint: Checkpoint, quant: str, group_size: int | None, directory: Path, progress: Progress
 ) -> None:
-    """Write openvino_model.xml and .bin."""
-    # The model's constants point into these two, so both must live until it is written.
+    """Write openvino_model.xml and openvino_model.bin."""
+    # The model's constants point into both objects, which must exist until the model is written.
     weights, storage = open_weights(checkpoint), _storage(quant, group_size)
     with progress.stage("Reading weights", total=checkpoint.architecture.num_layers):
         model = build_decoder(_shape(checkpoint, weights), weights, storage, progress.advance)
@@ -43,9 +43,9 @@ def write_model(
 
 @contextlib.contextmanager
 def float_model(checkpoint: Checkpoint) -> Iterator[ov.Model]:
-    """Yield the decoder in the checkpoint's own numbers.
+    """Yield the decoder with the checkpoint's unquantised weights.
 
-    Its constants are invalid after the block.
+    The constants of the model are invalid after the block.
     """
     weights, storage = open_weights(checkpoint), UncompressedStorage()
     yield build_decoder(_shape(checkpoint, weights), weights, storage)
@@ -70,18 +70,19 @@ def _frequencies(checkpoint: Checkpoint, weights: WeightSource) -> NDArray[np.fl
     return frequencies / weights.get(divisors).float32() if weights.has(divisors) else frequencies
 
 
-#: Free bytes below which a failed write means that the disk is full.
+#: Free bytes on the disk below which a failed write counts as "disk full".
 _MIN_FREE = 1 << 20
 
 
 def _save(model: ov.Model, path: Path) -> None:
     try:
         ov.save_model(model, path, compress_to_fp16=False)
-    except RuntimeError as error:  # OpenVINO's stream error does not say that the disk is full
+    # OpenVINO's error of a failed write does not say that the disk is full.
+    except RuntimeError as error:
         if shutil.disk_usage(path.parent).free < _MIN_FREE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise BuildError(
-            f"OpenVINO could not write the model ({error}); build again, and report it if it stays."
+            f"OpenVINO could not write the model ({error}); build again, and report this if it fails again."
         ) from error
 
 

@@ -1,8 +1,8 @@
-"""Golden answers of a native OpenVINO build: the unquantised decoder without GenAI's pipeline.
+"""Compute golden answers of a native OpenVINO build, without GenAI's pipeline.
 
-The graph is the one that is built, but unquantised and with a plain KV cache, so changes by
-quantisation, paged attention or batching show. tests/agreement checks the graph itself against
-transformers.
+The graph is the graph of the engine, but unquantised and with a plain KV cache, so a comparison
+shows changes by quantisation, paged attention or batching. tests/agreement checks the graph itself
+against transformers.
 """
 
 from pathlib import Path
@@ -18,21 +18,21 @@ from llmops.build.environment import available_memory, installed_version
 from llmops.build.progress import Progress
 from llmops.build.targets.openvino.native_export import float_model
 
-#: Bytes per parameter: OpenVINO holds the weights as float32 twice, as constants and in its own
-#: layout, beside those that were read (measured 8.6 from 4 bits and 9.4 from float16).
+#: Bytes of memory per parameter. OpenVINO holds the weights as float32 twice, as constants and in
+#: its own layout, besides the stored weights (measured: 8.6 from 4 bits and 9.4 from float16).
 _PER_PARAMETER = 10
 
 
 def golden_answers(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progress) -> Golden | None:
-    """Return the answers, or None with a note.
+    """Return the golden answers, or None after a note to the user.
 
-    There are none if the unquantised model does not fit into memory or the template rejects plain
-    messages.
+    The result is None if the unquantised model does not fit into memory, or the template rejects
+    plain messages.
     """
     needed, available = checkpoint.parameters * _PER_PARAMETER, available_memory()
     if available is not None and needed > available:
         progress.note(
-            f"No golden answers are kept: the unquantised model needs {needed / 2**30:.1f} GiB of memory, "
+            f"No golden answers are kept: the unquantised model needs {needed / 2**30:.1f} GiB of memory, and "
             f"{available / 2**30:.1f} GiB are available. `llmops verify` will not compare answers."
         )
         return None
@@ -51,7 +51,10 @@ def golden_answers(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progre
 def _greedy(
     request: Any, prompts: list[GoldenPrompt], end: set[int], progress: Progress
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Return tokens and log-probabilities. All prompts run as one batch, padded on the left."""
+    """Return greedy tokens and their log-probabilities.
+
+    All prompts run as one batch, left-padded.
+    """
     longest = max(len(prompt.ids) for prompt in prompts)
     ids = np.array([[0] * (longest - len(prompt.ids)) + prompt.ids for prompt in prompts], np.int64)
     mask = np.array([[0] * (longest - len(prompt.ids)) + [1] * len(prompt.ids) for prompt in prompts], np.int64)

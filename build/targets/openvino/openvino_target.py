@@ -23,17 +23,17 @@ from llmops.errors import CheckpointError, InputError
 MODEL_FILE = "openvino_model.xml"
 NATIVE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _DEFAULT_BATCH = 64
-#: Bytes of the graph beside the weights.
+#: Bytes of the IR besides the weights: an upper bound.
 _GRAPH_BYTES = 16 << 20
-#: Bytes per element of a weight matrix.
+#: Bytes per weight of a matrix with its scales, by format.
 _BYTES = {"int8": 1.0, "int4": 0.63}
 
 
 class OpenVinoTarget(BuildTarget[Checkpoint]):
     """The target openvino.
 
-    `--quant none` keeps the checkpoint's numbers exactly; int8 is per channel, int4 per group of
-    inputs.
+    `--quant none` keeps the checkpoint's numbers exactly. int8 has scales per channel, and int4 per
+    group of inputs.
     """
 
     name: TargetName = "openvino"
@@ -46,7 +46,7 @@ class OpenVinoTarget(BuildTarget[Checkpoint]):
 
 
 class OpenVinoJob(GeneratorJob):
-    """A build for OpenVINO. `group_size` is that of int4, None otherwise."""
+    """A build for OpenVINO. `group_size` is the group size of int4, or None for other formats."""
 
     def __init__(self, spec: BuildSpec, checkpoint: Checkpoint, group_size: int | None) -> None:
         super().__init__(spec, checkpoint)
@@ -90,9 +90,9 @@ def _golden(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progress) -> 
 
 
 def _write_for_genai(checkpoint: Checkpoint, tokenizer_dir: Path, model_dir: Path) -> None:
-    """Write what GenAI reads beside the graph.
+    """Write the files that GenAI reads beside the graph.
 
-    This is a vocabulary for grammars, and the ids that end a generation.
+    The files have the vocabulary for grammars, and the token ids that end a generation.
     """
     from llmops.build.targets.openvino.detokenizer import write_detokenizer
 
@@ -112,11 +112,11 @@ def _check_flags(spec: BuildSpec) -> None:
     if spec.tp * spec.pp * spec.ep != 1:
         raise InputError("--target openvino runs on one CPU; leave out --tp, --pp and --ep.")
     if spec.group_size is not None and spec.quant != "int4":
-        raise InputError("--group-size goes with --quant int4.")
+        raise InputError("--group-size needs --quant int4; leave it out, or add --quant int4.")
     if spec.deterministic and spec.kv_cache not in ("auto", "f32"):
         raise InputError(f"--deterministic needs a float32 KV cache; leave out --kv-cache {spec.kv_cache}.")
     if spec.options:
-        raise InputError(f"--target openvino has no {setting_flag(next(iter(spec.options)))}; leave it out.")
+        raise InputError(f"{setting_flag(next(iter(spec.options)))} has no effect on --target openvino; leave it out.")
 
 
 def _check_model(spec: BuildSpec, checkpoint: Checkpoint) -> None:
@@ -134,8 +134,8 @@ def _check_model(spec: BuildSpec, checkpoint: Checkpoint) -> None:
     limit, window = architecture.max_position_embeddings, architecture.sliding_window
     if window is not None and (spec.max_seq_len or limit) > window.size:
         raise InputError(
-            f"{checkpoint.ref} attends to the last {window.size} tokens only, which --target openvino cannot do; "
-            f"within that length it is the same: add --max-seq-len {window.size}."
+            f"{checkpoint.ref} attends only to the last {window.size} tokens, which --target openvino does not "
+            f"support. Shorter sequences are not affected: add --max-seq-len {window.size}."
         )
     if spec.max_seq_len is not None and spec.max_seq_len > limit:
         raise InputError(f"--max-seq-len {spec.max_seq_len} is over the model's context; use at most {limit}.")
@@ -149,7 +149,7 @@ def _supported() -> list[str]:
 def _is_native(checkpoint: Checkpoint) -> bool:
     """Return True if decoder_graph.py covers the model.
 
-    Other families and RoPE scalings go through optimum-intel.
+    optimum-intel exports other families and RoPE scalings.
     """
     config = checkpoint.config
     plain = config.get("hidden_act", "silu") == "silu" and rope_kind(config) in ROPE_KINDS
@@ -208,24 +208,24 @@ def _limits(spec: BuildSpec, checkpoint: Checkpoint) -> EngineLimits:
 
 
 def _runtime(spec: BuildSpec, checkpoint: Checkpoint) -> OpenVinoRuntime:
-    """Return the properties that the engine model passes to the pipeline.
+    """Return the runtime settings of the engine, with the properties of OpenVINO's pipeline.
 
-    Exactness depends on the runtime too: OpenVINO's CPU defaults are bfloat16 arithmetic where the
-    CPU has it and an 8-bit KV cache.
+    An exact engine needs properties too: OpenVINO's defaults on a CPU are bfloat16 arithmetic, if
+    the CPU supports it, and an 8-bit KV cache.
     """
     exact = spec.quant == "none" or spec.deterministic
     kv_cache = {"auto": "f32" if exact else "u8"}.get(spec.kv_cache, spec.kv_cache)
     properties: dict[OpenVinoProperty, str] = {"KV_CACHE_PRECISION": kv_cache}
-    # A float32 cache goes with float32 arithmetic only: where the CPU has bfloat16, OpenVINO's
-    # default, it fails.
+    # A float32 KV cache needs float32 arithmetic: with bfloat16, the default on CPUs that support
+    # it, OpenVINO fails.
     if exact or kv_cache == "f32":
         properties["INFERENCE_PRECISION_HINT"] = "f32"
     if spec.deterministic:
-        # 8-bit activations are rounded differently in batches of different sizes
-        # (docs/decisions/0007).
+        # Rounding to 8-bit activations depends on the size of the batch (docs/decisions/0007).
         properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
     shape = checkpoint.architecture
     cache = {"layers": shape.num_layers, "kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
     runtime = OpenVinoRuntime(device="CPU", properties=properties, kv_cache=cache, graph=_graph_origin(checkpoint))
-    # A given number is the size of each chunk. Otherwise the engine finds one when it starts.
+    # With --max-num-tokens, each chunk has this size. Otherwise, the engine chooses a size at
+    # start.
     return runtime if spec.max_num_tokens is None else runtime.model_copy(update={"step_seconds": None})

@@ -2,9 +2,9 @@
 
 The library optimum-intel traces the transformers model.
 
-It needs torch and holds the model in memory, so it is the second choice. optimum-intel depends on
-torchvision (which would bring CUDA PyTorch) without using it here, hence the `--no-deps` in the
-install command.
+This export needs torch and holds the model in memory, so the native graph is preferred.
+optimum-intel depends on torchvision, which would install PyTorch for CUDA and is not used here. The
+install command therefore has `--no-deps`.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def check_optimum_installed(checkpoint: Checkpoint) -> None:
 def write_model(
     checkpoint: Checkpoint, quant: str, group_size: int | None, directory: Path, progress: Progress
 ) -> None:
-    """Write openvino_model.xml and .bin.
+    """Write openvino_model.xml and openvino_model.bin.
 
     Raises:
         BuildError: optimum-intel cannot export the model.
@@ -53,7 +53,9 @@ def write_model(
             )
         except Exception as error:
             hf_class = checkpoint.architecture.hf_class
-            raise BuildError(f"optimum-intel cannot export {hf_class}: {error}") from error
+            raise BuildError(
+                f"optimum-intel cannot export {hf_class}: {error}; use another checkpoint, or report this."
+            ) from error
     for path in directory.iterdir():
         if path.name not in _KEPT:
             path.unlink()
@@ -63,7 +65,8 @@ def _config(quant: str, group_size: int | None) -> Any:
     from optimum.intel import OVConfig, OVWeightQuantizationConfig
 
     if quant == "none":
-        # Left out, optimum-intel would compress models of over a billion parameters to 8 bits.
+        # Without a config, optimum-intel would compress models of over a billion parameters to 8
+        # bits.
         return OVConfig(dtype="auto")
     if quant == "int8":
         return OVConfig(quantization_config=OVWeightQuantizationConfig(bits=8, sym=False))
@@ -73,7 +76,7 @@ def _config(quant: str, group_size: int | None) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress tracing's warnings, which do not concern the user."""
+    """Suppress warnings of the tracing, which are of no use to users."""
     root = logging.getLogger()
     level = root.level
     with warnings.catch_warnings():

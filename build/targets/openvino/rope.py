@@ -1,4 +1,4 @@
-"""Rotary position embedding: the scalings that can be built, and their inverse frequencies."""
+"""Rotary position embedding: the scalings that can be built, and inverse frequencies."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ROPE_KINDS = ("default", "linear", "llama3")
 
 
 def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """Return `rope_theta`, `rope_type` and its factors.
+    """Return `rope_theta`, `rope_type` and the factors of the scaling.
 
-    The spelling of any transformers version is understood.
+    The fields may have the spelling of any version of transformers.
     """
     nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = nested.get("rope_type") or nested.get("type") or "default"
@@ -27,12 +27,12 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def rope_kind(config: dict[str, Any]) -> str:
-    """Return the kind of RoPE scaling."""
+    """Return the kind of RoPE scaling, such as default, linear or llama3."""
     return str(rope_parameters(config)["rope_type"])
 
 
 def inverse_frequencies(config: dict[str, Any], head_dim: int) -> NDArray[np.float32]:
-    """Return the inverse frequencies, shape (head_dim / 2,).
+    """Return the inverse frequencies of the rotary embedding, shape (head_dim / 2,).
 
     Raises:
         CheckpointError: The scaling is not in `ROPE_KINDS`.
@@ -58,7 +58,8 @@ def inverse_frequencies(config: dict[str, Any], head_dim: int) -> NDArray[np.flo
 def _llama3(frequencies: NDArray[np.float32], parameters: dict[str, Any]) -> NDArray[np.float32]:
     """Scale rotary frequencies like Llama 3.1.
 
-    Long wavelengths are stretched by `factor`, short ones kept, those between blended.
+    Long wavelengths are stretched by `factor`, short wavelengths are kept, and wavelengths between
+    are interpolated.
     """
     import numpy as np
 

@@ -1,8 +1,8 @@
-"""Storage of weight matrices in the IR: as they are, or compressed to 8 or 4 bits.
+"""Store weight matrices in the IR, unchanged or compressed to 8 or 4 bits.
 
 Compression uses OpenVINO's own layout (integers, zero points, float16 scales, widened by
-Convert-Subtract-Multiply), which the CPU plugin runs without unpacking. Rounding is plain min-max,
-like nncf's without data.
+Convert-Subtract-Multiply), which the CPU plugin runs without unpacking. Rounding is min-max, like
+nncf's compression without data.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Node = Any
 class WeightStorage(Protocol):
     """A storage form of a weight matrix.
 
-    It turns a matrix (out_features, in_features) into a node that yields the matrix in float32.
+    A matrix (out_features, in_features) becomes a node with the matrix in float32.
     """
 
     def matrix(self, weight: Weight, embedding: bool = False) -> Node:
-        """Return the node. `embedding` is True for the token embedding and the output head."""
+        """Return the node of a matrix. `embedding` is True for token embedding and output head."""
 
 
 _TYPES = {"f32": ov.Type.f32, "f16": ov.Type.f16, "bf16": ov.Type.bf16}
 
 
 class UncompressedStorage:
-    """The checkpoint's own bits. 16-bit floats are widened, which is exact."""
+    """The checkpoint's own numbers. The conversion of 16-bit floats to float32 is exact."""
 
     def __init__(self) -> None:
-        # An ov.Tensor over a numpy array does not keep the array alive; this object has to outlive
+        # An ov.Tensor over a numpy array does not keep the array alive, so this object must outlive
         # the model.
         self._shared: list[NDArray[Any]] = []
 
@@ -51,7 +51,7 @@ class UncompressedStorage:
 
 
 class Int8Storage:
-    """Unsigned 8 bits with one scale and zero point per output channel."""
+    """Unsigned 8-bit integers with one scale and zero point per output channel."""
 
     def matrix(self, weight: Weight, embedding: bool = False) -> Node:
         return _Affine.of(weight, 255, weight.shape[1], on_grid=False).node(ov.Type.u8)
@@ -59,13 +59,13 @@ class Int8Storage:
 
 @dataclass(frozen=True)
 class Int4Storage:
-    """Unsigned 4 bits per group of `group_size` inputs.
+    """Unsigned 4-bit integers with one scale and zero point per group of `group_size` inputs.
 
     Embedding and head stay at 8 bits, because they lose the most quality.
 
-    Weights from 4-bit GGUF blocks keep their grid: a block's lowest value is rarely a whole number
-    of steps from zero, so the zero point is a float16. Rounding it, as is right for weights that
-    lie on no grid, would quantise them a second time.
+    Weights from 4-bit GGUF blocks keep their values: the lowest value of a block is rarely a whole
+    number of steps from zero, so the zero point is a float16. A rounded zero point, which other
+    weights get, would quantise these weights a second time.
     """
 
     group_size: int
@@ -77,19 +77,18 @@ class Int4Storage:
         return _Affine.of(weight, 15, self.group_size, on_grid).node(ov.Type.u4)
 
 
-#: Elements per block of GGUF's 4-bit formats.
+#: Number of elements per block of GGUF's 4-bit formats.
 _GGUF_BLOCK = 32
-#: Elements rounded at once, so that temporary arrays stay small beside the weights.
+#: Number of elements rounded at once, so that temporary arrays are small beside the weights.
 _CHUNK = 2 << 20
 
 
 @dataclass(frozen=True)
 class _Affine:
-    """An affine quantised matrix with groups along its last axis.
+    """A matrix in affine quantisation, with groups along the last axis.
 
-    Its values are (integers - zero) * scale.
-
-    All arrays are (rows, groups, group_size or 1).
+    The values are (integers - zero) * scale. The integers are (rows, groups, group_size), and zero
+    and scale (rows, groups, 1).
     """
 
     integers: NDArray[np.uint8]
@@ -111,7 +110,7 @@ class _Affine:
         return cls(integers, zero, scale)
 
     def node(self, kind: ov.Type) -> Node:
-        """Return the matrix in float32, (rows, groups * group_size)."""
+        """Return the node of the matrix in float32, (rows, groups * group_size)."""
         whole = self.zero.dtype == np.uint8
         zero = ops.convert(_constant(self.zero, kind), "f16") if whole else op.Constant(self.zero)
         shifted = ops.subtract(ops.convert(_constant(self.integers, kind), "f16"), zero)
@@ -127,8 +126,8 @@ def _quantised(
     low, high = values.min(-1, keepdims=True), values.max(-1, keepdims=True)
     if not on_grid:
         low, high = np.minimum(low, 0), np.maximum(high, 0)
-    # Rounded to float16 first, as it is stored, so that the integers are the best ones for the
-    # scale in use.
+    # The scale is stored as float16. Rounding it first makes the integers the best for the stored
+    # scale.
     scale = ((high - low) / levels).astype(np.float16).astype(np.float32)
     scale[scale == 0] = 1
     zero = (-low / scale).astype(np.float16) if on_grid else np.clip(np.round(-low / scale), 0, levels)
@@ -142,6 +141,6 @@ def _constant(values: NDArray[np.uint8], kind: ov.Type) -> op.Constant:
 
 
 def _packed(flat: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pack 4-bit values two to a byte, the first in the lower half."""
+    """Pack two 4-bit values into each byte, the first value in the lower half."""
     even = np.append(flat, np.uint8(0)) if flat.size % 2 else flat
     return even[0::2] | (even[1::2] << 4)

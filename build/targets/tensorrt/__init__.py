@@ -1,6 +1,6 @@
-"""Target tensorrt: engines of `trtllm-build` for NVIDIA's C++ backend, on TensorRT-LLM up to 1.2.
+"""Target tensorrt: build engines with `trtllm-build` for NVIDIA's C++ backend, up to 1.2.
 
-Parts shared with target pytorch are in `targets/nvidia/`.
+Code that target pytorch shares is in `targets/nvidia/`.
 """
 
 from llmops.build.targets.tensorrt.tensorrt_target import TensorrtTarget

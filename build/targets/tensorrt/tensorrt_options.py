@@ -1,6 +1,6 @@
 """Translate `--set` of target tensorrt.
 
-Options become arguments of `trtllm-build` and parameters of the C++ backend.
+The settings become arguments of `trtllm-build` or parameters of the C++ backend.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ from llmops.errors import InputError
 
 FLAG, SERVE = "flag.", "serve."
 LOOKAHEAD, DRAFT_TOKENS = "lookahead_decoding", "draft_tokens_external"
-# 1.2.1 `tensorrt_llm/models/{gemma,phi3}/model.py`: their `forward` takes no spec_decoding_params,
-# which DecoderModelForCausalLM hands on whenever max_draft_len is for lookahead (TypeError)
+# Families without lookahead. In 1.2.1 `tensorrt_llm/models/{gemma,phi3}/model.py`, `forward` takes
+# no spec_decoding_params, which DecoderModelForCausalLM passes for lookahead (TypeError).
 _NO_LOOKAHEAD = ("gemma2", "gemma3", "phi3")
-#: Modes for plain checkpoints; medusa, eagle and explicit_draft_tokens (ReDrafter) are other
-#: architectures.
+#: Speculative modes for plain checkpoints. medusa, eagle and explicit_draft_tokens (ReDrafter) need
+#: other architectures.
 SPECULATIVE_MODES = (LOOKAHEAD, DRAFT_TOKENS)
 OPTIONS = COMMON_OPTIONS | {
     "max_input_len", "tokens_per_block", "workers", "adapters", "lora_modules", "max_lora_rank", "speculative_mode",
@@ -34,9 +34,10 @@ OPTIONS = COMMON_OPTIONS | {
 
 
 def with_draft_tokens(request: BuildRequest) -> BuildRequest:
-    """Return the request with the tokens per step that trtllm-build gives an engine with draft tokens.
+    """Return the request with the max_num_tokens that an engine with draft tokens gets.
 
-    It raises a smaller number (1.2.1 `tensorrt_llm/builder.py`, build).
+    trtllm-build raises a number that is too small for draft tokens (1.2.1
+    `tensorrt_llm/builder.py`, build).
     """
     length = int(str(_speculative(request.spec).get("max_draft_len", 0)))
     limits = request.limits
@@ -45,7 +46,7 @@ def with_draft_tokens(request: BuildRequest) -> BuildRequest:
 
 
 def serve_parameters(request: BuildRequest) -> dict[str, str]:
-    """Return the C++ backend's parameters: the model's, and `--set serve.NAME=VALUE`, which win.
+    """Return the C++ backend's parameters. `--set serve.NAME=VALUE` overrides the defaults.
 
     Raises:
         InputError: The backend does not have a parameter or value.
@@ -56,12 +57,12 @@ def serve_parameters(request: BuildRequest) -> dict[str, str]:
 
 
 def _attention_windows(request: BuildRequest) -> dict[str, str]:
-    """Return the parameters of a model whose layers see less than a whole sequence.
+    """Return the C++ backend's parameters for a model with sliding-window attention.
 
-    An engine does not know its windows: the runtime sets them, and by default no layer has one
-    (NVIDIA/TensorRT-LLM `examples/models/core/gemma/README.md`, --max_attention_window_size; a list
-    that is shorter than the layers repeats). Reuse of caches with several windows costs accuracy
-    before #10875, which 1.2.1 is not known to have.
+    An engine does not contain the windows: the runtime sets them, and by default no layer has a
+    window (NVIDIA/TensorRT-LLM `examples/models/core/gemma/README.md`, --max_attention_window_size;
+    a list that is shorter than the layers repeats). Before #10875, which 1.2.1 may not have, the
+    reuse of a KV cache with several windows costs accuracy.
     """
     arch, length = request.checkpoint.architecture, request.limits.max_seq_len
     window = arch.sliding_window
@@ -105,9 +106,9 @@ def engine_arguments(request: BuildRequest, adapters: list[AdapterCheckpoint]) -
 
 
 def max_input_len(request: BuildRequest) -> int:
-    """Return the longest prompt, which is all but one token of the sequence.
+    """Return the maximum length of a prompt in tokens: the maximum sequence length minus one.
 
-    Without paged context FMHA, it is at most one step.
+    Without paged context FMHA, a prompt must also fit into one step.
     """
     longest = request.limits.max_seq_len - 1
     if not paged_context(request.quant_format.name, request.kv_cache):
@@ -116,7 +117,7 @@ def max_input_len(request: BuildRequest) -> int:
 
 
 def _lora(spec: BuildSpec, adapters: list[AdapterCheckpoint]) -> dict[str, Value]:
-    """Return the flags that make room for the given adapters, and for more if the user says so."""
+    """Return the flags for the given adapters, and for more adapters if the user sets them."""
     extra_modules = spec.options.get("lora_modules")
     if not adapters and extra_modules is None:
         return {}
@@ -124,7 +125,9 @@ def _lora(spec: BuildSpec, adapters: list[AdapterCheckpoint]) -> dict[str, Value
     largest = max((adapter.rank for adapter in adapters), default=64)
     rank = positive_option(spec, "max_lora_rank", largest)
     if adapters and rank < largest:
-        raise InputError(f"--set max_lora_rank={rank}: one of the adapters has rank {largest}; leave it out.")
+        raise InputError(
+            f"--set max_lora_rank={rank} is too small, because an adapter has rank {largest}; leave it out."
+        )
     named: dict[str, Value] = {"lora_target_modules": modules} if modules else {}
     return {"lora_plugin": "auto", "max_lora_rank": rank, **named}
 
@@ -135,7 +138,7 @@ def _speculative(spec: BuildSpec) -> dict[str, Value]:
         return {}
     if mode not in SPECULATIVE_MODES:
         raise InputError(
-            f"--set speculative_mode={mode}: needs draft heads in the checkpoint, which llmops does not make; use "
+            f"--set speculative_mode={mode} needs draft heads in the checkpoint, which llmops does not make; use "
             f"{' or '.join(SPECULATIVE_MODES)}, or --target pytorch with llm.speculative_config."
         )
     sizes = lookahead_sizes(spec)
@@ -153,12 +156,14 @@ def lookahead_sizes(spec: BuildSpec) -> list[int] | None:
     text = str(spec.options.get("lookahead", ""))
     parts = text.split(",")
     if len(parts) != 3 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise InputError(f"--set lookahead={text}: {LOOKAHEAD} needs window, n-gram and verification set, as in 7,7,7.")
+        raise InputError(
+            f"--set lookahead={text} is not possible; give window, n-gram and verification set, as in 7,7,7."
+        )
     return [int(part) for part in parts]
 
 
 def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
-    """Return the draft length (NVIDIA/TensorRT-LLM examples/lookahead/README.md)."""
+    """Return the draft length of lookahead (NVIDIA/TensorRT-LLM examples/lookahead/README.md)."""
     return (0 if ngram == 1 else ngram - 2) + (window - 1 + verification) * (ngram - 1)
 
 
@@ -171,21 +176,21 @@ def _extra_flags(spec: BuildSpec) -> dict[str, Value]:
 def uses_paged_context(argv: list[str]) -> bool:
     """Return True if the engine reads its KV cache in pages during prefill.
 
-    Reuse and chunked context need this.
-
-    The engine's own config.json says the same (`plugin_config.use_paged_context_fmha`).
+    Reuse of the KV cache and chunked context need this. The engine's config.json has the same value
+    (`plugin_config.use_paged_context_fmha`).
     """
     return effective_flags(from_argv(argv[1:]))["use_paged_context_fmha"] == "enable"
 
 
 def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[str]) -> None:
-    """Raise InputError for parameters with which the backend would not load the engine, or answer wrongly.
+    """Raise InputError for parameters with which the engine would not load or answer wrongly.
 
-    All but the policy, the families and the last are checks of NVIDIA/TensorRT-LLM
-    `cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp` (reuse without paged context is
-    ignored instead). Its caches count the layers of a pipeline stage from 0
-    (createKvCacheManager, groupLayersByWindowSize) and its attention from the model's first
-    (transformerBuffers.cpp): both take a layer for the same window only if they agree.
+    These conditions are NVIDIA's
+    (`cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp`), except the scheduler policy,
+    the families and the last condition; NVIDIA ignores reuse without paged context. The last
+    condition is about pipeline stages: the backend's caches count the layers of a stage from 0
+    (createKvCacheManager, groupLayersByWindowSize), and its attention counts them from the model's
+    first layer (transformerBuffers.cpp). A layer gets the right window only if both counts agree.
     """
     requested = [name for name in ("enable_chunked_context", "enable_kv_cache_reuse") if parameters.get(name) == "true"]
     if requested and not uses_paged_context(argv):
@@ -196,14 +201,15 @@ def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[
         )
     if parameters.get("kv_cache_onboard_blocks") == "false" and uses_paged_context(argv):
         raise InputError(
-            f"--set {SERVE}kv_cache_onboard_blocks=false: no engine with paged context FMHA loads with it."
+            f"--set {SERVE}kv_cache_onboard_blocks=false is not possible: no engine with paged context FMHA loads "
+            "with it; leave it out."
         )
     flags = effective_flags(from_argv(argv[1:]))
     chunked = parameters.get("enable_chunked_context") != "false" and uses_paged_context(argv)
     longest_prompt, length = int(str(flags["max_num_tokens"])), int(str(flags["max_seq_len"]))
     if parameters.get("batch_scheduler_policy") == "max_utilization" and not chunked and longest_prompt < length - 1:
-        # a paused request begins again with its answer so far, in one step (executor/executorImpl.cpp,
-        # fetchNewRequests; batch_manager/trtGptModel.h, mMaxInputLen)
+        # A paused request starts again with prompt and answer so far in one step
+        # (executor/executorImpl.cpp, fetchNewRequests; batch_manager/trtGptModel.h, mMaxInputLen).
         raise InputError(
             f"--set {SERVE}batch_scheduler_policy=max_utilization: without chunked context, streams of more than "
             f"{longest_prompt + 1} tokens, prompt and answer together, would be refused; leave it out."
@@ -212,11 +218,12 @@ def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[
     if mode == DRAFT_TOKENS and parameters.get("enable_kv_cache_reuse") == "false":
         raise InputError(
             f"speculative_mode={DRAFT_TOKENS} needs reuse of the KV cache, which {SERVE}enable_kv_cache_reuse=false "
-            "ends, and so does a model with several attention windows; leave it out."
+            "or a model with several attention windows turns off; leave it out."
         )
     if mode == LOOKAHEAD and request.checkpoint.architecture.family in _NO_LOOKAHEAD:
         raise InputError(
-            f"speculative_mode={LOOKAHEAD}: trtllm-build does not have it for Gemma and Phi; leave it out."
+            f"speculative_mode={LOOKAHEAD} is not possible: trtllm-build does not have it for Gemma and Phi; leave "
+            "it out."
         )
     windows = (parameters.get("max_attention_window_size") or "").split(",")
     if len(set(windows)) == 1:
@@ -229,7 +236,7 @@ def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[
     stages = request.spec.pp
     if stages > 1 and request.checkpoint.architecture.num_layers // stages % len(windows):
         raise InputError(
-            f"--pp {stages}: TensorRT-LLM takes layers of a stage for those of another attention window, unless each "
+            f"--pp {stages} is not possible: TensorRT-LLM would give layers the wrong attention window, unless each "
             f"stage has a multiple of {len(windows)} layers; use --tp."
         )
 
@@ -237,7 +244,7 @@ def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[
 def adapter_cache(
     request: BuildRequest, argv: list[str], rows: Sequence[Rows], serve: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the parameters with which all adapters find room as the backend starts."""
+    """Return the C++ backend's parameters with which all adapters fit into its adapter cache."""
     flags = from_argv(argv[1:])
     modules, spec = flags.get("lora_target_modules"), request.spec
     if not isinstance(modules, list) or not MODULE_IDS.keys() >= set(modules):
@@ -247,14 +254,14 @@ def adapter_cache(
 
 
 def check_adapters(request: BuildRequest) -> None:
-    """Raise InputError for adapters of an engine that is not in float16.
+    """Raise InputError for adapters if the engine is not in float16.
 
-    The C++ backend reads `lora_prefetch_dir` from .npy files, which know no bfloat16, and copies
-    into a cache of the engine's dtype only (`runtime/utils/numpyUtils.cpp`,
+    The C++ backend reads `lora_prefetch_dir` from .npy files, which cannot hold bfloat16, and
+    copies only into a cache of the same dtype (`runtime/utils/numpyUtils.cpp`,
     `runtime/loraCache.cpp`).
     """
     if request.spec.options.get("adapters") and request.dtype != "float16":
         raise InputError(
-            f"--adapter: NVIDIA's C++ backend loads adapters into float16 engines only, this one is "
+            "--adapter: NVIDIA's C++ backend loads adapters into float16 engines only, and this engine is "
             f"{request.dtype}; add --set dtype=float16, or use --target pytorch."
         )

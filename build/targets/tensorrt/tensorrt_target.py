@@ -1,4 +1,4 @@
-"""Target tensorrt: ModelOpt's TensorRT-LLM checkpoint, then `trtllm-build`.
+"""Target tensorrt: export a TensorRT-LLM checkpoint with ModelOpt, and run `trtllm-build`.
 
 The second step runs on this machine or later in the image.
 """
@@ -41,8 +41,8 @@ _UNPAGED = "# no KV cache reuse, no chunked context: int8 caches never have them
 class TensorrtTarget(BuildTarget[Checkpoint]):
     """The target tensorrt.
 
-    `--set flag.NAME=VALUE` passes any flag to trtllm-build, `--set serve.NAME=VALUE` sets the C++
-    backend.
+    `--set flag.NAME=VALUE` passes any flag to trtllm-build, and `--set serve.NAME=VALUE` sets a
+    parameter of the C++ backend.
     """
 
     name: TargetName = "tensorrt"
@@ -52,7 +52,9 @@ class TensorrtTarget(BuildTarget[Checkpoint]):
         request = tensorrt_options.with_draft_tokens(make_request(spec, checkpoint))
         check_calibration(request)
         if spec.ep != 1:
-            raise InputError("--ep: ModelOpt exports expert weights cut over all GPUs only; leave it out.")
+            raise InputError(
+                "--ep is not possible: ModelOpt exports only experts that are split over all GPUs; leave it out."
+            )
         tensorrt_options.check_adapters(request)
         job = TensorrtJob(request, read_adapters(spec.options.get("adapters"), checkpoint.architecture))
         tensorrt_options.check_serving(job.serve, request, job.argv)
@@ -63,14 +65,14 @@ class TensorrtTarget(BuildTarget[Checkpoint]):
 class TensorrtJob(NvidiaJob):
     """A build of TensorRT engines.
 
-    `argv` is trtllm-build's, with paths relative to the engine folder; `serve` are the C++
-    backend's parameters.
+    `argv` is the command line of trtllm-build, with paths relative to the engine folder. `serve`
+    are the parameters of the C++ backend.
 
     Raises:
-        InputError: An option has no meaning.
+        InputError: A setting is unknown, or has a wrong value.
     """
 
-    copies = 2  # checkpoint and engine
+    copies = 2  # The build writes a checkpoint and an engine.
 
     def __init__(self, request: BuildRequest, adapters: list[AdapterCheckpoint]) -> None:
         super().__init__(request, adapters)
@@ -87,7 +89,7 @@ class TensorrtJob(NvidiaJob):
         ]
 
     def check(self) -> None:
-        if _can_compile():  # report a wrong version hours before it is needed
+        if _can_compile():  # Report a wrong version now, and not after hours of quantisation.
             trtllm_build.check_version(self.request.image)
         super().check()
 
@@ -109,9 +111,9 @@ class TensorrtJob(NvidiaJob):
         return self.result(record, extra, complete)
 
     def _compile(self, quantised: Path, workdir: Path, progress: Progress) -> None:
-        """Run trtllm-build as a stage of its own.
+        """Run trtllm-build as a separate stage.
 
-        It takes hours, and the log of a failed run must stay.
+        The stage takes hours, and the log of a failed run must stay.
         """
         spec, image = self.spec, self.request.image
         log = quantised.with_name(trtllm_build.LOG)
@@ -149,6 +151,6 @@ class TensorrtJob(NvidiaJob):
 def _can_compile() -> bool:
     """Return True if trtllm-build is installed.
 
-    Elsewhere the step is left to `llmops build --resume`.
+    Otherwise, the step is left to `llmops build --resume`.
     """
     return shutil.which(trtllm_build.PROGRAM) is not None
