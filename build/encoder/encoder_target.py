@@ -50,7 +50,7 @@ class EncoderTarget(BuildTarget[EncoderCheckpoint]):
         if spec.tp * spec.pp * spec.ep != 1:
             raise InputError("--target openvino runs on one CPU; leave out --tp, --pp and --ep.")
         if spec.options:
-            raise InputError(f"{setting_flag(next(iter(spec.options)))} has no effect on an encoder; leave it out.")
+            raise InputError(f"An encoder has no {setting_flag(next(iter(spec.options)))}; leave it out.")
         return EncoderJob(spec, checkpoint)
 
 

@@ -116,7 +116,7 @@ def _check_flags(spec: BuildSpec) -> None:
     if spec.deterministic and spec.kv_cache not in ("auto", "f32"):
         raise InputError(f"--deterministic needs a float32 KV cache; leave out --kv-cache {spec.kv_cache}.")
     if spec.options:
-        raise InputError(f"{setting_flag(next(iter(spec.options)))} has no effect on --target openvino; leave it out.")
+        raise InputError(f"--target openvino has no {setting_flag(next(iter(spec.options)))}; leave it out.")
 
 
 def _check_model(spec: BuildSpec, checkpoint: Checkpoint) -> None:
