@@ -1,4 +1,5 @@
-"""The `llmops` command: one file per subcommand that parses options, calls another room and prints.
+"""The `llmops` command, with one module per subcommand.
 
-Code that other programs could call belongs to the room that does the work.
+A subcommand parses options, calls another package of llmops and prints the result. Code that other
+programs could call belongs to the package that does the work.
 """

@@ -1,4 +1,4 @@
-"""Entry point of `python -m llmops.cli`, which is `llmops`."""
+"""The entry point of `python -m llmops.cli`, which is the same as `llmops`."""
 
 from llmops.cli.main import main
 

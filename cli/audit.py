@@ -42,7 +42,7 @@ def command(
 
 
 def _row(entry: AuditEntryRead) -> list[str]:
-    # null removes a limit in an update, and means nothing elsewhere
+    # show null only in an update, where it removes a limit
     update = entry.action.endswith(".update")
     detail = ", ".join(_detail_text(name, value) for name, value in entry.detail.items() if update or value is not None)
     return [format_timestamp(entry.created_at), entry.actor, entry.action, entry.subject, entry.tenant or "", detail]

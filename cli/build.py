@@ -152,12 +152,12 @@ def command(
 
 
 def _typed(name: str) -> bool:
-    """Return True if the flag of this parameter was given on the command line."""
+    """Return True if this parameter was given on the command line."""
     return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _reject_calibration() -> None:
-    """Raise InputError for a flag of the calibration data, which openvino would not read."""
+    """Raise InputError for a flag of calibration data, which target openvino does not read."""
     from llmops.errors import InputError
 
     for name, flag in (
@@ -181,7 +181,7 @@ def _show(manifest: EngineManifest, cached: bool, output: Path, as_json: bool) -
 
 
 def _planned(file: Path, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that a plan sets, and the plan.
+    """Return the build fields that a plan sets, and the plan.
 
     Raises InputError if a flag contradicts the plan.
     """
@@ -194,8 +194,8 @@ def _planned(file: Path, parameters: dict[str, Any]) -> dict[str, Any]:
         if _typed(name) and parameters[name] != value:
             flag = "--" + name.replace("_", "-")
             raise InputError(
-                f"{flag} {parameters[name]} contradicts {file}, which plans {value}; drop the flag or make "
-                "another plan."
+                f"{flag} {parameters[name]} contradicts {file}, which plans {value}; leave the flag out or "
+                "make another plan."
             )
     return {**fields, "plan": plan.to_dict()}
 

@@ -80,7 +80,7 @@ def _write(text: str, output: Path | None) -> None:
 
 
 def _planned(loaded: LoadedService, model: str) -> PlannedReplicas:
-    """Return a model's planned replicas for the layout in the file, and the request rate of each."""
+    """Return a model's planned replicas for the layout in the file."""
     from llmops.build.plan.report.recording_rules import render_rules
     from llmops.cli import plan
     from llmops.cli.service.command_defaults import plan_defaults

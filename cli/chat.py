@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llmops.cli.openai_client import ChatClient, ChatDelta
 
 DEFAULT_URL = "http://127.0.0.1:9000/v1"
-#: Tokens of an answer. Small models often do not end by themselves.
+#: Default maximum tokens of an answer. Small models often do not end an answer by themselves.
 DEFAULT_TOKENS = 1024
 HELP = "/reset forgets the conversation, /system TEXT changes the system prompt, /quit or Ctrl-D ends."
 
@@ -57,7 +57,7 @@ def command(
 
 @dataclass
 class Chat:
-    """A conversation: its messages, and how answers are printed."""
+    """A conversation in the terminal: its messages, and the printing of answers."""
 
     client: ChatClient
     model: str
@@ -66,7 +66,7 @@ class Chat:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def system(self, text: str | None) -> None:
-        """Set or remove the system prompt, which survives /reset."""
+        """Set the system prompt, or remove it if empty. The system prompt survives /reset."""
         rest = [message for message in self.messages if message["role"] != "system"]
         self.messages = ([{"role": "system", "content": text}] if text else []) + rest
 
@@ -74,17 +74,17 @@ class Chat:
         self.messages = [message for message in self.messages if message["role"] == "system"]
 
     def answer_once(self, text: str) -> None:
-        """Print one answer and nothing else."""
+        """Print the answer to one text and nothing else."""
         if not text.strip():
-            raise InputError("--once needs a text to answer; got an empty one.")
+            raise InputError("--once needs a text to answer, but the text is empty.")
         self.messages.append({"role": "user", "content": text})
         self._stream()
         click.echo()
 
     def answer(self, text: str) -> None:
-        """Do one turn.
+        """Send a message and print the answer.
 
-        Ctrl-C keeps the text so far; an error removes the turn from the conversation.
+        Ctrl-C keeps the answer so far. An error removes the message from the conversation.
         """
         self.messages.append({"role": "user", "content": text})
         said: list[str] = []
@@ -115,7 +115,10 @@ class Chat:
             sys.stdout.flush()
 
     def _deltas(self) -> Iterator[ChatDelta]:
-        """Stream an answer. The default token limit is dropped if the context has no room for it."""
+        """Stream an answer.
+
+        If the context has no room for the default token limit, the request is sent without a limit.
+        """
         from llmops.cli.openai_client import ContextError
 
         limited = {"max_tokens": DEFAULT_TOKENS, **self.options}

@@ -12,14 +12,14 @@ import click
 
 from llmops.errors import InputError, ResourceError
 
-# Name of a part → its files in the cache folder, and a description. `all` never removes the store
-# or its usage.
+# Name of a part → the part's files in the cache folder, and a description. `all` never removes the
+# store or usage that the store does not have yet.
 PARTS = {
     "engines": ("up", "engines and repositories that `llmops up` built; they are built again when needed"),
     "backends": ("triton-backends", "Triton's backends, laid out for this Python; laid out again when needed"),
     "hashes": ("sha256", "hashes of checkpoints; computed again when needed"),
-    "usage": ("usage", "usage that the store does not have yet: it is billed to nobody once removed"),
-    "store": ("store.db*", "keys, tenants, prices and usage of the default store: they cannot be made again"),
+    "usage": ("usage", "usage that the store does not have yet: once removed, it is never billed"),
+    "store": ("store.db*", "keys, tenants, prices and usage of the default store: they cannot be recovered"),
 }
 REBUILT = ("engines", "backends", "hashes")
 
@@ -52,7 +52,7 @@ def command(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
     expected = [one for name in names for one in (REBUILT if name == "all" else (name,))]
     for name in expected:
         if name not in PARTS:
-            raise InputError(f"There is no part `{name}`; give some of {', '.join(PARTS)}, or all.")
+            raise InputError(f"There is no part `{name}`; choose from {', '.join(PARTS)}, or all.")
     found = [_part(folder, name) for name in PARTS]
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "parts": [asdict(part) for part in found]}, indent=2))
@@ -76,7 +76,7 @@ def _part(folder: Path, name: str) -> CachePart:
 
 
 def _bytes(path: Path) -> int:
-    """Return the disk space of a file or folder. A file that disappears meanwhile counts as 0."""
+    """Return the bytes of a file or folder. A file that is removed meanwhile counts as 0."""
 
     def each() -> Iterator[int]:
         for place, _, names in os.walk(path):
@@ -107,14 +107,19 @@ def _remove(folder: Path, part: CachePart, yes: bool, quiet: bool) -> None:
 
 
 def _confirmed(question: str) -> bool:
-    """Ask a yes-or-no question. Raises InputError if standard input ends before an answer."""
+    """Ask a yes-or-no question and return the answer.
+
+    Raises InputError if standard input ends before an answer.
+    """
     try:
         return click.confirm(question, err=True)
     except click.Abort:
         if sys.stdin.isatty():
             raise
         click.echo(err=True)
-        raise InputError("Nothing more was removed: standard input holds no answer; give --yes.") from None
+        raise InputError(
+            "Nothing more was removed, because standard input has no answer; give --yes to remove without asking."
+        ) from None
 
 
 def _size(count: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 from click.exceptions import BadParameter, MissingParameter, NoSuchOption, UsageError
 
-# click's message → llmops' message; `{}` stands for the groups of the pattern
+# pattern of click's message → llmops' message, in which `{}` stands for the pattern's groups
 _SENTENCES = (
     (r"Option '([^']+)' requires (?:an argument|\d+ arguments)\.", "{0} needs a value"),
     (r"Option '([^']+)' does not take a value\.", "{0} takes no value; leave it out"),
@@ -16,14 +16,17 @@ _SENTENCES = (
     (r"\w+ '(.+)' does not exist\.", "{0} does not exist; name one that does"),
     (r"\w+ '(.+)' is a file\.", "{0} is a file; name a folder"),
     (r"\w+ '(.+)' is a directory\.", "{0} is a folder; name a file"),
-    (r"\w+ '(.+)' is not (readable|writable)\.", "{0} is not {1} for this user; change its mode, or name another"),
+    (
+        r"\w+ '(.+)' is not (readable|writable)\.",
+        f"{0} is not {1} for this user; change its mode, or name another file",
+    ),
     (r"No such command '(.+)'\.", "There is no command {0}"),
     (r"'(.+)' is not a valid boolean\..*", "{0} is neither true nor false; write one of them"),
 )
 
 
 def error_message(error: click.ClickException) -> str:
-    """Return the message of an error raised by click or by a parameter type."""
+    """Return llmops' message for an error that click or a parameter type has raised."""
     if isinstance(error, MissingParameter):
         return _missing(error)
     if isinstance(error, NoSuchOption):
@@ -37,7 +40,7 @@ def error_message(error: click.ClickException) -> str:
 
 
 def _similar_options(error: NoSuchOption) -> list[str]:
-    """Return the options with names like the given one, compared without their dashes."""
+    """Return the options whose names resemble the unknown option, compared without dashes."""
     options = error.ctx.command.params if error.ctx else []
     names = {name.lstrip("-"): name for one in options for name in one.opts if name.startswith("--")}
     return [names[name] for name in difflib.get_close_matches(error.option_name.lstrip("-"), names)]
@@ -52,7 +55,7 @@ def _missing(error: MissingParameter) -> str:
 
 
 def _value(error: BadParameter) -> str:
-    """Return why a value is invalid, and which value would be valid."""
+    """Return the reason why a value is invalid, and a hint at valid values."""
     kind = error.param.type if error.param is not None else None
     if isinstance(kind, click.Choice):
         given = re.match(r"'(.*)' is not one of", error.message)
@@ -91,7 +94,10 @@ def _name(error: BadParameter) -> str:
 
 
 def _with_advice(message: str, error: click.ClickException) -> str:
-    """End a sentence with advice: if it has none, name the help that does."""
+    """Return a message that ends with advice.
+
+    A message without advice is followed by the command whose help has it.
+    """
     message = message.rstrip(".")
     if message.endswith("?"):
         return message
@@ -103,7 +109,7 @@ def _with_advice(message: str, error: click.ClickException) -> str:
 def _command(error: click.ClickException) -> str:
     if isinstance(error, UsageError) and error.ctx:
         return error.ctx.command_path
-    # an error of click's parser does not know its command
+    # errors of click's parser have no context, and so no command
     return " ".join(["llmops", *(word for word in sys.argv[1:2] if not word.startswith("-"))])
 
 

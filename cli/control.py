@@ -43,7 +43,8 @@ def command(
     if settings.store is None:
         settings = settings.model_copy(update={"store": default_store()})
     replicas = CheckedReplicas(settings.replicas or [settings.triton])
-    # report missing libraries and settings now, not when this process becomes the leader
+    # report missing libraries and settings at the start, not only when this process becomes the
+    # leader
     make_leader_jobs(settings, replicas)
     configure_logging(settings.log_level)
 

@@ -1,4 +1,4 @@
-"""`llmops diff`: what a description would change."""
+"""`llmops diff`: the changes that an llmops.yaml would make."""
 
 import json
 from pathlib import Path
@@ -16,11 +16,10 @@ from llmops.errors import ServerError
 @click.option("--exit-code", is_flag=True, help="Exit with 1 when something would change.")
 @click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")
 def command(file: Path, profile: str | None, url: str | None, exit_code: bool, as_json: bool) -> None:
-    """Show what llmops.yaml would change.
+    """Show what llmops.yaml would change: engines to build again, and models that are not served.
 
-    These are engines that would be built again, and models that are not served.
-
-    A line each: + what is missing, - what is there and not described, ~ what is different.
+    Each line begins with + for something missing, - for something that the file does not describe,
+    or ~ for a difference.
     """
     from llmops.cli.openai_client import ChatClient
     from llmops.cli.service.changes import engine_changes, served_model_changes
@@ -32,7 +31,7 @@ def command(file: Path, profile: str | None, url: str | None, exit_code: bool, a
     try:
         changes += served_model_changes(loaded, ChatClient(address, timeout=10).models())
     except ServerError as error:
-        print_line(f"Only the engines are compared, because the gateway cannot be asked: {error.message}", err=True)
+        print_line(f"Only the engines are compared, because the gateway does not answer: {error.message}", err=True)
     if as_json:
         click.echo(json.dumps([change._asdict() for change in changes], indent=2, default=str))
     for change in () if as_json else changes:

@@ -1,4 +1,4 @@
-"""`llmops doctor`: what this machine can do, and how to fix what it cannot."""
+"""`llmops doctor`: checks of this machine, with the fix of each fault."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import click
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
-@click.option("--deep", is_flag=True, help="Import, parse and start what can be tried without a GPU.")
+@click.option("--deep", is_flag=True, help="Import, parse and start everything that works without a GPU.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, deep: bool) -> None:
     """Check what `llmops build` and `llmops serve` need on this machine.
@@ -18,8 +18,8 @@ def command(ctx: click.Context, as_json: bool, deep: bool) -> None:
     Each line is ok, not ok (with the fix) or a note (something this machine does not need). Exit
     code 1 when something is not ok.
 
-    With --deep, the last step of building the image: each line was seen, failed or needs a GPU.
-    Exit code 1 when anything failed.
+    With --deep, run the last step of building the image; each line then says seen, failed, or needs
+    a GPU. Exit code 1 when anything failed.
     """
     if deep:
         _deep(ctx, as_json)

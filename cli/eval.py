@@ -48,9 +48,9 @@ def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> 
 
 
 def quality_lines(quality: QualityMetrics, gates: QualityGates) -> list[str]:
-    """Return a line per figure with its limit.
+    """Return a line for each figure, with the figure's limit.
 
-    `QualityGates.check` decides whether the figures are good enough.
+    The lines contain no verdict, which `QualityGates.check` returns.
     """
     rows = [
         ("perplexity", f"x{quality.perplexity_ratio:.4f}", _limit("most", "x{:g}", gates.max_ppl_ratio),
@@ -75,9 +75,9 @@ def _limit(kind: str, form: str, value: float | None) -> str:
 
 
 def _ranges(quality: QualityMetrics, gates: QualityGates) -> list[tuple[str, str, str, str]]:
-    """Return how much of the activations on the texts calibration covered.
+    """Return the shares of activations that the calibrated ranges covered, as text.
 
-    The text names the worst layer and the best.
+    The text names the layers with the lowest and the highest share.
     """
     from llmops.build.quality.quality_gates import WIDEST
 

@@ -1,6 +1,7 @@
-"""An evaluation of filters on labelled texts.
+"""The evaluation of safety filters on labelled texts.
 
-It measures recall, false positives, and the characters that leave in mode `hold`.
+The evaluation measures recall, false positives, and the characters of matches that leave in mode
+`hold`.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: The fields of an example.
+#: The fields that an example may have in a file.
 _FIELDS = ("text", "category")
 
-#: Characters of a piece when an answer's stream is imitated: about a token.
+#: Number of characters of a piece when the stream of an answer is imitated: about one token.
 PIECE = 4
 
-#: Share of examples that are held back from training, to choose thresholds and to report figures.
+#: Share of examples that are held back from training, for the thresholds and the reported figures.
+#: A quarter of few examples is still enough for both.
 HELD_OUT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A text with its category; an empty category is a text in which nothing may be found."""
+    """A text with its category. In a text with an empty category, a filter may find nothing."""
 
     text: str
     category: str = ""
@@ -44,12 +46,11 @@ class FilterReport:
     """The results of one filter on labelled examples.
 
     Attributes:
-        found: Of the examples with one of the filter's categories, those in which it found
-            something.
-        expected: Examples with one of the filter's categories.
-        false_positives: Of the `clean` examples, those in which it found something.
-        leaks: Characters of matches that left a stream in mode `hold`.
-        missed: Texts that were not found, at most ten.
+        found: The number of examples of the filter's categories in which the filter found a match.
+        expected: The number of examples of the filter's categories.
+        false_positives: The number of `clean` examples in which the filter found a match.
+        leaks: The number of characters of matches that left a stream in mode `hold`.
+        missed: At most ten texts in which the filter missed its category.
     """
 
     found: int = 0
@@ -80,12 +81,12 @@ class FilterReport:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Read JSON lines of `{"text": …, "category": …}`.
+    """Read a file of JSON lines `{"text": …, "category": …}`.
 
-    A text without a category, or with null, is clean.
+    A text without a category, or with the category null, is clean.
 
     Raises:
-        InputError: The file cannot be read, or a line is no such object.
+        InputError: The file cannot be read, or a line is not such an object.
     """
     examples = []
     try:
@@ -116,14 +117,17 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def _meant(key: str) -> str | None:
-    """Return the field of an example that an unknown field resembles, or None."""
+    """Return the known field that an unknown field resembles, or None."""
     return next(iter(difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.8)), None) if key not in _FIELDS else None
 
 
 async def evaluate(
     filters: Mapping[str, TextFilter], examples: Sequence[Example], advance: Callable[[], None] = lambda: None
 ) -> dict[str, FilterReport]:
-    """Judge every example with every filter. Raises FilterUnavailableError."""
+    """Judge every example with every filter, and return a report for each filter.
+
+    Raises FilterUnavailableError if a filter cannot judge.
+    """
     reports = {name: FilterReport() for name in filters}
     for example in examples:
         for name, one in filters.items():
@@ -145,7 +149,7 @@ async def evaluate(
 def _leaked_characters(rule: RuleFilter, text: str) -> int:
     """Return how many characters of the first match leave a stream in mode `hold`.
 
-    The number is 0 unless the guard is wrong.
+    Any number above 0 is a fault of the gateway's stream guard.
     """
     span = rule.search(text)
     if span is None:
@@ -169,9 +173,9 @@ async def train_head(
     """Fit a logistic regression for each category on the texts' vectors.
 
     Args:
-        examples: At least eight of each category, and eight clean ones.
+        examples: At least eight examples of each category, and eight clean examples.
         model: The name of the embedding model.
-        embed: Returns the vectors FP32 [len(texts), dimensions] of texts.
+        embed: Returns the vectors of texts, FP32 [len(texts), dimensions].
         max_false_positives: The share of clean held-out texts that may be found; the threshold
             follows from it.
 
@@ -213,7 +217,8 @@ async def train_head(
 def logistic_regression(vectors: NDArray[np.float64], positive: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the weights of a logistic regression, [dimensions + 1].
 
-    They are found by Newton's method with an L2 penalty. Both classes weigh the same.
+    Newton's method minimizes the loss with an L2 penalty, in which both classes have the same
+    weight.
     """
     import numpy as np
 

@@ -85,7 +85,7 @@ def _write_schema(beside: Path) -> None:
 
 
 def _planned(checkpoint: str, gpu: str, load: dict[str, str | None]) -> Any:
-    """Return the plan that `llmops plan` makes with these flags, and its defaults for all others."""
+    """Return the plan that `llmops plan` makes with these flags and its other defaults."""
     from llmops.cli import plan
 
     flags = [(f"--{flag.replace('_', '-')}", value) for flag, value in load.items() if value is not None]

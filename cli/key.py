@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llmops.control.admin import schemas
 
 
-#: For commands that set a key's limits, name, tier, scopes, models and expiry.
+#: Options of commands that set a key's limits, name, tier, scopes, models and expiry.
 spec_options = add_options(
     limit_options,
     click.option("--name", help="What the key is for."),
@@ -152,7 +152,7 @@ def _print_secret(key: schemas.KeyWithSecret, as_json: bool, message: str) -> No
     if as_json:
         print_json(key.data())
         return
-    # only the key on standard output, so that a script can use it
+    # print only the key on standard output, so that a script can read it
     print_line(f"{message} The key is shown only once:", err=True)
     print_line(key.key)
 

@@ -1,4 +1,4 @@
-"""The replicas of a roll-out on this machine: Tritons beside those of `llmops up`."""
+"""The replicas of a roll-out on this machine, beside the Tritons of `llmops up`."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds for the checks of a replica. On a busy machine they take a minute.
+#: Maximum seconds for the checks of a replica. On a busy machine the checks take a minute.
 VERIFY_TIMEOUT = 600.0
 
-#: Seconds in which one of a version's replicas has to say what it serves.
+#: Maximum seconds in which one replica of a version must return its model metadata.
 METADATA_TIMEOUT = 10.0
 
 
 async def verify_quickly(model: str, triton: str, metrics: str | None = None, engine: str = "") -> None:
-    """Run `llmops verify --quick` on a Triton, in a process that leaves the gateway its event loop.
+    """Run `llmops verify --quick` on a Triton. Raise ServerError with the first fault.
 
-    Raises ServerError with the first fault.
+    The checks run in a separate process, so that they do not block the gateway's event loop.
     """
     command = module_command("llmops.cli", "verify", "--triton", triton, "-m", model, "--quick", "--json")
     command += ["--metrics", metrics] if metrics else []
     command += ["--engine", engine] if engine else []
-    # uvloop's subprocesses fork, and gRPC's fork handlers print on the terminal; Popen runs no handlers
+    # use Popen, because uvloop's subprocesses fork, and gRPC's fork handlers would print on the
+    # terminal
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         async with asyncio.timeout(VERIFY_TIMEOUT):
@@ -75,15 +76,15 @@ def last_line(output: bytes) -> str:
 
 
 async def read_metadata(model: str, replicas: Sequence[str]) -> ModelMetadata | None:
-    """Return what the first of `replicas` that serves a model announces of it, None if none answers.
+    """Return a model's metadata from the first of `replicas` that serves the model, or None.
 
-    `replicas` are addresses as in the setting of this name.
+    `replicas` are addresses in the form of the setting `replicas`.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(METADATA_TIMEOUT):
             for address in await AddressResolver([parse_replica(one) for one in replicas]).find():
                 client = TritonClient(address.server)
-                # a name for the replicas of several models also has servers without this one
+                # a DNS name for the replicas of several models also has servers without this model
                 with contextlib.suppress(UnavailableError, InputError):
                     try:
                         text = await client.metadata_text(address.engine_model or model + ENGINE_SUFFIX)
@@ -94,16 +95,17 @@ async def read_metadata(model: str, replicas: Sequence[str]) -> ModelMetadata | 
 
 
 def describe_differences(old: ModelMetadata | None, new: ModelMetadata | None) -> str | None:
-    """Return what is different for clients of a new version, such as "another tokenizer".
+    """Return the differences of a new version for clients, such as "another tokenizer".
 
-    The text is empty if nothing is, and None if one of the versions is not known.
+    The text is empty without a difference. The result is None if the metadata of a version is
+    unknown.
     """
     if old is None or new is None:
         return None
     found = []
     if old.max_seq_len != new.max_seq_len:
         found.append(f"a context of {new.max_seq_len} tokens instead of {old.max_seq_len}")
-    # repositories of earlier versions announce no digest
+    # repositories that an earlier llmops made announce no digest
     if old.vocab_size != new.vocab_size or (old.tokenizer and new.tokenizer and old.tokenizer != new.tokenizer):
         found.append("another tokenizer")
     if old.chat_template != new.chat_template or (old.template and new.template and old.template != new.template):
@@ -112,12 +114,12 @@ def describe_differences(old: ModelMetadata | None, new: ModelMetadata | None) -
 
 
 class CheckedReplicas:
-    """Replicas that something else starts: a chart, compose, an operator. Each of them is checked."""
+    """Replicas that an operator or another program starts. Each replica is checked."""
 
     def __init__(self, initial: Sequence[str] = ()) -> None:
         """Create an object for versions whose replicas the store names.
 
-        `initial` are the replicas of a model's first version: those of the gateways' settings.
+        `initial` are the replicas of a model's first version, which the gateways' settings name.
         """
         self._initial = initial
 
@@ -130,7 +132,7 @@ class CheckedReplicas:
                 f"{candidate.model} --replica HOST:PORT`; or use `llmops up` with this store"
             )
         for replica in candidate.replicas:
-            # a DNS name is checked through any of its addresses
+            # the checks of a DNS name use any one of its addresses
             server = replica.removeprefix("dns:").rpartition("=")[2].partition("/")[0]
             await verify_quickly(candidate.model, server)
         old = await read_metadata(stable.model, stable.replicas or self._initial)
@@ -145,7 +147,10 @@ class CheckedReplicas:
 
 
 class LocalReplicas(CheckedReplicas):
-    """Tritons on this machine. They end with `llmops up`, which starts them again."""
+    """Tritons on this machine that roll-outs use.
+
+    The Tritons end with `llmops up`, and its next start starts them again.
+    """
 
     def __init__(
         self,
@@ -157,10 +162,11 @@ class LocalReplicas(CheckedReplicas):
         """Create an object without servers.
 
         Args:
-            start_server: Starts a Triton on a repository with an exit timeout, and waits for it.
-            stop_server: Drains a Triton for so many seconds at most, and stops it.
-            folder: Where the repositories of versions go.
-            tenants_apart: As for `read_engines`.
+            start_server: Starts a Triton on a repository with an exit timeout in seconds, and waits
+                until it is ready.
+            stop_server: Drains a Triton for at most this number of seconds, and stops it.
+            folder: The folder for the repositories of versions.
+            tenants_apart: True if the gateway keeps the cached prefixes of tenants apart.
         """
         super().__init__()
         self._tenants_apart = tenants_apart
@@ -170,9 +176,9 @@ class LocalReplicas(CheckedReplicas):
         self.servers: dict[tuple[str, str], list[TritonServer]] = {}
         # GPUs of the servers that roll-outs have started
         self._gpus: dict[TritonServer, Collection[int]] = {}
-        # servers of a version before a roll-out stopped some of them for lack of room
+        # number of a version's servers before a roll-out stopped some of them to free GPUs
         self._counts: dict[tuple[str, str], int] = {}
-        # a server ends with the thread that started it, so this thread stays
+        # a server ends with the thread that started it, so start all servers in a thread that stays
         self._thread = ThreadPoolExecutor(1, "version-replicas")
 
     async def start(
@@ -187,7 +193,7 @@ class LocalReplicas(CheckedReplicas):
             served = ", ".join(sorted({model for model, _ in self.servers})) or "none"
             raise InputError(f"This `llmops up` has no replicas of {stable.model}; its models are {served}")
         count = self._counts.setdefault(old, len(self.servers[old]))
-        # before the old replicas may have to make room
+        # remember the number before old replicas may be stopped to free GPUs
         before = await read_metadata(stable.model, serving)
         await self._start_and_check(candidate, count, settings, old)
         servers = self.servers[key]
@@ -195,7 +201,8 @@ class LocalReplicas(CheckedReplicas):
         if settings.twin:
             started_twin = ModelVersion(stable.model, twin, str(self.engines[old]))
             try:
-                # the twin is no reason to stop replicas that serve
+                # start the twin only on free GPUs: it is no reason to stop replicas that serve
+                # requests
                 kept = settings.model_copy(update={"allow_capacity_loss": False})
                 await self._start_and_check(started_twin, len(servers), kept, old)
             except InputError as error:
@@ -230,7 +237,7 @@ class LocalReplicas(CheckedReplicas):
 
     async def stop(self, version: ModelVersion, drain_timeout: float) -> None:
         servers = self.servers.pop((version.model, version.name), [])
-        # a Triton with several models goes on for the others
+        # a Triton with several models keeps running for its other models
         shared = [server for key, others in self.servers.items() if key[0] != version.model for server in others]
         servers = [server for server in servers if server not in shared]
         await asyncio.gather(*(asyncio.to_thread(self._stop_one, server, drain_timeout) for server in servers))
@@ -242,13 +249,13 @@ class LocalReplicas(CheckedReplicas):
         settings: RolloutSettings = RolloutSettings(),
         old: tuple[str, str] = ("", ""),
     ) -> None:
-        """Start the missing ones of `count` replicas of a version.
+        """Start replicas of a version until `count` are running.
 
-        Where there is no room beside the replicas of `old`, those are stopped first if the settings
-        allow it.
+        If no GPU is free beside the replicas of `old`, replicas of `old` are stopped first, if the
+        roll-out's settings allow it.
 
         Raises:
-            InputError: The engine cannot be served, or there is no room for it.
+            InputError: The engine cannot be served, or no GPU is free for it.
             ServerError: A Triton does not start.
         """
         from llmops.model_repository.generate import generate_repository, read_engines
@@ -260,7 +267,7 @@ class LocalReplicas(CheckedReplicas):
         try:
             while len(running) < count:
                 gpus = self._make_room(manifest, key, old, settings)
-                # no name has an @, so that the repositories of two models never share a folder
+                # names of models have no @, so two models never share a folder
                 repository = self._folder / f"{version.model}@{version.name}-{len(running)}"
                 engines = read_engines(
                     (f"{version.model}={engine}",),
@@ -279,7 +286,10 @@ class LocalReplicas(CheckedReplicas):
     def _make_room(
         self, manifest: EngineManifest, key: tuple[str, str], old: tuple[str, str], settings: RolloutSettings
     ) -> tuple[int, ...]:
-        """Return free GPUs for a replica, none for an engine without GPUs. Raises InputError."""
+        """Return free GPUs for a replica, or an empty text for an engine without GPUs.
+
+        Raises InputError if no GPUs are free.
+        """
         from llmops.model_repository.gpu_assignment import count_gpus
 
         need, present, servers = _gpus_of(manifest), count_gpus(), self.servers.get(old, [])
@@ -299,7 +309,7 @@ class LocalReplicas(CheckedReplicas):
             self._stop_one(servers.pop(), settings.drain_timeout)
 
     def _used_gpus(self) -> Collection[int]:
-        # the servers of `llmops up` itself have the first GPUs
+        # the servers that `llmops up` starts itself use the first GPUs
         base = sum(
             _gpus_of(EngineManifest.load(self.engines[key]))
             for key, servers in self.servers.items()
@@ -323,13 +333,13 @@ def _gpus_of(manifest: EngineManifest) -> int:
 async def restore_versions(
     store_url: str, replicas: LocalReplicas, models: Mapping[str, Path], base: Sequence[TritonServer]
 ) -> None:
-    """Start the versions that the store has in use, and write the addresses of all of them.
+    """Start the versions that the store has in use, and write the addresses of all replicas.
 
     Args:
-        store_url: The store.
-        replicas: Where the servers go.
+        store_url: The URL of the store.
+        replicas: The object that starts and stops the servers.
         models: The models of the servers that run already, with their engine folders.
-        base: Those servers, which are the replicas of the oldest version.
+        base: The addresses of these servers, the replicas of the oldest version.
     """
     from llmops.store.factory import open_store
     from llmops.store.rollouts import INITIAL_VERSION, RETIRED, list_versions, open_rollouts, set_replicas
@@ -344,7 +354,8 @@ async def restore_versions(
             replicas.servers[(model, oldest)], replicas.engines[(model, oldest)] = list(base), engine
             for version in own[1:]:
                 if version.engine and version.state != RETIRED and version.name not in starting:
-                    # servers end with the thread that starts them, so it must be this one
+                    # start the servers in this thread, because they end with the thread that starts
+                    # them
                     replicas.start_version(version, len(base))
             serving = max(own, key=lambda version: version.weight, default=None)
             if serving is not None and serving.name != oldest:

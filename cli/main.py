@@ -1,6 +1,6 @@
 """The `llmops` command group.
 
-Subcommands are imported only when they are called, so that `--help` stays fast.
+A subcommand's module is imported only when the subcommand is called, so that `--help` stays fast.
 """
 
 import difflib
@@ -20,7 +20,8 @@ from llmops import __version__
 from llmops.errors import LlmopsError
 from llmops.untrusted_text import escape_unsafe
 
-# Heading → command → its line in `llmops --help`. The command is `command` in llmops.cli.<name>.
+# Heading → name of a command → the command's line in `llmops --help`. The command is the object
+# `command` in the module llmops.cli.<name>.
 SECTIONS = {
     "Plan": {
         "init": "Write an llmops.yaml: one file for all commands below.",
@@ -70,7 +71,7 @@ COMMANDS = {name: line for commands in SECTIONS.values() for name, line in comma
 
 
 class LazyGroup(click.Group):
-    """A group that lists SECTIONS and imports a command's module on first use."""
+    """The group of the commands in SECTIONS, which imports a command's module on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -112,8 +113,8 @@ def cli() -> None:
 
 
 def _escape_warnings() -> None:
-    """Escape the warnings that a command prints, which can have texts of servers."""
-    # here, because `llmops --help` needs no logging
+    """Escape the warnings that a command prints, because they may contain texts of servers."""
+    # imported here, because `llmops --help` needs no logging
     import logging
 
     from llmops.gateway.logging_setup import SafeFormatter
@@ -122,9 +123,9 @@ def _escape_warnings() -> None:
         logging.lastResort.setFormatter(SafeFormatter("%(message)s"))
 
 
-#: Characters of the longest error message. Some contain what a server or a file said.
+#: Maximum number of characters of an error message, which may contain the text of a server or file.
 MAX_ERROR_LENGTH = 4096
-# errors of a path from the command line, which Python's own path checks raise
+# errors that the operating system raises for an unusable path from the command line
 _UNUSABLE_PATH = (errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
 _NO_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -132,7 +133,8 @@ _NO_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 class _Interrupts:
     """A handler of SIGINT that behaves like Python's and remembers the signal.
 
-    A library that is just being imported turns KeyboardInterrupt into an ImportError.
+    The memory is needed because some libraries turn a KeyboardInterrupt during their import into an
+    ImportError.
     """
 
     def __init__(self) -> None:
@@ -148,9 +150,9 @@ class _Interrupts:
 def main() -> NoReturn:
     """Run the CLI. Exit codes: 0 success, 1 failure, 2 invalid input, 130 interrupted."""
     if sys.platform != "linux":
-        sys.exit(f"Error: llmops runs on Linux, and this is {sys.platform}; use a Linux machine, a container or WSL 2.")
+        sys.exit(f"Error: llmops runs on Linux, but this is {sys.platform}; use a Linux machine, a container or WSL 2.")
     interrupts = _Interrupts()
-    # the cache and repositories have code, so that no umask lets every user write to them
+    # caches and repositories contain code, so no umask may let every user write to them
     os.umask(os.umask(0o077) | 0o002)
     _warn_of_foreign_files()
     try:
@@ -176,7 +178,7 @@ def main() -> NoReturn:
     except OSError as error:
         if error.errno in _UNUSABLE_PATH and error.filename is not None:
             path = escape_unsafe(os.fsdecode(error.filename))
-            click.echo(f"Error: {path} cannot be used ({error.strerror}); give another path.", err=True)
+            click.echo(f"Error: {path} cannot be used ({error.strerror}); choose another path.", err=True)
             sys.exit(2)
         if error.filename is not None or error.errno not in _NO_OUTPUT:
             raise
@@ -186,7 +188,7 @@ def main() -> NoReturn:
 
 def _warn_of_foreign_files() -> None:
     """Warn if PyPI's unrelated distribution `llmops` has installed files into this package."""
-    # a glob takes a millisecond, the import behind it ten
+    # look first with a glob, which takes a millisecond; the import below takes ten
     if any(Path(llmops.__file__).parents[1].glob("llmops-[0-9]*.dist-info")):
         from llmops.distribution import foreign_distributions, repair_command
 
@@ -200,7 +202,7 @@ def _warn_of_foreign_files() -> None:
 
 
 def _print_error(message: str) -> None:
-    """Print an error. A name of a stranger's in it begins no line of its own."""
+    """Print an error on one line, so that no untrusted text in it can begin a line."""
     text = escape_unsafe(message, MAX_ERROR_LENGTH, lines=True).replace("\n", "\n  ")
     click.echo(f"Error: {text}", err=True)
 
@@ -211,15 +213,15 @@ def _interrupted() -> NoReturn:
 
 
 def _unwritable(error: OSError) -> NoReturn:
-    """Handle a failed write to standard output: a full disk, or a pipe whose reader has gone.
+    """Handle a failed write to standard output: a full disk, or a closed pipe.
 
-    A closed pipe is not an error: the reader wanted no more.
+    A closed pipe is not an error, because its reader needs no more output.
     """
-    # otherwise Python would try to write again at exit, and complain
+    # replace standard output, because Python would write again at exit and print an error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno != errno.EPIPE:
         click.echo(
-            f"Error: Standard output cannot be written ({error.strerror}); free space there, or send it elsewhere.",
+            f"Error: Standard output cannot be written ({error.strerror}); free disk space, or redirect the output.",
             err=True,
         )
     sys.exit(1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Texts that are embedded with one request.
+#: Maximum number of texts per embedding request. Bounds the request's size and duration.
 EMBEDDING_BATCH = 64
 KEY_VARIABLES = ("LLMOPS_API_KEY", "OPENAI_API_KEY")
 
@@ -30,7 +30,7 @@ def api_key() -> str | None:
 
 
 class ChatDelta(NamedTuple):
-    """A piece of an answer's text, or of the reasoning before it.
+    """A piece of an answer's text, or of the reasoning before the text.
 
     The last piece has the `finish` reason.
     """
@@ -45,7 +45,10 @@ class ContextError(ServerError):
 
 
 class ChatClient:
-    """A client of `url`, with or without /v1. The key comes from LLMOPS_API_KEY or OPENAI_API_KEY."""
+    """A client of the endpoint at `url`, which may end with /v1.
+
+    The API key comes from LLMOPS_API_KEY or OPENAI_API_KEY.
+    """
 
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
         check_url(url)
@@ -64,7 +67,7 @@ class ChatClient:
             raise InputError(f"--url {url} is not a URL of HTTP ({error}); write http://HOST:PORT/v1.") from error
 
     def models(self) -> list[str]:
-        """Return the names of the served models. Raises ServerError."""
+        """Return the names of the served models. Raises ServerError without a valid answer."""
         try:
             response = self._http.get("/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -99,15 +102,15 @@ class ChatClient:
             raise http_connection_error(self.url, error) from error
 
     def post(self, path: str, body: Mapping[str, Any], *, accept: Collection[int] = ()) -> Any:
-        """Send `body` to `path` below /v1 and return the JSON of the answer.
+        """Send `body` to `path` below /v1 and return the JSON of the response.
 
         Args:
-            path: Such as `/embeddings`.
-            body: The request.
-            accept: Statuses beside 2xx whose JSON is returned instead of raised.
+            path: The path below /v1, such as `/embeddings`.
+            body: The JSON body of the request.
+            accept: HTTP statuses other than 2xx whose JSON is returned instead of raised.
 
         Raises:
-            ServerError: The server refuses, or the connection breaks.
+            ServerError: The server rejected the request, or the connection broke.
         """
         try:
             response = self._http.post(path, json=body)
@@ -124,7 +127,7 @@ class ChatClient:
         self._http.close()
 
     def malformed(self) -> ServerError:
-        """Return the error for an answer of another form than OpenAI's."""
+        """Return the error for a response that does not have the form of OpenAI's API."""
         return ServerError(f"{without_secrets(self.url)} does not answer like an OpenAI endpoint; check the URL.")
 
     def _raise_for(self, response: httpx.Response) -> None:
@@ -149,7 +152,7 @@ def _deltas(line: str) -> Iterator[ChatDelta]:
         return
     event = json.loads(data)
     if event.get("error"):
-        raise ServerError(f"The server failed in the middle of the answer: {_message_of(event)}")
+        raise ServerError(f"The server failed during the answer: {_message_of(event)}")
     for choice in event.get("choices") or []:
         delta = choice.get("delta") or {}
         thought = delta.get("reasoning_content") or delta.get("reasoning")
@@ -170,7 +173,7 @@ def embed_texts(client: ChatClient, model: str, texts: Sequence[str]) -> NDArray
     """Return the vectors FP32 [len(texts), dimensions] of a gateway's embedding model.
 
     Raises:
-        ServerError: The server refuses, or answers with anything but a vector for each text.
+        ServerError: The server rejected the request, or did not return a vector for each text.
     """
     import numpy as np
 

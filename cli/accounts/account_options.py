@@ -50,7 +50,7 @@ _add_admin_options = add_options(
 
 
 def _input_error(error: ValueError) -> Exception:
-    """Return the first mistake of values that no request of the admin API can have."""
+    """Return the first fault of a request body that the admin API's types do not allow."""
     from pydantic import ValidationError
 
     from llmops.validation_errors import explain_error

@@ -1,6 +1,6 @@
 """The client of the admin API, remote or on a local store.
 
-The commands `key`, `tenant`, `price`, `usage` and `audit` share it.
+The commands `key`, `tenant`, `price`, `usage` and `audit` share this client.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 ResponseT = TypeVar("ResponseT")
 
-#: Seconds for a response, and for a connection.
+#: Maximum seconds between two parts of a response, and to open a connection.
 TIMEOUT = 30.0
 CONNECT_TIMEOUT = 10.0
 
-#: Seconds for a whole call, of which a server may send a byte now and then.
+#: Maximum seconds of a whole call, because a server that keeps sending single bytes would never
+#: exceed TIMEOUT.
 TOTAL_TIMEOUT = 40.0
 
 _STORE_MODULES = ("sqlalchemy", "alembic", "aiosqlite", "asyncpg")
@@ -44,8 +45,8 @@ class AdminClient:
     Attributes:
         store: URL of the local store, used without `url`. Empty for the store in the cache folder.
         url: URL of `llmops control`, or of `llmops up` with a store.
-        api_key: A key with the scope `admin`, for `url`.
-        transport: Replaces the network in tests.
+        api_key: An API key with the scope `admin`, sent to `url`.
+        transport: A transport of httpx that replaces the network in tests.
     """
 
     store: str | None = None
@@ -68,12 +69,12 @@ class AdminClient:
             method: The HTTP method.
             path: The segments of the path below /api/admin.
             response_type: The type of a successful response.
-            query: The query parameters, of which only the set ones are sent.
-            body: The JSON body, of which only the set fields are sent.
+            query: The query parameters. Only parameters that were set explicitly are sent.
+            body: The JSON body. Only fields that were set explicitly are sent.
 
         Raises:
             InputError: The API rejected the request; the message is the API's.
-            ServerError: There is no admin API at `url`, or it failed.
+            ServerError: `url` has no admin API, or the admin API failed.
             LlmopsError: The local store cannot be used.
         """
         for name in path:
@@ -154,12 +155,12 @@ class AdminClient:
                 yield client
 
     def _error(self, response: httpx.Response) -> InputError | ServerError:
-        """Return the error of a response that is not a success."""
+        """Return the error to raise for an unsuccessful response."""
         try:
             message = str(response.json()["error"]["message"])
         except (ValueError, KeyError, TypeError, RecursionError):
             return self._no_admin_api_error()
-        # a gateway without control has no such route
+        # without the parts of `llmops control`, a gateway does not have this route
         if message.startswith(f"There is no {response.request.method} {response.request.url.path}."):
             return self._no_admin_api_error()
         if response.status_code >= 500:
@@ -171,13 +172,13 @@ class AdminClient:
 
     def _no_admin_api_error(self) -> ServerError:
         return ServerError(
-            f"{self._base_url} answers, and has no admin API: a gateway has one only in an `llmops up` with a store "
+            f"{self._base_url} answers, but has no admin API: a gateway has one only in an `llmops up` with a store "
             "(--store); name an `llmops control` or such an `llmops up`."
         )
 
 
 def key_reference(text: str) -> str:
-    """Return the id of a key, or the SHA-256 of its secret: a secret is never sent."""
+    """Return the id of a key, or the SHA-256 of its secret, so that no secret is sent."""
     from llmops.store.accounts.key_secrets import hash_secret
 
     return hash_secret(text) if text.startswith("sk-") else text
@@ -198,14 +199,14 @@ def require_store_extra() -> None:
 
 
 def current_audit_context() -> AuditContext:
-    """Return the operating-system user and the present time, for the audit log."""
+    """Return the context of a change for the audit log: operating-system user and time."""
     require_store_extra()
     from llmops.store.audit import AuditContext
 
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
-        # a container's user without a name
+        # a container's user may have no name
         name = str(os.getuid())
     return AuditContext(f"cli:{name}", datetime.now(UTC))
 

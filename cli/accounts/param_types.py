@@ -14,32 +14,36 @@ import click
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
-#: The longest accepted duration: longer ones are probably typing errors, and dates have an end.
+#: The longest accepted duration in seconds. Longer durations are probably typing errors, and could
+#: exceed the last date that Python knows.
 MAX_DURATION = timedelta(days=3650)
 
 
 class NoLimit:
-    """The value of `none`, `all` or `never`, which removes a limit. An absent option is None."""
+    """The type of NO_LIMIT, the value of `none`, `all` and `never`, which remove a limit.
+
+    An option that was not given has the value None instead.
+    """
 
 
 NO_LIMIT = NoLimit()
 
 
 def typed_values(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that were given. None stands for a limit to remove."""
+    """Return the given options. A value of None stands for a limit to remove."""
     return {name: None if value is NO_LIMIT else value for name, value in options.items() if value is not None}
 
 
 class ExampleParamType(click.ParamType):
-    """A type that rejects a value with an example of a valid one."""
+    """A parameter type that rejects invalid values with an example of a valid value."""
 
     def __init__(self, name: str, example: str, parse: Callable[[str], Any], unlimited: str | None = None) -> None:
         """Create the parameter type.
 
         Args:
             name: The name of the values in help texts.
-            example: Completes the sentence "'VALUE' is not …".
-            parse: Returns the value of a text, or raises ValueError.
+            example: The end of the error "'VALUE' is not …", with a valid value.
+            parse: Returns the value of a text, or raises ValueError for an invalid text.
             unlimited: The word that stands for NO_LIMIT, or None.
         """
         self.name, self._example, self._parse, self._unlimited = name, example, parse, unlimited
@@ -120,7 +124,7 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-#: A whole number, or `none`. The store checks its bounds.
+#: A whole number, or `none`. The store checks the number's bounds.
 LIMIT = ExampleParamType("n", "a limit; write a whole number, or none for no limit", _limit, "none")
 #: A budget per day, week or month, such as `50/month`. The currency sign is optional: `$0.5/day`.
 BUDGET = ExampleParamType(
@@ -128,17 +132,17 @@ BUDGET = ExampleParamType(
 )
 #: An exact amount of US dollars.
 DOLLARS = ExampleParamType("$", "an amount; write US dollars with at most six decimals, e.g. 0.6", _dollars)
-#: A duration such as `90d`, `12h`, `30m`, `2w` or `0`.
+#: A duration such as `90d`, `12h`, `30m`, `2w` or `0`, in seconds.
 DURATION = ExampleParamType("duration", "a duration of at most ten years; write 30m, 12h, 90d or 2w", _duration)
 _TIMESTAMP_EXAMPLE = "a time; write 90d or 12h from now, or a date (UTC) such as 2027-01-31"
 #: A time from now (`90d`) or a UTC date (`2027-01-31`, `2027-01-31T12:00`).
 TIMESTAMP = ExampleParamType("when", _TIMESTAMP_EXAMPLE, _timestamp)
-#: The same, or `never`.
+#: A time from now or a UTC date, or `never`.
 EXPIRY = ExampleParamType("when", _TIMESTAMP_EXAMPLE, _timestamp, "never")
-#: A UTC day.
+#: A day in UTC, such as `2026-11-30`.
 DAY = ExampleParamType("day", "a day; write 2026-11-30", date.fromisoformat)
 _NAMES_EXAMPLE = "a list of names; write them with commas between them"
 #: Names separated by commas.
 NAMES = ExampleParamType("name,…", _NAMES_EXAMPLE, _names)
-#: The same, or `all`.
+#: Names separated by commas, or `all`.
 NAMES_OR_ALL = ExampleParamType("name,…", _NAMES_EXAMPLE, _names, "all")

@@ -13,7 +13,7 @@ from llmops.untrusted_text import escape_unsafe
 
 MISSING_VALUE = "-"
 BAD, POOR = "bold red", "yellow"
-# values from which on a cell is yellow, and red, at which alerts fire (docs/metrics.md)
+# values from which on a cell is yellow and red. Alerts fire at the red values (docs/metrics.md).
 TTFT_S, TPOT_MS, KV_USE, GOODPUT, HIT = (0.5, 1.0), (50.0, 100.0), (0.9, 0.95), (0.9, 0.85), (0.4, 0.3)
 STATES = {"ready": "green", "starting": "cyan", "draining": POOR, "suspect": POOR, "gone": BAD}
 GAP = 2
@@ -23,9 +23,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """A column.
+    """A column of a table.
 
-    In a narrow terminal the columns with the highest `dropped` are left out first; 0 always stays.
+    A narrow terminal leaves out the columns with the highest `dropped` first. A column with 0
+    always stays.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Column(Generic[R]):
 
 
 def table(columns: Sequence[Column[R]], rows: Sequence[R], width: int) -> Table:
-    """Return a table with as many of the columns as fit."""
+    """Return a table with as many of the columns as fit the terminal."""
     cells = {one: [_text(one.text(row)) for row in rows] for one in columns}
     widths = {one: max(map(len, (one.name, *map(str, cells[one])))) for one in columns}
     kept = list(columns)
@@ -84,9 +85,9 @@ def size(value: float | None) -> str:
 
 
 def _highlight(text: str, value: float | None, limits: tuple[float, float]) -> Text:
-    """Return yellow from the first limit on and red from the second.
+    """Return yellow from the first limit on, and red from the second limit on.
 
-    If the second is smaller, low values are bad.
+    If the second limit is smaller, low values are bad.
     """
     if value is None:
         return Text(text)

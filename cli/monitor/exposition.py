@@ -1,4 +1,4 @@
-"""Metrics pages as numbers, and increases of counters between two pages."""
+"""Parsing of metrics pages, and increases of counters between two pages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from llmops.gateway.telemetry.metric_definitions import ENGINE_BLOCKS, ENGINE_REQUESTS, GATEWAY_METRICS
 from llmops.untrusted_text import escape_unsafe
 
-#: Characters shown of a label: a longer name would fill the screen.
+#: Maximum number of characters shown of a label. A longer name would fill the screen.
 MAX_LABEL_LENGTH = 100
 #: The largest plausible value of a count. Larger numbers and NaN are ignored.
 MAX_VALUE = 1e18
-#: Characters of a line. The parser's work grows with the square of the labels of a sample.
+#: Maximum number of characters of a line. The parser's work grows with the square of the number of
+#: labels.
 MAX_LINE_LENGTH = 8192
-#: Samples of a page. A gateway with a hundred models has 20,000.
+#: Maximum number of lines of a metrics page; longer pages are rejected. A gateway with a hundred
+#: models has 20,000.
 MAX_SAMPLES = 50_000
-#: The samples that are kept. A page may have others, of names without end.
+#: Names of the samples that are kept. A page may have any number of others, which would fill the
+#: memory.
 SAMPLE_NAMES = frozenset(
     name + part
     for name in (ENGINE_REQUESTS, ENGINE_BLOCKS, *(one.name for one in GATEWAY_METRICS))
@@ -30,16 +33,16 @@ _Series = dict[frozenset[tuple[str, str]], float]
 
 
 class MetricsPage:
-    """A metrics page. `at` is the time of its arrival in seconds of a monotonic clock."""
+    """A parsed metrics page. `at` is the time of arrival, in seconds of a monotonic clock."""
 
     def __init__(self, text: str, at: float) -> None:
         """Parse a page. Raises ValueError if it is not in Prometheus' text format."""
         self.at = at
         self._series: dict[str, _Series] = defaultdict(dict)
         if text.count("\n") > MAX_SAMPLES:
-            raise ValueError("too many samples")
+            raise ValueError("it has more than 50,000 lines")
         if max(map(len, text.split("\n"))) > MAX_LINE_LENGTH:
-            raise ValueError("a line is too long")
+            raise ValueError("it has a line of more than 8,192 characters")
         try:
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
@@ -49,7 +52,7 @@ class MetricsPage:
                         )
                         self._series[sample.name][frozenset(labels)] = sample.value
         except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            # the parser fails with various errors on other texts
+            # the parser raises various errors for texts that are not in the format
             raise ValueError(f"not metrics ({type(error).__name__})") from error
 
     def series(self, name: str) -> Iterator[tuple[Labels, float]]:
@@ -68,12 +71,16 @@ class MetricsPage:
             yield dict(labels), value - last if value >= last else value
 
 
-#: Pages of a window that are kept. Those between two of them are dropped as the next one comes.
+#: Maximum number of pages that a window keeps. A page that arrives too soon after the page before
+#: it replaces that page.
 MAX_PAGES = 4
 
 
 class MetricsWindow:
-    """The pages of one process within a time window. Rates are between the first and the last page."""
+    """The pages of one process within a time window.
+
+    Rates are computed between the first and the last page.
+    """
 
     def __init__(self, window: float) -> None:
         """Create a window without pages.
@@ -110,7 +117,7 @@ class MetricsWindow:
 
 
 class LabelSums:
-    """Sums of samples by a label, over any number of pages."""
+    """The sums of samples over any number of pages, by label values."""
 
     def __init__(self, *labels: str) -> None:
         self._labels = labels
@@ -121,7 +128,7 @@ class LabelSums:
             self.values[tuple(labels.get(name, "") for name in self._labels)] += value * factor
 
     def of(self, *values: str) -> dict[str, float]:
-        """Return sums by the last label, of samples whose other labels have these values."""
+        """Return the sums by the last label, for samples whose other labels have these values."""
         return {key[-1]: value for key, value in self.values.items() if key[:-1] == values}
 
 

@@ -1,4 +1,4 @@
-"""The layout of `llmops top`: models, their replicas and the gateways, as large as the terminal."""
+"""The layout of `llmops top`: tables of models, replicas and gateways that fit the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmops.cli.monitor.columns import BAD, GATEWAYS, MODELS, REPLICAS, table
 from llmops.cli.monitor.snapshot import FleetSnapshot, ModelRow, ReplicaRow
 from llmops.untrusted_text import escape_unsafe
 
-#: Lines that are not rows: the title, blank lines and the headings of three tables.
+#: Number of lines that are not rows: the title, blank lines and the headings of three tables.
 FRAME = 7
 
 
@@ -23,11 +23,11 @@ def render_screen(
     """Return the screen for a snapshot of the fleet.
 
     Args:
-        board: The fleet's state.
-        view: What to show, and in which order.
-        width: Columns of the terminal.
+        board: The snapshot of the fleet.
+        view: The filters and the sort order that the user has chosen.
+        width: The width of the terminal in characters.
         height: Maximum number of lines, or None for no limit.
-        keys: The keys that can be pressed.
+        keys: The help line with the keys that can be pressed.
     """
     models = sorted(board.models, key=lambda row: (SORT_ORDERS[view.sort](row), row.model))
     there = [one for one in board.gateways if not one.problem]
@@ -50,7 +50,7 @@ def _heading(board: FleetSnapshot, view: ViewOptions, keys: str) -> Text:
     count = len(board.gateways)
     said = [
         f"{count} gateway{'s' if count != 1 else ''}" + (f", {away} away" if away else ""),
-        f"rates over {board.seconds:.0f} s" if board.seconds else "rates from the second look on",
+        f"rates over {board.seconds:.0f} s" if board.seconds else "rates from the second poll on",
         f"by {view.sort}",
         *([keys] if keys else []),
     ]
@@ -60,7 +60,7 @@ def _heading(board: FleetSnapshot, view: ViewOptions, keys: str) -> Text:
 
 
 def _replicas(rows: Sequence[ReplicaRow], width: int, room: int | None) -> list[RenderableType]:
-    """Return the replicas, those with problems first, then by load."""
+    """Return the table of replicas: replicas with problems first, then by load."""
     rows = sorted(
         rows, key=lambda row: (row.state in ("ready", ""), not row.doubts, descending(row.kv_use), row.replica)
     )
@@ -77,7 +77,7 @@ def descending(value: float | None) -> float:
     return float("inf") if value is None else -value
 
 
-# the values most worth attention come first
+# sort the values that need attention first
 SORT_ORDERS: Mapping[str, Callable[[ModelRow], float]] = {
     "requests": lambda row: descending(row.requests_per_s),
     "waiting": lambda row: -sum(row.waiting.values()),

@@ -17,17 +17,18 @@ from llmops.gateway.telemetry.metric_definitions import SERVER_REACHABLE
 from llmops.untrusted_text import escape_unsafe
 from llmops.urls import fetch_bounded, without_secrets
 
-#: Seconds for a connection and for a response. A gateway waits for its other workers as long as
-#: Prometheus does.
+#: Maximum seconds to open a connection, and to receive a response. A gateway waits for its other
+#: workers before it answers, at most as long as Prometheus waits.
 CONNECT_TIMEOUT, READ_TIMEOUT = 2.0, 10.0
 
 
-#: Bytes of a response. A gateway with a hundred models and replicas sends about one million.
+#: Maximum bytes of a response. A gateway with a hundred models and replicas sends about one
+#: million.
 MAX_PAGE_BYTES = 4 * 2**20
 
 
 class _ReplicaStates(BaseModel):
-    """The response of GET /replicas, as far as `llmops top` shows it."""
+    """The fields of a response of GET /replicas that `llmops top` shows."""
 
     gateways: list[WorkerStates]
 
@@ -35,7 +36,7 @@ class _ReplicaStates(BaseModel):
 class GatewayPoller:
     """A poller of gateways and engines.
 
-    An unreachable gateway is a row with its problem, not an error.
+    An unreachable gateway becomes a row with its problem, not an error.
     """
 
     def __init__(self, gateways: Sequence[str], engines: Sequence[str], window: float, key: str | None) -> None:
@@ -45,14 +46,14 @@ class GatewayPoller:
             gateways: URLs, or dns:NAME:PORT for all addresses of a name.
             engines: HOST:PORT of Triton's metrics; by default port 8002 of the gateways' servers.
             window: Length of the metrics window in seconds.
-            key: The API key for the gateways, or None.
+            key: The API key that is sent to the gateways, or None.
 
         Raises:
             InputError: A URL is invalid.
         """
         self._gateways = [_place(one) for one in gateways]
         self._engines, self._window = engines, window
-        # for gateways only: engines require no key, and must not see it
+        # send the key only to gateways, because engines require none and must not see it
         self._key = {"authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT))
         self._recent: dict[str, MetricsWindow] = {}
@@ -69,7 +70,7 @@ class GatewayPoller:
         await self._http.aclose()
 
     async def _found(self) -> tuple[list[str], list[PolledGateway]]:
-        """Return the gateways' URLs, and the names that have no address."""
+        """Return the gateways' URLs, and the DNS names that have no address."""
         urls: dict[str, None] = {}
         away = []
         for one in self._gateways:
@@ -95,9 +96,9 @@ class GatewayPoller:
         workers = frozenset(worker.gateway for worker in states)
         problem = ""
         if workers and not workers & self._workers.setdefault(url, workers):
-            # differences between two processes behind one address mean nothing
+            # differences between the counters of two processes behind one address have no meaning
             recent.clear()
-            problem = "another process than before answers: it was started again, or this is a balancer"
+            problem = "another process than before answers: it was restarted, or this is a load balancer"
         self._workers[url] = workers or self._workers.get(url, workers)
         recent.add(page)
         return PolledGateway(without_secrets(url), recent, problem, states)
@@ -127,7 +128,7 @@ class GatewayPoller:
         return found
 
     async def _page(self, url: str, headers: Mapping[str, str] = {}) -> MetricsPage | str:
-        """Return a page, or the reason why it cannot be read."""
+        """Return a metrics page, or the reason why the page cannot be read."""
         try:
             body = await asyncio.wait_for(fetch_bounded(self._http, url, MAX_PAGE_BYTES, headers), READ_TIMEOUT)
             return MetricsPage(body.decode(), time.monotonic())

@@ -12,7 +12,7 @@ from llmops.contract import ENGINE_SUFFIX
 from llmops.gateway.telemetry import metric_definitions
 from llmops.untrusted_text import escape_unsafe
 
-# outcomes of an answer that are failures
+# outcomes of a request that count as failures
 UNHEALTHY_STATES = ("failed", "shed", "aborted")
 
 
@@ -47,9 +47,9 @@ class WorkerStates(BaseModel):
 
 @dataclass(frozen=True)
 class PolledGateway:
-    """A polled gateway: its recent counts, or the `problem` why there are none.
+    """A polled gateway: its recent counts, or the `problem` that prevented them.
 
-    `states`: the replica states of each of its workers, from GET /replicas.
+    `states` has the replica states of each gateway worker, from GET /replicas.
     """
 
     url: str
@@ -62,8 +62,8 @@ class PolledGateway:
 class ReplicaRow:
     """A model on one server.
 
-    `doubts`: gateway workers that report a different state. `own`: streams of the reporting
-    gateways. Times are in milliseconds.
+    `doubts` is the number of gateway workers that report a different state. `own` is the number of
+    streams of the reporting gateways. Times are in milliseconds.
     """
 
     model: str
@@ -85,9 +85,9 @@ class ReplicaRow:
 class ModelRow:
     """A model at all gateways.
 
-    Shares are fractions of 1, rates per second. None: not known, such as goodput without traffic.
-
-    `kv_use` is that of the fullest ready replica, `batch` the mean of the ready replicas.
+    Shares are fractions of 1, and rates are per second. None stands for an unknown value, such as
+    goodput without traffic. `kv_use` is the value of the fullest ready replica, and `batch` the
+    mean over the ready replicas.
     """
 
     model: str
@@ -115,8 +115,9 @@ class ModelRow:
 class GatewayRow:
     """A gateway.
 
-    `refused_per_s` is by HTTP status. `loop_held`: share of the time in which the gateway's own
-    work delayed streams. `unreached`: servers that the gateway cannot reach, with the reasons.
+    `refused_per_s` has the rate of rejected requests by HTTP status. `loop_held` is the share of
+    the time in which the gateway's own work delayed streams. `unreached` has the servers that the
+    gateway cannot reach, with the reasons.
     """
 
     url: str
@@ -131,7 +132,7 @@ class GatewayRow:
 
 @dataclass(frozen=True)
 class FleetSnapshot:
-    """A snapshot of a fleet. `seconds` is the length of the window of rates, 0 after a single poll."""
+    """A snapshot of a fleet. `seconds` is the length of the rates' window, 0 after one poll."""
 
     seconds: float
     models: Sequence[ModelRow]
@@ -158,7 +159,7 @@ def make_snapshot(gateways: Sequence[PolledGateway], engines: Mapping[str, Metri
 
 
 class _ModelCounters:
-    """Sums of counters over gateways, by model."""
+    """The sums of counters over all gateways, by model."""
 
     def __init__(self, gateways: Sequence[MetricsWindow]) -> None:
         self._rates = {
@@ -171,7 +172,8 @@ class _ModelCounters:
                 metric_definitions.PREFIX_LOOKUP_TOKENS,
             )
         }
-        # rates of buckets, because gateways may have been watched for different times
+        # sum rates of buckets, not counts, because gateways may have been watched for different
+        # times
         self._buckets = {
             name: self._sums(gateways, name, ("model", "le"), "_bucket", rate=True)
             for name in (metric_definitions.TTFT, metric_definitions.TPOT)
@@ -282,7 +284,7 @@ def _replica(model: str, lines: Sequence[ReplicaState]) -> ReplicaRow:
 
 
 def rows_from_triton(engines: Mapping[str, MetricsWindow]) -> list[ReplicaRow]:
-    """Return a row per replica, from Triton's own metrics."""
+    """Return a row per replica, from the metrics of Triton."""
     rows = []
     for server, recent in sorted(engines.items()):
         if recent.last is None:

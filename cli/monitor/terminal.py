@@ -19,12 +19,12 @@ from llmops.cli.monitor.snapshot import FleetSnapshot
 
 KEYS = "q quits  s sorts  r replicas"
 QUIT = "q"
-#: Escape sequences of arrow keys and the like.
+#: Escape sequences that terminals send for arrow keys and similar keys.
 SEQUENCES = re.compile(r"\x1b(\[[0-9;]*[A-Za-z~]|O.)?")
 
 
 async def poll_forever(sources: GatewayPoller, interval: float) -> AsyncIterator[FleetSnapshot]:
-    """Yield a snapshot every `interval` seconds, without end."""
+    """Yield a snapshot every `interval` seconds, forever."""
     while True:
         yield await sources.look()
         await asyncio.sleep(interval)
@@ -65,7 +65,7 @@ def _handle_key(view: ViewOptions, key: str) -> ViewOptions:
 
 @contextlib.contextmanager
 def _quit_on_signals(tell: Callable[[str], None]) -> Iterator[None]:
-    """Report QUIT on a signal that ends processes, so that the terminal is restored before the end."""
+    """Report QUIT on a signal that ends processes, so that the terminal can be restored first."""
     loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for one in signals:
         loop.add_signal_handler(one, tell, QUIT)

@@ -90,5 +90,5 @@ def test_clean_shows_what_is_there_and_removes_what_is_asked_for(tmp_path: Path)
     assert not (tmp_path / "up").exists()
     assert (tmp_path / "store.db").exists()
     assert run("clean", "everything", env=environment).stderr == (
-        "Error: There is no part `everything`; give some of engines, backends, hashes, usage, store, or all.\n"
+        "Error: There is no part `everything`; choose from engines, backends, hashes, usage, store, or all.\n"
     )

@@ -17,7 +17,7 @@ def test_a_path_that_is_too_long(command):
     result = run(command, "a" * 5000)
     assert (result.returncode, "Traceback" in result.stderr) == (2, False)
     assert result.stderr.startswith("Error: aaa")
-    assert "cannot be used (File name too long); give another path." in result.stderr
+    assert "cannot be used (File name too long); choose another path." in result.stderr
 
 
 def test_clean_without_a_terminal_says_that_it_removed_nothing(tmp_path):
@@ -26,7 +26,9 @@ def test_clean_without_a_terminal_says_that_it_removed_nothing(tmp_path):
     (engine / "weights").write_bytes(b"x" * 5000)
     result = run("clean", "engines", env={"LLMOPS_CACHE": str(tmp_path)})
     assert result.returncode == 2
-    assert result.stderr.endswith("Error: Nothing more was removed: standard input holds no answer; give --yes.\n")
+    assert result.stderr.endswith(
+        "Error: Nothing more was removed, because standard input has no answer; give --yes to remove without asking.\n"
+    )
     assert (engine / "weights").exists()
 
 
@@ -285,7 +287,9 @@ def test_output_that_cannot_be_written(checkpoint, tmp_path, arguments):
     filled = [part.format(checkpoint=checkpoint, new=tmp_path / "new") for part in arguments]
     with open("/dev/full", "w") as full:
         result = llmops(*filled, stdout=full)
-    said = "Error: Standard output cannot be written (No space left on device); free space there, or send it elsewhere."
+    said = (
+        "Error: Standard output cannot be written (No space left on device); free disk space, or redirect the output."
+    )
     assert (result.returncode, result.stderr) == (1, f"{said}\n")
 
 
