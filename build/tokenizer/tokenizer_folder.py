@@ -52,7 +52,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path, warn: Callable[[str
         with contextlib.suppress(ValueError):
             render_messages(directory, ["a"])
     _check_written(checkpoint, directory, warn)
-    _name_as_transformers4(directory / CONFIG)
+    _make_loadable(directory / CONFIG)
     special = checkpoint.special_tokens
     return TokenizerInfo(
         vocab_size=checkpoint.architecture.vocab_size,
@@ -99,20 +99,20 @@ def _from_folder(checkpoint: Checkpoint, directory: Path) -> None:
         (directory / CONFIG).write_text("{}\n")
 
 
-def _name_as_transformers4(path: Path) -> None:
-    """Rename fields of tokenizer_config.json to the names of transformers 4.
+def _make_loadable(path: Path) -> None:
+    """Rewrite tokenizer_config.json so that transformers 4 and 5 both take tokenizer.json as it is.
 
-    transformers 5 reads these names too.
-
-    TensorRT-LLM 1.2 reads the file with transformers 4.57, which fails with "Tokenizer class
-    TokenizersBackend does not exist", or on a list of `extra_special_tokens`.
+    TensorRT-LLM compiles grammars for the tokenizer that transformers loads. Version 5, of
+    TensorRT-LLM 1.3, rebuilds a tokenizer whose class is named for a model: LlamaTokenizerFast,
+    which DeepSeek's byte-level tokenizers name, becomes SentencePiece's. Version 4.57, of 1.2,
+    knows no class TokenizersBackend and no list of `extra_special_tokens`. Both look for the code
+    that `auto_map` names, which is not beside an engine's tokenizer.
     """
     config = json.loads(path.read_text())
     if not isinstance(config, dict):
         return
-    changed = dict(config)
-    if config.get("tokenizer_class") in (None, "TokenizersBackend"):
-        changed["tokenizer_class"] = "PreTrainedTokenizerFast"
+    changed = {**config, "tokenizer_class": "PreTrainedTokenizerFast"}
+    changed.pop("auto_map", None)
     if isinstance(config.get("extra_special_tokens"), list):
         changed["additional_special_tokens"] = changed.pop("extra_special_tokens")
     if changed != config:

@@ -114,12 +114,31 @@ def test_added_tokens_without_an_embedding_are_dropped(copy_of_tiny: Path, tmp_p
          {"tokenizer_class": "PreTrainedTokenizerFast", "additional_special_tokens": ["<a>"]}),
         # without a class AutoTokenizer looks for a config.json, which is not beside an engine's tokenizer
         ({}, {"tokenizer_class": "PreTrainedTokenizerFast"}),
-        ({"tokenizer_class": "Qwen2Tokenizer", "extra_special_tokens": {}}, None),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "extra_special_tokens": {}}, None),
+        # both: "does not appear to have a file named tokenization_x.py"
+        ({"tokenizer_class": "Qwen2Tokenizer", "auto_map": {"AutoTokenizer": ["tokenization_x.X", None]}},
+         {"tokenizer_class": "PreTrainedTokenizerFast"}),
     ],
 )  # fmt: skip
-def test_transformers_4_can_read_what_transformers_5_wrote(
+def test_transformers_4_and_5_can_read_what_either_wrote(
     copy_of_tiny: Path, tmp_path: Path, stored: dict[str, object], written: dict[str, object] | None
 ) -> None:
     (copy_of_tiny / "tokenizer_config.json").write_text(json.dumps(stored))
     assert write(copy_of_tiny, tmp_path) == []
     assert json.loads((tmp_path / "out/tokenizer_config.json").read_text()) == (stored if written is None else written)
+
+
+@pytest.mark.parametrize("name", ["LlamaTokenizerFast", "PreTrainedTokenizerFast"])
+def test_transformers_5_takes_a_byte_level_tokenizer_as_it_is(copy_of_tiny: Path, tmp_path: Path, name: str) -> None:
+    """5.5.4 makes a LlamaTokenizerFast SentencePiece's, as whose texts xgrammar 0.1.32 reads `ĠYork`.
+
+    It allowed no token after `New` in "New York", and a line break in a JSON string.
+    """
+    transformers = pytest.importorskip("transformers")
+    (copy_of_tiny / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    write(copy_of_tiny, tmp_path)
+    # as TensorRT-LLM's tokenizer_factory calls it
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", legacy=False, use_fast=True)
+    written = json.loads((tmp_path / "out/tokenizer.json").read_text())
+    for part in ("model", "pre_tokenizer", "decoder"):
+        assert json.loads(loaded.backend_tokenizer.to_str())[part] == written[part]
