@@ -1,4 +1,4 @@
-"""Facts of TensorRT-LLM as data: `trtllm-build` flags, LLM-API fields and container images.
+"""Facts about TensorRT-LLM as data: `trtllm-build` flags, LLM-API fields and container images.
 
-The package imports nothing of TensorRT-LLM. Builds belong to `targets/`.
+The package imports no module of TensorRT-LLM. Builds belong to `targets/`.
 """

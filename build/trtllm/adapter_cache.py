@@ -1,10 +1,10 @@
-"""The memory in which NVIDIA's C++ backend keeps the adapters of an engine.
+"""Compute the memory in which NVIDIA's C++ backend keeps the adapters of an engine.
 
 Source: NVIDIA/TensorRT-LLM `cpp/tensorrt_llm/batch_manager/peftCacheManager.cpp`
 (getPageManagerConfig), `runtime/loraCache.cpp` (determineNumPages) and `runtime/loraModule.cpp`
-(createLoraModules). The cache has pages, and no two adapters share one. The page holds rank
-`optimal_adapter_size` of every module of every layer, so that an adapter of few modules leaves most
-of its pages empty. An adapter that finds no page as the model starts ends the start.
+(createLoraModules). The cache has pages, and two adapters never share a page. A page holds rank
+`optimal_adapter_size` of every module of every layer, so an adapter of few modules leaves most of
+its pages empty. If no page is free for an adapter at the start of the model, the start fails.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,8 @@ _HOST, _MAX, _OPTIMAL = (
     "lora_cache_optimal_adapter_size",
 )
 
-#: (module id, layer, rank) of each matrix pair of an adapter, in the order of its file.
+#: Module id, layer and rank of each pair of matrices of an adapter, in the order of the adapter's
+#: file.
 Rows = Sequence[tuple[int, int, int]]
 
 
@@ -36,14 +37,14 @@ def cache_parameters(
     max_rank: int,
     given: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the backend's parameters where its defaults have no room for all adapters.
+    """Return the backend's parameters whose defaults have no room for all adapters.
 
     Args:
-        adapters: The adapters that load as the model starts.
+        adapters: The adapters that the backend loads at the start of the model.
         arch: The base model's architecture.
-        gpus: (tp, pp).
+        gpus: The sizes tp and pp.
         modules: The LoRA modules of the engine.
-        max_rank: The engine's largest rank.
+        max_rank: The maximum rank of an adapter in the engine.
         given: Parameters that the user chose, which are not returned.
     """
     largest = min(int(given.get(_MAX, max(max_rank, MAX_ADAPTER_SIZE))), max_rank)
@@ -68,7 +69,7 @@ def cache_parameters(
 
 
 def _sizes(arch: Architecture, tp: int, modules: Sequence[str]) -> dict[int, int]:
-    """Return module id -> numbers of A and B of rank 1 on one of `tp` GPUs."""
+    """Return the number of values of A and B of rank 1 on one of `tp` GPUs, by module id."""
     hidden, ffn, heads = arch.hidden_size, arch.intermediate_size // tp, arch.num_heads // tp * arch.head_dim
     kv = max(arch.num_kv_heads // tp, 1) * arch.head_dim
     sizes = {
@@ -80,7 +81,7 @@ def _sizes(arch: Architecture, tp: int, modules: Sequence[str]) -> dict[int, int
 
 
 def _pages(rows: Rows, layers: range, sizes: Mapping[int, int], width: int, page: int) -> int:
-    """Return the pages of an adapter, whose matrix pairs do not cross from one to the next."""
+    """Return the number of pages of an adapter. A pair of matrices lies within one page."""
     pages, used = 1, 0
     for module, layer, rank in rows:
         if layer in layers:

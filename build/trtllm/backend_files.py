@@ -1,6 +1,6 @@
-"""Files that NVIDIA's C++ backend reads beside an engine.
+"""Write the files that NVIDIA's C++ backend reads beside an engine.
 
-These are the tokenizer's facts for grammars, and LoRA adapters.
+The files have the vocabulary for grammars, and the LoRA adapters.
 """
 
 import json
@@ -18,13 +18,13 @@ TOKENIZER_INFO = "xgrammar_tokenizer_info.json"
 def tokenizer_info(tokenizer_json: Path, stop_token_ids: Sequence[int]) -> dict[str, Any]:
     """Return the content of xgrammar_tokenizer_info.json.
 
-    The backend uses this file to hold output to a grammar.
+    The backend uses this file to enforce grammars.
 
     Format: NVIDIA/TensorRT-LLM `examples/generate_xgrammar_tokenizer_info.py`
-    (`_xgrammar_tokenizer_info` of `tensorrt_llm/llmapi/tokenizer.py`): `encoded_vocab`, the token
-    texts by id as the vocabulary spells them; `tokenizer_str`, the whole tokenizer.json;
-    `stop_token_ids`, which may follow a complete text. An id that the vocabulary leaves out gets an
-    empty text, so that positions stay ids.
+    (`_xgrammar_tokenizer_info` of `tensorrt_llm/llmapi/tokenizer.py`): `encoded_vocab` is the list
+    of token texts by id, in the vocabulary's spelling, `tokenizer_str` the whole tokenizer.json,
+    and `stop_token_ids` the ids that may follow a complete text. An id without a token gets an
+    empty text, so that positions are ids.
     """
     from tokenizers import Tokenizer
 
@@ -37,26 +37,29 @@ def tokenizer_info(tokenizer_json: Path, stop_token_ids: Sequence[int]) -> dict[
 
 
 def write_tokenizer_info(engine: Path, tokenizer_dir: str, stop_token_ids: Sequence[int]) -> None:
-    """Write the file beside engine.json. `tokenizer_dir` is relative to the engine folder."""
+    """Write xgrammar_tokenizer_info.json beside engine.json.
+
+    `tokenizer_dir` is a path relative to the engine folder.
+    """
     info = tokenizer_info(engine / tokenizer_dir / "tokenizer.json", stop_token_ids)
     (engine / TOKENIZER_INFO).write_text(json.dumps(info))
 
 
-#: tensorrt_llm/lora_manager.py, LoraManager.LORA_MODULE_IDS.
+#: Ids of LoRA modules, from tensorrt_llm/lora_manager.py, LoraManager.LORA_MODULE_IDS.
 MODULE_IDS = {
     "attn_qkv": 0, "attn_q": 1, "attn_k": 2, "attn_v": 3, "attn_dense": 4, "mlp_h_to_4h": 5, "mlp_4h_to_h": 6,
     "mlp_gate": 7,
 }  # fmt: skip
 FOLDER, PREFETCH = "lora", "lora_prefetch"
-#: The modules of which an engine takes all if it takes one. Of attention's it has inputs for all
-#: three (1.2.1 `tensorrt_llm/layers/attention.py`, "all enabled or all disabled"), which the runtime
-#: fills for the named ones only; an adapter of the MLP's first matrices it ignores unless both are
-#: named (`layers/mlp.py`, fc_gate_lora).
+#: Groups of modules that an engine has together. For attention, an engine has inputs for all three
+#: modules (1.2.1 `tensorrt_llm/layers/attention.py`, "all enabled or all disabled"), and the
+#: runtime fills only the inputs of named modules. An engine ignores an adapter of the MLP's first
+#: matrices unless both are named (`layers/mlp.py`, fc_gate_lora).
 _TOGETHER = (("attn_q", "attn_k", "attn_v"), ("mlp_h_to_4h", "mlp_gate"))
 
 
 def engine_modules(adapters: Sequence[AdapterCheckpoint], more: Sequence[str]) -> list[str]:
-    """Return the LoRA modules that an engine needs for the adapters and for `more` modules."""
+    """Return the LoRA modules that an engine needs for the adapters and for the modules `more`."""
     named = {module: None for adapter in adapters for module in adapter.modules}
     if "attn_qkv" in named:
         named = {"attn_q" if module == "attn_qkv" else module: None for module in named}
@@ -68,7 +71,7 @@ def engine_modules(adapters: Sequence[AdapterCheckpoint], more: Sequence[str]) -
 
 
 def copy_adapters(adapters: list[AdapterCheckpoint], engine: Path) -> None:
-    """Copy adapters to `lora/NAME/` in the engine folder, the path that `LoRARequest` gets."""
+    """Copy adapters to `lora/NAME/` in the engine folder, from which `LoRARequest` reads them."""
     for adapter in adapters:
         place = engine / FOLDER / adapter.name
         place.mkdir(parents=True)
@@ -79,12 +82,12 @@ def copy_adapters(adapters: list[AdapterCheckpoint], engine: Path) -> None:
 def write_prefetch(
     adapters: list[AdapterCheckpoint], engine: Path, arch: Architecture, tp: int
 ) -> tuple[int, list[list[tuple[int, int, int]]]]:
-    """Write adapters as `lora_prefetch_dir` of the backend.
+    """Write adapters into the folder that becomes `lora_prefetch_dir` of the backend.
 
     The files are `lora_prefetch/ID/model.lora_{weights,config}.npy`.
 
     Returns:
-        The bytes of all weights, and of each adapter (module id, layer, rank) of each row.
+        The bytes of all weights, and the `Rows` of each adapter.
     """
     import numpy as np
 
@@ -101,12 +104,13 @@ def write_prefetch(
 
 
 def convert_adapter(adapter: AdapterCheckpoint, arch: Architecture, tp: int) -> tuple[Any, Any]:
-    """Return weights FP16 [1, modules, longest row] and config INT32 [1, modules, 3] of an adapter.
+    """Return an adapter as FP16 [1, modules, longest row], with its INT32 config [1, modules, 3].
 
     Format: NVIDIA/TensorRT-LLM `examples/hf_lora_convert.py` and `cpp/…/peftCacheManager.cpp`
-    (prefetchLoraWeights). For each adapted module one row: A (rank, in) and B (out, rank),
-    flattened one after the other, B scaled, float16 (their reader of .npy files knows no bfloat16);
-    rows are padded to the longest. The config has (module id, layer, rank) of each row.
+    (prefetchLoraWeights). Each adapted module has a row: A (rank, in) and the scaled B (out, rank),
+    flattened one after the other, in float16, because NVIDIA's reader of .npy files does not
+    support bfloat16. Rows are padded to the longest row. The config has module id, layer and rank
+    of each row.
     """
     import numpy as np
 
@@ -120,11 +124,12 @@ def convert_adapter(adapter: AdapterCheckpoint, arch: Architecture, tp: int) -> 
 
 
 def _modules(adapter: AdapterCheckpoint, arch: Architecture, tp: int) -> dict[tuple[int, str], tuple[Any, Any]]:
-    """Return (layer, module) -> A (rank, in) and B (out, rank), float32, as the runtime cuts them.
+    """Return A (rank, in) and B (out, rank) of each layer and module, as the runtime splits them.
 
-    It gives each GPU the same number of B's rows, one after the other (`cpp/tensorrt_llm/runtime/
-    loraCache.cpp`, copyToPages). So packed matrices become one module each, and with more GPUs than
-    KV heads each GPU gets its copy of one (`loraModule.cpp`, createLoraModules).
+    The runtime gives each GPU the same number of B's rows, one after the other
+    (`cpp/tensorrt_llm/runtime/ loraCache.cpp`, copyToPages). So packed matrices become one module
+    each, and with more GPUs than KV heads, each GPU gets a copy of a head (`loraModule.cpp`,
+    createLoraModules).
     """
     import numpy as np
 
@@ -146,12 +151,12 @@ def _modules(adapter: AdapterCheckpoint, arch: Architecture, tp: int) -> dict[tu
 
 
 def _pairs(adapter: AdapterCheckpoint) -> dict[tuple[int, str], tuple[Any, Any]]:
-    """Return (layer, Hugging Face's module) -> A (rank, in) and B (out, rank), float32."""
+    """Return A (rank, in) and B (out, rank) of each layer and Hugging Face module, in float32."""
     from safetensors.torch import load_file
 
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for name, tensor in load_file(adapter.weights).items():
         match = TENSOR.fullmatch(name)
-        assert match is not None  # read_adapters rejects other names
+        assert match is not None  # `read_adapters` has rejected other names.
         found.setdefault((int(match[1]), match[2]), {})[match[3]] = tensor.float().numpy()
     return {key: (pair["A"], pair["B"]) for key, pair in found.items()}

@@ -1,8 +1,8 @@
-"""The parameters of NVIDIA's C++ backend that a user may set, and how it parses each.
+"""The parameters of NVIDIA's C++ backend that a user may set, and the type of each.
 
 Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/model_state.cc`
-(`GetParameter`) and `model_instance_state.cc`. The backend does not reject a value that does not
-parse: it warns and takes its default.
+(`GetParameter`) and `model_instance_state.cc`. The backend does not reject a value that it cannot
+parse: it warns and uses its default.
 """
 
 import re
@@ -48,8 +48,9 @@ PARAMETERS: dict[str, Parameter] = {
     "exclude_input_in_output": Parameter("bool", "true"),
     "cancellation_check_period_ms": Parameter("int", "20"),
     "stats_check_period_ms": Parameter("int", "100"),
-    # in the modes top_k and top_p nothing chooses a token for requests without, or with, a top-k, and
-    # they never end (layers/samplingLayer.cpp; samplingTopKKernels.h, setupTopKTopPRuntimeArgOne)
+    # In the modes top_k and top_p, no layer samples for requests without, or with, a top-k, and
+    # such requests never end (layers/samplingLayer.cpp; samplingTopKKernels.h,
+    # setupTopKTopPRuntimeArgOne).
     "decoding_mode": Parameter("text", "top_k_top_p", ("top_k_top_p", "lookahead")),
     **_same("lists", "gpu_device_ids participant_ids"),
     **_same("ints", "max_attention_window_size"),
@@ -58,15 +59,16 @@ PARAMETERS: dict[str, Parameter] = {
     **_same("int", "lora_cache_max_adapter_size lora_cache_optimal_adapter_size lora_cache_host_memory_bytes"),
     **_same("int", "lookahead_window_size lookahead_ngram_size lookahead_verification_set_size"),
     **_same("float", "lora_cache_gpu_memory_fraction gpu_weights_percent"),
-    # the default, true, normalises over the tokens that top-k and top-p leave: a greedy one gets
-    # 0.0 (model_instance_state.cc: `bool normalizeLogProbs = true`; tensorrtllm_backend issue #276)
+    # The backend's default, true, normalises over the tokens that top-k and top-p leave, so a
+    # greedy token gets 0.0 (model_instance_state.cc: `bool normalizeLogProbs = true`;
+    # tensorrtllm_backend issue #276).
     "normalize_log_probs": Parameter("bool", "false"),
     **_same("bool", "multi_block_mode enable_context_fmha_fp32_acc cuda_graph_mode"),
     **_same("bool", "kv_cache_onboard_blocks"),
     **_same("text", "lora_prefetch_dir"),
 }
 
-#: Parameters of the backend itself, which TensorRT-LLM's executor does not have.
+#: Parameters of the backend that TensorRT-LLM's executor does not have.
 NVIDIA_ONLY = (
     "participant_ids",
     "num_nodes",
@@ -79,10 +81,10 @@ NVIDIA_ONLY = (
 
 
 def checked_parameters(parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters as config.pbtxt holds them.
+    """Return the parameters in the form of config.pbtxt.
 
     Raises:
-        InputError: The backend lacks a parameter or would not parse a value.
+        InputError: The backend does not have a parameter, or would not parse a value.
     """
     checked = {
         name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in parameters.items()

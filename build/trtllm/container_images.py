@@ -1,9 +1,9 @@
-"""Facts of the images that hold TensorRT-LLM, as data: the one table that everything else reads.
+"""The table of container images with TensorRT-LLM, as data.
 
-Dockerfile.trtllm, `doctor`, dry runs, the chart, the files for several machines and the docs take
-their paths and versions from here; tests hold the Dockerfile and the docs equal to it. A row names
-the upstream file, commit and line of each fact (read 2026-11-23). An empty text is a fact that no
-upstream file states.
+Dockerfile.trtllm, `doctor`, dry runs, the chart, the files for several machines and the docs use
+these paths and versions, and tests compare the Dockerfile and the docs with this table. A row names
+the upstream file, commit and line of each fact (read 2026-11-23). An empty text means that no
+upstream file has the fact.
 """
 
 import csv
@@ -14,10 +14,9 @@ from dataclasses import dataclass
 REGISTRY = "nvcr.io/nvidia/tritonserver"
 RELEASES = "nvcr.io/nvidia/tensorrt-llm/release"
 DEFAULT_TAG = "26.07"
-#: The stage of Dockerfile.trtllm, and the tag, of our own image for the releases that Triton has no
-#: image for.
+#: Stage of Dockerfile.trtllm, and tag of the image, for releases without an image of Triton.
 OWN_TAG = "trtllm-1.3"
-#: The name under which our Dockerfile's default stage is built: what serves `pytorch` from Triton's
+#: Name of the image from the default stage of Dockerfile.trtllm, which serves `pytorch` on Triton's
 #: image.
 OWN_IMAGE = "llmops:trtllm"
 
@@ -31,11 +30,11 @@ _COMPATIBILITY = f"{_SERVER} 819ee37770df docs/introduction/compatibility.md"
 class ImageLayout:
     """The paths in one kind of image.
 
-    `python` is the interpreter that has tensorrt_llm, `ours` the one that gets llmops; `server` and
-    `backends` are empty where Triton comes from the nvidia-pytriton wheel. `driver` lists the
-    driver's libraries, the only ones that may be absent, without a GPU. `driver_stubs` is the
-    folder with the driver libraries that upstream's own build links against on machines without a
-    GPU.
+    `python` is the interpreter with tensorrt_llm, and `ours` the interpreter into which llmops is
+    installed. `server` and `backends` are empty if Triton is from the nvidia-pytriton wheel.
+    `driver` lists the libraries of the driver, the only libraries that may be absent on a machine
+    without a GPU. `driver_stubs` is the folder of stub libraries against which upstream's build
+    links without a GPU.
     """
 
     python: str
@@ -71,11 +70,11 @@ _RELEASE = ImageLayout(
 
 @dataclass(frozen=True)
 class TrtllmImage:
-    """One `tritonserver:<tag>-trtllm-python-py3`, or with a `base` our own image on that base.
+    """An image `tritonserver:<tag>-trtllm-python-py3`, or an image of llmops on `base`.
 
-    `openai` is the version in the image, and `openai_needed` the first one with which its
-    tensorrt_llm.serve can be imported; both are empty if the image's own version works. `sources`
-    names, per fact, the upstream file.
+    `openai` is the version of the openai package in the image, and `openai_needed` the first
+    version with which the image's tensorrt_llm.serve can be imported. Both are empty if the image
+    needs no other version. `sources` names the upstream file of each fact.
     """
 
     tag: str
@@ -95,7 +94,10 @@ class TrtllmImage:
 
     @property
     def reference(self) -> str:
-        """Return the image that runs TensorRT engines; `serving` names the one for a target."""
+        """Return the name of the image that runs TensorRT engines.
+
+        `serving` has the name for a target.
+        """
         return f"llmops:{self.tag}" if self.base else f"{REGISTRY}:{self.tag}-trtllm-python-py3"
 
     @property
@@ -105,18 +107,18 @@ class TrtllmImage:
 
     @property
     def own(self) -> str:
-        """Return the image that Dockerfile.trtllm makes for this release."""
+        """Return the name of the image that Dockerfile.trtllm makes for this release."""
         return self.reference if self.base else OWN_IMAGE
 
     def serving(self, target: str) -> str:
         """Return the image that serves `target`.
 
-        It is ours where the stock image cannot import what `pytorch` needs.
+        The image is from Dockerfile.trtllm if the stock image lacks packages that `pytorch` needs.
         """
         return self.own if target == "pytorch" and self.openai_needed else self.reference
 
     def recipe(self, reference: str) -> str:
-        """Return the command that makes `reference`, or an empty text for an image that is pulled."""
+        """Return the docker command that makes `reference`, or an empty text if docker pulls it."""
         if reference != self.own:
             return ""
         stage = f"--build-arg BASE={self.tag} " if self.base else ""
@@ -126,8 +128,8 @@ class TrtllmImage:
     def targets(self) -> frozenset[str]:
         """Return the targets that the image serves.
 
-        It serves `tensorrt` if it has `trtllm-build` and the C++ backend, and `pytorch` from 1.2
-        on, whose LLM-API fields are the oldest that this package knows.
+        An image serves `tensorrt` if it has `trtllm-build` and the C++ backend. An image serves
+        `pytorch` since 1.2, the oldest release whose LLM-API fields this package knows.
         """
         minor = tuple(int(part) for part in re.findall(r"\d+", self.tensorrt_llm)[:2])
         engines = {"tensorrt"} if minor < (1, 3) else set()
@@ -136,7 +138,7 @@ class TrtllmImage:
 
 @dataclass(frozen=True)
 class _Branch:
-    """The commits of Triton's release branches, and the lines in them, at which a row was read."""
+    """The commits of Triton's release branches, and the lines, from which a row was read."""
 
     server: str
     backend: str
@@ -236,7 +238,7 @@ IMAGES = {image.tag: image for image in _ROWS}
 def bind_mount(source: str, target: str, *options: str) -> str:
     """Return the value of docker's `--mount` for a folder.
 
-    Docker reads the value as a line of CSV, in which a comma of a folder's name is quoted.
+    Docker reads the value as a line of CSV, so a folder's name with a comma is quoted.
     """
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(["type=bind", f"source={source}", f"target={target}", *options])

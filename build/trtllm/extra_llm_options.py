@@ -1,8 +1,8 @@
-"""Read files of LLM-API options, as `trtllm-serve --extra_llm_api_options` takes them.
+"""Read files of LLM-API options, in the format of `trtllm-serve --extra_llm_api_options`.
 
-Options with a flag of the build (layout, limits, the KV cache's dtype) become that flag, so that
-the engine's manifest, memory and model metadata agree. Everything else becomes `--set
-llm.KEY=VALUE` and is checked against the fields of the release.
+An option that has a flag of the build (layout, limits, dtype of the KV cache) becomes this flag, so
+that the engine's manifest, memory and model metadata agree. Other options become `--set
+llm.KEY=VALUE`, and are checked against the fields of the release.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from llmops.errors import InputError
 from llmops.yaml_files import read_yaml
 
 FLAG = "--extra-llm-api-options"
-#: LLM-API field -> the field of BuildSpec that decides it.
+#: LLM-API fields that a flag of the build sets -> the field of BuildSpec.
 DECIDED = {
     "tensor_parallel_size": "tp",
     "pipeline_parallel_size": "pp",
@@ -26,10 +26,10 @@ DECIDED = {
 
 
 def read_extra_options(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the BuildSpec fields and the settings, by their `--set` names, in a file.
+    """Return the BuildSpec fields in a file, and the settings by their `--set` names.
 
     Raises:
-        InputError: The file cannot be read, or is no mapping.
+        InputError: The file cannot be read, or holds no mapping.
     """
     content = read_yaml(file, "name a YAML file")
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
@@ -46,7 +46,7 @@ def read_extra_options(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def _flat(content: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
     """Return nested groups as dotted names.
 
-    A group without an own name (`speculative_config: {}`) stays whole.
+    An empty group (`speculative_config: {}`) is kept.
     """
     found: list[tuple[str, Any]] = []
     for name, value in content.items():
@@ -58,12 +58,12 @@ def _flat(content: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
 
 
 def contradiction(spec: Any, path: str, value: Any) -> str | None:
-    """Return what is wrong with `--set llm.PATH=VALUE`, or None.
+    """Return the error message for `--set llm.PATH=VALUE`, or None if the option is allowed.
 
-    The option is wrong if a flag of the build decides the field.
+    The option is not allowed if a flag of the build sets the field to another value.
     """
     name = DECIDED.get(path)
     if name is None or value == getattr(spec, name):
         return None
     flag = "--" + name.replace("_", "-")
-    return f"--set llm.{path}={value}: {flag} decides that; give {flag} {value} instead."
+    return f"--set llm.{path}={value} contradicts {flag}, which sets this field; give {flag} {value} instead."

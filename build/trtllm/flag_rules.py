@@ -1,10 +1,11 @@
 """Rules of `trtllm-build` flags in TensorRT-LLM 1.2.1.
 
-They cover combinations that it rejects, and flags that it changes silently.
+The rules cover combinations that `trtllm-build` rejects, and flags that it changes silently.
 
-`FlagOverride`: the builder switches some combinations off with a warning among thousands of lines,
-and the engine refuses to load hours later. Source: NVIDIA/TensorRT-LLM `tensorrt_llm/builder.py`
-(build), in its order. `FlagRule`: the program rejects these after minutes of loading weights.
+A `FlagOverride` is a flag that the builder changes, with a warning among thousands of lines; the
+engine may fail to load hours later. Source: NVIDIA/TensorRT-LLM `tensorrt_llm/builder.py` (build),
+in its order. A `FlagRule` is a combination that the program rejects after it has loaded weights for
+minutes.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +15,9 @@ from llmops.build.quant_formats import FORMATS
 from llmops.build.trtllm.trtllm_build_flags import Value, check_flag, effective_flags
 from llmops.errors import InputError
 
-#: Formats that compute attention over the prompt in FP8: FP8 and W4A8_AWQ (NVFP4 is not made here).
+#: Formats that can compute attention over the prompt in FP8. llmops makes no NVFP4.
 FP8_ATTENTION = frozenset(name for name, quant_format in FORMATS.items() if quant_format.fp8_attention)
-#: LlamaForCausalLM and Gemma2ForCausalLM (and Medusa, which is not made here).
+#: Families with reduce fusion: LlamaForCausalLM and Gemma2ForCausalLM. llmops makes no Medusa.
 REDUCE_FUSION = frozenset({"llama", "gemma2"})
 Flags = Mapping[str, Value | None]
 
@@ -25,7 +26,7 @@ Flags = Mapping[str, Value | None]
 class FlagContext:
     """The build that flags are for: `family`, `quant` and `kv_cache` in llmops' names.
 
-    `sm` is the GPU's version, 0 if none is named.
+    `sm` is the compute capability of --gpu, or 0 without --gpu.
     """
 
     family: str
@@ -38,9 +39,9 @@ class FlagContext:
 
 @dataclass(frozen=True)
 class FlagOverride:
-    """A flag that the builder sets to `value` where `when` holds, whatever was requested.
+    """A flag that the builder sets to `value` if `when` is True, against the user's value.
 
-    `why` ends a sentence.
+    `why` is the reason, as the end of a sentence.
     """
 
     flag: str
@@ -77,7 +78,7 @@ OVERRIDES = (
 
 
 def flag_overrides(arguments: Mapping[str, Value], subject: FlagContext) -> dict[str, FlagOverride]:
-    """Return by flag the last change that gives it another value than requested."""
+    """Return the last override of each flag that changes the requested value, by flag."""
     requested = effective_flags(arguments)
     flags, changed = dict(requested), {}
     for override in OVERRIDES:
@@ -90,14 +91,18 @@ def flag_overrides(arguments: Mapping[str, Value], subject: FlagContext) -> dict
 def paged_context(quant: str, kv_cache: str) -> bool:
     """Return True if an engine can read its KV cache in pages during prefill.
 
-    Reuse and chunked context need this.
+    Reuse of the KV cache and chunked context need this.
     """
     return "use_paged_context_fmha" not in flag_overrides({}, FlagContext("llama", quant, kv_cache=kv_cache))
 
 
 @dataclass(frozen=True)
 class FlagRule:
-    """A rule. `broken` tests the effective flags; `sentence` names the problem and the fix."""
+    """A rule that `trtllm-build` enforces.
+
+    `broken` returns True if the effective flags break the rule. `sentence` has the problem and the
+    remedy.
+    """
 
     broken: Callable[[dict[str, Value | None], FlagContext], bool]
     sentence: str
@@ -133,24 +138,26 @@ RULES = [
          "--user_buffer enable needs --reduce_fusion enable."),
     FlagRule(lambda f, s: _on(f, "user_buffer") and not (s.quant == "fp8" and s.family == "llama"),
          "--user_buffer enable is for FP8 models of the Llama family: leave it out."),
-    # quantization/layers.py: Fp8RowwiseGatedMLP.forward takes no all_reduce_params, which LLaMADecoderLayer hands it,
-    # and asserts that there are no adapters, as Fp8RowwiseAttention does
+    # In quantization/layers.py, Fp8RowwiseGatedMLP.forward takes no all_reduce_params, which
+    # LLaMADecoderLayer passes, and asserts that no adapter is used, like Fp8RowwiseAttention.
     FlagRule(lambda f, s: _on(f, "reduce_fusion") and s.quant == "fp8_pc_pt",
          "--reduce_fusion enable is not for --quant fp8_pc_pt: leave it out."),
     FlagRule(lambda f, s: _on(f, "lora_plugin") and s.quant == "fp8_pc_pt",
          "engines of --quant fp8_pc_pt take no adapters: use --quant fp8, or --target pytorch."),
-    # layers/mlp.py, FusedGatedMLP.fc_gate_plugin
+    # Source: layers/mlp.py, FusedGatedMLP.fc_gate_plugin.
     FlagRule(lambda f, s: _on(f, "lora_plugin") and any(_on(f, n) for n in (
          "gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin")),
          "--gemm_swiglu_plugin and --low_latency_gemm_swiglu_plugin take no adapters: leave them out."),
-    # PluginConfig.validate of tensorrt_llm/plugin/plugin.py; formats are checked in targets/nvidia/gpu_checks.py
+    # Source: PluginConfig.validate of tensorrt_llm/plugin/plugin.py. targets/nvidia/gpu_checks.py
+    # checks the formats.
     FlagRule(lambda f, s: s.sm == 100 and any(_on(f, name) for name in _NOT_ON_B200),
          f"a B200 has no {', '.join(f'--{name}' for name in _NOT_ON_B200)}: leave them out."),
     FlagRule(_used("user_buffer", "pp_reduce_scatter"),
          "--user_buffer cannot go with --pp_reduce_scatter: drop one of them."),
     FlagRule(lambda f, s: _on(f, "pp_reduce_scatter") and s.family != "mixtral",
          "--pp_reduce_scatter enable is for Mixtral: leave it out."),
-    # cpp/tensorrt_llm/kernels/kvCacheUtils.h, KVBlockArray: "tokensPerBlock must be power of 2"
+    # Source: cpp/tensorrt_llm/kernels/kvCacheUtils.h, KVBlockArray: "tokensPerBlock must be power
+    # of 2".
     FlagRule(lambda f, s: int(f["tokens_per_block"]).bit_count() != 1,  # type: ignore[arg-type]
          "--tokens_per_block must be a power of two, such as 32."),
     FlagRule(_without("use_paged_context_fmha", "context_fmha"),
@@ -192,7 +199,7 @@ RULES = [
 def check_arguments(arguments: Mapping[str, Value], subject: FlagContext) -> None:
     """Raise InputError for the first fault that `trtllm-build` 1.2.1 would reject.
 
-    A fault is a flag, a value or a combination.
+    A fault is an unknown flag, a wrong value or a combination.
     """
     for name, value in arguments.items():
         check_flag(name, value)

@@ -1,8 +1,10 @@
-"""Select the image for a target and a TensorRT-LLM version. The facts are in `container_images`.
+"""Select the container image for a target and a TensorRT-LLM version.
 
-TensorRT engines end with 1.3.0rc20 (NVIDIA/TensorRT-LLM release notes), and 26.07 is the last
-Triton image with TensorRT-LLM. From 1.3 on the image is our own: NVIDIA's release image of
-TensorRT-LLM with the tritonserver of the nvidia-pytriton wheel (Dockerfile.trtllm).
+`container_images` has the table of images.
+
+TensorRT engines end with 1.3.0rc20 (NVIDIA/TensorRT-LLM release notes), and
+26.07 is the last Triton image with TensorRT-LLM. Since 1.3, the image is from Dockerfile.trtllm:
+NVIDIA's release image of TensorRT-LLM with the tritonserver of the nvidia-pytriton wheel.
 """
 
 from llmops.build.trtllm.container_images import DEFAULT_TAG, IMAGES, OWN_IMAGE, TrtllmImage
@@ -10,7 +12,7 @@ from llmops.errors import VersionMismatchError
 
 
 def release_of(version: str) -> tuple[int, int]:
-    """Return (major, minor) of a TensorRT-LLM version.
+    """Return the release line of a TensorRT-LLM version, as major and minor number.
 
     Raises:
         VersionMismatchError: The text is not a version.
@@ -26,7 +28,7 @@ def image_of(tag: str) -> TrtllmImage:
     """Return the image with this tag (`26.07` or a full reference).
 
     Raises:
-        VersionMismatchError: The tag is unknown. The message lists the known ones.
+        VersionMismatchError: The tag is unknown. The message lists the known tags.
     """
     if tag == OWN_IMAGE:
         return IMAGES[DEFAULT_TAG]
@@ -39,18 +41,19 @@ def image_of(tag: str) -> TrtllmImage:
 
 
 def image_for(target: str, tensorrt_llm: str) -> TrtllmImage:
-    """Return the newest image that serves what `target` built with this TensorRT-LLM version.
+    """Return the newest image that serves engines of `target` from this TensorRT-LLM version.
 
-    Engines need the same version, checkpoints the same minor release or later.
+    A TensorRT engine needs the same version. A checkpoint needs the same minor release, or a later
+    version.
 
     Raises:
-        VersionMismatchError: There is no such image.
+        VersionMismatchError: No image serves the version.
     """
     fits = [image for image in IMAGES.values() if target in image.targets and _serves(image, target, tensorrt_llm)]
     if not fits:
         available = ", ".join(sorted({image.tensorrt_llm for image in IMAGES.values() if target in image.targets}))
         raise VersionMismatchError(
-            f"No Triton image serves target {target} of TensorRT-LLM {tensorrt_llm}; there are images for {available}."
+            f"No Triton image serves target {target} of TensorRT-LLM {tensorrt_llm}; images exist for {available}."
         )
     return fits[0]
 
@@ -65,7 +68,8 @@ def check_image(target: str, tensorrt_llm: str, tag: str) -> TrtllmImage:
     """Return the image of a tag.
 
     Raises:
-        VersionMismatchError: The image cannot serve the engine. The message names one that can.
+        VersionMismatchError: The image cannot serve the engine. The message names an image that
+            can.
     """
     image = image_of(tag)
     if target in image.targets and _serves(image, target, tensorrt_llm):
@@ -73,7 +77,7 @@ def check_image(target: str, tensorrt_llm: str, tag: str) -> TrtllmImage:
     right = image_for(target, tensorrt_llm)
     raise VersionMismatchError(
         f"Image {image.tag} has TensorRT-LLM {image.tensorrt_llm}, but this engine (target {target}) needs "
-        f"{tensorrt_llm}: use {right.serving(target)}."
+        f"{tensorrt_llm}; use {right.serving(target)}."
     )
 
 
@@ -81,7 +85,8 @@ def check_trtllm_installed(target: str, tensorrt_llm: str, installed: str) -> No
     """Check that an installed TensorRT-LLM fits an engine.
 
     Raises:
-        VersionMismatchError: It does not. The message names an image that does.
+        VersionMismatchError: The installed version does not fit. The message names an image that
+            fits.
     """
     same = installed == tensorrt_llm
     removed = target == "tensorrt" and release_of(installed) >= (1, 3)

@@ -1,9 +1,9 @@
 """The frozen arguments of `tensorrt_llm.LLM(...)`.
 
-They are made from a request and checked against the field table.
+The arguments are made from a build request, and checked against the table of fields.
 
-An engine keeps them under the newest release's names; `arguments_for_release` translates them for
-each release.
+An engine keeps the arguments under the newest release's names, and `arguments_for_release`
+translates them for a release.
 """
 
 import difflib
@@ -23,9 +23,9 @@ _GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)
 
 
 class FieldError(InputError):
-    """An error for a field, or its value, that a release does not accept.
+    """An error for a field or a value that a release does not accept.
 
-    `path` is its dotted name.
+    `path` is the dotted name of the field.
     """
 
     def __init__(self, path: str, message: str) -> None:
@@ -43,9 +43,10 @@ def make_llm_args(
     is_mixture: bool = False,
     plan: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return neutral arguments without `model` and `tokenizer`, which the serving side adds.
+    """Return the arguments of an engine, without `model` and `tokenizer`.
 
-    `overrides` win over the `plan`, a BuildPlan as a dict. With `is_mixture` the model has experts.
+    The serving side adds both. `overrides` take precedence over `plan`, a BuildPlan as a dict.
+    `is_mixture` is True if the model has experts.
 
     Raises:
         InputError: `version` would not accept a field or value.
@@ -73,7 +74,8 @@ def make_llm_args(
     if is_mixture:
         arguments["moe_expert_parallel_size"] = parallel.ep_size
         arguments["moe_tensor_parallel_size"] = parallel.tp_size // parallel.ep_size
-    if overrides.get("cuda_graph_config.max_batch_size"):  # it has the library choose the sizes
+    # With this field, the library chooses the sizes.
+    if overrides.get("cuda_graph_config.max_batch_size"):
         del arguments["cuda_graph_config"]["batch_sizes"]
     for path, value in overrides.items():
         _set(arguments, path, value)
@@ -87,12 +89,12 @@ def _graph_sizes(max_batch_size: int) -> list[int]:
 
 
 def _set(arguments: dict[str, Any], path: str, value: Any) -> None:
-    """Set a dotted field such as `kv_cache_config.host_cache_size`. None removes the key."""
+    """Set a dotted field such as `kv_cache_config.host_cache_size`. None removes the field."""
     *parents, last = path.split(".")
     for parent in parents:
         arguments = arguments.setdefault(parent, {})
         if not isinstance(arguments, dict):
-            raise InputError(f"--set llm.{path}: {parent} is not a group of fields.")
+            raise InputError(f"--set llm.{path} is not possible: {parent} is not a group of fields; leave it out.")
     if value is None:
         arguments.pop(last, None)
     else:
@@ -102,8 +104,8 @@ def _set(arguments: dict[str, Any], path: str, value: Any) -> None:
 def release_neutral(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments under the names that an engine keeps.
 
-    Releases name speculation types and the draft model differently. A type that no release has
-    stays, for `arguments_for_release` to reject.
+    Releases have different names for speculation types and the draft model. An unknown type stays,
+    and `arguments_for_release` rejects it.
     """
     translated = dict(arguments)
     speculative = translated.get("speculative_config")
@@ -119,7 +121,7 @@ def _neutral_speculation(speculative: dict[str, Any]) -> dict[str, Any]:
     if name is not None:
         names = {_normalised(known): known for known in DECODING_TYPES} | {"eagle": "Eagle3"}
         speculative["decoding_type"] = names.get(_normalised(str(name)), name)
-    # 1.3 takes MTP's older name with a warning, and both names as the newer one
+    # 1.3 accepts the older field of MTP with a warning, and reads both names as the newer field.
     if speculative.get("decoding_type") == "MTP" and "num_nextn_predict_layers" in speculative:
         layers = speculative["num_nextn_predict_layers"]
         if speculative.setdefault("max_draft_len", layers) == layers:
@@ -132,7 +134,7 @@ def _normalised(name: str) -> str:
 
 
 def arguments_for_release(arguments: Mapping[str, Any], minor: tuple[int, int]) -> dict[str, Any]:
-    """Return the arguments with which a minor release of the LLM API is called.
+    """Return the arguments for the LLM API of a minor release.
 
     Raises:
         InputError: The release does not have a field or value.
@@ -156,7 +158,7 @@ def arguments_for_release(arguments: Mapping[str, Any], minor: tuple[int, int]) 
 
 
 def _removed_without_loss(field: Field | None, minor: tuple[int, int]) -> bool:
-    """Return True if the field is gone in the release and no function with it."""
+    """Return True if the release has removed the field, and lost no function with it."""
     return field is not None and field.until is not None and minor >= field.until and bool(field.gone)
 
 
@@ -167,10 +169,11 @@ def _speculation_of(neutral_form: Mapping[str, Any], minor: tuple[int, int]) -> 
     name = DECODING_TYPES[translated["decoding_type"]]
     translated["decoding_type"] = name
     if name == "NGram":
-        # The default of 1.2 is 0, which never finds a match.
+        # The default of 1.2 is 0, with which n-gram speculation never finds a match.
         translated.setdefault("max_matching_ngram_size", 2)
     if name == "MTP" and "max_draft_len" in translated:
-        # 1.2's from_dict overwrites max_draft_len with num_nextn_predict_layers, whose default is 1
+        # from_dict of 1.2 overwrites max_draft_len with num_nextn_predict_layers, whose default is
+        # 1.
         translated["num_nextn_predict_layers"] = translated.pop("max_draft_len")
     return translated
 
@@ -198,7 +201,7 @@ def _check_table(values: Mapping[str, Any], table: Table, minor: tuple[int, int]
 
 
 def _instead(name: str, table: Table, minor: tuple[int, int]) -> str:
-    """Return a field of this release with a similar name, as part of a sentence."""
+    """Return advice to use a field of this release with a similar name, or an empty text."""
     available = [
         one for one, field in table.items() if minor >= field.since and (not field.until or minor < field.until)
     ]
@@ -207,7 +210,8 @@ def _instead(name: str, table: Table, minor: tuple[int, int]) -> str:
 
 
 def _check_value(path: str, value: Any, field: Field, minor: tuple[int, int]) -> None:
-    expected: Any = _TYPES[field.kind]  # a tuple of types would narrow `value` to object
+    # With a tuple of types, mypy would narrow `value` to object.
+    expected: Any = _TYPES[field.kind]
     if not isinstance(value, expected) or (isinstance(value, bool) and field.kind != "bool"):
         raise FieldError(path, f"{path} is {value!r}; the LLM API wants {field.kind}.")
     if field.config is not None:
@@ -230,24 +234,25 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
     if windows is not None and (not windows or any(not isinstance(w, int) or w < 1 for w in windows)):
         raise InputError("kv_cache_config.max_attention_window must be a list of whole numbers of at least 1.")
     tokens = (arguments.get("kv_cache_config") or {}).get("tokens_per_block")
-    # the block arrays of the default attention (cpp/tensorrt_llm/kernels/kvCacheUtils.h)
+    # The block arrays of the default attention need a power of two
+    # (cpp/tensorrt_llm/kernels/kvCacheUtils.h).
     if tokens and tokens.bit_count() != 1 and arguments.get("attn_backend", "TRTLLM") == "TRTLLM":
         raise InputError(f"kv_cache_config.tokens_per_block is {tokens}; it must be a power of two, such as 32.")
     _check_speculation(arguments.get("speculative_config") or {}, minor)
     graphs = arguments.get("cuda_graph_config") or {}
     sizes = graphs.get("batch_sizes")
-    # 1.2 compares the sizes with its own list (TorchLlmArgs.validate_cuda_graph_config)
+    # 1.2 compares batch_sizes with its own list (TorchLlmArgs.validate_cuda_graph_config).
     if sizes and graphs.get("max_batch_size") and (minor < (1, 3) or max(sizes) != graphs["max_batch_size"]):
         raise InputError("cuda_graph_config.max_batch_size and batch_sizes contradict each other; give one of the two.")
     if arguments.get("lora_config") and not arguments.get("enable_lora", True):
-        raise InputError("lora_config needs enable_lora true.")
+        raise InputError("lora_config needs enable_lora true; set it, or leave lora_config out.")
 
 
 def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -> None:
     kind = speculative.get("decoding_type")
     if speculative and kind is None:
         types = SPECULATIVE["decoding_type"].choices_of(minor)
-        raise InputError(f"speculative_config needs its decoding_type: {', '.join(types)}.")
+        raise InputError(f"speculative_config needs decoding_type; set one of {', '.join(types)}.")
     if kind in ("Eagle3", "Draft_Target") and not (
         speculative.get("max_draft_len") and speculative.get("speculative_model")
     ):
@@ -255,9 +260,7 @@ def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -
     if kind in ("NGram", "SA") and not speculative.get("max_draft_len"):
         raise InputError(f"speculative_config {kind} needs max_draft_len.")
     if kind == "MTP" and (speculative.get("max_draft_len") == 0 or "num_nextn_predict_layers" in speculative):
-        raise InputError(
-            "speculative_config MTP takes one max_draft_len of at least 1, and nothing that contradicts it."
-        )
+        raise InputError("speculative_config MTP needs max_draft_len of at least 1 and no num_nextn_predict_layers.")
     if kind == "SaveState" and not (
         speculative.get("output_directory") and (speculative.get("eagle3_layers_to_capture") or minor >= (1, 3))
     ):
@@ -271,15 +274,15 @@ def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -
 
 
 def _check_schedule(speculative: Mapping[str, Any], minor: tuple[int, int]) -> None:
-    """Raise FieldError for a control of the draft's length that a release ignores or reads otherwise.
+    """Raise FieldError for a limit of draft tokens that a release ignores or reads differently.
 
-    1.2 reads a schedule's keys as the smallest batches of a length, 1.3 as the largest, and ends
-    speculation above them (NVIDIA/TensorRT-LLM #10860). The same change gave speculation inside
-    the model such control.
+    1.2 reads the keys of a schedule as the smallest batch size of each length. 1.3 reads them as
+    the largest, and stops speculation above them (NVIDIA/TensorRT-LLM #10860). The same change
+    added these limits to speculation inside the model.
     """
     schedule, path = speculative.get("draft_len_schedule"), "speculative_config.draft_len_schedule"
     if schedule and minor >= (1, 3):
-        raise FieldError(path, f"{path}: 1.2 and 1.3 read it differently; use max_concurrency, or leave it out.")
+        raise FieldError(path, f"{path} has another meaning in 1.3 than in 1.2; use max_concurrency, or leave it out.")
     one_model = {"MTP": "mtp_eagle_one_model", "Eagle3": "eagle3_one_model"}.get(speculative.get("decoding_type", ""))
     for name in ("draft_len_schedule", "max_concurrency"):
         if one_model and speculative.get(name) and minor < (1, 3) and speculative.get(one_model) is not False:
@@ -296,6 +299,6 @@ def _check_schedule(speculative: Mapping[str, Any], minor: tuple[int, int]) -> N
         if not fits or any(not size.isdecimal() or n not in range(longest + 1) for size, n in lengths.items()):
             raise FieldError(
                 path,
-                f"{path} is {schedule!r}; it maps the smallest batch size of each length to that length, with 1 for "
-                "max_draft_len, the largest.",
+                f"{path} is {schedule!r}; it must map the smallest batch size of each draft length to this length, "
+                "and 1 to max_draft_len, the largest.",
             )

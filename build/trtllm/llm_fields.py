@@ -1,6 +1,6 @@
 """The fields of TensorRT-LLM's LLM API (TorchLlmArgs) as a table.
 
-Unknown keys are errors there, and so here.
+The LLM API rejects unknown fields, and so does llmops.
 
 Source: NVIDIA/TensorRT-LLM, 1.2.1: `tensorrt_llm/llmapi/llm_args.py` as published with its
 documentation; 1.3: the same file and `tensorrt_llm/usage/llm_args_golden_manifest.json` after
@@ -18,9 +18,10 @@ Kind = Literal["int", "float", "bool", "str", "list", "dict", "config", "switch"
 class Field:
     """A field of the LLM API.
 
-    `choices` ignore case with `any_case`; "WIDEEP <1.3" is a choice that not every release has.
-    `config` names the nested table. `since` is the first minor release with the field, `until` the
-    first without it. `gone` says why no function is lost then, empty if one is.
+    With `any_case`, values match `choices` in any case. A choice like "WIDEEP <1.3" exists only in
+    some releases. `config` names the table of a group of fields. `since` is the first minor release
+    with the field, and `until` the first without it. `gone` is the reason for which the removal
+    loses no function, or empty if it does.
     """
 
     kind: Kind
@@ -35,7 +36,7 @@ class Field:
     gone: str = ""
 
     def choices_of(self, minor: tuple[int, int]) -> tuple[str, ...]:
-        """Return the choices that a minor release has."""
+        """Return the choices of the field in a minor release."""
         return tuple(choice.split()[0] for choice in self.choices if _has(choice, minor))
 
 
@@ -50,7 +51,7 @@ def _has(choice: str, minor: tuple[int, int]) -> bool:
 
 
 def _until(field: Field, gone: str = "") -> Field:
-    """Return the field, removed in 1.3."""
+    """Return a copy of the field that is removed in 1.3."""
     return replace(field, until=_LATER, gone=gone)
 
 
@@ -98,7 +99,7 @@ TOP: Table = {
     "cuda_graph_config": _sub("cuda_graph"), "torch_compile_config": _sub("torch_compile"),
     "disable_overlap_scheduler": _bool(), "moe_config": _sub("moe"), "nvfp4_gemm_config": Field("dict"),
     "attn_backend": _str(default="TRTLLM"),
-    "sampler_type": _until(_str("TRTLLMSampler", "TorchSampler", "auto"), "1.3 has one sampler, which does it all"),
+    "sampler_type": _until(_str("TRTLLMSampler", "TorchSampler", "auto"), "1.3 has one sampler for all requests"),
     "enable_iter_perf_stats": _bool(),
     "enable_iter_req_stats": _bool(), "iter_stats_max_iterations": _int(), "request_stats_max_iterations": _int(),
     "max_stats_len": _int(1000), "print_iter_log": _bool(),
@@ -141,9 +142,9 @@ KV_CACHE: Table = {
     **_later("dict", "block_reuse_config", "kv_events_config", "mamba_state_config"), **_later("list", "pool_ratio"),
 }  # fmt: skip
 
-#: decoding_type as llmops keeps it (1.3's own names) -> its name in 1.2; None where 1.2's PyTorch
-#: backend has none. Not here: Medusa and Lookahead (TensorRT engines only), User_Provided (takes
-#: Python objects).
+#: Values of decoding_type, by the names of 1.3, which engines keep -> the name in 1.2, or None if
+#: 1.2's PyTorch backend lacks the type. Medusa and Lookahead are missing because only TensorRT
+#: engines have them, and User_Provided because it takes Python objects.
 DECODING_TYPES: dict[str, str | None] = {
     "NGram": "NGram", "MTP": "MTP", "Eagle3": "Eagle", "Draft_Target": "DraftTarget", "AUTO": "AUTO",
     "SaveState": "SaveState", "SA": None, "PARD": None, "DFlash": None, "DSpark": None,
@@ -172,8 +173,8 @@ SPECULATIVE: Table = {
     "target_layer_ids": Field("list", since=_LATER),
 }  # fmt: skip
 
-#: The fields of SPECULATIVE that only these types have, by upstream's classes: `extra="forbid"`
-#: holds for each of them. The other fields are all types'.
+#: Fields of SPECULATIVE that only some types have, by type. Each class upstream has
+#: `extra="forbid"`. Fields that are not listed belong to all types.
 OWN_SPECULATIVE: dict[str, tuple[str, ...]] = {
     "NGram": ("max_matching_ngram_size", "is_keep_all", "is_use_oldest", "is_public_pool"),
     "MTP": ("num_nextn_predict_layers", "use_relaxed_acceptance_for_thinking", "relaxed_topk", "relaxed_delta",
@@ -189,7 +190,7 @@ OWN_SPECULATIVE: dict[str, tuple[str, ...]] = {
 
 
 def owners(name: str, minor: tuple[int, int]) -> list[str]:
-    """Return the types of speculation that a field is for, none for a field of all types."""
+    """Return the types of speculation that have a field, or nothing for a field of all types."""
     return [
         kind
         for kind in SPECULATIVE["decoding_type"].choices_of(minor)

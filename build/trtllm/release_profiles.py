@@ -1,10 +1,10 @@
 """Profiles of TensorRT-LLM release lines.
 
-Each says how its line calls the LLM API with the same arguments, and what it can do.
+A profile has the arguments of a release line for the LLM API, and the abilities of the line.
 
 Sources, read 2026-11-22: 1.2.1 as published with its documentation; for 1.3 the tree after
 1.3.0rc29. Samplers: NVIDIA/TensorRT-LLM issue #9442 and pull requests #16485 (penalties), #16590
-(min_p), #17172, #18232; the bias: `_torch/pyexecutor/sampler.py`, `_apply_embedding_bias`, which
+(min_p), #17172, #18232; logit bias: `_torch/pyexecutor/sampler.py`, `_apply_embedding_bias`, which
 speculation inside a model does not call; alternatives: `TorchSampler`, without speculation;
 log-probs: the `SamplingParams` of both; telemetry: #12384; `cache_salt`, which both take: #7106,
 and #13793 for 1.3's KV manager.
@@ -20,15 +20,15 @@ from llmops.build.trtllm.llm_args import arguments_for_release, release_neutral
 from llmops.errors import InputError
 
 _STATS = "enable_iter_perf_stats"
-#: Known release lines, each with the exact version that was read.
+#: Known release lines -> the exact version whose source was read.
 CHECKED = {(1, 2): "1.2.1", (1, 3): "1.3.0rc29"}
 
 
 @dataclass(frozen=True)
 class SamplerSupport:
-    """Sampling parameters that the sampler honours.
+    """The sampling parameters that the sampler of a release supports.
 
-    Others are rejected, because the library would ignore them.
+    Requests with other parameters are rejected, because the library would ignore them.
     """
 
     min_p: bool = True
@@ -41,14 +41,15 @@ class SamplerSupport:
 
 @dataclass(frozen=True)
 class ReleaseProfile:
-    """The profile of one release line, which says how it runs an engine.
+    """The way in which one release line runs an engine.
 
-    It applies to installed versions from `since` on.
+    The profile applies to installed versions since `since`.
 
-    `wishes` are set where the installed arguments have the field. `refused` says why this line
-    cannot run the engine. `log_probs` is the value of `SamplingParams.logprobs` that returns the
-    log-probability of the sampled token. With `greedy_only`, every temperature gives the most
-    likely token.
+    `arguments` are the arguments of `tensorrt_llm.LLM`. `wishes` are arguments that are set only if
+    the installed version has the field. `sampling` lists the supported sampling parameters.
+    `refused` is the reason for which the line cannot run the engine, or empty. `log_probs` is the
+    value of `SamplingParams.logprobs` that returns the log-probability of the sampled token. With
+    `greedy_only`, the engine samples the most likely token at every temperature.
     """
 
     since: tuple[int, int]
@@ -70,7 +71,7 @@ def profiles_per_release(arguments: Mapping[str, Any], quant: str = "none") -> l
 
 
 def profile_of_release(arguments: Mapping[str, Any], version: str, quant: str = "none") -> ReleaseProfile:
-    """Return the profile of a version; later versions get that of the newest known line.
+    """Return the profile of a version. Later versions get the profile of the newest known line.
 
     Raises:
         InputError: The release cannot run the engine.
@@ -91,18 +92,19 @@ def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> R
         return ReleaseProfile(minor, refused=error.message)
     stats = {} if _STATS in resolved else {_STATS: True}
     if minor >= (1, 3):
-        # "auto" would fill in what a request leaves out from generation_config.json, behind the
-        # gateway's back
+        # With "auto", the engine would fill in missing sampling settings from
+        # generation_config.json, which is the gateway's task.
         wishes = {"generation_config": "trtllm", **stats}
         return ReleaseProfile(minor, resolved, wishes, _sampling_1_3(arguments), log_probs=0)
     if _one_model(resolved):
-        # without it such speculation takes the most likely token at any temperature, before 1.3
-        # (_torch/speculative/interface.py, _sample_tokens_for_batch)
+        # Before 1.3, speculation without this field samples the most likely token at every
+        # temperature (_torch/speculative/interface.py, _sample_tokens_for_batch).
         resolved["speculative_config"].setdefault("allow_advanced_sampling", True)
     full_sampler = _has_full_sampler(arguments)
     wishes = {"sampler_type": "TRTLLMSampler"} if full_sampler and "sampler_type" not in resolved else {}
     greedy_only = _one_model(resolved) and not resolved["speculative_config"].get("allow_advanced_sampling")
-    # TRTLLMSampler knows the sampled token's log-probability alone, and the other one no penalties
+    # TRTLLMSampler has only the log-probability of the sampled token, and the other sampler has no
+    # penalties.
     plain = not resolved.get("speculative_config")
     sampling = SamplerSupport(
         full_sampler,
@@ -129,17 +131,17 @@ def _one_model(resolved: Mapping[str, Any]) -> bool:
 def _has_full_sampler(arguments: Mapping[str, Any]) -> bool:
     """Return True if the arguments select TRTLLMSampler.
 
-    This sampler knows min_p, seeds and penalties; 1.2's default ignores them, and speculation has
-    its own.
+    TRTLLMSampler supports min_p, seeds and penalties. The default sampler of 1.2 ignores them, and
+    speculation has a sampler of its own.
     """
     chosen = arguments.get("sampler_type", "TRTLLMSampler") == "TRTLLMSampler"
     return chosen and not arguments.get("speculative_config")
 
 
 def _sampling_1_3(arguments: Mapping[str, Any]) -> SamplerSupport:
-    """Return the support of 1.3.
+    """Return the sampling parameters that 1.3 supports.
 
-    Speculation within one model refuses min_p, and counts tokens for penalties only if configured.
+    Speculation inside the model refuses min_p, and counts tokens for penalties only if configured.
     """
     speculative = release_neutral(arguments).get("speculative_config")
     if not speculative:

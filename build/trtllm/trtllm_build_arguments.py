@@ -1,4 +1,4 @@
-"""Translate a build request to the exact `trtllm-build` arguments."""
+"""Translate a build request to the arguments of `trtllm-build`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,10 +11,9 @@ from llmops.errors import InputError
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The inputs of `trtllm-build`. Lengths are in tokens.
+    """The options of one `trtllm-build` run. Lengths are in tokens.
 
-    `features` are the flags of LoRA adapters and of speculative decoding; `extra` overrides any
-    flag.
+    `features` are the flags for LoRA adapters and speculative decoding. `extra` overrides any flag.
     """
 
     subject: FlagContext
@@ -29,10 +28,11 @@ class EngineOptions:
 
 
 def build_arguments(options: EngineOptions, checkpoint_dir: str, output_dir: str) -> dict[str, Value]:
-    """Return the checked arguments, with every choice spelled out as the engine will have it.
+    """Return the checked arguments, with the value of every flag that the engine will have.
 
     Raises:
-        InputError: 1.2.1 would reject an argument, or silently change a flag of the user's.
+        InputError: TensorRT-LLM 1.2.1 would reject an argument, or silently change a flag that the
+            user set.
     """
     arguments: dict[str, Value] = {
         "checkpoint_dir": checkpoint_dir,
@@ -48,7 +48,8 @@ def build_arguments(options: EngineOptions, checkpoint_dir: str, output_dir: str
         "workers": options.workers,
         **options.extra,
     }
-    # Two profiles and one fixed optimum exclude each other. A user who sets the optimum means it.
+    # --multiple_profiles and --opt_num_tokens exclude each other, so a user's --opt_num_tokens
+    # turns the profiles off.
     if "opt_num_tokens" in options.extra and "multiple_profiles" not in options.extra:
         arguments["multiple_profiles"] = "disable"
     arguments = _settled(arguments, options)
@@ -80,11 +81,11 @@ def _inflight_batching(options: EngineOptions) -> dict[str, Value]:
 
 
 def _plugins(options: EngineOptions) -> dict[str, Value]:
-    """Return the plugins.
+    """Return the plugin flags of the build.
 
-    NVIDIA advises the GEMM plugin for 16-bit GEMMs and against it for FP8
+    NVIDIA recommends the GEMM plugin for 16-bit GEMMs and not for FP8
     (performance-tuning-guide/useful-build-time-flags.md, fp8-quantization.md); the row-wise FP8
-    GEMM exists as a plugin only.
+    GEMM exists only as a plugin.
     """
     subject = options.subject
     chosen: dict[str, Value] = {
@@ -97,9 +98,9 @@ def _plugins(options: EngineOptions) -> dict[str, Value]:
         chosen["nccl_plugin"] = "auto"
     if subject.family == "mixtral":
         chosen["moe_plugin"] = "auto"
-    # with both, residual and norm follow the reduction in one kernel (performance-tuning-guide/
+    # With both flags, reduction, residual and norm run in one kernel (performance-tuning-guide/
     # useful-build-time-flags.md); Gemma 2 can have it too, with --set flag.reduce_fusion=enable.
-    # The user buffer makes the states FP8, of which the LoRA plugin takes none.
+    # The user buffer makes the hidden states FP8, which the LoRA plugin does not support.
     if subject.tp_size > 1 and subject.pp_size == 1 and subject.family == "llama" and subject.quant != "fp8_pc_pt":
         chosen["reduce_fusion"] = "enable"
         if subject.quant == "fp8" and not options.features.get("lora_plugin"):

@@ -1,6 +1,6 @@
 """The `trtllm-build` command line of TensorRT-LLM 1.2.1 as a table.
 
-The checks need no TensorRT.
+The checks do not need TensorRT-LLM.
 
 Sources: NVIDIA/TensorRT-LLM `tensorrt_llm/commands/build.py` and `tensorrt_llm/plugin/plugin.py`.
 """
@@ -26,9 +26,9 @@ LORA_MODULES = (
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag: `present` takes no value, `words` one or more.
+    """A flag of `trtllm-build`. The kind `present` takes no value, and `words` one or more.
 
-    `default` None means unset; `minimum` is for ints.
+    A `default` of None means that the flag is not set. `minimum` is the smallest value of an int.
     """
 
     name: str
@@ -121,11 +121,11 @@ def _one_of(flag: Flag) -> str:
 
 def _expect(fits: bool, flag: Flag, value: Value, expected: str) -> None:
     if not fits:
-        raise InputError(f"trtllm-build --{flag.name} {value}: give {expected}.")
+        raise InputError(f"trtllm-build --{flag.name} {value}: is not possible; give {expected}.")
 
 
 def effective_flags(arguments: Mapping[str, Value]) -> dict[str, Value | None]:
-    """Return the value of every flag, with defaults filled in."""
+    """Return the value of every flag: the given value, or the default."""
     values = {ALIASES.get(name, name): value for name, value in arguments.items()}
     return {name: values.get(name, flag.default) for name, flag in FLAGS.items()}
 
@@ -133,7 +133,7 @@ def effective_flags(arguments: Mapping[str, Value]) -> dict[str, Value | None]:
 def to_argv(arguments: Mapping[str, Value]) -> list[str]:
     """Return `["--max_batch_size", "64", …]` in the given order.
 
-    A `present` flag that is False is left out.
+    A flag of kind `present` is left out if it is False.
     """
     argv: list[str] = []
     for name, value in arguments.items():
@@ -146,10 +146,10 @@ def to_argv(arguments: Mapping[str, Value]) -> list[str]:
 
 
 def from_argv(argv: Sequence[str]) -> dict[str, Value]:
-    """Parse the result of `to_argv`; `--name=value` is accepted too.
+    """Parse the result of `to_argv`; The form `--name=value` is accepted too.
 
     Raises:
-        InputError: The table does not have a flag or value.
+        InputError: A flag is unknown, or has a wrong value.
     """
     arguments: dict[str, Value] = {}
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]

@@ -1,18 +1,18 @@
 """Checkpoints that TensorRT-LLM's PyTorch backend does not load.
 
-The backend knows each half of such a combination.
+The backend supports the family and the algorithm of such a checkpoint, but not together.
 
-A row is what a release's weight loader does with a family and an algorithm, with the file and lines
-that do it. Files are of NVIDIA/TensorRT-LLM below `tensorrt_llm/`; the stored versions that were
-read lie on both sides of 1.2.1 and agree. `docs/tensorrt-llm.md` has the whole table, and `make
-matrix` checks it against real exports.
+A row describes how the weight loader of a release fails on a family and an algorithm, with
+upstream's file and function. Paths are in NVIDIA/TensorRT-LLM, below `tensorrt_llm/`. The versions
+that were read are before and after 1.2.1, and agree. `docs/tensorrt-llm.md` has the whole table,
+and `make matrix` checks it against real exports.
 """
 
 from dataclasses import dataclass
 
 from llmops.build.model.families import FAMILIES
 
-#: 4-bit algorithms with scales per group of inputs.
+#: 4-bit algorithms that have scales per group of inputs.
 _FOUR_BITS = frozenset({"W4A16_AWQ", "W4A8_AWQ"})
 _PER_CHANNEL = frozenset({"FP8_PER_CHANNEL_PER_TOKEN", "W8A16"})
 _MIXTURES = frozenset(name for name, family in FAMILIES.items() if family.moe is not None)
@@ -20,10 +20,10 @@ _MIXTURES = frozenset(name for name, family in FAMILIES.items() if family.moe is
 
 @dataclass(frozen=True)
 class UnsupportedCheckpoint:
-    """A combination of families and algorithms for which the engine does not start.
+    """A combination of families and algorithms with which an engine does not start.
 
-    `reason` completes "TensorRT-LLM does not load this:". `source` names upstream's file, the class
-    or function in it, and where it was read.
+    `reason` completes "TensorRT-LLM does not load this:". `source` names upstream's file, its class
+    or function, and the place in the code.
     """
 
     families: frozenset[str]
@@ -65,9 +65,9 @@ UNSUPPORTED_CHECKPOINTS = (
 
 
 def unsupported_reason(family: str, algorithm: str | None) -> UnsupportedCheckpoint | None:
-    """Return the row that says why the PyTorch backend does not load a checkpoint, or None.
+    """Return the row for a checkpoint that the PyTorch backend does not load, or None.
 
-    The checkpoint is of this family and in this QuantAlgo.
+    The checkpoint has the given family and QuantAlgo.
     """
     return next(
         (row for row in UNSUPPORTED_CHECKPOINTS if family in row.families and algorithm in row.algorithms), None

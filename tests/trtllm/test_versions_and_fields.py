@@ -97,7 +97,7 @@ def test_a_plan_decides_how_it_is_served_unless_the_user_does():
         ({"speculative_config": {"decoding_type": "NGram"}}, "NGram needs max_draft_len"),
         (
             {"speculative_config": {"max_draft_len": 2}},
-            r"needs its decoding_type: NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState\.$",
+            r"needs decoding_type; set one of NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState\.$",
         ),
         ({"speculative_config": {"decoding_type": "NGram", "acceptance_rate_window_size": 2}}, "use acceptance_window"),
         ({"kv_cache_config": {"dtype": "fp8_ds_mla"}}, "takes auto, fp8, nvfp4"),
@@ -197,7 +197,7 @@ DRAFT = {"max_draft_len": 4, "speculative_model": "/draft"}
         (
             "1.2.1",
             {"decoding_type": "MTP", "max_draft_len": 3, "num_nextn_predict_layers": 1},
-            "nothing that contradicts",
+            "no num_nextn_predict_layers",
         ),
         ("1.2.1", {"decoding_type": "MTP", "max_draft_len": 0}, "at least 1"),
         ("1.2.1", {"decoding_type": "SaveState", "output_directory": "/d"}, "needs output_directory and eagle3_layers"),
@@ -217,7 +217,7 @@ DRAFT = {"max_draft_len": 4, "speculative_model": "/draft"}
         (
             "1.3.0rc29",
             {"decoding_type": "NGram", "max_draft_len": 4, "draft_len_schedule": {"1": 4}},
-            "read it differently",
+            "has another meaning in 1.3 than in 1.2",
         ),
     ],
 )
