@@ -35,7 +35,8 @@ UNKNOWN_SUBSCRIPTION = "subscription: unknown"
 #: Transports in the model metadata: one gRPC stream per request, or one step stream per gateway.
 REQUEST_TRANSPORT, STEP_TRANSPORT = "request", "step"
 
-#: Bit flags of an entry of a step message.
+#: Bit flags of an entry of a step message: the last entry of its sequence, the last entry of its
+#: slot, an error, a cancellation, and the first entry of its slot.
 LAST_OF_SEQUENCE, LAST_OF_SLOT, ERROR_FLAG, CANCELLED_FLAG = 1, 2, 4, 8
 FIRST_OF_SLOT = 16
 #: Kinds of KV cache changes in `step_kv_events`. Each applies to a run of `step_kv_hashes`.

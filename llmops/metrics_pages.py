@@ -26,7 +26,7 @@ def parse_samples(page: str, prefixes: tuple[str, ...]) -> list[Sample]:
     """
     lines = [line for line in page.split("\n") if line.startswith(prefixes)]
     if sum(map(len, lines)) > MAX_CHARACTERS or max(map(len, lines), default=0) > MAX_SAMPLE_LENGTH:
-        raise ValueError("too many samples, or one that is too long")
+        raise ValueError("the page has too many samples, or a sample that is too long")
     try:
         families: list[Metric] = list(text_string_to_metric_families("\n".join([*lines, ""])))
     except MALFORMED as error:

@@ -21,7 +21,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-#: Seconds that Triton's stub process gets to end by itself after its server has ended.
+#: Seconds that Triton's stub process gets to end by itself after its server has ended. A stub that
+#: still runs after them hangs, and is killed.
 PARENT_DEATH_GRACE = 10.0
 
 _PR_SET_PDEATHSIG = 1

@@ -16,9 +16,10 @@ from llmops.perf.workloads.files import PromptFile, TraceEntry, TraceWorkload, r
 from llmops.perf.workloads.filler import Filler, TokenIdFiller, WordFiller
 from llmops.perf.workloads.synthetic import PromptForm, SyntheticSpec, SyntheticWorkload
 
-#: Seconds of each rate of a sweep if --duration is not set.
+#: Seconds of each rate of a sweep if --duration is not set: 120 requests at 4 requests/s.
 STEP_SECONDS = 30.0
 #: Number of requests sent one at a time before a sweep, to check that the objectives can be met.
+#: Few requests suffice, because the check only counts whether half of them meet the objectives.
 UNLOADED = 8
 #: Rate in requests/s at which a sweep ends, because one load generator process cannot send more.
 HIGHEST_RATE = 1024.0

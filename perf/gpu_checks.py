@@ -31,7 +31,8 @@ LLMOPS: tuple[str, ...] = tuple(module_command("llmops.cli"))
 READY_TIMEOUT = 1800.0
 #: Seconds that a server gets to end after SIGINT before it is killed.
 STOP_TIMEOUT = 120.0
-#: Prompt and answer tokens of the benchmark if the recipe has no published figure.
+#: Prompt and answer tokens of the benchmark if the recipe has no published figure: a usual point of
+#: published benchmarks.
 DEFAULT_LENGTHS = (1000, 1000)
 #: Requests per user of the benchmark: enough for a steady state between warm-up and last answers.
 REQUESTS_PER_USER = 4

@@ -12,7 +12,8 @@ from llmops.perf.records import Record, Request
 from llmops.perf.workloads.base import is_valid_call
 from llmops.untrusted_text import escape_unsafe
 
-#: Maximum number of bytes of a line of server-sent events, or of a response without events.
+#: Maximum number of bytes of a line of server-sent events, or of a response without events. The
+#: text of the longest answers is shorter.
 MAX_REST_BYTES = 4 * 2**20
 #: Maximum number of tokens that a server may report for a request; no real request reaches it.
 MAX_TOKENS = 2**31

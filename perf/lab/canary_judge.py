@@ -20,14 +20,14 @@ ROLLOUTS = 1000
 STEPS = (0.05, 0.25, 0.5)
 #: Requests per second of all versions together.
 RATE = 20.0
-#: Maximum number of the canary's requests in a step until a healthy version must be promoted.
+#: Goal: the number of the canary's requests in a step within which a healthy version is promoted.
 PROMOTED_WITHIN = 800
-#: Maximum number of the canary's requests until a fault must be found.
+#: Goal: the number of the canary's requests within which a fault is found.
 CAUGHT_WITHIN = 200
 FAULTS = ("slow", "errors", "scrambled", "language")
 #: Number of prompts of the golden set.
 PROMPTS = 1000
-#: Loss of accuracy that must be found.
+#: Goal: the loss of accuracy that is found with these prompts.
 LOSS = 0.03
 CONDITIONS = f"{ROLLOUTS} simulated roll-outs of {len(STEPS)} steps."
 

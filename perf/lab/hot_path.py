@@ -21,7 +21,7 @@ from tests.support.stack import Service
 
 PERIOD = 0.02  # Seconds between two tokens of a stream.
 STOPS = ["\n\nUser:", "###"]
-#: Seconds until all streams are open.
+#: Seconds to wait until all streams are open, before the measurement begins.
 SETTLE = 3.0
 #: Seconds over which CPU time is measured once the streams are open.
 WINDOW = 6.0

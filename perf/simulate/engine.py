@@ -107,8 +107,15 @@ class LinearStepTimes:
 class EngineSpec:
     """The engine of a replica.
 
-    Its KV cache has `blocks` blocks of `block_tokens` tokens. The replica uses `gpus` GPUs, each
-    with a `price` in dollars per hour.
+    Attributes:
+        steps: The step times.
+        blocks: Number of blocks of the KV cache.
+        block_tokens: Tokens of a block.
+        max_batch_size: Maximum number of sequences in a step.
+        max_num_tokens: Maximum number of tokens in a step.
+        gpus: Number of GPUs of the replica.
+        price: Price of a GPU in dollars per hour.
+        name: The name in reports.
     """
 
     steps: StepTimes

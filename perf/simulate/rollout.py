@@ -11,8 +11,10 @@ from llmops.perf.simulate.clock import Clock
 from llmops.perf.simulate.replica import SimulatedRequest
 
 STABLE, CANDIDATE = "stable", "candidate"
-#: Seconds between two verdicts, and seconds that the old replicas stay after the last step.
-VERDICT_INTERVAL, KEEP_OLD = 1.0, 1800.0
+#: Seconds between two verdicts.
+VERDICT_INTERVAL = 1.0
+#: Seconds that the old replicas stay after the last step, for a return to the old version.
+KEEP_OLD = 1800.0
 
 
 class SimulatedRollout:

@@ -17,7 +17,8 @@ from llmops.perf.records import Record
 from llmops.perf.simulate.fleet import Arrivals, FleetSpec, OnProgress, SimulatedFleet
 from llmops.perf.simulate.totals import SimulationTotals, records, sum_up
 
-#: Number of replicas behind one set of gateways. Larger fleets are divided into several cells.
+#: Number of replicas behind one set of gateways. Larger fleets are divided into several cells,
+#: which can run in parallel processes.
 CELL_SIZE = 64
 
 #: Number of replicas of a cell in a herd. It is smaller, because a gateway mostly rejects requests

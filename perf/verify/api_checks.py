@@ -93,7 +93,7 @@ async def chat(api: ApiContext) -> Finding:
     expect(isinstance(choice["message"].get("content"), str), "a chat's message has no text")
     expect(choice["finish_reason"] in ("stop", "length"), f"finish_reason is {choice['finish_reason']!r}")
     used = answer["usage"]["completion_tokens"]
-    expect(used <= _NEW, f"{used} tokens came for max_tokens {_NEW}")
+    expect(used <= _NEW, f"{used} tokens came although max_tokens is {_NEW}")
     events = await api.stream("/chat/completions", messages=_CHAT, max_tokens=_NEW, temperature=0)
     text = "".join((event["choices"][0]["delta"].get("content") or "") for event in events if event["choices"])
     expect(

@@ -12,7 +12,7 @@ from llmops.perf.verify.findings import UnseenError, WrongError
 from llmops.perf.verify.host import TritonGauges
 from llmops.perf.verify.probe import Probe, ProbeResponse
 
-#: Number of tokens of the reference answers.
+#: Number of tokens of the reference answers: enough for checks that stop an answer in its middle.
 PLAIN = 16
 _TEXT = "What is the capital of France?"
 _LOOP = "one two one two one two one two one"

@@ -12,10 +12,11 @@ from http.client import HTTPException
 from llmops.metrics_pages import parse_samples
 from llmops.perf.report.document import machine
 
-#: Maximum number of bytes that are read of a metrics page.
+#: Maximum number of bytes that are read of a metrics page. A server with a hundred models sends
+#: less than half of it.
 MAX_PAGE_BYTES = 2**20
 
-#: Seconds between two polls.
+#: Seconds between two polls, shorter than the 100 ms in which gauges are published.
 _PAUSE = 0.02
 #: Maximum seconds of the time limit that one poll uses up, so that a stalled host does not end the
 #: wait.

@@ -18,12 +18,14 @@ from llmops.gateway.triton.request_writer import MessageTensorWriter
 from llmops.gateway.triton.response_reader import trailing_floats
 from llmops.perf.verify.findings import WrongError
 
-#: Seconds without a response after which a request counts as stuck.
+#: Seconds without a response after which a request counts as stuck. The requests of checks are
+#: short, so a working engine answers much sooner.
 PATIENCE = 60.0
 #: Maximum number of responses to one request, after which an engine counts as one that never stops.
 #: The longest checks fill the context in up to 8 sequences.
 MAX_RESPONSES = 100_000
-#: Maximum number of tokens of all responses to one request, for the same reason.
+#: Maximum number of tokens of all responses to one request, after which an engine counts as one
+#: that never stops.
 MAX_TOKENS = 2**20
 _ARRAYS = {"INT32": "i", "FP32": "f", "INT64": "q", "UINT64": "Q", "BOOL": "b"}
 _WORDS = (contract.STOP_WORDS_LIST, contract.BAD_WORDS_LIST)

@@ -23,11 +23,13 @@ from llmops.perf.verify.host import HostGpu, gpus
 from llmops.perf.workloads.lengths import parse_lengths
 
 CHECKS: list[VerifyCheck] = []
-#: Ratio of measured to predicted speed below which a check fails.
+#: Ratio of measured to predicted speed below which a check fails. The planner's predictions may be
+#: off by up to 20 %.
 MIN_SPEED_RATIO = 0.8
 #: Load without a plan: number of streams, and tokens of each prompt and answer.
 _STREAMS, _INPUT, _OUTPUT = 8, 64, 32
-#: Seconds in which the requests of a measurement start, without and with a plan.
+#: Seconds in which the requests of a measurement start, without and with a plan. The load of a plan
+#: takes longer to reach its steady state.
 _SECONDS, _PLANNED_SECONDS = 3.0, 20.0
 #: Share of a GPU's highest clock below which power or heat limits the GPU.
 _CLOCK = 0.85

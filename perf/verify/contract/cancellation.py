@@ -13,8 +13,8 @@ CHECKS: list[VerifyCheck] = []
 _CANCELLED, _STOPPED, _AFTER = 2048, 512, 3
 #: Seconds after which a cancelled request must have left the batch, also on a busy host.
 _PATIENCE = 30.0
-#: Minimum seconds to wait for this, because gauges are published every 100 ms and engines poll for
-#: cancellations every 50 ms.
+#: Minimum seconds to wait for a cancelled request to leave the batch, because gauges are published
+#: every 100 ms and engines poll for cancellations every 50 ms.
 _LEAST = 1.0
 #: Maximum number of tokens that may still arrive, because the engine continues while a message
 #: travels.

@@ -129,7 +129,8 @@ async def penalties(engine: EngineContext) -> Finding:
         # A token more than 2 nats more likely than all others stays the greedy one with a presence
         # penalty of 2.
         expect(
-            fewer or tensor is contract.PRESENCE_PENALTY, f"{tensor} 2 does not keep the model from repeating itself"
+            fewer or tensor is contract.PRESENCE_PENALTY,
+            f"{tensor} with the value 2 does not reduce repetitions in the answer",
         )
         seen += [tensor.name.removesuffix("_penalty")] if fewer else []
     return works(", ".join(seen))
