@@ -13,7 +13,7 @@ from llmops.units import parse_duration
 
 Command = TypeVar("Command", bound=click.Command)
 
-#: Types of parameters that are paths.
+#: Parameter types for paths.
 ANY_PATH = click.Path(path_type=Path)
 FILE_PATH = click.Path(path_type=Path, dir_okay=False)
 EXISTING_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
@@ -21,7 +21,7 @@ EXISTING_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
 class Duration(click.ParamType):
-    """A duration with its unit, as seconds: 500ms, 0.5s, 2m, 1h."""
+    """A duration with its unit, such as 500ms, 0.5s, 2m or 1h, converted to seconds."""
 
     name = "duration"
 
@@ -44,7 +44,7 @@ class Duration(click.ParamType):
         if not self._whole:
             return found
         if found and found < 1:
-            self.fail(f"{value} is less than a second.", param, ctx)
+            self.fail(f"{value} is less than a second; write 1s or more.", param, ctx)
         return round(found)
 
 
@@ -61,7 +61,7 @@ class Share(click.ParamType):
 
 
 class OutputFile(click.ParamType):
-    """A file to write. It is checked before the command begins; the command handles `-` itself."""
+    """A file to write, checked before the command begins. The command handles `-` itself."""
 
     name = "file"
 
@@ -76,7 +76,7 @@ def option_groups(groups: Mapping[str, Sequence[str]]) -> Callable[[Command], Co
     """Show the options of a command's help under headings.
 
     Args:
-        groups: Names of parameters by heading. All others are shown last, under `Other`.
+        groups: Names of parameters, by heading. All other parameters are shown last, under `Other`.
     """
 
     def apply(command: Command) -> Command:
@@ -108,11 +108,11 @@ def reject_other_options(sentence: str, *names: str) -> None:
 
 
 def reject_options(sentence: str, *names: str) -> None:
-    """Raise UsageError if any of these parameters was given, because it would have no effect.
+    """Raise UsageError if any of these parameters was given, because they would have no effect.
 
     Args:
-        sentence: Beginning of the message.
-        names: The parameters.
+        sentence: The beginning of the error message, which says why.
+        names: The names of the parameters.
     """
     context = click.get_current_context()
     typed = [
@@ -125,7 +125,7 @@ def reject_options(sentence: str, *names: str) -> None:
         raise click.UsageError(f"{sentence}; leave {', '.join(typed)} out.")
 
 
-#: For commands that make a repository.
+#: The option --serving, for commands that make a repository.
 serving_option = click.option(
     "--serving",
     type=click.Choice(["llmops", "nvidia"]),
@@ -138,12 +138,12 @@ def add_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
-#: For commands about a described service as a whole.
+#: The options of commands about a whole service in an llmops.yaml.
 described_options = add_options(
     click.option("-f", "--file", type=FILE_PATH, default="llmops.yaml", help="The description of the service."),
     click.option("--profile", help="Name of the profile of the file to use."),
 )
-#: For commands that train a head on vectors of labelled texts.
+#: The options of commands that train a head on the vectors of labelled texts.
 training_options = add_options(
     click.argument("examples", metavar="FILE", type=EXISTING_FILE),
     click.option("--url", metavar="URL", required=True, help="A gateway that serves the embedding model."),

@@ -15,7 +15,7 @@ from llmops.untrusted_text import escape_unsafe, json_escape_unsafe
 
 SchemaT = TypeVar("SchemaT", bound="AdminSchema")
 
-#: Characters that `print_line` shows. The settings of a key take some hundreds.
+#: Maximum number of characters that `print_line` shows. The settings of a key take some hundreds.
 MAX_LINE_LENGTH = 4096
 
 if TYPE_CHECKING:
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 
 def console(*, stderr: bool = False, **more: Any) -> Console:
-    """Return a console of the terminal, on which no text is markup: names of others may look like it.
+    """Return a console of the terminal that interprets no text as markup.
 
-    With NO_COLOR it has no colours and no other styling.
+    Untrusted names may look like markup. With NO_COLOR the console has no colours and no other
+    styling.
     """
     from rich.console import Console
 
@@ -40,19 +41,20 @@ def console(*, stderr: bool = False, **more: Any) -> Console:
 def table_console(piped: int) -> Console:
     """Return a console on standard output.
 
-    In a pipe it is `piped` characters wide, because a truncated line would go unnoticed.
+    In a pipe, the console is `piped` characters wide, because a truncated line would go unnoticed.
     """
     has_none = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return console(highlight=False, width=piped if has_none else None)
 
 
-#: Width of a table in a pipe, which has no width of its own. A truncated name would be useless.
+#: Width in characters of a table in a pipe. So wide that no name is truncated, because a program
+#: that reads the pipe needs whole names.
 PIPED_WIDTH = 400
 
-#: Width of a terminal from which on tables have all of their columns.
+#: Width of a terminal, in characters, from which on tables have all of their columns.
 MIN_WIDE_WIDTH = 150
 
-#: Spaces between two columns.
+#: Number of spaces between two columns.
 GAP = 2
 
 
@@ -64,8 +66,8 @@ def print_table(
     Args:
         columns: The names of the columns.
         rows: The cells of each row.
-        right: Columns that are aligned to the right, such as numbers.
-        narrow: Number of columns that a narrow terminal gets, or None for all.
+        right: The names of columns that are aligned to the right, such as numbers.
+        narrow: The number of columns that are shown in a narrow terminal, or None for all columns.
     """
     from rich.cells import cell_len
     from rich.table import Table
@@ -79,7 +81,7 @@ def print_table(
     if sum(widths) + GAP * (len(kept) - 1) <= console.width:
         _show_plain(kept, rows, right, widths)
         return
-    # too wide: fold cells, which takes a millisecond per row
+    # fold cells only if the table is too wide, because folding takes a millisecond per row
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in kept:
         side: Literal["left", "right"] = "right" if name in right else "left"
@@ -107,7 +109,7 @@ def _show_plain(
 
 
 def print_fields(pairs: Iterable[tuple[str, str]]) -> None:
-    """Print the fields of one object, a line each."""
+    """Print the fields of one object, one field per line."""
     for name, value in pairs:
         click.echo(f"{name:12}{escape_unsafe(value)}")
 
@@ -139,9 +141,10 @@ def print_results(
     right: Sequence[str] = (),
     narrow: int | None = None,
 ) -> None:
-    """Print results of the admin API as JSON or as a table, and without any the sentence `empty`.
+    """Print results of the admin API as JSON or as a table.
 
-    `row` returns the cells of a result. The other arguments are those of `print_table`.
+    Without results, the sentence `empty` is printed instead of a table. `row` returns the cells of
+    a result. `print_table` explains the other arguments.
     """
     if as_json:
         print_json([one.data() for one in results])

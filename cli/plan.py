@@ -33,7 +33,7 @@ QUANT = ", ".join(form.label for form in PLANNED.values())
 
 
 def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
-    """Return a decorator that adds the targets of a latency at three percentiles."""
+    """Return a decorator that adds options for the targets of a latency at three percentiles."""
     texts = {
         95: f"Target for the {text}, 95th percentile, e.g. {example}.",
         50: "The same for the median.",
@@ -261,7 +261,7 @@ def _gpus(gpu: str | None, compare: str | None, prices: tuple[str, ...]) -> tupl
     from llmops.build.plan.gpu_specs import find_gpu
 
     if gpu and compare:
-        raise InputError("--gpu and --compare exclude each other; put every kind into --compare.")
+        raise InputError("--gpu and --compare exclude each other; name every kind of GPU in --compare.")
     names = [name for name in (compare or gpu or "h100-sxm").split(",") if name.strip()]
     kinds = {found.name: found for found in map(find_gpu, names)}
     for item in ",".join(prices).split(",") if prices else []:
@@ -270,7 +270,7 @@ def _gpus(gpu: str | None, compare: str | None, prices: tuple[str, ...]) -> tupl
             raise InputError(f"--price {item}: write GPU=DOLLARS, the price of an hour, e.g. {next(iter(kinds))}=2.5.")
         kind = find_gpu(name).name
         if kind not in kinds:
-            raise InputError(f"--price {item}: {kind} is not planned for; add it to --gpu or --compare.")
+            raise InputError(f"--price {item}: the plan does not use {kind}; add it to --gpu or --compare.")
         try:
             price = float(amount)
         except ValueError:
@@ -291,5 +291,5 @@ def _api(price: str | None) -> ApiPrice | None:
     except ValueError:
         raise InputError(f"--api-price {price}: write $ per million input and output tokens, e.g. 0.6,2.4.") from None
     if into < 0 or out < 0 or into + out == 0:
-        raise InputError(f"--api-price {price}: prices are not negative, and not both zero.")
+        raise InputError(f"--api-price {price}: prices must not be negative, and not both zero.")
     return ApiPrice(into, out)

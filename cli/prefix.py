@@ -1,4 +1,4 @@
-"""`llmops prefix`: why a prompt is not found in the prefix cache."""
+"""`llmops prefix`: the reasons why a prompt is not found in the prefix cache."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from llmops.cli.openai_client import ChatClient
     from llmops.cli.prefix_comparison import PromptDifference
 
-#: Differences that are shown for each prompt. Those after the first ones rarely matter.
+#: Maximum number of differences that are shown for each prompt. Later differences rarely matter.
 MAX_DIFFERENCES = 5
-#: Tokens that are shown before and inside a difference.
+#: Maximum number of tokens that are shown before a difference, and of the difference itself.
 SHOWN_BEFORE, SHOWN_INSIDE = 12, 24
-#: Fields of bodies that are named as different.
+#: Maximum number of fields of two bodies that are named as different.
 MAX_FIELDS = 8
 
 
 @dataclass
 class Prompt:
-    """A request body and the prompt that the gateway makes of it."""
+    """A request body, and the prompt that the gateway renders from the body."""
 
     name: str
     body: dict[str, Any]
@@ -67,7 +67,7 @@ def explain(files: tuple[Path, ...], url: str, model: str | None, tokens_per_blo
 
     bodies = [body for file in files for body in _read_bodies(file)]
     if len(bodies) < 2:
-        raise InputError("One prompt has nothing to be compared with; name a second request body.")
+        raise InputError("One prompt cannot be compared; name a second request body.")
     with closing(ChatClient(url)) as client:
         served = client.models()
         prompts = [_tokenize(client, name, body, model, served) for name, body in bodies]
@@ -87,13 +87,15 @@ def _read_bodies(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         except ValueError:
             parsed = [parse_json(line) for line in text.splitlines() if line.strip()]
     except OSError as error:
-        raise InputError(f"{file} cannot be read ({error.strerror or error}).") from None
+        raise InputError(
+            f"{file} cannot be read ({error.strerror or error}); name a file that this user may read."
+        ) from None
     except ValueError as error:
         raise InputError(f"{file} is not JSON ({error}); save the body of a request in it.") from None
     for line, body in enumerate(parsed, start=1):
         name = str(file) if len(parsed) == 1 else f"{file}:{line}"
         if not isinstance(body, dict):
-            raise InputError(f"{name} is not a request body, which is a JSON object.")
+            raise InputError(f"{name} is not a request body; a request body is a JSON object.")
         yield name, body
 
 
@@ -116,7 +118,7 @@ def _tokenize(client: ChatClient, name: str, body: dict[str, Any], model: str | 
 
 
 def _beside(client: ChatClient, path: str) -> str:
-    """Return the URL of a path that is not below /v1."""
+    """Return the URL of a path of the gateway that is not below /v1."""
     return f"{client.url.removesuffix('/v1')}/{path}"
 
 
@@ -124,7 +126,7 @@ def _compare(client: ChatClient, earlier: list[Prompt], prompt: Prompt, tokens_p
     from llmops.cli.prefix_comparison import compare_prompts
 
     def cached(equal: int) -> int:
-        # the last token of a prompt is always computed
+        # the engine always computes the last token of a prompt
         return min(equal, len(prompt.ids) - 1) // tokens_per_block * tokens_per_block
 
     def equal_beginning(differences: list[PromptDifference], other: Prompt) -> int:
@@ -156,7 +158,7 @@ def _compare(client: ChatClient, earlier: list[Prompt], prompt: Prompt, tokens_p
 
 
 def _text(client: ChatClient, prompt: Prompt, start: int, end: int, most: int | None = None) -> str:
-    """Return the text of tokens, of which at most `most` are shown."""
+    """Return the text of tokens, truncated after `most` tokens."""
     shown = end if most is None else min(end, start + most)
     ids = prompt.ids[start:shown]
     text = client.post(_beside(client, "detokenize"), {"model": prompt.model, "tokens": ids})["prompt"] if ids else ""

@@ -1,4 +1,4 @@
-"""Comparison of two prompts: where they part, and what the prefix cache loses by it."""
+"""The comparison of two prompts: their differences, and the effect on the prefix cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-#: Equal tokens in a row from which two prompts agree again. Shorter runs are chance.
+#: Number of consecutive equal tokens from which on two prompts agree again. Shorter runs are
+#: chance.
 AGREEING_TOKENS = 16
 
 
@@ -15,12 +16,13 @@ class PromptDifference(NamedTuple):
     """A part in which a prompt differs from an earlier one.
 
     Attributes:
-        start: The token of the prompt at which the part begins.
-        end: The token from which on the prompts agree again.
-        earlier_start: The same token as `start`, counted in the earlier prompt.
-        earlier_end: The same token as `end`, counted in the earlier prompt.
-        equal_before: Tokens that are equal before this part. Earlier differences do not count.
-        equal_after: Tokens that would be equal without this part and those before it.
+        start: The index of the prompt's token at which the part begins.
+        end: The index of the prompt's token from which on the prompts agree again.
+        earlier_start: The index in the earlier prompt that corresponds to `start`.
+        earlier_end: The index in the earlier prompt that corresponds to `end`.
+        equal_before: The number of equal tokens before this part, without earlier differences.
+        equal_after: The number of tokens that would be equal without this and all earlier
+            differences.
     """
 
     start: int
@@ -32,10 +34,10 @@ class PromptDifference(NamedTuple):
 
 
 def compare_prompts(earlier: Sequence[int], prompt: Sequence[int]) -> list[PromptDifference]:
-    """Return the parts of a prompt that differ from an earlier one, in order.
+    """Return the parts of a prompt that differ from an earlier prompt, in order.
 
-    The part after the end of the shorter prompt is no difference. A prompt that never agrees again
-    has one last difference, which reaches to both ends.
+    The part after the end of the shorter prompt is not a difference. If the prompts never agree
+    again, the last difference reaches to the ends of both.
     """
     places: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for at in range(len(earlier) - AGREEING_TOKENS + 1):

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def command() -> None:
     """Manage prices, in US dollars per million tokens.
 
-    A price is valid from its date until the model's next one. Usage is billed at the price of its
-    time, so a price in force is never changed, only followed by another.
+    A price is valid from its date until the model's next price. Usage is billed at the price of its
+    time, so a price in force is never changed, only followed by another price.
     """
 
 

@@ -1,4 +1,4 @@
-"""Build progress on stderr: bars on a terminal, one plain line per stage elsewhere."""
+"""The display of a build's progress on stderr: bars on a terminal, otherwise a line per stage."""
 
 import sys
 import time
@@ -79,5 +79,5 @@ class RichProgress:
         self.note(sentence)
 
     def note(self, sentence: str) -> None:
-        # a sentence may hold a name of a checkpoint, which is no markup either
+        # escape markup, because the text may contain the name of a checkpoint
         self.console.print(escape_unsafe(sentence, MAX_LINE_LENGTH), highlight=False, markup=False)

@@ -1,4 +1,4 @@
-"""Request bodies of any API as the chat whose prompt the gateway renders, for `llmops prefix`."""
+"""The conversion of request bodies of any API to those of POST /tokenize, for `llmops prefix`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmops.gateway.conversations.response_tools import offered_tools
 from llmops.gateway.http.request_body import validate_body
 from llmops.gateway.schemas.responses_request import ResponsesRequest
 
-#: Fields of a chat that decide its prompt.
+#: Fields of a chat-completions body that affect the prompt.
 _PROMPT_FIELDS = ("messages", "tools", "add_generation_prompt", "chat_template_kwargs")
 _MESSAGES_PARTS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
 
@@ -22,10 +22,10 @@ _MESSAGES_PARTS = frozenset({"tool_use", "tool_result", "thinking", "redacted_th
 def prompt_fields(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of POST /tokenize for a request body, and the parts that were left out.
 
-    Bodies of chat completions, responses and Anthropic's messages are told apart by their fields.
+    The fields of a body tell whether it is for chat completions, responses or Anthropic's messages.
 
     Raises:
-        InvalidRequestError: The body is none of these.
+        InvalidRequestError: The body is for none of these APIs.
     """
     dropped: list[str] = []
     chat: Mapping[str, Any] = body
@@ -44,7 +44,7 @@ def prompt_fields(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _is_messages(body: Mapping[str, Any]) -> bool:
-    """Return True for a body of Anthropic's messages that is not also one of chat completions."""
+    """Return True for a body of Anthropic's messages that is not a chat-completions body, too."""
     if "system" in body or any(isinstance(tool, dict) and "input_schema" in tool for tool in body.get("tools") or []):
         return True
     contents = [one.get("content") for one in body.get("messages") or [] if isinstance(one, dict)]

@@ -14,7 +14,7 @@ from llmops.cli.options import FILE_PATH
 if TYPE_CHECKING:
     from llmops.build.recipes.catalog import Recipe
 
-#: The fields of a build plan that are shown, in this order, with the recipe's reason for each.
+#: The fields of a build plan that `show` prints, in this order, each with its source.
 _SHOWN = ("target", "gpu", "quantisation", "kv_cache_dtype", "tp_size", "pp_size", "ep_size", "replicas",
           "max_batch_size", "max_num_tokens", "max_seq_len", "kv_cache_fraction", "settings")  # fmt: skip
 

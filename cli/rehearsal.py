@@ -20,13 +20,15 @@ from llmops.gateway.routing.quality.golden_prompts import load_golden_prompts
 from llmops.perf.rehearsal import CANDIDATE, RehearsalLoad, RehearsalReport, make_report
 from llmops.process import module_command, with_parent_death_signal
 
-#: Seconds for a stack to start, and for a roll-out to end.
+#: Maximum seconds for a stack to start, and for a roll-out to end. A build of the engine is part of
+#: a start.
 START_TIMEOUT, ROLLOUT_TIMEOUT = 300.0, 1800.0
-#: Seconds for a stack to stop: its answers are short.
+#: Maximum seconds for a stack to stop. Its answers are short.
 STOP_TIMEOUT = 60.0
-#: Offered requests as a share of the slower version's capacity.
+#: Rate of the offered requests as a share of the slower version's capacity. One replica must be
+#: able to serve all of them.
 LOAD_SHARE = 0.4
-#: Seconds of load before the roll-out starts and after it has ended.
+#: Seconds of load before the roll-out starts, and after its end.
 MARGIN = 15.0
 #: Percent of the requests in the first step, and requests of the new version in a step: a rehearsal
 #: has two replicas and takes minutes.
@@ -36,19 +38,19 @@ QUALITY_TOKENS, QUALITY_INTERVAL = 12, "45s"
 
 
 async def rehearse(old: Path, new: Path, fault: str, report: Callable[[str], None]) -> RehearsalReport:
-    """Carry a roll-out out under load.
+    """Run a roll-out under load, and return a report.
 
     Args:
         old: The engine folder of the old version.
         new: The engine folder of the new version.
         fault: The fault to plant into the new version, or an empty string.
-        report: Called with each step, as a line.
+        report: Called with a line of text for each step.
 
     Raises:
         ServerError: A stack does not start, or the roll-out does not end.
     """
     capacity, quality = {}, {}
-    # with short answers: they share two cores with the load
+    # golden prompts get short answers, because they share two cores with the load
     prompts = [replace(prompt, max_tokens=QUALITY_TOKENS) for prompt in load_golden_prompts(None)]
     with tempfile.TemporaryDirectory(prefix="llmops-rehearsal-") as folder:
         report("Measuring the capacity of the new version alone …")
@@ -84,7 +86,7 @@ async def rehearse(old: Path, new: Path, fault: str, report: Callable[[str], Non
 async def _roll_out(
     new: Path, admin: AdminClient, model: str, tolerance: float, report: Callable[[str], None]
 ) -> tuple[dict[str, float], str]:
-    """Return when each state of the roll-out began first, and the reason of the last one."""
+    """Return the time at which each state first began, and the reason of the last state."""
     body = RolloutCreate(
         model=model,
         name=CANDIDATE,
@@ -121,9 +123,9 @@ def _measured(capacity: Mapping[str, float], quality: Mapping[str, float], versi
 async def _stack(
     engine: Path, folder: Path, fault: str, settings: Mapping[str, str] = {}
 ) -> AsyncIterator[tuple[str, str, str]]:
-    """Serve an engine with settings of the gateway. Yield the gateway's URL, the model and the store.
+    """Serve an engine, and yield the gateway's URL, the model and the store.
 
-    Raises ServerError with the end of the log if it does not start.
+    Raises ServerError with the end of the log if the stack does not start.
     """
     folder.mkdir()
     store, log_path = f"sqlite:///{folder / 'store.db'}", folder / "log"

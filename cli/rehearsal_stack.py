@@ -1,4 +1,4 @@
-"""The process that `llmops rollout rehearse` puts under load: `llmops up`, with a planted fault."""
+"""The process that `llmops rollout rehearse` tests: `llmops up`, with a planted fault."""
 
 from __future__ import annotations
 

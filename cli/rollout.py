@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llmops.control.admin.schemas import AuditEntryRead
     from llmops.control.rollouts.schemas import RolloutRead, VersionRead
 
-#: What comes next in a state, and what a person can do.
+#: The next step of a roll-out in each state, and the command for it.
 _NEXT = {
     "starting": "wait; `llmops up` or `llmops control` with this store starts and checks the replicas",
     "shifting": "give {candidate} more: llmops rollout promote {model}",
@@ -39,7 +39,8 @@ _NEXT = {
 }
 
 
-#: The heading of the plot of the new version's values relative to the old one's: from a half to twice.
+#: The heading of the plot of the new version's values relative to the old version's, from half to
+#: twice the value.
 SCALE = "÷2 ····· = ····· ×2"
 
 
@@ -105,7 +106,7 @@ def start(
     if (engine is None) == (not replicas):
         raise click.UsageError("Give the new version: --to ENGINE, or --replica HOST:PORT for one that runs.")
     if engine is not None:
-        # a folder without a manifest is an error before replicas are started
+        # read the manifest first, so that a folder without one is rejected before replicas start
         EngineManifest.load(engine)
     fallback = engine.resolve().name if engine is not None else replicas[0].removeprefix("dns:").partition(":")[0]
     body = RolloutCreate(
@@ -145,7 +146,7 @@ def status(model: str | None, admin: AdminClient, as_json: bool) -> None:
             _print_status(rollout)
         except MALFORMED as error:
             raise ServerError(
-                "The server's verdict has another form than this llmops knows; use its version."
+                "The server's verdict has a form that this llmops does not know; use the server's version of llmops."
             ) from error
 
 
@@ -170,12 +171,12 @@ def _action(name: str, event: str, text: str) -> click.Command:
 
 
 def _start_seconds(admin: AdminClient, rollout: RolloutRead) -> float:
-    """Return the seconds from the start of a roll-out to its first requests, 0 if it got none."""
+    """Return the seconds from the start of a roll-out to its first requests, or 0 without any."""
     from llmops.control.rollouts.schemas import RolloutHistory, RolloutQuery
 
     found = admin.request("GET", ("rollouts", "history"), RolloutHistory, query=RolloutQuery(model=rollout.model))
     times = {one.action: one.created_at for one in found.entries if one.detail.get("rollout") == rollout.id}
-    # newest first, so that the first of several equal actions is kept
+    # the history is newest first, so the earliest of several equal actions remains
     begun = times["rollout.start"]
     return (times.get("rollout.shifting", begun) - begun).total_seconds()
 
@@ -314,14 +315,17 @@ def _print_status(rollout: RolloutRead) -> None:
 
 
 def _next(rollout: RolloutRead) -> str:
-    """Return what can be done in the state of a roll-out, empty if the judge does it."""
+    """Return the possible next action in a roll-out's state. Empty if the judge takes it."""
     if rollout.state == "shifting" and (rollout.settings.get("auto") or rollout.settings.get("approve")):
         return ""
     return _NEXT.get(rollout.state, "")
 
 
 def _places(rollout: RolloutRead, version: VersionRead) -> str:
-    """Return the replicas of a version; those of the first version may be the gateways' settings."""
+    """Return the replicas of a version.
+
+    The replicas of the first version may be in the gateways' settings instead.
+    """
     return ", ".join(version.replicas) or ("none yet" if version.name == rollout.candidate else "settings")
 
 
@@ -334,7 +338,7 @@ def _comparison(rollout: RolloutRead) -> str:
 
 
 def _mark(stable: float | None, canary: float | None) -> str:
-    """Return the place of the new version's value on SCALE, whose middle is the old version's value."""
+    """Return a plot of the new version's value on SCALE, whose middle is the old value."""
     if stable is None or canary is None:
         return ""
     half = len(SCALE) // 2

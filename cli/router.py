@@ -1,4 +1,4 @@
-"""`llmops router`: train the choice of a model by an alias."""
+"""`llmops router`: training of the choice between two models by an alias."""
 
 import json
 from pathlib import Path

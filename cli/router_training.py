@@ -1,4 +1,4 @@
-"""Training of the head by which an alias chooses between two models."""
+"""The training of the head with which an alias chooses between two models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Examples of each model that a head needs.
+#: Minimum number of examples of each model. Fewer leave too few held-back examples to report on.
 MIN_EXAMPLES = 8
 
 
@@ -23,10 +23,10 @@ class RouterReport:
     """The results of a head on examples that it was not trained on.
 
     Attributes:
-        small_kept: Easy texts that go to the small model.
-        small_raised: Easy texts that go to the large model.
-        large_missed: Hard texts that go to the small model.
-        large_found: Hard texts that go to the large model.
+        small_kept: The number of easy texts that go to the small model.
+        small_raised: The number of easy texts that go to the large model.
+        large_missed: The number of hard texts that go to the small model.
+        large_found: The number of hard texts that go to the large model.
     """
 
     small_kept: int
@@ -36,7 +36,7 @@ class RouterReport:
 
     @property
     def accuracy(self) -> float:
-        """Return the share of texts that go where they should."""
+        """Return the share of texts that go to the right model."""
         return (self.small_kept + self.large_found) / self._total
 
     def saved(self, price: float) -> float:
@@ -67,19 +67,21 @@ def train_router(
         The head as `read_head` reads it, and its results on the texts that were held back.
 
     Raises:
-        InputError: There are too few examples, or others than those of two models.
+        InputError: There are too few examples, or examples with another category than `large`.
     """
     import numpy as np
 
     if unknown := sorted({example.category for example in examples} - {"", "small", LARGE}):
-        raise InputError(f"The category {unknown[0]!r} is no model; write large, or no category for the small model.")
+        raise InputError(
+            f"The category {unknown[0]!r} is not a model; write large, or no category for the small model."
+        )
     is_large = np.array([example.category == LARGE for example in examples])
     for name, count in ((LARGE, int(is_large.sum())), ("small", int((~is_large).sum()))):
         if count < MIN_EXAMPLES:
             raise InputError(
                 f"Too few examples for the {name} model: {count}, where at least {MIN_EXAMPLES} are needed; add more."
             )
-    # the same share of both kinds is held back, so that a report has both
+    # hold back the same share of easy and hard texts, so that a report has both kinds
     order = np.random.default_rng(0).permutation(len(examples))
     held = np.zeros(len(examples), dtype=bool)
     for kind in (True, False):

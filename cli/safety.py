@@ -1,6 +1,6 @@
-"""`llmops safety`: test filters, train a classifier's head, and run a red-team list.
+"""`llmops safety`: tests of filters, training of a classifier, and red-team prompts.
 
-The list runs through a deployment.
+The prompts are sent through a running deployment.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check(examples: Path, config: Path, url: str | None, as_json: bool) -> None:
 
     settings = load_settings(config).safety
     if not settings.filters:
-        raise InputError(f"{config} describes no safety filters; see docs/safety.md.")
+        raise InputError(f"{config} describes no safety filters; add some as docs/safety.md explains.")
     texts = read_examples(examples)
 
     async def embed(model: str, batch: Sequence[str]) -> Any:
@@ -121,7 +121,7 @@ def train(examples: Path, url: str, model: str, output: Path, max_false_positive
 @click.option("--list", "listed", type=EXISTING_FILE, help="Prompts of your own, as for test.")
 @click.option("--json", "as_json", is_flag=True, help="Print one object for each prompt.")
 def redteam(url: str, model: str, listed: Path | None, as_json: bool) -> None:
-    """Send adversarial prompts through a running deployment and print what became of each.
+    """Send adversarial prompts through a running deployment, and print the outcome of each prompt.
 
     The key is read from LLMOPS_API_KEY. Exits 1 if a prompt with a category was answered in full.
     """
@@ -153,7 +153,7 @@ def _answer(client: ChatClient, model: str, message: str, max_tokens: int) -> st
 
 
 def _ask(client: ChatClient, model: str, text: str) -> str:
-    """Return what became of a prompt: `refused`, `cut` or `answered`."""
+    """Return the outcome of a prompt: `refused`, `cut` or `answered`."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 64}
     answer = client.post("/chat/completions", body, accept=(400,))
     try:
@@ -164,7 +164,7 @@ def _ask(client: ChatClient, model: str, text: str) -> str:
         raise client.malformed() from error
     if code == "content_policy_violation":
         return "refused"
-    raise ServerError(f"The server refused: {message}")
+    raise ServerError(f"The server rejected the test prompt: {message}; correct the model or the key.")
 
 
 def _share(count: int, total: int) -> str:

@@ -173,7 +173,7 @@ def command(
             if not restarts or stop.is_set():
                 raise
             if not budget.take(time.monotonic()):
-                cause = "see the log above for the cause that the ends have in common."
+                cause = "see the log above for the common cause."
                 raise ServerError(f"{error} {budget.spent_message}: {cause}") from error
             print_line(f"{error} Starting it again.", err=True)
 
@@ -212,7 +212,8 @@ def _stop_event() -> threading.Event:
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         if event.is_set():
-            # the second signal ends what is left, before a third one arrives
+            # from the second signal on, end the remaining processes without waiting for a third
+            # signal
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             raise KeyboardInterrupt

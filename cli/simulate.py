@@ -31,13 +31,14 @@ TURNS_A_DAY = 15
 PIPED_WIDTH = 120
 #: Peak rate of a day as a multiple of its mean (docs/scale.md).
 PEAK_TO_MEAN = 2.88
-#: Seconds that network, gateway and Triton add to a first token (docs/decisions/0020).
+#: Seconds that network, gateway and Triton add to the time of a first token (docs/decisions/0020).
 GATEWAY_LATENCY = 0.008
-#: Seconds until the replicas are back before a herd.
+#: Seconds of simulated time after which the replicas are back, when only a herd is simulated.
 HERD_START = 1.0
-#: Seconds without replicas before a herd that comes in the middle of other load.
+#: Seconds without replicas before a herd that arrives during other load.
 OUTAGE_SECONDS = 600.0
-#: Tokens of a cache block. An engine's have 32; fewer and larger ones take less time to simulate.
+#: Tokens of a simulated cache block. Blocks of engines have 32 tokens; fewer and larger blocks take
+#: less time to simulate.
 CACHE_BLOCK_TOKENS = 128
 
 
@@ -126,7 +127,7 @@ def command(json_path: Path | None, html_path: Path | None, policies: str, **par
     alone = "herd" if parameters["herd_at"] is None else "rate"
     if sum(parameters[name] is not None for name in {"rate", "day", alone, "trace", "bench"}) != 1:
         raise click.UsageError(
-            "The load is not given, or given twice; give one of --rate, --day, --herd, --trace and --bench."
+            "The load is missing or given twice; choose one of --rate, --day, --herd, --trace and --bench."
         )
     if parameters["trace"] or parameters["bench"]:
         reject_options("A replay has its own times and lengths", "duration", "turns", "input_", "output", "think_time")
@@ -149,7 +150,7 @@ def command(json_path: Path | None, html_path: Path | None, policies: str, **par
 def _policies(text: str) -> dict[str, tuple[str, bool]]:
     """Return the policies by their names on the command line.
 
-    Each comes with True if requests queue in the gateway.
+    The second element of each value is True if requests queue in the gateway.
     """
     from llmops.perf.simulate.policies import POLICIES
 
@@ -157,7 +158,7 @@ def _policies(text: str) -> dict[str, tuple[str, bool]]:
     for name in filter(None, map(str.strip, text.split(","))):
         policy, _, rest = name.partition("+")
         if policy not in POLICIES:
-            raise InputError(f"--policy {name} names no policy; choose from {', '.join(POLICIES)}.")
+            raise InputError(f"--policy {name} is not a policy; choose from {', '.join(POLICIES)}.")
         if rest not in ("", NO_QUEUE):
             raise InputError(f"--policy {name}: only {NO_QUEUE} can follow the +; write {policy}+{NO_QUEUE}.")
         found[name] = (policy, not rest)
@@ -200,18 +201,18 @@ def _document(parameters: dict[str, Any], name: str, console: Any) -> Document:
 
 
 def _events(parameters: dict[str, Any], spec: FleetSpec, done: SimulationResult) -> list[tuple[float, str]]:
-    """Return the times of what happens to the fleet, for the plots."""
+    """Return the times of the fleet's events, for the plots."""
     found = [(one.at, "lost") for one in spec.failures]
     if parameters["herd_at"] is not None:
         at = parameters["herd_at"]
         found += [(max(at - OUTAGE_SECONDS, 0.0), "outage"), (at, "herd")]
     found += [(at, f"{percent:g} %") for at, percent in done.tally.rollout]
-    # times of a document count from its first request
+    # times in a document count from the first request
     return sorted({(round(at - done.run.start, 3), label) for at, label in found})
 
 
 def _parse_herd(text: str | None) -> tuple[int | None, float | None]:
-    """Return the clients and the time of --herd."""
+    """Return the number of clients and the time in seconds of --herd."""
     if text is None:
         return None, None
     clients, at, when = text.partition("@")
@@ -250,7 +251,7 @@ def _outage(parameters: dict[str, Any]) -> tuple[float, float] | None:
 def _most(scale: str | None) -> int:
     """Return the maximum number of replicas of --scale.
 
-    It is 0 without scaling or if the text is invalid.
+    The number is 0 without --scale, or if its text is invalid.
     """
     last = (scale or "").rpartition(".")[2]
     return int(last) if last.isdecimal() else 0
@@ -259,7 +260,7 @@ def _most(scale: str | None) -> int:
 def _scaling(parameters: dict[str, Any], plan: BuildPlan) -> AutoscalingSpec:
     """Return the autoscaling rules of the Helm chart.
 
-    They scale by waiting requests, KV cache and the plan's request rate of a replica.
+    The rules scale by waiting requests, KV-cache use and the plan's request rate of a replica.
     """
     from llmops.perf.simulate.autoscaler import AutoscalingSpec
     from llmops.perf.simulate.run import CELL_SIZE
@@ -269,7 +270,7 @@ def _scaling(parameters: dict[str, Any], plan: BuildPlan) -> AutoscalingSpec:
         raise InputError(f"--scale {parameters['scale']}: write MIN..MAX, such as 1..8, with at most {CELL_SIZE}.")
     for name in ("fail", "rollout"):
         if parameters[name]:
-            raise InputError(f"--scale decides which replicas there are; leave out --{name}.")
+            raise InputError(f"--scale decides the number of replicas; leave out --{name}.")
     rate = plan.predicted.get("best", {}).get("rate")
     targets = {**AutoscalingSpec().targets, **({"requests": rate} if rate else {})}
     return AutoscalingSpec(int(match[1]), int(match[2]), targets)
@@ -296,7 +297,7 @@ def _simulated(
     if parameters["herd"] and parameters["herd_at"] is None:
         sizes = cell_sizes(spec.replicas, HERD_CELL_SIZE)
     else:
-        # a replay goes to all replicas as one cell
+        # a replay is sent to all replicas as one cell
         sizes = [spec.replicas] if parameters["trace"] or parameters["bench"] else cell_sizes(spec.replicas)
     return simulate(
         make_cells(spec, sizes, arrivals, parameters["skip"], GATEWAY_LATENCY), parameters["jobs"], on_progress
@@ -308,7 +309,7 @@ def _herd(parameters: dict[str, Any], spec: FleetSpec, begin: float, end: float,
     from llmops.perf.workloads.lengths import parse_lengths
 
     return HerdArrivals(
-        # the cells together have all clients
+        # divide the clients among the cells
         round(parameters["herd"] * end) - round(parameters["herd"] * begin),
         [(tier.name, 1.0) for tier in spec.tiers] or [("", 1.0)],
         message=parse_lengths(parameters["input_"]),

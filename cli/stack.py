@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from llmops.cli.local_replicas import LocalReplicas
     from llmops.gateway.app import Plugin
 
-#: Owner of the first key of a store.
+#: Tenant and user that own the first key of a store.
 FIRST_TENANT = "default"
 FIRST_USER = "admin@localhost"
 
@@ -79,19 +79,20 @@ def build_engine(
     except BaseException:
         if made:
             with contextlib.suppress(OSError):
-                # only if empty: finished stages stay for the next attempt
+                # remove the folder only if it is empty, because finished stages stay for the next
+                # attempt
                 place.rmdir()
         raise
     return spec.output
 
 
 def _make_folder(place: Path) -> bool:
-    """Create a folder. Return False if it existed."""
+    """Create a folder. Return False if the folder existed."""
     made = not place.exists()
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{place} cannot be written ({error.strerror}); give --dir another folder.") from error
+        raise InputError(f"{place} cannot be written ({error.strerror}); choose another folder with --dir.") from error
     return made
 
 
@@ -99,7 +100,8 @@ def _make_folder(place: Path) -> bool:
 class Ready:
     """The facts that `llmops up` announces when everything runs.
 
-    `exposure` says who can reach what, `keys_needed` is True if keys are required.
+    `exposure` has the lines that say who can reach which server. `keys_needed` is True if the
+    gateway requires keys.
     """
 
     url: str
@@ -109,10 +111,10 @@ class Ready:
 
 
 def build_described(loaded: LoadedService, tenants_apart: bool = False) -> tuple[Path, Mapping[str, Path]]:
-    """Build the missing engines of a service.
+    """Build the missing engines of a service, and make its repository.
 
-    Return its repository, and its models with their engine folders. `tenants_apart` as for
-    `read_engines`.
+    Return the repository's folder, and the models with their engine folders. `tenants_apart` is
+    True if the gateway keeps the cached prefixes of tenants apart.
     """
     specs = {}
     for name in loaded.service.models:
@@ -133,8 +135,9 @@ def make_repository(
 ) -> tuple[Path, Mapping[str, Path]]:
     """Make a Triton model repository in `folder`, or beside the engine.
 
-    Return it, and its models with their engine folders. `tenants_apart` as for `read_engines`. The
-    engine is served under `name`, or under the name that its build gave it.
+    Return the repository's folder, and the models with their engine folders. `tenants_apart` is
+    True if the gateway keeps the cached prefixes of tenants apart. The engine is served under
+    `name`, or under the name that its build gave it.
     """
     repository = (folder or engine.absolute().parent) / f"{engine.absolute().name}-repository"
     engines = read_engines((f"{name}={engine}" if name else str(engine),), serving=serving, tenants_apart=tenants_apart)
@@ -147,7 +150,7 @@ def _slug(checkpoint: str) -> str:
 
 
 class Stack:
-    """Triton servers and the gateway as a context manager, which ends them.
+    """A context manager that runs Triton servers and the gateway, and ends them.
 
     SIGTERM acts like Ctrl-C.
     """
@@ -173,10 +176,10 @@ class Stack:
             config: The gateway's settings.
             store: The store's URL. A gateway that others can reach gets one by default, and its
                 first key in `first_key`.
-            open_: Require no keys.
-            max_tokens: Tokens of an answer whose request names no limit, where the settings name
-                none either.
-            plugins: What the gateway serves besides.
+            open_: True to require no keys.
+            max_tokens: The default maximum tokens of an answer, if neither the request nor the
+                settings name a limit.
+            plugins: Plugins that the gateway loads in addition to its own.
         """
         self._settings = load_settings(config, host=host, port=port, store=store, open=open_, log_level="warning")
         if self._settings.sampling.max_tokens is None and max_tokens is not None:
@@ -196,7 +199,7 @@ class Stack:
         self._leaving = threading.Event()
         self._forced = False
         self._early_signal = 0
-        # each server with the event that says that its end is intended
+        # Triton servers, each with an event that is set when its end is intended
         self._tritons: dict[TritonServer, threading.Event] = {}
         self._counting = threading.Lock()
         self._versions: LocalReplicas | None = None
@@ -218,7 +221,7 @@ class Stack:
         self._exit.close()
 
     def start_tritons(self, repository: Path, count: int) -> None:
-        """Start Triton servers, each on GPUs of its own, and wait until they are ready.
+        """Start Triton servers, each on different GPUs, and wait until they are ready.
 
         Raises:
             ResourceError: The machine has too few GPUs.
@@ -234,11 +237,11 @@ class Stack:
         return self._settings.tenants_apart
 
     def start_versions(self, models: Mapping[str, Path], folder: Path) -> None:
-        """Let roll-outs start and stop replicas, and start those that the store has in use.
+        """Let roll-outs start and stop replicas, and start the versions that the store has in use.
 
         Args:
             models: The models of the repository with their engine folders.
-            folder: Where the repositories of versions go.
+            folder: The folder for the repositories of versions.
 
         Raises:
             ServerError: A version does not start.
@@ -280,7 +283,7 @@ class Stack:
                 self._running -= 1
 
     def run_gateway(self, models: Sequence[str], on_ready: Callable[[Ready], None]) -> None:
-        """Serve until Ctrl-C, SIGTERM, or until the last Triton ends again and again.
+        """Serve until Ctrl-C, SIGTERM, or until the last Triton has ended too often.
 
         Raises:
             ServerError: The last Triton ended too often.
@@ -290,7 +293,7 @@ class Stack:
 
         configure_logging("warning")
         addresses = [triton.grpc_address for triton in self._tritons]
-        # a model with roll-outs has several servers now and then
+        # during a roll-out, a model has several servers
         is_single = len(addresses) == 1 and self._versions is None
         where = {"triton": addresses[0]} if is_single else {"replicas": addresses}
         settings = self._settings.model_copy(update=where)
@@ -318,7 +321,7 @@ class Stack:
                         on_ready(ready)
                         return
                 if self._early_signal and signal.getsignal(signal.SIGTERM) != self._remember:
-                    # the server handles signals by now
+                    # from here on, the server handles signals
                     os.kill(os.getpid(), self._early_signal)
                     return
                 self._leaving.wait(0.1)
@@ -331,7 +334,7 @@ class Stack:
         return describe_stack_exposure(self._settings.host, url, grpc, metrics, keys=keys_needed)
 
     def _watch(self, triton: TritonServer) -> None:
-        """Start a Triton again when it ends or hangs, until it does so too often."""
+        """Start a Triton again when it ends or hangs, until its restarts exceed the limit."""
         leaving, budget = self._tritons.get(triton, self._leaving), RestartBudget(MAX_RESTARTS)
         sources = FaultSources(hang_timeout=HANG_TIMEOUT)
         while True:
@@ -366,13 +369,13 @@ class Stack:
             self._failure = ServerError(problem)
             signal.raise_signal(signal.SIGTERM)
         else:
-            print_line(f"{problem} The other replicas go on.", err=True)
+            print_line(f"{problem} The other replicas continue.", err=True)
 
 
 def create_first_key(url: str) -> str:
-    """Create a key with all scopes in a store that never had one.
+    """Create a key with all scopes in a store that never had a key.
 
-    Return its secret, or an empty string.
+    Return the key's secret, or an empty text if the store had a key.
     """
     return asyncio.run(_create_first_key(url))
 
@@ -411,7 +414,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _end_now(_signal: int, _frame: FrameType | None) -> None:
-    """Stop waiting. Further signals are ignored, so that no server is left behind."""
+    """Stop waiting for open answers, and ignore signals, so that no server is left behind."""
     _on_signals(signal.SIG_IGN)
     raise KeyboardInterrupt
 

@@ -59,7 +59,7 @@ async def _top(
 
 
 async def _once(sources: GatewayPoller, interval: float, as_json: bool, view: ViewOptions) -> None:
-    """Print one snapshot. Raises ServerError if no gateway answered."""
+    """Print one snapshot. Raise ServerError if no gateway answered."""
     board = await sources.look()
     if any(not one.problem for one in board.gateways):
         await asyncio.sleep(interval)

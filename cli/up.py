@@ -115,7 +115,7 @@ def command(
 
 
 def _announce(ready: Ready, engine: Path, seconds: float) -> None:
-    """Say what runs, with a request that the first model, of this engine folder, can answer."""
+    """Print what runs, with an example request that the first model can answer."""
     url, (path, body) = ready.url, _first_request(engine)
     key = " -H 'authorization: Bearer KEY'" if ready.keys_needed else ""
     click.echo(
@@ -129,7 +129,7 @@ def _announce(ready: Ready, engine: Path, seconds: float) -> None:
 
 
 def _first_request(engine: Path) -> tuple[str, str]:
-    """Return the path and the fields of a request that an engine can answer."""
+    """Return the path below /v1 and the JSON fields of a request that an engine can answer."""
     from llmops.build.engine_folder.manifest import EngineManifest
     from llmops.build.engine_folder.manifest_extras import CrossEncoderExtra, EncoderExtra
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmops.control.admin.schemas import DeadLetterRead, Reconciliation, UsageReport, UsageTotals
 
 GROUPS = ("day", "tenant", "user", "model", "key")
-#: Columns of the table, and of CSV.
+#: Columns of the table and of the CSV output.
 COUNTS = ("requests", "input_tokens", "cached_tokens", "output_tokens")
 CSV_COLUMNS = (*COUNTS, "reasoning_tokens", "cost_micros", "cost_usd")
 
@@ -124,7 +124,7 @@ def dead_letters(limit: int, admin: AdminClient, as_json: bool) -> None:
 
 
 def _csv_text(text: str) -> str:
-    """Return a text that a spreadsheet shows: users choose their address, which may be a formula."""
+    """Return a text that no spreadsheet evaluates, because a user's name may be a formula."""
     return escape_unsafe(f"'{text}" if text.startswith(("=", "+", "-", "@")) else text)
 
 

@@ -1,6 +1,6 @@
-"""Differences between llmops.yaml and what exists.
+"""The differences between an llmops.yaml and the present state.
 
-It is compared with the engines beside it, and with the models of a running gateway.
+The file is compared with the engines in its folder, and with the models of a running gateway.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,10 @@ from llmops.cli.service.service_file import LoadedService
 
 
 class ServiceChange(NamedTuple):
-    """A change of a model's `what` from `old` to `new`. None stands for absence."""
+    """A change of a model's property `what` from `old` to `new`.
+
+    None stands for an absent property.
+    """
 
     model: str
     what: str
@@ -28,7 +31,7 @@ class ServiceChange(NamedTuple):
 
 
 def engine_changes(loaded: LoadedService) -> Iterator[ServiceChange]:
-    """Return what `llmops build -f` would build."""
+    """Return the changes for which `llmops build -f` would build engines."""
     for name in loaded.service.models:
         folder = loaded.engine(name)
         if not (folder / FILE_NAME).is_file():
@@ -45,9 +48,9 @@ def engine_changes(loaded: LoadedService) -> Iterator[ServiceChange]:
 
 
 def _compared(manifest: EngineManifest, loaded: LoadedService, name: str) -> dict[str, tuple[Any, Any]]:
-    """Return the built and the described value of each field.
+    """Return the built and the described value of each field of a build.
 
-    The described value is None if the target decides it.
+    The described value is None if the target decides the value.
     """
     spec, layout, limits = spec_of(loaded, name), manifest.parallelism, manifest.limits
     return {
@@ -65,7 +68,7 @@ def _compared(manifest: EngineManifest, loaded: LoadedService, name: str) -> dic
 
 
 def served_model_changes(loaded: LoadedService, served: Sequence[str]) -> Iterator[ServiceChange]:
-    """Return models that a gateway with this service lacks, and models that it should not have."""
+    """Return the models that a gateway lacks, and the models that it should not have."""
     models = loaded.service.models
     yield from (ServiceChange(name, "served", None, "by the gateway") for name in models if name not in served)
     yield from (ServiceChange(name, "served", "by the gateway", None) for name in served if name not in models)

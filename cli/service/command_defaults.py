@@ -1,4 +1,4 @@
-"""The parameters that each command takes from llmops.yaml, as if they had been typed."""
+"""The parameters that each command takes from llmops.yaml, as defaults for its flags."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from llmops.build.spec import BuildSpec
     from llmops.cli.service.service_file import LoadedService
 
-# the flag of `llmops build` for each field of `build`; two have other names
+# the fields of `build` whose flags of `llmops build` have other names
 _BUILD = ("target", "kv_cache", "gpu", "tp", "pp", "ep", "max_batch_size", "max_seq_len", "max_num_tokens")
 _BUILD_FLAG = re.compile(r"--(" + "|".join(("quant", "deterministic", *_BUILD)).replace("_", "-") + r")(?![\w-])")
 _SETTING = re.compile(r"(?:setting )?--set (\w+)")
 
 
 def default_quant(checkpoint: str, target: TargetName) -> str:
-    """Return the format of weights that is built where the user names none.
+    """Return the format of weights that is built if the user names none.
 
-    Encoders stay in float32. Checkpoints for GPUs that come quantised, or are never quantised by
-    llmops, stay as they are.
+    Encoders stay in float32. Checkpoints for GPUs that are already quantised, or that llmops cannot
+    quantise, stay unchanged.
     """
     from llmops.build.encoder import is_encoder
     from llmops.build.model.families import FAMILIES
@@ -34,7 +34,7 @@ def default_quant(checkpoint: str, target: TargetName) -> str:
     facts = TARGETS[target]
     if is_encoder(checkpoint):
         return "none"
-    # the build says what is wrong with a checkpoint that cannot be read
+    # ignore the error here, because the build reports a checkpoint that cannot be read
     with contextlib.suppress(LlmopsError):
         found = look_up_model(checkpoint).checkpoint if facts.gpus else None
         quantised = found is not None and found.quantisation is not None and found.quantisation.method != "gguf"
@@ -45,11 +45,11 @@ def default_quant(checkpoint: str, target: TargetName) -> str:
 
 @contextlib.contextmanager
 def name_file_keys(loaded: LoadedService, model: str, typed: Collection[str] = ()) -> Iterator[None]:
-    """Let errors about a build name the keys of llmops.yaml instead of flags.
+    """Make errors about a build name the keys of llmops.yaml instead of flags.
 
     Args:
-        loaded: The service that the values come from.
-        model: The model that is built.
+        loaded: The service whose file has the values.
+        model: The name of the model that is built.
         typed: Parameters from the command line, whose flags stay in the message.
     """
     section = f"models.{model}.build"
@@ -86,7 +86,7 @@ def build_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
 
 
 def spec_of(loaded: LoadedService, name: str) -> BuildSpec:
-    """Return the build of one model."""
+    """Return the build specification of one model."""
     from llmops.build.spec import BuildSpec
 
     return BuildSpec(**{**build_defaults(loaded, name), "options": dict(loaded.service.models[name].build.set)})
@@ -101,7 +101,7 @@ def plan_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
     build, gpus = model.build, TARGETS[model.build.target].gpus
     layout = {"tp": build.tp, "pp": build.pp, "ep": build.ep, "target": build.target, "quant": build.quant}
     limits = {"max_seq_len": build.max_seq_len, "max_num_tokens": build.max_num_tokens, "gpu": build.gpu}
-    # `auto` leaves only the number of replicas to the planner; the file decides what a replica is
+    # with `auto`, the planner chooses only the number of replicas; the file describes a replica
     load = model.traffic.model_dump()
     shape = layout | limits if gpus else {}
     targets = {target: getattr(model.slo, target) for target in (*TARGET_LATENCIES, "availability")}
@@ -127,7 +127,7 @@ def verify_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
 def bench_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
     """Return the parameters of `llmops bench`.
 
-    They describe the load of `traffic` against the gateway, with the objectives of `slo`.
+    The parameters describe the load in `traffic` against the gateway, with the objectives in `slo`.
     """
     model, settings = loaded.service.models[name], loaded.settings
     load, slo = model.traffic, model.slo

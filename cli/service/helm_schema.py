@@ -1,4 +1,4 @@
-"""The values of the Helm chart as data.
+"""The values of the Helm chart as pydantic models.
 
 The file deploy/helm/llmops/values.schema.json is generated from these models.
 
@@ -13,14 +13,14 @@ from pydantic.alias_generators import to_camel
 
 from llmops.gateway.settings import GatewaySettings
 
-#: Settings that the chart decides itself, because they are addresses, secrets or paths of its pods.
+#: Settings that the chart sets itself, because they are addresses, secrets or paths of its pods.
 CHART_SETTINGS = frozenset({"triton", "replicas", "host", "port", "store", "redis", "kafka", "open"})
-#: The same of settings within a section, by the section's model.
+#: Settings within a section that the chart sets itself, by the section's model.
 _CHART_FIELDS = {"Timeouts": ("drain",), "UsageSettings": ("outbox", "bytes")}
 
 #: Names of pools and builds become parts of object names, whose rules are those of DNS labels.
 LABEL = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
-#: Pools with these names would have objects with the names of the gateway's and control's.
+#: Names that no pool may have, because the gateway and control have objects with these names.
 RESERVED_POOLS = ("gateway", "control")
 
 _Name = Annotated[str, Field(pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$")]
@@ -37,9 +37,9 @@ class _ChartModel(BaseModel):
 
 
 class ImageValues(_ChartModel):
-    """References of the three images, and how nodes pull them.
+    """The references of the three images, and how nodes pull them.
 
-    The templates say what a reference must look like.
+    The templates define the form of a reference.
     """
 
     gateway: str = ""
@@ -50,7 +50,7 @@ class ImageValues(_ChartModel):
 
 
 class StorageValues(_ChartModel):
-    """The claim that holds engines and repositories, and where pods mount it."""
+    """The claim that holds engines and repositories, and the path at which pods mount the claim."""
 
     claim: _Name = ""
     mount_path: _Path = "/models"
@@ -142,9 +142,10 @@ class PoolScaling(_ChartModel):
 
 
 class PoolValues(SchedulingValues):
-    """Engines that serve one repository. `nodes` above 1 makes each engine a LeaderWorkerSet.
+    """The engine pods that serve one repository.
 
-    Those of a `version` get requests by a roll-out; the others get them as soon as they are ready.
+    `nodes` above 1 makes each engine a LeaderWorkerSet. Pods with a `version` get requests through
+    a roll-out; pods without one get requests as soon as they are ready.
     """
 
     repository: _Path
@@ -162,7 +163,7 @@ class PoolValues(SchedulingValues):
 
 
 class BuildJob(SchedulingValues):
-    """One build: its commands, in order, each in the image that `image` names."""
+    """One build Job: its commands in order, each with the `image` in which it runs."""
 
     args: Annotated[list[str], Field(min_length=1)]
     finish: list[str] = []
@@ -188,7 +189,7 @@ class Monitoring(_ChartModel):
 
 
 class Backends(_ChartModel):
-    """NetworkPolicy egress rules by what they lead to."""
+    """The egress rules of the NetworkPolicy, by the kind of backend to which they lead."""
 
     store: _Objects = []
     redis: _Objects = []
@@ -245,7 +246,7 @@ def chart_schema() -> dict[str, Any]:
 
 
 def _without_descriptions(schema: Any) -> Any:
-    """Return the schema without titles and descriptions: docs have them, and Helm reads rules."""
+    """Return the schema without titles and descriptions, which Helm does not use."""
     if isinstance(schema, list):
         return [_without_descriptions(one) for one in schema]
     if not isinstance(schema, dict):

@@ -19,9 +19,9 @@ from llmops.cli.service.sizing import ModelSizes, asked_servers, egress_rules, e
 from llmops.errors import InputError
 from llmops.gateway.settings import GatewaySettings, UsageSettings, load_settings
 
-#: GPUs of a node.
+#: Number of GPUs of a node in the clusters that the chart supports.
 PER_NODE = 8
-#: Names of the Secrets that docs/kubernetes.md creates.
+#: Names of the Secrets whose creation docs/kubernetes.md describes.
 STORE, REDIS, KAFKA, HUB = "llmops-store", "llmops-redis", "llmops-kafka", "llmops-hub"
 SIGNING, ENVIRONMENT = "llmops-signing", "llmops-environment"
 _FLAGS = ("target", "quant", "kv_cache", "gpu", "tp", "pp", "ep", "max_batch_size", "max_seq_len", "max_num_tokens")
@@ -31,8 +31,8 @@ _GIB = 2**30
 class PlannedReplicas(NamedTuple):
     """The planned replicas of a model.
 
-    `rate` is the requests/s that each keeps up with, `groups` are Prometheus' rules about the
-    model.
+    `rate` is the number of requests per second that one replica can serve. `groups` are the groups
+    of Prometheus rules for the model.
     """
 
     replicas: int
@@ -44,8 +44,8 @@ class PlannedReplicas(NamedTuple):
 class ClusterResources:
     """The resources of a cluster that the chart uses.
 
-    They are images by their name in the chart, the claim, and the path at which the chart mounts
-    it.
+    The resources are the images, by their name in the chart, the claim, and the path at which the
+    chart mounts the claim.
     """
 
     images: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class ClusterResources:
 
 
 class HelmValues(NamedTuple):
-    """Values for `helm install -f`, and sentences about what is left to do before."""
+    """Values for `helm install -f`, and sentences about the steps to do before the installation."""
 
     values: dict[str, Any]
     notes: list[str]
@@ -70,7 +70,7 @@ def make_helm_values(
     Raises:
         InputError: A cluster cannot serve one of the models, or cannot reach one of the addresses.
     """
-    # without the settings of this machine's environment
+    # leave out the settings that come from this machine's environment
     settings = load_settings(replace(loaded.layers, alone=True))
     models = loaded.service.models
     names = _pool_names(models)
@@ -96,10 +96,7 @@ def make_helm_values(
 
 
 def _pool_names(models: Mapping[str, ModelSection]) -> dict[str, str]:
-    """Return a name of a pool for each model.
-
-    Raises InputError for models that Kubernetes cannot tell apart.
-    """
+    """Return the name of each model's pool. Raise InputError if a name is invalid or used twice."""
     found: dict[str, str] = {}
     for name, model in models.items():
         pool = name.replace(".", "-").replace("_", "-").lower()
@@ -122,7 +119,7 @@ def _pool_names(models: Mapping[str, ModelSection]) -> dict[str, str]:
 
 
 def _access(settings: GatewaySettings) -> dict[str, Any]:
-    """Return the values that name Secrets: passwords stay in the Secrets."""
+    """Return the values that name Secrets, so that passwords stay in the Secrets."""
     secrets: dict[str, Any] = {}
     kafka = settings.kafka
     if settings.store is not None:
@@ -145,7 +142,7 @@ def _access(settings: GatewaySettings) -> dict[str, Any]:
 
 
 def _variables(settings: GatewaySettings) -> list[str]:
-    """Return the environment variables from which gateways read the keys of other servers."""
+    """Return the names of the environment variables with the API keys of other servers."""
     return sorted({one.key_env for one in asked_servers(settings) if one.key_env})
 
 
@@ -163,7 +160,7 @@ def _gateway(settings: GatewaySettings) -> dict[str, Any]:
 
 
 def _reject_passwords(name: str, value: Any) -> None:
-    """Raise InputError if a URL among the settings has a password: a ConfigMap would show it."""
+    """Raise InputError if a URL among the settings has a password, which a ConfigMap would show."""
     if isinstance(value, str) and re.match(r"\w+://[^/?#]*@", value):
         raise InputError(
             f"{name}: its URL has a user or a password, which the chart's ConfigMap would show; leave them out, and "
@@ -190,7 +187,7 @@ def _pool(
     nodes, each = max(1, gpus // PER_NODE), min(gpus, PER_NODE)
     pool: dict[str, Any] = {"repository": str(repository), "models": [name], "gpus": each}
     if found is not None:
-        # autoscaling uses the rate only if autoscaling.enabled is set
+        # autoscaling uses this rate only if autoscaling.enabled is set
         pool |= {"replicas": found.replicas, "autoscaling": {"requests": float(f"{found.rate:.3g}")}}
     else:
         pool["replicas"] = model.replicas
@@ -210,7 +207,8 @@ def _build(
 ) -> dict[str, Any]:
     """Return the steps of a build Job.
 
-    They quantise, finish the engine where TensorRT-LLM is, and make its repository.
+    The steps quantise the model, build the engine in the image with TensorRT-LLM, and make the
+    repository.
     """
     flags, engine = build_defaults(loaded, name), str(folder / "engine")
     typed = [part for flag in _FLAGS if flag in flags for part in (f"--{flag.replace('_', '-')}", str(flags[flag]))]
@@ -224,7 +222,9 @@ def _build(
         found["repo"] += ["--serving", loaded.serving[name]]
     found["gpus"] = gpus if sizes is None else max(gpus, min(PER_NODE, _quantising_gpus(flags, sizes)))
     if sizes is not None and not sizes.build_gpu:
-        found["gpus"] = 0  # a checkpoint that is passed on; engines that wait for it hold the GPUs
+        found["gpus"] = (
+            0  # the checkpoint is served unchanged, and engine pods that wait for the Job already hold the GPUs
+        )
     if is_hub_id(flags["checkpoint"]):
         found["token"] = {"name": HUB, "key": "token"}
     if sizes is not None:
@@ -235,7 +235,7 @@ def _build(
 def _quantising_gpus(flags: Mapping[str, Any], sizes: ModelSizes) -> int:
     """Return the number of GPUs that hold the model in 16 bits during quantisation.
 
-    It is 1 if the kind of the GPUs is not known.
+    The number is 1 if the kind of GPU is unknown.
     """
     return math.ceil(sizes.build_gpu / find_gpu(flags["gpu"]).memory) if "gpu" in flags else 1
 

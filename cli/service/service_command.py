@@ -1,4 +1,4 @@
-"""`-f llmops.yaml [--profile NAME]`: commands that take parameters from llmops.yaml. Flags win."""
+"""Commands with `-f llmops.yaml [--profile NAME]`, which read defaults from llmops.yaml."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Command = Callable[..., None]
 
 @dataclass(frozen=True)
 class ServiceSelection:
-    """The service file that a command was given, its flags, and the model that this run is about.
+    """The service file of a command, the command's flags, and the model of this run.
 
-    There is no model if the command is about all models.
+    The model is empty if the command is about all models.
     """
 
     loaded: LoadedService
@@ -33,9 +33,9 @@ class ServiceSelection:
 
 
 class ServiceFileCommand(click.Command):
-    """A command whose defaults come from llmops.yaml, so that flags win.
+    """A command whose defaults come from llmops.yaml and that flags override.
 
-    Subclasses are made by `for_each_model` and `for_all_models`.
+    `for_each_model` and `for_all_models` create subclasses.
     """
 
     per_model: ClassVar[bool]
@@ -51,7 +51,7 @@ class ServiceFileCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, and then once more for each other model."""
+        """Run the command for the first model, and then once for each further model."""
         result = self._invoke_once(ctx)
         selection = ctx.obj
         for name in selection.others if isinstance(selection, ServiceSelection) else ():
@@ -61,7 +61,7 @@ class ServiceFileCommand(click.Command):
         return result
 
     def _invoke_once(self, ctx: click.Context) -> Any:
-        """Run the command. An error about a value of the file names its key there."""
+        """Run the command. An error about a value from the file names the value's key."""
         if not isinstance(ctx.obj, ServiceSelection) or not ctx.obj.model:
             return super().invoke(ctx)
         typed = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
@@ -90,10 +90,10 @@ class ServiceFileCommand(click.Command):
 
 
 def for_each_model(defaults: Callable[[LoadedService, str], dict[str, Any]]) -> type[click.Command]:
-    """Return the class of a command that runs once for each model of the file, or of `--model`.
+    """Return the class of a command that runs once for each model of the file or of `--model`.
 
     Args:
-        defaults: Returns the parameters of one model.
+        defaults: Returns the command's parameters for one model.
     """
     return type("ModelCommand", (ServiceFileCommand,), {"defaults": staticmethod(defaults), "per_model": True})
 
@@ -102,7 +102,7 @@ def for_all_models(defaults: Callable[[LoadedService], dict[str, Any]]) -> type[
     """Return the class of a command that runs once for the whole file.
 
     Args:
-        defaults: Returns the parameters.
+        defaults: Returns the command's parameters for the file.
     """
     return type("ServiceCommand", (ServiceFileCommand,), {"defaults": staticmethod(defaults), "per_model": False})
 
@@ -122,7 +122,7 @@ def file_options(command: Command) -> Command:
 
 
 def model_option(command: Command) -> Command:
-    """Add --model, for commands without such an option of their own."""
+    """Add --model, for commands that have no other option with this name."""
     text = "With -f: only this model of the file; may be repeated."
     return click.option("--model", multiple=True, expose_value=False, help=text)(command)
 

@@ -1,6 +1,6 @@
-"""The models and the reader of llmops.yaml.
+"""The pydantic models and the reader of llmops.yaml.
 
-An example is in docs/operate.md; llmops.schema.json is generated.
+docs/operate.md has an example. llmops.schema.json is generated from the models.
 """
 
 import copy
@@ -23,7 +23,7 @@ class _ServiceModel(BaseModel):
 
 
 class BuildSection(_ServiceModel):
-    """Flags of `llmops build`. The target decides absent ones. `set` has those of `--set`."""
+    """The flags of `llmops build`. The target decides absent values. `set` is for `--set`."""
 
     target: TargetName = "openvino"
     quant: str | None = None
@@ -42,8 +42,8 @@ class BuildSection(_ServiceModel):
 class TrafficSection(_ServiceModel):
     """The expected load of a service.
 
-    It has requests/s, mean prompt and answer tokens, and the share of prompt tokens in the prefix
-    cache.
+    The section has requests/s, mean prompt and answer tokens, and the share of prompt tokens in the
+    prefix cache.
     """
 
     qps: Annotated[float, Field(gt=0)] | None = None
@@ -53,11 +53,11 @@ class TrafficSection(_ServiceModel):
 
 
 class ModelSection(_ServiceModel):
-    """A model.
+    """A model of a service.
 
-    `checkpoint` is as for `llmops build`. `replicas` is the number of engines, `auto` if planned.
-
-    `serving`: the server of a TensorRT engine, as for `llmops repo --serving`.
+    `checkpoint` is the argument of `llmops build`. `replicas` is the number of engines, or `auto`
+    for a planned number. `serving` is the server of a TensorRT engine, as in `llmops repo
+    --serving`.
     """
 
     checkpoint: str
@@ -71,10 +71,9 @@ class ModelSection(_ServiceModel):
 class ServiceFile(_ServiceModel):
     """A service.
 
-    `models` are by served name, `gateway` has the gateway's settings (docs/gateway.md).
-
-    `profiles`: changes for other environments. A profile's `build` replaces the whole section; all
-    else is merged.
+    `models` has the models by served name, and `gateway` the gateway's settings (docs/gateway.md).
+    `profiles` has changes for other environments. A profile's `build` replaces the whole section;
+    all other sections are merged.
     """
 
     models: Annotated[dict[str, ModelSection], Field(min_length=1)]
@@ -83,10 +82,7 @@ class ServiceFile(_ServiceModel):
 
 
 class LoadedService(BaseModel):
-    """A service with one profile applied.
-
-    `layers` are the gateway's settings, to which flags are added.
-    """
+    """A service with one profile applied. `layers` are the gateway's settings, without flags."""
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
@@ -120,7 +116,7 @@ def read(file: Path, profile: str | None = None) -> LoadedService:
     """Read a service file.
 
     Args:
-        file: The file.
+        file: The path of the file.
         profile: Name of the profile to apply, or None.
 
     Raises:
@@ -190,7 +186,7 @@ def schema() -> dict[str, Any]:
     found["$defs"] = {**gateway.pop("$defs", {}), **found["$defs"]}
     gateway.pop("title")
     found["properties"]["gateway"] = {**gateway, "default": {}}
-    # a profile may have any subset of the fields
+    # a profile may have any subset of a service's fields, so none is required
     parts = {"gateway": found["properties"]["gateway"]}
     model = copy.deepcopy(found["$defs"]["ModelSection"])
     model.pop("required")

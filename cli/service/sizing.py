@@ -14,14 +14,14 @@ from llmops.errors import CheckpointError, InputError, ResourceError
 from llmops.gateway.settings import GatewaySettings, HttpFilterSettings, ProviderSettings
 
 _GIB = 2**30
-#: CPU cores of an engine pod: two for the server and two for each GPU's process.
+#: CPU cores that an engine pod requests: two for the server, and two for the process of each GPU.
 _CORES, _CORES_PER_GPU = 2, 2
-#: GiB of host memory besides weights: processes, pinned buffers and /dev/shm of 16 GiB.
+#: GiB of host memory in addition to weights: processes, pinned buffers, and 16 GiB of /dev/shm.
 _FIXED_GIB = 24
-#: A limit of memory is a multiple of the request: weights pass through the page cache while they
-#: are read.
+#: Memory limit of a container as a multiple of its request. Weights pass through the page cache
+#: while they are read, so a container needs more than the request.
 _LIMIT = 2
-#: Ports of backends whose URL names none.
+#: Default ports of backends, for URLs without a port.
 _PORTS = {"postgresql": 5432, "redis": 6379, "rediss": 6379, "http": 80, "https": 443}
 
 
@@ -29,7 +29,8 @@ _PORTS = {"postgresql": 5432, "redis": 6379, "rediss": 6379, "http": 80, "https"
 class ModelSizes:
     """The sizes of a model in bytes.
 
-    They count what is downloaded, written, served, and needed at most during a stage of its build.
+    The sizes are of the download, of the written files, of the served weights, and of the largest
+    stage of the build.
     """
 
     checkpoint: int
@@ -40,10 +41,10 @@ class ModelSizes:
 
 
 def estimate_sizes(spec: BuildSpec) -> ModelSizes | None:
-    """Return the sizes of one model, or None where its config.json cannot be read here.
+    """Return the sizes of one model, or None if its config.json cannot be read on this machine.
 
     Raises:
-        InputError: The build itself would refuse this model.
+        InputError: `llmops build` would reject this model.
     """
     from llmops.build.job.dry_run import prepare_dry_run
     from llmops.build.targets.nvidia.nvidia_job import NvidiaJob
@@ -67,9 +68,9 @@ def estimate_sizes(spec: BuildSpec) -> ModelSizes | None:
 
 
 def resources(ram: int, gpus: int) -> dict[str, Any]:
-    """Return resource requests and limits of a container.
+    """Return the resource requests and limits of a container.
 
-    The container holds `ram` bytes of weights beside `gpus` GPUs.
+    The container uses `gpus` GPUs and holds `ram` bytes of weights in memory.
     """
     memory = math.ceil(ram / _GIB) + _FIXED_GIB
     requests = {"cpu": str(_CORES + _CORES_PER_GPU * gpus), "memory": f"{memory}Gi"}
@@ -79,7 +80,7 @@ def resources(ram: int, gpus: int) -> dict[str, Any]:
 def is_hub_id(checkpoint: str) -> bool:
     """Return True if a build downloads this checkpoint.
 
-    It does not if a folder of the claim has the same name.
+    A build does not download a checkpoint whose name is a folder of the claim.
     """
     return HUB_ID.fullmatch(checkpoint) is not None and not checkpoint.startswith((".", "/"))
 
@@ -87,7 +88,7 @@ def is_hub_id(checkpoint: str) -> bool:
 def egress_rules(settings: GatewaySettings) -> dict[str, list[dict[str, Any]]]:
     """Return the egress rules that the settings' addresses need.
 
-    They are sorted by the chart's name of the backend.
+    The rules are grouped by the chart's name of the backend.
 
     Raises:
         InputError: An address is a file or a socket of one machine, which pods cannot share.
@@ -104,7 +105,7 @@ def egress_rules(settings: GatewaySettings) -> dict[str, list[dict[str, Any]]]:
 
 
 def asked_servers(settings: GatewaySettings) -> list[ProviderSettings | HttpFilterSettings]:
-    """Return the providers, and the safety filters that ask a server."""
+    """Return the servers that gateways call: providers, and servers of safety filters."""
     filters = settings.safety.filters.values()
     return [*settings.providers.values(), *(one for one in filters if isinstance(one, HttpFilterSettings))]
 
@@ -133,7 +134,7 @@ def _address(server: str) -> tuple[str, int]:
 
 
 def _rules(addresses: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Return one rule for each different address; several brokers of one service are one rule."""
+    """Return one rule for each different address. Brokers of the same service share a rule."""
     rules: list[dict[str, Any]] = []
     for host, port in addresses:
         peer = _peer(host)

@@ -49,12 +49,12 @@ def default_model_name(checkpoint: str) -> str:
 
 
 def cpu_template(checkpoint: str, name: str) -> str:
-    """Return a service for the machine at hand."""
+    """Return the text of an llmops.yaml for the CPU of this machine."""
     return _render(checkpoint, name, {"build": {"target": "openvino", "quant": "int8"}})
 
 
 def gpu_template(checkpoint: str, name: str, plan: PlanResult) -> str:
-    """Return a service as it was planned."""
+    """Return the text of an llmops.yaml for a planned deployment on GPUs."""
     from llmops.build.plan.search.plan_summary import build_plan
 
     chosen, request = build_plan(plan), plan.request
@@ -111,7 +111,7 @@ def _flow(values: dict[str, Any]) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """Return a value as YAML, also valid inside a mapping on one line."""
+    """Return a value as YAML that is also valid inside a mapping on one line."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     plain = re.fullmatch(r"[A-Za-z0-9./][\w./-]*", text, re.ASCII) and (is_plain(text) or not isinstance(value, str))
     quoted: str = yaml.safe_dump(text, default_style='"', width=sys.maxsize, allow_unicode=True)

@@ -77,7 +77,7 @@ async def test_what_is_no_request_body_is_said(stack, tmp_path):
     for bodies, said in [
         ([chat("a")], "name a second request body"),
         (["{", chat("a")], "is not JSON"),
-        (["[1]", chat("a")], "which is a JSON object"),
+        (["[1]", chat("a")], "a request body is a JSON object"),
         ([{"model": "x"}, chat("a")], "it has neither `messages` nor `input`"),
         ([{"input": 5, "model": "x"}, chat("a")], "is not a request body: "),
     ]:

@@ -289,11 +289,11 @@ def test_a_herd_comes_in_the_middle_of_other_load_after_ten_minutes_without_repl
     [
         ((), "one of --rate, --day, --herd, --trace and --bench"),
         (("--rate", "1", "--day", "5"), "one of --rate, --day, --herd, --trace and --bench"),
-        (("--rate", "1", "--policy", "best"), "--policy best names no policy; choose from cheapest, least-loaded"),
+        (("--rate", "1", "--policy", "best"), "--policy best is not a policy; choose from cheapest, least-loaded"),
         (("--rate", "1", "--policy", "cheapest+fast"), "only no-queue can follow the +; write cheapest+no-queue."),
         (
             ("--rate", "1", "--policy", "cheapest,best"),
-            "--policy best names no policy; choose from cheapest, least-loaded",
+            "--policy best is not a policy; choose from cheapest, least-loaded",
         ),
         (("--day", "1000", "--herd", "5"), "one of --rate, --day, --herd, --trace and --bench"),
         (("--rate", "1", "--herd", "many@5s"), "write a number of clients, or CLIENTS@TIME such as 5000@10h"),

@@ -95,7 +95,7 @@ def test_the_saved_plan_is_what_was_shown(config, tmp_path):
     [
         (["--gpu", "h1000-sxm"], "The GPU 'h1000-sxm' is unknown; choose one of h100-sxm.*Did you mean h100-sxm"),
         (["--gpu", "h100", "--compare", "h100,h200"], "exclude each other"),
-        (["--price", "b200-sxm=3"], "b200-sxm is not planned for"),
+        (["--price", "b200-sxm=3"], "the plan does not use b200-sxm"),
         (["--price", "h100-sxm=cheap"], "write the dollars per hour"),
         (["--price", "h100-sxm=-1"], "write the dollars per hour"),
         (["--api-price", "1"], "per million input and output"),
