@@ -157,9 +157,9 @@ class ModelCheckpoint:
 
     `name` is the model's short name. `tensors` maps the name of each tensor to its description.
 
-    `ref` is what the user typed. `path` is the folder, or the GGUF file itself. `config` is the
-    Hugging Face config.json (for GGUF the same keys, from its metadata). `states` is the result of
-    `reject_outside_symlinks`.
+    `ref` is the path or name that the user typed. `path` is the folder, or the GGUF file itself.
+    `config` is the Hugging Face config.json (for GGUF the same keys, from its metadata). `states`
+    is the result of `reject_outside_symlinks`.
     """
 
     ref: str

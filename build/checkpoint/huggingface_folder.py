@@ -93,9 +93,10 @@ def _optional_json(path: Path) -> dict[str, Any]:
 
 
 def _chat_template(folder: Path, tokenizer: dict[str, Any]) -> str | None:
-    """Return the chat template.
+    """Return the chat template, or None.
 
-    Newer checkpoints keep it in its own file, older ones in tokenizer_config.json.
+    Newer checkpoints have the template in a separate file, and older checkpoints in
+    tokenizer_config.json.
     """
     own = folder / "chat_template.jinja"
     if own.is_file():
@@ -145,7 +146,7 @@ def _ids(value: Any) -> list[int]:
 
 
 class _TokenIds:
-    """A lookup of token ids by text in tokenizer.json's added tokens.
+    """A lookup of token ids by text in the added tokens of tokenizer.json.
 
     The file is read on first use.
     """

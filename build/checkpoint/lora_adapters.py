@@ -78,10 +78,7 @@ def read_adapters(adapters: object, arch: Architecture) -> list[AdapterCheckpoin
 
 
 def adapters_digest(adapters: object) -> list[list[str]]:
-    """Return [name, SHA-256 of config, SHA-256 of weights] of each adapter.
-
-    These values decide the engine.
-    """
+    """Return the name and the SHA-256 of config and weights of each adapter, for the build key."""
     if not isinstance(adapters, Mapping):
         return []
     return [
@@ -155,7 +152,7 @@ def _modules(folder: Path, arch: Architecture, rank: int) -> tuple[str, ...]:
         wrong = match[2] in _FROM_HIDDEN and match[3] == "A" and info.shape[-1:] != (arch.hidden_size,)
         if wrong or int(match[1]) >= arch.num_layers:
             raise CheckpointError(
-                f"{folder} is an adapter of another model: {tensor} has shape {list(info.shape)}, this model has "
+                f"{folder} is an adapter of another model: {tensor} has shape {list(info.shape)}, and this model has "
                 f"{arch.num_layers} layers of {arch.hidden_size}."
             )
         found[MODULES[match[2]]] = None

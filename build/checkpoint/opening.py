@@ -1,6 +1,6 @@
-"""Open what the user typed as a `Checkpoint`.
+"""Open the path or name that the user typed as a `Checkpoint`.
 
-It is tried as a folder, a GGUF file, a bundled name and a hub id, in this order.
+The text is tried as a folder, a GGUF file, a bundled name and a hub id, in this order.
 """
 
 import difflib

@@ -108,9 +108,7 @@ def _tensor(path: Path, relative: str, name: str, entry: Any, data_start: int) -
 
 
 def _counts(values: Any) -> list[int]:
-    """Return the values, which must be a list of whole numbers.
-
-    JSON also has 1.5, 1e999, true and -1.
+    """Return `values` as a list of whole numbers. JSON also allows 1.5, 1e999, true and -1.
 
     Raises:
         ValueError: `values` is not a list of whole numbers, or has more than `_MAX_DIMS` entries.

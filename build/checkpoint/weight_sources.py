@@ -156,9 +156,9 @@ def _plain(info: TensorInfo, file: _MappedFile) -> Weight:
 
 
 class GgufWeights:
-    """The weights of a GGUF file, memory-mapped.
+    """The weights of a GGUF file, mapped into memory.
 
-    Block formats stay packed until their rows are read.
+    Rows of a block format are unpacked when they are read.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:

@@ -1,7 +1,4 @@
-"""Open encoder checkpoints.
-
-Shapes, pooling and files come from a Hugging Face or sentence-transformers folder.
-"""
+"""Open encoder checkpoints: Hugging Face or sentence-transformers folders."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -73,7 +73,7 @@ def _unknown_model(source: str) -> str:
 
 
 def _decoder_config(known: KnownModel) -> dict[str, Any]:
-    """Return the config of a model that generates text. Raises CheckpointError for an encoder."""
+    """Return config.json of a known model. Raises CheckpointError for an encoder."""
     if known.hf_class.endswith("ForCausalLM") or known.hf_class.endswith("ForConditionalGeneration"):
         return known.config
     size = f"{(known.parameters or 0) / 1e6:.0f} million parameters, {(known.parameters or 0) * 2e-9:.2f} GB in FP16"
@@ -86,7 +86,7 @@ def _decoder_config(known: KnownModel) -> dict[str, Any]:
 def _look_up_file(path: Path) -> NamedModel:
     """Return the model of a config.json.
 
-    Its name is the one it was saved with, otherwise its folder's.
+    Its name is `_name_or_path` of config.json, or else the name of the file or its folder.
     """
     checkpoint = _described(str(path), path)
     saved_name = str(checkpoint.config.get("_name_or_path") or "").strip("/").split("/")[-1]

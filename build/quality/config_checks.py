@@ -1,4 +1,4 @@
-"""Check that the exported config.json describes the source.
+"""Check that the exported config.json has the values of the source.
 
 A wrong number in config.json is a fault of the export, and no loss by quantisation.
 """

@@ -99,7 +99,7 @@ def input_ranges(model: Any) -> Iterator[dict[str, Tensor]]:
 
 
 def range_coverage(inputs: dict[str, InputRounding], ranges: dict[str, Tensor]) -> dict[str, float]:
-    """Return per calibrated layer its range over what the evaluation texts reach.
+    """Return the calibrated range of each layer, divided by the range in the evaluation texts.
 
     Inputs of a layer with a value below 1 are clipped.
     """

@@ -91,7 +91,7 @@ class ExportedModel:
 
 @dataclass(frozen=True)
 class QuantizedLinear:
-    """A linear layer as stored: packed weight and scales.
+    """A linear layer in its stored form: packed weight and scales.
 
     `later_bits` is the number of bits to which trtllm-build will quantise a 16-bit weight, or None.
     """

@@ -198,7 +198,8 @@ def source_config(checkpoint: Checkpoint) -> Any:
 def read_hf_config(folder: Path) -> Any:
     """Return the transformers config of a Hugging Face folder without its quantisation.
 
-    Of Gemma 3 with encoders it is that of the text part, which is all that is quantised.
+    For Gemma 3 with encoders, the result is the config of the text part, because only this part is
+    quantised.
     """
     from transformers import AutoConfig
 

@@ -49,7 +49,7 @@ class RankFileReader:
         self.names = [set(file.keys()) for file in self.files]
 
     def table(self, name: str) -> EmbeddingTable | None:
-        """Return the embedding or output matrix, or None if the model has no separate one.
+        """Return the embedding or output matrix, or None if the model has no separate matrix.
 
         Each rank has a part of the rows.
         """

@@ -86,7 +86,7 @@ def _mapping(arch: Architecture, mapping: dict[str, int]) -> dict[str, int]:
 def rope_parameters(arch: Architecture, hf_config: Any) -> dict[str, Any]:
     """Return transformers' `rope_parameters` of the global layers.
 
-    Gemma 3 keeps one set per kind of layer.
+    Gemma 3 has a separate mapping for each kind of layer.
     """
     parameters = dict(hf_config.rope_parameters)
     return dict(parameters["full_attention"]) if "full_attention" in parameters else parameters

@@ -59,7 +59,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         _add_template(tokenizer, metadata, default=kind == _SPM)
     except CheckpointError:
         raise
-    except Exception as error:  # tokenizers raises bare Exception
+    except Exception as error:  # tokenizers raises no subclass of Exception.
         raise CheckpointError(f"The GGUF's tokenizer is damaged ({error}); download the file again.") from error
     return tokenizer
 

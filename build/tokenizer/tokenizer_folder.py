@@ -145,7 +145,7 @@ def _check_written(checkpoint: Checkpoint, directory: Path, warn: Callable[[str]
     try:
         tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
         json.loads((directory / CONFIG).read_text())
-    except Exception as error:  # tokenizers raises bare Exception
+    except Exception as error:  # tokenizers raises no subclass of Exception.
         raise CheckpointError(f"The tokenizer of {checkpoint.ref} is damaged ({error}); download it again.") from error
     limit = checkpoint.architecture.vocab_size
     highest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)

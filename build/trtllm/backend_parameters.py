@@ -24,10 +24,10 @@ _PATTERNS = {
 
 
 class Parameter(NamedTuple):
-    """A parameter.
+    """A parameter of the C++ backend.
 
-    `default` is what llmops writes unless the user sets it; an empty default leaves the parameter
-    out.
+    llmops writes `default` unless the user sets the parameter. A parameter with an empty default is
+    left out.
     """
 
     kind: str

@@ -24,7 +24,9 @@ Flags = Mapping[str, Value | None]
 
 @dataclass(frozen=True)
 class FlagContext:
-    """The build that flags are for: `family`, `quant` and `kv_cache` in llmops' names.
+    """The build for which flags are checked.
+
+    `family`, `quant` and `kv_cache` have llmops' names.
 
     `sm` is the compute capability of --gpu, or 0 without --gpu.
     """

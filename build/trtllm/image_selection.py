@@ -77,7 +77,7 @@ def check_image(target: str, tensorrt_llm: str, tag: str) -> TrtllmImage:
     right = image_for(target, tensorrt_llm)
     raise VersionMismatchError(
         f"Image {image.tag} has TensorRT-LLM {image.tensorrt_llm}, but this engine (target {target}) needs "
-        f"{tensorrt_llm}; use {right.serving(target)}."
+        f"{tensorrt_llm}: use {right.serving(target)}."
     )
 
 

@@ -66,7 +66,10 @@ class ReleaseProfile:
 
 
 def profiles_per_release(arguments: Mapping[str, Any], quant: str = "none") -> list[ReleaseProfile]:
-    """Return one profile per known release line, oldest first. `quant` is in llmops' names."""
+    """Return a profile for each known release line, oldest first.
+
+    `quant` is the engine's format.
+    """
     return [_profile(dict(arguments), minor, quant) for minor in CHECKED]
 
 
@@ -118,9 +121,9 @@ def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> R
 
 
 def _one_model(resolved: Mapping[str, Any]) -> bool:
-    """Return True for speculation inside the model, which samples by itself.
+    """Return True for speculation inside the model, which has its own sampler.
 
-    This is MTP, or Eagle 3 as one model.
+    The types are MTP, and Eagle 3 as one model.
     """
     speculative = resolved.get("speculative_config") or {}
     kind = speculative.get("decoding_type")

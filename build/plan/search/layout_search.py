@@ -82,7 +82,7 @@ class PlanResult:
 
 @dataclass
 class _SearchResults:
-    """The lists that a search fills."""
+    """The results that a search collects: candidates, curves and rejected layouts."""
 
     candidates: list[Candidate] = field(default_factory=list)
     disaggregated: list[Candidate] = field(default_factory=list)

@@ -267,7 +267,8 @@ def _as_gated(row: dict[str, Any]) -> dict[str, Any]:
 def _grid_of(points: Iterable[tuple[tuple[int, ...], float, float]], ceiling: float = 1.0) -> InterpolationGrid | None:
     """Return a grid of efficiencies, at most `ceiling`.
 
-    The measurements are (coordinates, bound, measured seconds).
+    A measurement has coordinates, the data sheet's lower bound in seconds, and the measured
+    seconds.
     """
     # A time below the data sheet's lower bound was measured with data in a cache, which a real run
     # does not have.
@@ -278,10 +279,7 @@ def _grid_of(points: Iterable[tuple[tuple[int, ...], float, float]], ceiling: fl
 def _nearest_heads(
     rows: list[dict[str, Any]], attention: AttentionShape
 ) -> Iterator[tuple[dict[str, Any], AttentionShape]]:
-    """Yield the rows of the measured heads nearest to the requested ones.
-
-    Each comes with the shape of those heads.
-    """
+    """Yield the rows of the measured heads nearest to the requested heads, with their shape."""
     if attention.latent:
         names: tuple[str, ...] = ("num_heads",)
         requested: tuple[int, ...] = (attention.heads,)

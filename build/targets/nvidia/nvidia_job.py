@@ -114,9 +114,9 @@ class NvidiaJob(GeneratorJob):
         )
 
     def _quantisation_lines(self) -> list[str]:
-        """Return how the model will be calibrated and how much quality it may lose.
+        """Return the lines of the dry run about calibration and the limits of the quality loss.
 
-        The loss is stated where it is known beforehand.
+        The loss is stated if it is known before the build.
         """
         request = self.request
         lines = [f"scales groups of {request.group_size} inputs"] if request.group_size else []

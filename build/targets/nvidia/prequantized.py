@@ -93,8 +93,8 @@ _NEWER = "which TensorRT-LLM reads since 1.3: use --set image=trtllm-1.3, or"
 
 
 #: Algorithms of hf_quant_config.json for which 1.2.1 has a kind of linear layer
-#: (`tensorrt_llm/_torch/modules/linear.py`, get_quant_method), and the beginnings of those of
-#: `tensorrt_llm/quantization/mode.py`, QuantAlgo, for which it raises "unsupported quant mode".
+#: (`tensorrt_llm/_torch/modules/linear.py`, get_quant_method), and the prefixes of the algorithms
+#: of `tensorrt_llm/quantization/mode.py`, QuantAlgo, for which it raises "unsupported quant mode".
 _ALGORITHMS = frozenset({
     "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_BLOCK_SCALES", "fp8_pb_wo", "W8A16", "W4A16", "W4A16_AWQ", "W4A8_AWQ",
     "NVFP4", "W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8", "W4A8_MXFP4_MXFP8", "W4A16_MXFP4", "MIXED_PRECISION",

@@ -61,9 +61,9 @@ def _shape(checkpoint: Checkpoint, weights: WeightSource) -> DecoderShape:
 
 
 def _frequencies(checkpoint: Checkpoint, weights: WeightSource) -> NDArray[np.float32]:
-    """Return the inverse frequencies.
+    """Return the inverse frequencies of the rotary embedding.
 
-    GGUF files of Llama 3.1 and later store their RoPE scaling as a tensor of divisors.
+    GGUF files of Llama 3.1 and later store the RoPE scaling as a tensor of divisors.
     """
     frequencies = inverse_frequencies(checkpoint.config, checkpoint.architecture.head_dim)
     divisors = "rope_freqs.weight"

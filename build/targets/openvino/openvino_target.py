@@ -185,8 +185,8 @@ def _check_installed(checkpoint: Checkpoint) -> None:
 def _group_size(spec: BuildSpec, checkpoint: Checkpoint) -> int | None:
     """Return the group size of int4.
 
-    GGUF blocks have 32 elements, and the same groups lose least; elsewhere it is 128, OpenVINO's
-    default, if it fits.
+    GGUF blocks have 32 elements, and groups of this size lose least. For other checkpoints, the
+    size is 128, OpenVINO's default, if 128 divides all layers.
     """
     if spec.quant != "int4":
         return None
