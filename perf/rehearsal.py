@@ -160,6 +160,7 @@ class RehearsalReport:
             seconds, or the time of 40 requests if that is longer.
         lowest_while: The state of the roll-out in the middle of the worst window.
         verdict: "promoted" or "rolled back".
+        reason: The reason of the verdict.
         seconds_to_verdict: Seconds from the candidate's first requests to its last step, or to the
             decision to roll back.
         canary_requests: Number of requests that the candidate had answered until the verdict.

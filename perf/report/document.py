@@ -27,7 +27,14 @@ _FIELDS = ("options", "machine", "summary", "sweep", "records", "origin", "creat
 class Document:
     """All data that a report needs.
 
-    `records` are the results of `Record.to_json`, with times relative to the start of the run.
+    Attributes:
+        options: The options of the run, without secrets.
+        machine: The description of the load generator's machine.
+        summary: The figures of the run.
+        sweep: The result of each rate that a sweep tried.
+        records: The results of `Record.to_json`, with times relative to the start of the run.
+        origin: The load generator's monotonic clock at the start, which only its process can use.
+        created: The UTC time of the document.
     """
 
     options: dict[str, Any]
@@ -35,7 +42,6 @@ class Document:
     summary: Summary
     sweep: list[SweepStep] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
-    # The monotonic clock of the load generator at the start. Other processes cannot interpret it.
     origin: float = 0.0
     created: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 

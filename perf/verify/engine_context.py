@@ -22,8 +22,16 @@ _LOOP = "one two one two one two one two one"
 class EngineContext:
     """The engine model under test.
 
-    `ours` is true for this project's Python model, which rejects tensors by name and has step
-    streams. `owned` is true if Triton was started for these checks, so that it may be drained.
+    Attributes:
+        probe: The client.
+        metadata: The metadata of the model.
+        manifest: The engine's manifest, or None without an engine folder.
+        gauges: A reader of Triton's gauges, or None without a metrics page.
+        owned: True if Triton was started for these checks, so that it may be drained.
+        tokenizer: The model's tokenizer, or None if it cannot be read on this machine.
+        prompt: Token ids of the common prompt.
+        loop: Token ids of a prompt whose answer repeats itself.
+        plain: Tokens of the greedy reference answer to the common prompt.
     """
 
     probe: Probe

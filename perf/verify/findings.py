@@ -100,7 +100,14 @@ def check(
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """A finding with its place in the report. `seconds` is the duration of the check."""
+    """The finding of a check that has run.
+
+    Attributes:
+        part: The part of the verification, one of PARTS.
+        name: The name of the check.
+        finding: The result.
+        seconds: The duration of the check.
+    """
 
     part: str
     name: str

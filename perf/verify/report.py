@@ -35,8 +35,14 @@ class VerifyReport:
     """The report of a verification.
 
     Attributes:
+        model: The served name of the model.
         address: The address at which the model was tested.
+        target: The target of the engine's build, or `gateway`.
+        device: The name of the engine's device.
         promised: True if an engine folder defined the expected properties.
+        results: The outcome of each check, in order.
+        seconds: The duration of the verification.
+        created: The UTC time of the report.
     """
 
     model: str

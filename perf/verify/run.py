@@ -65,6 +65,8 @@ class VerifyOptions:
             engine unless `triton` or `url` names a running server.
         triton: HOST:PORT of Triton's gRPC.
         url: URL of a gateway.
+        model: Served name of the model, or None if there is only one.
+        api_key: API key for the gateway, or None.
         metrics: URL of Triton's metrics page.
         only: The parts to run.
         quick: True to run only checks that take seconds and do not disturb other requests.

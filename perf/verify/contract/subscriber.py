@@ -35,8 +35,9 @@ class ReceivedStep:
     """A message of a step stream.
 
     Attributes:
+        entries: The entries of the message.
         index: The index of the step, or 0 for the end of the subscription.
-        error: Triton's error at the end, or None.
+        error: Triton's error at the end, or an empty text.
         stored: Number of KV-cache blocks that the message reports as new.
     """
 
