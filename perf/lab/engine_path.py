@@ -25,7 +25,7 @@ ROUNDS = 2
 LOAD = (32, 64)
 #: Streams and requests of the warm-up.
 WARM_UP = (4, 8)
-CONDITIONS = "64 tokens in, 64 out, greedy; by turns in one run, the median of the rounds."
+CONDITIONS = "64 prompt tokens, 64 answer tokens, greedy. The systems alternate in one run; medians of the rounds."
 
 # Each prompt uses a new seed, because a repeated prompt would be in the engine's prefix cache.
 _SEEDS = itertools.count(1)

@@ -27,7 +27,7 @@ ARGUMENTS = {
 }
 #: Seconds over which the CPU time of idle readers is measured.
 IDLE = 5.0
-CONDITIONS = "KV-cache events and statistics of TensorRT-LLM, whose part is a stand-in."
+CONDITIONS = "KV-cache events and statistics of TensorRT-LLM, which a stand-in replaces."
 
 
 def measure(engine: Path, section: Section) -> None:

@@ -47,7 +47,7 @@ PEERS = ConversationArrivals(
     block_tokens=16,
 )  # fmt: skip
 WARM = 60.0
-CONDITIONS = "The choice of a replica, the queue, and what both make of a fleet in simulated time (`llmops simulate`)."
+CONDITIONS = "The choice of a replica, the queue, and their effect on a fleet in simulated time (`llmops simulate`)."
 
 
 def measure(engine: Path, section: Section) -> None:

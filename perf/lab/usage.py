@@ -40,7 +40,7 @@ BATCH, BATCHES = 1_000, 10
 # Number of events of ten minutes at 500 requests per second.
 AWAY = 300_000
 ANN = Caller("acme", "00000000-0000-0000-0000-000000000007", "key-1", tier="pro")
-CONDITIONS = "One process, without HTTP; CPU is its own. The ledger's batches are of 1,000 events of 50 users."
+CONDITIONS = "One process without HTTP, whose CPU time is measured. A batch of the ledger has 1,000 events of 50 users."
 
 
 def measure(engine: Path, section: Section) -> None:
