@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--tenant", help="Only entries of this tenant.")
 @click.option("--action", help="Only actions with this prefix: key., tenant.delete, access., safety.")
 @click.option("--last", type=DURATION, help="Only entries of the last 12h or 7d.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, help="At most this many entries.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, help="Maximum number of entries.")
 @admin_options
 def command(
     tenant: str | None, action: str | None, last: timedelta | None, limit: int, admin: AdminClient, as_json: bool

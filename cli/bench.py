@@ -91,10 +91,10 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
 @click.option("--ignore-eos/--no-ignore-eos", default=True, help="Ask for exactly --output tokens.")
 @click.option("--extra", help="JSON object merged into every request body.")
 @click.option("-H", "--header", multiple=True, help="'Name: value', sent with every request.")
-@click.option("--timeout", type=Duration(), default="10m", help="Time for one request.")
-@click.option("--seed", type=int, default=0, help="Seed of all that is drawn at random.")
-@click.option("--json", "json_path", type=OutputFile(), help="Write the whole run here; - for stdout.")
-@click.option("--html", "html_path", type=OutputFile(), help="Write a page with plots here.")
+@click.option("--timeout", type=Duration(), default="10m", help="Maximum time of one request.")
+@click.option("--seed", type=int, default=0, help="Seed of all random choices.")
+@click.option("--json", "json_path", type=OutputFile(), help="Write the whole run to this file; - for stdout.")
+@click.option("--html", "html_path", type=OutputFile(), help="Write a page with plots to this file.")
 @click.option("--compare", nargs=2, type=ANY_PATH, help="Compare two --json files; sends no load.")
 def command(**parameters: Any) -> None:
     """Load-test URL: an OpenAI endpoint (http://host:port/v1), or Triton itself (grpc://host:port).

@@ -20,7 +20,7 @@ REPLICA = "One of several servers to use as one: HOST:PORT, or dns:NAME:PORT for
 @click.option("--open", is_flag=True, default=None, help="Require no API key, even where others can reach the gateway.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes on the same port.  [default: 1]")
 @click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="How much to log.  [default: info]"
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Level of the log.  [default: info]"
 )
 def command(config: Path | None, replicas: tuple[str, ...], **flags: Any) -> None:
     """Serve the OpenAI API from Triton: requests become gRPC streams.

@@ -29,8 +29,8 @@ from llmops.output_files import write_text
 @click.option("--ttft-p99", help="With --gpu: the same for 99 of 100 answers.")
 @click.option("--tpot-p95", help="With --gpu: objective for the time per token, e.g. 50ms.")
 @click.option("--tpot-p99", help="With --gpu: the same for 99 of 100 answers.")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
-@click.option("--schema-only", is_flag=True, help="Write only the schema, beside a file that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@click.option("--schema-only", is_flag=True, help="Write only the schema, beside an existing file.")
 def command(
     checkpoint: str,
     output: Path,
@@ -57,7 +57,7 @@ def command(
     if checkpoint.endswith((".yaml", ".yml")):
         raise InputError(f"{checkpoint} names the file to write, not a checkpoint; write -o {checkpoint}.")
     if output.exists() and not force:
-        raise InputError(f"{output} is there already; give -o another name, or --force to replace it.")
+        raise InputError(f"{output} already exists; choose another name with -o, or replace it with --force.")
     named = name or default_model_name(checkpoint)
     if gpu is None:
         typed = [f"--{flag.replace('_', '-')}" for flag, value in load.items() if value is not None]

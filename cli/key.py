@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 #: Options of commands that set a key's limits, name, tier, scopes, models and expiry.
 spec_options = add_options(
     limit_options,
-    click.option("--name", help="What the key is for."),
-    click.option("--tier", help="Tier of its requests; any name.  [default: the user's, or free]"),
+    click.option("--name", help="The purpose of the key."),
+    click.option("--tier", help="Tier of the key's requests; any name.  [default: the user's, or free]"),
     click.option(
         "--scopes",
         type=NAMES,
         help="Any of inference, usage, metrics, admin, fairness.  [default: inference]",
     ),
-    click.option("--models", type=NAMES_OR_ALL, help="Models it may use, or all."),
+    click.option("--models", type=NAMES_OR_ALL, help="Models that the key may use, or all."),
     click.option(
         "--expires",
         "expires_at",
@@ -57,7 +57,7 @@ def command() -> None:
 
 @command.command("create")
 @click.option("--tenant", required=True, help="The tenant that pays; see `llmops tenant create`.")
-@click.option("--user", required=True, metavar="EMAIL", help="The user of the key. A new user is created.")
+@click.option("--user", required=True, metavar="EMAIL", help="The user of the key, created if new.")
 @spec_options
 @admin_options
 def create(tenant: str, user: str, admin: AdminClient, as_json: bool, **settings: Any) -> None:

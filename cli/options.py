@@ -129,7 +129,7 @@ def reject_options(sentence: str, *names: str) -> None:
 serving_option = click.option(
     "--serving",
     type=click.Choice(["llmops", "nvidia"]),
-    help="What serves TensorRT engines: llmops' own model, or NVIDIA's C++ backend.  [default: nvidia]",
+    help="Server of TensorRT engines: llmops' own model, or NVIDIA's C++ backend.  [default: nvidia]",
 )
 
 
@@ -148,5 +148,7 @@ training_options = add_options(
     click.argument("examples", metavar="FILE", type=EXISTING_FILE),
     click.option("--url", metavar="URL", required=True, help="A gateway that serves the embedding model."),
     click.option("--model", metavar="NAME", required=True, help="The embedding model, such as minilm."),
-    click.option("-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="The head to write."),
+    click.option(
+        "-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="The file to write the head to."
+    ),
 )

@@ -36,8 +36,8 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
     """Return a decorator that adds options for the targets of a latency at three percentiles."""
     texts = {
         95: f"Target for the {text}, 95th percentile, e.g. {example}.",
-        50: "The same for the median.",
-        99: "The same for the 99th percentile.",
+        50: "The same target for the median.",
+        99: "The same target for the 99th percentile.",
     }
 
     def add(command: T) -> T:

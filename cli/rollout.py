@@ -60,8 +60,10 @@ def command() -> None:
     type=EXISTING_FOLDER,
     help="Engine folder of the new version, which `llmops up` serves beside the old one.",
 )
-@click.option("--replica", "replicas", multiple=True, metavar="HOST:PORT", help="Or a replica that runs; repeatable.")
-@click.option("--name", help="Name of the version.  [default: that of the folder]")
+@click.option(
+    "--replica", "replicas", multiple=True, metavar="HOST:PORT", help="A running replica instead of --to; repeatable."
+)
+@click.option("--name", help="Name of the version.  [default: the folder's name]")
 @click.option(
     "--percent",
     type=click.FloatRange(0, 100, min_open=True),
@@ -70,7 +72,7 @@ def command() -> None:
 )
 @click.option("--auto", is_flag=True, help="Let the judge move the weights, in both directions.")
 @click.option("--approve", is_flag=True, help="Wait for `promote` after each step that the judge has passed.")
-@click.option("--keep-old", type=DURATION, default="30m", help="Keep the old replicas for so long.")
+@click.option("--keep-old", type=DURATION, default="30m", help="How long the old replicas are kept.")
 @click.option("--drain-timeout", type=DURATION, default="5m", help="Time for running answers before replicas stop.")
 @click.option(
     "--twin",
@@ -78,10 +80,15 @@ def command() -> None:
     help="Where a GPU is free, compare with old replicas whose caches are as cold as the new ones'.",
 )
 @click.option("--allow-capacity-loss", is_flag=True, help="Stop old replicas first where no GPU is free.")
-@click.option("--webhook", metavar="URL", help="Gets each transition as JSON.")
+@click.option("--webhook", metavar="URL", help="URL that receives each transition as JSON.")
 @click.option("--min-requests", type=click.IntRange(1), help="Requests of the new version in a step.  [default: 300]")
-@click.option("--min-time", type=DURATION, help="Least time of a step.  [default: 1m]")
-@click.option("--analysis", multiple=True, metavar="PROMQL", help="Must hold too, as 'QUERY < 0.1'; repeatable.")
+@click.option("--min-time", type=DURATION, help="Minimum time of a step.  [default: 1m]")
+@click.option(
+    "--analysis",
+    multiple=True,
+    metavar="PROMQL",
+    help="Condition that must hold as well, as 'QUERY < 0.1'; repeatable.",
+)
 @click.option("--prometheus", metavar="URL", help="Prometheus that answers --analysis.")
 @admin_options
 def start(
@@ -153,7 +160,7 @@ def status(model: str | None, admin: AdminClient, as_json: bool) -> None:
 def _action(name: str, event: str, text: str) -> click.Command:
     @command.command(name, help=text)
     @click.argument("model")
-    @click.option("--reason", default="", show_default=False, help="Why, for the history.")
+    @click.option("--reason", default="", show_default=False, help="The reason, for the history.")
     @admin_options
     def run(model: str, reason: str, admin: AdminClient, as_json: bool, full: bool = False) -> None:
         from llmops.control.rollouts.schemas import RolloutChange, RolloutRead

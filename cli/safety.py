@@ -118,8 +118,8 @@ def train(examples: Path, url: str, model: str, output: Path, max_false_positive
 @command.command("redteam")
 @click.option("--url", metavar="URL", default="http://127.0.0.1:9000", help="The gateway.")
 @click.option("--model", metavar="NAME", required=True, help="The model to ask.")
-@click.option("--list", "listed", type=EXISTING_FILE, help="Prompts of your own, as for test.")
-@click.option("--json", "as_json", is_flag=True, help="Print one object for each prompt.")
+@click.option("--list", "listed", type=EXISTING_FILE, help="Your own prompts, in the format of `check`.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each prompt.")
 def redteam(url: str, model: str, listed: Path | None, as_json: bool) -> None:
     """Send adversarial prompts through a running deployment, and print the outcome of each prompt.
 

@@ -103,7 +103,7 @@ CACHE_BLOCK_TOKENS = 128
 )
 @click.option("-o", "--output", default="lognormal:334,0.6", help="Length of an answer in tokens, a distribution.")
 @click.option("--think-time", type=Duration(zero=True), default="30s", help="Pause between turns.")
-@click.option("--seed", type=int, default=0, help="Seed of all that is drawn at random.")
+@click.option("--seed", type=int, default=0, help="Seed of all random choices.")
 @click.option(
     "--slo",
     multiple=True,

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 @click.option("--window", type=Duration(), default="15s", help="Time over which rates and percentiles are taken.")
 @click.option("--sort", type=click.Choice(list(SORT_ORDERS)), default="requests", help="Column to sort models by.")
 @click.option("--replicas/--no-replicas", default=True, help="Show a line per replica.")
-@click.option("--once", is_flag=True, help="Print once, after two looks --interval apart, and exit.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per look.")
+@click.option("--once", is_flag=True, help="Print once, after two polls --interval apart, and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per poll.")
 def command(urls: tuple[str, ...], engines: tuple[str, ...], window: float, **parameters: Any) -> None:
     """Watch gateways, their models and replicas live, from /metrics.
 

@@ -46,7 +46,7 @@ FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
     "--dir",
     "folder",
     type=ANY_PATH,
-    help="Where engine and repository go.  [default: ~/.cache/llmops/up; the repository of an ENGINE: beside it]",
+    help="Folder for engine and repository.  [default: ~/.cache/llmops/up; the repository of an ENGINE: beside it]",
 )
 @click.option(
     "--replicas",

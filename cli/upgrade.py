@@ -11,7 +11,7 @@ from llmops.cli.output import print_line
 @click.command()
 @click.argument("engine", type=EXISTING_FOLDER)
 @click.option("--to", required=True, metavar="VERSION", help="TensorRT-LLM to serve it with: 1.3, or exactly 1.2.1.")
-@click.option("--dry-run", is_flag=True, help="Say what would change; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would change; change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")
 def command(engine: Path, to: str, dry_run: bool, as_json: bool) -> None:
     """Show what changes when another TensorRT-LLM serves ENGINE, and rewrite what can be.

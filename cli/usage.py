@@ -35,7 +35,9 @@ CSV_COLUMNS = (*COUNTS, "reasoning_tokens", "cost_micros", "cost_usd")
 @click.option("--model", help="Only usage of this model.")
 @click.option("--from", "first", type=DAY, help="First day (UTC).  [default: the first of this month]")
 @click.option("--to", "last", type=DAY, help="Last day (UTC), included.  [default: today]")
-@click.option("--by", "groups", type=click.Choice(GROUPS), multiple=True, help="Group by this; may be repeated.")
+@click.option(
+    "--by", "groups", type=click.Choice(GROUPS), multiple=True, help="Group usage by this field; may be repeated."
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print the result as CSV.")
 @admin_options
 @click.pass_context
@@ -107,7 +109,7 @@ def reconcile(engines: tuple[str, ...], admin: AdminClient, as_json: bool) -> No
 
 
 @command.command("dead-letters")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, help="At most this many.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, help="Maximum number of events.")
 @admin_options
 def dead_letters(limit: int, admin: AdminClient, as_json: bool) -> None:
     """List usage events that are on no bill, with the reason.

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 )
 @click.option("-m", "--model", help="Served model.  [default: the only one]")
 @click.option("--metrics", metavar="URL", help="Triton's metrics page.  [default: port 8002 of --triton's host]")
-@click.option("--only", multiple=True, type=click.Choice(PARTS), help="Check only this part; may be repeated.")
+@click.option(
+    "--only", multiple=True, type=click.Choice(PARTS), help="Run only this part of the checks; may be repeated."
+)
 @click.option("--quick", is_flag=True, help="Only checks that take seconds, as of each new replica in a roll-out.")
 @click.option(
     "--calibrate",

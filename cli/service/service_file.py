@@ -23,7 +23,10 @@ class _ServiceModel(BaseModel):
 
 
 class BuildSection(_ServiceModel):
-    """The flags of `llmops build`. The target decides absent values. `set` is for `--set`."""
+    """The flags of `llmops build`.
+
+    `set` has the values of `--set`. The build target decides absent values.
+    """
 
     target: TargetName = "openvino"
     quant: str | None = None

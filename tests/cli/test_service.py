@@ -193,7 +193,7 @@ def test_init_writes_what_was_planned_and_never_over_a_file(tmp_path):
     assert f"# planned: {model.replicas} x TP{model.build.tp} on" in file.read_text()
     assert read(file, "laptop").service.models[name].checkpoint == "smollm2"
     assert json.loads((tmp_path / "llmops.schema.json").read_text()) == schema()
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="already exists"):
         CliRunner().invoke(cli, command, catch_exceptions=False)
 
 

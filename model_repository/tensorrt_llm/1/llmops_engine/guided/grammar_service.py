@@ -170,7 +170,10 @@ class GrammarService:
                 del self._known[key]
 
     def close(self, wait: bool = True) -> None:
-        """End both lanes and reject the waiting grammars."""
+        """End both lanes and reject the waiting grammars.
+
+        Without `wait`, a running compilation may continue for a while.
+        """
         for lane in self._lanes:
             lane.close(wait)
         for task in self._known.values():

@@ -43,7 +43,10 @@ class KvCacheContents:
 
 
 class KvEventQueue:
-    """The cache events that wait for one gateway. A snapshot of the cache replaces too many events."""
+    """The cache events that wait for one gateway.
+
+    If too many events wait, a snapshot of the cache replaces them.
+    """
 
     def __init__(self, contents: KvCacheContents) -> None:
         self._contents = contents
