@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 #: Maximum number of differences that are shown for each prompt. Later differences rarely matter.
 MAX_DIFFERENCES = 5
-#: Maximum number of tokens that are shown before a difference, and of the difference itself.
-SHOWN_BEFORE, SHOWN_INSIDE = 12, 24
+#: Maximum number of tokens that are shown before a difference: enough to recognize the place.
+SHOWN_BEFORE = 12
+#: Maximum number of tokens that are shown of a difference itself.
+SHOWN_INSIDE = 24
 #: Maximum number of fields of two bodies that are named as different.
 MAX_FIELDS = 8
 

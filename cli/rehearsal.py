@@ -20,9 +20,10 @@ from llmops.gateway.routing.quality.golden_prompts import load_golden_prompts
 from llmops.perf.rehearsal import CANDIDATE, RehearsalLoad, RehearsalReport, make_report
 from llmops.process import module_command, with_parent_death_signal
 
-#: Maximum seconds for a stack to start, and for a roll-out to end. A build of the engine is part of
-#: a start.
-START_TIMEOUT, ROLLOUT_TIMEOUT = 300.0, 1800.0
+#: Maximum seconds for a stack to start. Enough to load the model on a busy machine.
+START_TIMEOUT = 300.0
+#: Maximum seconds for a roll-out to end. Its steps take minutes.
+ROLLOUT_TIMEOUT = 1800.0
 #: Maximum seconds for a stack to stop. Its answers are short.
 STOP_TIMEOUT = 60.0
 #: Rate of the offered requests as a share of the slower version's capacity. One replica must be
@@ -30,11 +31,14 @@ STOP_TIMEOUT = 60.0
 LOAD_SHARE = 0.4
 #: Seconds of load before the roll-out starts, and after its end.
 MARGIN = 15.0
-#: Percent of the requests in the first step, and requests of the new version in a step: a rehearsal
-#: has two replicas and takes minutes.
-PERCENT, MIN_REQUESTS = 50.0, 60
-#: Tokens of an answer to a golden prompt, and the time between two sweeps.
-QUALITY_TOKENS, QUALITY_INTERVAL = 12, "45s"
+#: Percent of the requests that the new version gets in the first step: half, for two replicas.
+PERCENT = 50.0
+#: Requests of the new version in a step. Fewer than by default, so that a rehearsal takes minutes.
+MIN_REQUESTS = 60
+#: Maximum tokens of an answer to a golden prompt, which shares the machine with the load.
+QUALITY_TOKENS = 12
+#: Time between two sweeps of the golden prompts, short enough for several during a roll-out.
+QUALITY_INTERVAL = "45s"
 
 
 async def rehearse(old: Path, new: Path, fault: str, report: Callable[[str], None]) -> RehearsalReport:

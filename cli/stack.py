@@ -53,9 +53,10 @@ if TYPE_CHECKING:
 FIRST_TENANT = "default"
 FIRST_USER = "admin@localhost"
 
-#: Times that a Triton is started again within 10 minutes, and the seconds without a step after which
-#: a busy one counts as hanging, as `llmops serve` has them.
-MAX_RESTARTS, HANG_TIMEOUT = 3, 120.0
+#: Maximum number of restarts of a Triton within 10 minutes, the default of `llmops serve`.
+MAX_RESTARTS = 3
+#: Seconds without a step after which a busy Triton counts as hanging, as in `llmops serve`.
+HANG_TIMEOUT = 120.0
 
 
 def is_engine_folder(checkpoint: str) -> bool:

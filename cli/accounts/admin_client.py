@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 ResponseT = TypeVar("ResponseT")
 
-#: Maximum seconds between two parts of a response, and to open a connection.
+#: Maximum seconds between two parts of a response. Reports over a large store take some seconds.
 TIMEOUT = 30.0
+#: Maximum seconds to open a connection.
 CONNECT_TIMEOUT = 10.0
 
 #: Maximum seconds of a whole call, because a server that keeps sending single bytes would never

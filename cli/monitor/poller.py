@@ -17,9 +17,11 @@ from llmops.gateway.telemetry.metric_definitions import SERVER_REACHABLE
 from llmops.untrusted_text import escape_unsafe
 from llmops.urls import fetch_bounded, without_secrets
 
-#: Maximum seconds to open a connection, and to receive a response. A gateway waits for its other
-#: workers before it answers, at most as long as Prometheus waits.
-CONNECT_TIMEOUT, READ_TIMEOUT = 2.0, 10.0
+#: Maximum seconds to open a connection, so that an unreachable gateway does not delay the screen.
+CONNECT_TIMEOUT = 2.0
+#: Maximum seconds to receive a response, as long as Prometheus waits. A gateway first collects the
+#: metrics of its other workers.
+READ_TIMEOUT = 10.0
 
 
 #: Maximum bytes of a response. A gateway with a hundred models and replicas sends about one

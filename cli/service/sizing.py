@@ -14,8 +14,10 @@ from llmops.errors import CheckpointError, InputError, ResourceError
 from llmops.gateway.settings import GatewaySettings, HttpFilterSettings, ProviderSettings
 
 _GIB = 2**30
-#: CPU cores that an engine pod requests: two for the server, and two for the process of each GPU.
-_CORES, _CORES_PER_GPU = 2, 2
+#: CPU cores that an engine pod requests for its server.
+_CORES = 2
+#: CPU cores that an engine pod requests for the process of each GPU.
+_CORES_PER_GPU = 2
 #: GiB of host memory in addition to weights: processes, pinned buffers, and 16 GiB of /dev/shm.
 _FIXED_GIB = 24
 #: Memory limit of a container as a multiple of its request. Weights pass through the page cache

@@ -84,16 +84,19 @@ _SXID = re.compile(_PREFIX + r"nvidia-nvswitch\d+: SXid \(PCI:([0-9A-Fa-f:.]+)\)
 _GPU_LABELS = re.compile(r'\b(?:gpu|uuid|GPU_I_ID|hostname)="[^"]*"', re.I)
 _DCGM = "DCGM_FI_"
 _SAMPLE = re.compile(r"^(\w+)\{(.*)\}[ \t]+([-+]?(?:\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d++)?)(?=\s|$)", re.M)
-#: Maximum bytes that one poll reads of a kernel log, and maximum length of a line. Bounds memory
-#: and time.
-MAX_READ_BYTES, MAX_LINE_BYTES = 8 << 20, 64 << 10
+#: Maximum number of bytes that one poll reads of a kernel log. Bounds memory and time.
+MAX_READ_BYTES = 8 << 20
+#: Maximum number of bytes of a line in a kernel log. Bounds memory for a line without an end.
+MAX_LINE_BYTES = 64 << 10
 #: Seconds between two polls of the sources of faults.
 WATCH_INTERVAL = 2.0
 #: Period in seconds for which restarts are counted. More restarts than the limit within the period
 #: are a crash loop.
 RESTART_WINDOW = 600.0
-#: Maximum seconds to read a metrics page, and the maximum size of the page in bytes.
-_PAGE_TIMEOUT, _PAGE_BYTES = 2.0, 8 << 20
+#: Maximum seconds to read a metrics page, so that a slow exporter does not delay other checks.
+_PAGE_TIMEOUT = 2.0
+#: Maximum size of a metrics page in bytes. Bounds memory.
+_PAGE_BYTES = 8 << 20
 
 #: The values of a metrics page, by metric name and labels.
 Samples = Mapping[tuple[str, str], float]

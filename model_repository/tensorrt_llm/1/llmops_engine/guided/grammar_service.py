@@ -44,9 +44,10 @@ _IDLE_SECONDS = 120.0
 _MAX_SLOW_PER_CALLER = 3
 #: Number of finished answers after which a grammar is no longer suspected before all others.
 _TRUSTED_AFTER_ANSWERS = 3
-#: Maximum number of repeated measurements of a grammar that exceeds a limit of time, but not by a
-#: factor of `_REMEASURE_BELOW`. A busy host can cause a small excess.
+#: Maximum number of repeated measurements of a grammar that is slightly over a limit of time.
 _MAX_REMEASUREMENTS = 2
+#: Factor over a limit of time from which on a grammar is not measured again: a busy host can only
+#: cause a smaller excess.
 _REMEASURE_BELOW = 5
 #: Niceness of the quick lane. It leaves the lane about a tenth of a core beside an engine that uses
 #: all cores.
