@@ -110,10 +110,13 @@ class ChatClient:
             accept: HTTP statuses other than 2xx whose JSON is returned instead of raised.
 
         Raises:
+            InputError: A text of `body` cannot be sent.
             ServerError: The server rejected the request, or the connection broke.
         """
         try:
             response = self._http.post(path, json=body)
+        except UnicodeEncodeError as error:
+            raise InputError("A text of the request has half of a surrogate pair; replace it.") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise http_connection_error(self.url, error) from error
         if response.status_code not in accept:

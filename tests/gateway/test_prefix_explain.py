@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from llmops.cli.main import cli
 from llmops.cli.prefix_comparison import PromptDifference, compare_prompts
+from llmops.errors import LlmopsError
 
 RULES = " ".join(f"Rule {number} says nothing of any kind." for number in range(12))
 
@@ -80,7 +81,9 @@ async def test_what_is_no_request_body_is_said(stack, tmp_path):
         (["[1]", chat("a")], "a request body is a JSON object"),
         ([{"model": "x"}, chat("a")], "it has neither `messages` nor `input`"),
         ([{"input": 5, "model": "x"}, chat("a")], "is not a request body: "),
+        ([chat("\ud800"), chat("a")], "has half of a surrogate pair"),
     ]:
         run = await explain(stack, tmp_path, *bodies)
         assert run.exit_code != 0
+        assert isinstance(run.exception, LlmopsError | SystemExit), run.exception
         assert said in f"{run.output} {run.exception}"
