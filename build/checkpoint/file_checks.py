@@ -177,7 +177,7 @@ def check_tensor_ranges(path: Path, tensors: Iterable[TensorInfo], size: int) ->
     end = max((tensor.offset + tensor.nbytes for tensor in placed), default=0)
     if end > size:
         raise CheckpointError(
-            f"{path} is truncated: it has {size:,} bytes and its tensors need {end:,}; download it again."
+            f"{path} is truncated: it has {size:,} bytes, its tensors need {end:,}; download it again."
         )
     for before, after in pairwise(placed):
         if before.offset + before.nbytes > after.offset:

@@ -120,9 +120,7 @@ def check_sharding(arch: Architecture, tp: int, pp: int, group_size: int | None 
     if pp > arch.num_layers:
         raise InputError(f"--pp {pp} is more than the {arch.num_layers} layers; give at most that.")
     if arch.num_layers % pp:
-        raise InputError(
-            f"--pp {pp} cannot work: ModelOpt splits {arch.num_layers} layers into equal stages only; give a divisor."
-        )
+        raise InputError(f"--pp {pp} cannot work: ModelOpt splits {arch.num_layers} layers into equal stages only.")
 
 
 def _no_group(arch: Architecture, tp: int, requested: int | None, sizes: tuple[int, ...], rounded: bool) -> str:

@@ -77,12 +77,12 @@ def test_a_step_with_prompts_that_the_tables_have_shorter_than_one_without():
     [
         (
             ("deepseek-ai/DeepSeek-V3",),
-            r"^deepseek-ai/DeepSeek-V3 fits on 16 x h100-sxm as TP2 PP8, but cannot be built so: --pp 8 .* 61 layers "
+            r"^deepseek-ai/DeepSeek-V3 fits on 16 x h100-sxm as TP2 PP8, but this layout cannot be built: --pp 8 .* 61 layers "
             r"into equal stages only\. TP8 EP8 on 8 x \S+ works: --gpu \S+\.$",
         ),
         (
             ("openai/gpt-oss-120b", "--quant", "fp8"),
-            r"^openai/gpt-oss-120b is already quantised \(mxfp4\) and is passed on as it is; leave out --quant fp8\.$",
+            r"^openai/gpt-oss-120b is already quantised \(mxfp4\) and is built unchanged; leave out --quant fp8\.$",
         ),
         (
             ("meta-llama/Llama-3.3-70B-Instruct", "--gpus", "1"),

@@ -134,7 +134,7 @@ def test_a_full_gpu_is_one_sentence(checkpoint, tmp_path, monkeypatch, says):
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", load)
     words = {"target": "pytorch", "quant": "fp8", "options": {"quality": "false"}}
-    with pytest.raises(ResourceError, match=r"^A GPU has no memory left; end what else uses it"):
+    with pytest.raises(ResourceError, match=r"^A GPU has no memory left; end the other processes on it"):
         build(BuildSpec(str(checkpoint("llama").path), tmp_path / "engine", **words))
     assert list(tmp_path.iterdir()) == []
 
@@ -146,7 +146,7 @@ def test_memory_that_other_programs_hold_is_not_there(monkeypatch):
     # of a torch beside an H200 whose memory another process held
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (284164096, 150121021440))
     need = stage_estimates.StageRequirements("quality gate", 0, 2 << 30, 0, 0.0, here=True)
-    with pytest.raises(ResourceError, match=r"about 2\.0 GiB of GPU memory, 0\.3 GiB are free; end what else uses"):
+    with pytest.raises(ResourceError, match=r"about 2\.0 GiB of GPU memory, 0\.3 GiB are free; end other processes"):
         stage_estimates.check_memory([need], gpu=True)
 
 

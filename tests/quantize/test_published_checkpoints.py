@@ -150,7 +150,7 @@ def test_an_engine_that_passes_block_fp8_on(published, tmp_path):
     ("form", "change", "target", "says"),
     [
         ("fp8", {"weight_block_size": None}, "pytorch", "(fp8), with one scale per tensor, where TensorRT-LLM's "
-         "PyTorch backend takes blocks of 128 x 128 only; give the full-precision checkpoint with --quant fp8."),
+         "PyTorch backend supports only blocks of 128 x 128; give the full-precision checkpoint with --quant fp8."),
         ("fp8", {"weight_block_size": [64, 64]}, "pytorch", "in blocks of 64 x 64"),
         ("fp8", {}, "tensorrt", "(fp8), which --target tensorrt cannot take; give the full-precision checkpoint with "
          "--quant fp8."),
@@ -162,7 +162,7 @@ def test_an_engine_that_passes_block_fp8_on(published, tmp_path):
         ("float", {}, "pytorch", "full-precision checkpoint with --quant fp8."),
         ("awq", {}, "openvino", "is already quantised (awq)"),
         ("fp8", {"quant_method": "modelopt", "quant_algo": "FP8"}, "pytorch", "(modelopt FP8), but TensorRT-LLM 1.2 "
-         "reads that from hf_quant_config.json, which is not there"),
+         "reads that from hf_quant_config.json, which is missing"),
     ],
 )  # fmt: skip
 def test_refused_in_one_sentence(published, tmp_path, form, change, target, says):
@@ -211,7 +211,7 @@ def test_fp8_of_llm_compressor_is_served_as_it_is_from_1_3_on(published, tmp_pat
     assert says in error if says else error is None
     older = run(*words)[1]
     assert older is not None
-    assert ("take --set image=trtllm-1.3, or give the full-precision checkpoint" in older) == (says is None)
+    assert ("use --set image=trtllm-1.3, or give the full-precision checkpoint" in older) == (says is None)
 
 
 @pytest.mark.parametrize("place", ["config.json", "hf_quant_config.json"])
@@ -240,7 +240,7 @@ def test_modelopt_checkpoints(export, checkpoint, tmp_path):
     assert error is None
     assert 0.02 < json.loads(result.stdout)["weight_error"] < 0.04
     assert "leave out --quant fp8" in run("build", folder, "-o", engine, "--target", "pytorch", "--quant", "fp8")[1]
-    assert f"--against {folder} is quantised itself (modelopt)" in run("eval", engine, "--against", folder)[1]
+    assert f"--against {folder} is itself quantised (modelopt)" in run("eval", engine, "--against", folder)[1]
     path = folder / "hf_quant_config.json"
     path.write_text(path.read_text().replace('"FP8"', '"NVFP4"'))
     says = "(modelopt NVFP4), which needs a Blackwell GPU, not --gpu h100-sxm"
