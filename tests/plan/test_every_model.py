@@ -77,8 +77,8 @@ def test_a_step_with_prompts_that_the_tables_have_shorter_than_one_without():
     [
         (
             ("deepseek-ai/DeepSeek-V3",),
-            r"^deepseek-ai/DeepSeek-V3 fits on 16 x h100-sxm as TP2 PP8, but this layout cannot be built: --pp 8 .* 61 layers "
-            r"into equal stages only\. TP8 EP8 on 8 x \S+ works: --gpu \S+\.$",
+            r"^deepseek-ai/DeepSeek-V3 fits on 16 x h100-sxm as TP2 PP8, but this layout cannot be built: "
+            r"--pp 8 .* 61 layers into equal stages only\. TP8 EP8 on 8 x \S+ works: --gpu \S+\.$",
         ),
         (
             ("openai/gpt-oss-120b", "--quant", "fp8"),
