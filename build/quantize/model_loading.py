@@ -235,17 +235,17 @@ def put_parameter(model: Any, name: str, value: Any) -> None:
 
 
 def load_tokenizer(checkpoint: Checkpoint, written: Path | None = None) -> Any:
-    """Return the tokenizer.
+    """Return the tokenizer, loaded from the tokenizer files of the engine.
 
-    The tokenizer of a GGUF file is loaded from the tokenizer files of the engine. `written` is the
-    folder of these files, if they exist already.
+    transformers takes those as they are. From some checkpoints it builds a tokenizer with other
+    ids, such as DeepSeek's distilled Llamas. `written` is the folder of these files, if they exist
+    already.
     """
     from transformers import AutoTokenizer
 
-    if checkpoint.format == "gguf" and written is None:
+    if written is None:
         with tempfile.TemporaryDirectory(prefix="llmops-tokenizer-") as scratch:
             write_tokenizer(checkpoint, Path(scratch) / "tokenizer", lambda sentence: None)
             return load_tokenizer(checkpoint, Path(scratch) / "tokenizer")
     with silence_libraries():
-        folder = written if checkpoint.format == "gguf" else checkpoint.path
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(written, trust_remote_code=False)

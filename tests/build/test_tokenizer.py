@@ -142,3 +142,14 @@ def test_transformers_5_takes_a_byte_level_tokenizer_as_it_is(copy_of_tiny: Path
     written = json.loads((tmp_path / "out/tokenizer.json").read_text())
     for part in ("model", "pre_tokenizer", "decoder"):
         assert json.loads(loaded.backend_tokenizer.to_str())[part] == written[part]
+
+
+def test_calibration_reads_the_ids_of_tokenizer_json(copy_of_tiny: Path) -> None:
+    """transformers 5.5.4 builds another tokenizer from the files of DeepSeek's distilled Llamas."""
+    pytest.importorskip("transformers")
+    from llmops.build.quantize.model_loading import load_tokenizer
+
+    (copy_of_tiny / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizerFast"}))
+    text = "the cat sat\non the mat"
+    ids = Tokenizer.from_file(str(copy_of_tiny / "tokenizer.json")).encode(text).ids
+    assert load_tokenizer(open_checkpoint(str(copy_of_tiny))).encode(text) == ids
