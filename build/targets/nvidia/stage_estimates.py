@@ -177,9 +177,9 @@ _DISK = 1.0e9
 _TO_GPU = 4e9
 #: Bytes per second of 16-bit numbers that a CPU converts to float32.
 _ON_CPU = 1e9
-#: Operations per second of a GPU.
+#: Operations per second of a GPU: a third of an H100 SXM's dense bfloat16 peak.
 _GPU_RATE = 330e12
-#: Operations per second of a CPU core.
+#: Operations per second of a CPU core in float32.
 _CORE_RATE = 40e9
 #: Number of forward passes of AWQ, which quantises and compares eleven times.
 _AWQ_PASSES = 12
