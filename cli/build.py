@@ -42,13 +42,15 @@ if TYPE_CHECKING:
 @click.option("--pp", type=click.IntRange(1), default=1, help="Pipeline-parallel GPUs.")
 @click.option("--ep", type=click.IntRange(1), default=1, help="Expert-parallel GPUs; divides --tp.")
 @click.option("--gpu", help="GPU the engine is for, e.g. h100-sxm.")
-@click.option("--max-batch-size", type=int, help="Requests in one batch.")
+@click.option("--max-batch-size", type=int, help="Maximum number of requests in one batch.")
 @click.option(
     "--max-seq-len",
     type=int,
     help="Prompt plus answer, in tokens.  [default: the model's context, at most 8192 of it on tensorrt and pytorch]",
 )
-@click.option("--max-num-tokens", type=int, help="Tokens in one engine step (openvino: without it measured at start).")
+@click.option(
+    "--max-num-tokens", type=int, help="Maximum tokens in one engine step (openvino: by default measured at start)."
+)
 @click.option(
     "--plan",
     "plan_file",

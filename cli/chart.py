@@ -50,7 +50,7 @@ def command(
     from llmops.cli.service.service_file import read
 
     if schema_only:
-        reject_other_options("--schema-only writes the schema of any values", "output", "schema_only")
+        reject_other_options("--schema-only writes a schema that fits all values", "output", "schema_only")
         _write(json.dumps(chart_schema(), indent=1) + "\n", output)
         return
     loaded = read(file, profile)

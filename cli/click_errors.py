@@ -13,15 +13,15 @@ _SENTENCES = (
     (r"Option '([^']+)' requires (?:an argument|\d+ arguments)\.", "{0} needs a value"),
     (r"Option '([^']+)' does not take a value\.", "{0} takes no value; leave it out"),
     (r"Got unexpected extra arguments? \((.+)\)", "{0} is not expected here"),
-    (r"\w+ '(.+)' does not exist\.", "{0} does not exist; name one that does"),
+    (r"\w+ '(.+)' does not exist\.", "{0} does not exist; name an existing path"),
     (r"\w+ '(.+)' is a file\.", "{0} is a file; name a folder"),
     (r"\w+ '(.+)' is a directory\.", "{0} is a folder; name a file"),
     (
         r"\w+ '(.+)' is not (readable|writable)\.",
-        f"{0} is not {1} for this user; change its mode, or name another file",
+        "{0} is not {1} for this user; change its mode, or name another file",
     ),
     (r"No such command '(.+)'\.", "There is no command {0}"),
-    (r"'(.+)' is not a valid boolean\..*", "{0} is neither true nor false; write one of them"),
+    (r"'(.+)' is not a valid boolean\..*", "{0} is neither true nor false; write true or false"),
 )
 
 

@@ -18,7 +18,7 @@ PORT = 9100
     help="sqlite:///FILE or postgresql://…; also $LLMOPS_STORE.  [default: store.db in the cache folder]",
 )
 @click.option("--kafka", metavar="HOST:PORT,…", help="Kafka brokers to read usage from; also $LLMOPS_KAFKA__SERVERS.")
-@click.option("--gateway", metavar="URL", help="Gateway to ask which models there are.")
+@click.option("--gateway", metavar="URL", help="Gateway whose models are listed.")
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, help="Port to listen on; 0 takes any.")
 def command(

@@ -18,7 +18,9 @@ REPLICA = "One of several servers to use as one: HOST:PORT, or dns:NAME:PORT for
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes any.  [default: 9000]")
 @click.option("--store", metavar="URL", help="Where API keys are stored: sqlite:///FILE or postgresql://….")
 @click.option("--open", is_flag=True, default=None, help="Require no API key, even where others can reach the gateway.")
-@click.option("--workers", type=click.IntRange(1, 256), help="Processes on the same port.  [default: 1]")
+@click.option(
+    "--workers", type=click.IntRange(1, 256), help="Number of gateway processes on the same port.  [default: 1]"
+)
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Level of the log.  [default: info]"
 )

@@ -81,7 +81,9 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
 @click.option("--isl", type=click.IntRange(1), default=1000, help="Mean prompt length in tokens.")
 @click.option("--osl", type=click.IntRange(1), default=200, help="Mean answer length in tokens.")
 @click.option(
-    "--qps", type=click.FloatRange(0, min_open=True), help="Requests/s to serve.  [default: what one replica can take]"
+    "--qps",
+    type=click.FloatRange(0, min_open=True),
+    help="Requests/s to serve.  [default: the capacity of one replica]",
 )
 @_latency_options("ttft", "time to first token", "500ms")
 @_latency_options("tpot", "time per output token", "50ms")
@@ -97,7 +99,7 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
 @click.option(
     "--max-seq-len", type=click.IntRange(1), help="Longest sequence to build for.  [default: isl + osl, rounded up]"
 )
-@click.option("--max-num-tokens", type=click.IntRange(1), help="Tokens of one step.  [default: 8192]")
+@click.option("--max-num-tokens", type=click.IntRange(1), help="Maximum tokens of one step.  [default: 8192]")
 @click.option(
     "--kv-fraction",
     type=click.FloatRange(0, 1, min_open=True),

@@ -112,9 +112,9 @@ def reconcile(engines: tuple[str, ...], admin: AdminClient, as_json: bool) -> No
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, help="Maximum number of events.")
 @admin_options
 def dead_letters(limit: int, admin: AdminClient, as_json: bool) -> None:
-    """List usage events that are on no bill, with the reason.
+    """List usage events that could not be billed, with the reason.
 
-    Those that a gateway signed come first, then the newest first.
+    Events that a gateway signed come first; the newest come first among equals.
     """
     from llmops.control.admin.schemas import DeadLetterListQuery, DeadLetterRead
 

@@ -92,7 +92,7 @@ CLICK = {
         "--tp 3 x --pp 1 needs 3 GPUs, but --gpus is 1; raise --gpus, or lower --tp or --pp."
     ),
     "build x --target cpu": "--target is not usable: cpu is none of its values; choose openvino, tensorrt or pytorch.",
-    "verify --engine none": "--engine is not usable: none does not exist; name one that does.",
+    "verify --engine none": "--engine is not usable: none does not exist; name an existing path.",
     "verify --engine file": "--engine is not usable: file is a file; name a folder.",
     "simulate --plan . --rate 1": "--plan is not usable: . is a folder; name a file.",
     "key lst": "There is no command lst; see `llmops key --help`.",
@@ -107,7 +107,7 @@ CLICK = {
     ),
     "serve x --export slurm --claim a": "A Slurm script mounts folders, not a claim; leave --claim out.",
     "init --schema-only --name a": "--schema-only writes the schema of every llmops.yaml; leave --name out.",
-    "chart --schema-only --claim a": "--schema-only writes the schema of any values; leave --claim out.",
+    "chart --schema-only --claim a": "--schema-only writes a schema that fits all values; leave --claim out.",
     "usage --tenant a dead-letters": "The options of dead-letters follow its name; leave --tenant out.",
     "plan x --name a": "Only --rules writes a name; leave --name out.",
     "plan x --acceptance 0.5": "Without --draft-tokens no token is proposed; leave --acceptance out.",

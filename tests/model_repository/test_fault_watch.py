@@ -63,7 +63,7 @@ def test_xids_are_fatal_after_which_nvidia_resets_the_gpu():
     assert set(FATAL_XIDS) >= RESETS
     assert not set(FATAL_XIDS) & IGNORED
     runbook = (Path(__file__).parents[2] / "deploy" / "runbooks.md").read_text()
-    named = re.search(r"XID ([\d,\s]+or \d+) drain", runbook)[1]
+    named = re.search(r"XID ([\d,\s]+or \d+), and after", runbook)[1]
     assert {int(number) for number in re.findall(r"\d+", named)} == set(FATAL_XIDS)
 
 

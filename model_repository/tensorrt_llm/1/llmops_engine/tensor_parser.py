@@ -232,7 +232,7 @@ def _adapter(scalars: dict[str, Any], capabilities: EngineCapabilities) -> int:
     if task_id and task_id not in capabilities.adapters:
         known = ", ".join(map(str, sorted(capabilities.adapters)))
         hint = (
-            f"this engine has {known}, and 0 for none"
+            f"must be 0 for no adapter, or one of {known}"
             if known
             else f"only 0 is supported by target {capabilities.target}"
         )

@@ -131,7 +131,7 @@ class GrammarSandbox:
             stop_child(process)
 
     def end(self) -> None:
-        """Kill the process, and prevent that another is started."""
+        """Kill the process, and never start another process."""
         with self._starting:
             self._ended = True
         self.close()
