@@ -79,9 +79,10 @@ class DrainingServer(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal ends the server."""
-        listeners = [one.dup() for one in sockets or () for _ in range(ACCEPTS_PER_TURN)]
+        # uvicorn closes all of them when it drains, also the given ones: new connections are refused
+        copies = [one.dup() for one in sockets or () for _ in range(ACCEPTS_PER_TURN - 1)]
         try:
-            super().run(listeners)
+            super().run([*(sockets or ()), *copies])
         finally:
             self._exit_timer.cancel()
 
