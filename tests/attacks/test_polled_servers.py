@@ -362,7 +362,7 @@ async def test_no_password_of_a_polled_url_is_printed(is_away: bool, caplog: pyt
         for asked in (
             read_alerts(GatewaySettings(web={"prometheus": secret})),
             served_tokens([f"{secret}/metrics"]),
-            keys.find("a"),
+            keys.find("a", "RS256"),
         ):
             with pytest.raises((UnavailableError, ResourceError)) as failed:
                 await asked

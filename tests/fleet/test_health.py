@@ -145,7 +145,7 @@ def test_a_replica_that_is_away_is_no_flood_of_lines_in_the_log(caplog: pytest.L
             replica.on_disconnect(UnavailableError("It went away."))
             for _ in range(3):
                 replica.on_disconnect(UnavailableError("It refuses connections."))
-    ends = [line.rpartition("ended: ")[2] for line in caplog.messages if "ended" in line]
+    ends = [line.rpartition("again: ")[2] for line in caplog.messages if "ended" in line]
     assert ends == 2 * ["It went away.", "It refuses connections."]
 
 

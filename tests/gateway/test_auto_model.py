@@ -144,7 +144,7 @@ async def test_a_trained_head_decides_what_rules_do_not(tmp_path):
 def test_heads_that_cannot_be_used_are_named(tmp_path):
     with pytest.raises(InputError, match=r"router head .* cannot be read .*llmops router train"):
         auto(head=tmp_path / "none.json")
-    with pytest.raises(InputError, match="The category 'hate' is no model"):
+    with pytest.raises(InputError, match="The category 'hate' is not a model"):
         train_router([Example("x", "hate")], "m", np.zeros((1, 2)), max_missed=0.1)
     with pytest.raises(InputError, match="Too few examples for the large model: 0"):
         train_router([Example("x")] * 20, "m", np.zeros((20, 2)), max_missed=0.1)

@@ -89,7 +89,7 @@ async def test_a_model_without_grammars(card, tokenizer):
     able = {**card, "capabilities": {**card["capabilities"], "guided": []}}
     async with running(able, tokenizer) as stack, sdk_of(stack) as stack.sdk:
         form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
-        with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format: target openvino has no"):
+        with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format: target openvino does not support"):
             await ask(stack, output_config=form)
 
 

@@ -66,6 +66,6 @@ def test_a_file_in_the_place_of_the_backends_is_one_sentence(tmp_path: Path, mon
     monkeypatch.setenv("LLMOPS_CACHE", str(tmp_path))
     put(tmp_path / "triton-backends")
     with pytest.raises(
-        ResourceError, match=r"triton-backends/.* cannot be created \(Not a directory\); remove the file"
+        ResourceError, match=r"triton-backends/.* cannot be created \(Not a directory\); remove any file"
     ):
         find_installation()

@@ -98,7 +98,7 @@ def test_the_builder_changes_nothing(checkpoint, adapters, family, quant):
                 arguments(spec, checkpoint(family))
             continue
         if mode == "lookahead_decoding" and family in ("gemma2", "gemma3", "phi3"):
-            with pytest.raises(InputError, match="lookahead_decoding: trtllm-build does not have it"):
+            with pytest.raises(InputError, match="lookahead_decoding is not possible: trtllm-build does not have it"):
                 arguments(spec, checkpoint(family))
             continue
         flags = effective_flags(from_argv(arguments(spec, checkpoint(family))[1:]))
@@ -142,7 +142,7 @@ def test_phi3_has_no_pipeline_stages(checkpoint):
     """1.2.1 models/phi3/model.py: Phi3Model has an embedding and a last norm on every rank, and `forward` takes no
     hidden_states of an earlier one, unlike LLaMAModel, QWenModel and GemmaModel.
     """
-    with pytest.raises(InputError, match=r"--pp: .* no pipeline stages; use --tp"):
+    with pytest.raises(InputError, match=r"--pp is not possible: .* no pipeline stages; use --tp"):
         tensorrt.target.prepare(BuildSpec("c", Path("e"), "tensorrt", tp=2, pp=2), checkpoint("phi3"))
     get_target("pytorch").prepare(BuildSpec("c", Path("e"), "pytorch", tp=2, pp=2), checkpoint("phi3"))
 
@@ -151,7 +151,7 @@ def test_adapters_want_float16(checkpoint, adapters, tmp_path):
     config = {"architectures": ["LlamaForCausalLM"], **SIZES, "torch_dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     source = open_checkpoint(str(tmp_path), weights=False)
-    with pytest.raises(InputError, match="this one is bfloat16; add --set dtype=float16, or use --target pytorch"):
+    with pytest.raises(InputError, match="this engine is bfloat16; add --set dtype=float16, or use --target pytorch"):
         tensorrt.target.prepare(BuildSpec("c", Path("e"), "tensorrt", options={"adapters": adapters}), source)
     spec = BuildSpec("c", Path("e"), "tensorrt", options={"adapters": adapters, "dtype": "float16"})
     assert tensorrt.target.prepare(spec, source).request.dtype == "float16"

@@ -86,7 +86,7 @@ def test_a_prompt_has_log_probabilities_for_each_token_though_it_is_cached(versi
 
 
 def test_alternatives_that_the_sampler_lacks_are_not_announced():
-    with pytest.raises(ValueError, match=r"announces top_logprobs, which TensorRT-LLM 1.2.1 would ignore"):
+    with pytest.raises(ValueError, match=r"announces top_logprobs, which TensorRT-LLM 1.2.1 ignores"):
         make("1.2.1", capabilities={"top_logprobs": 20})
 
 
@@ -484,5 +484,5 @@ def test_a_model_sees_its_own_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,GPU-c")
     engine.restrict_visible_gpus("0,2")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-c"
-    with pytest.raises(ValueError, match=r"runs on GPU 2, and CUDA_VISIBLE_DEVICES=GPU-a,GPU-c shows 2: show more"):
+    with pytest.raises(ValueError, match=r"runs on GPU 2, but CUDA_VISIBLE_DEVICES=GPU-a,GPU-c shows only 2 GPUs"):
         engine.restrict_visible_gpus("2")
