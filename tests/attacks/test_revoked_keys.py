@@ -93,7 +93,7 @@ def test_an_answer_that_another_gateway_took_over_ends_with_its_key(start, progr
     headers, run = {"authorization": f"Bearer {key}"}, in_background(one, key)
     wait_until(lambda: "msg_" in httpx.get(f"{one.url}/v1/responses/{run}", headers=headers).text, "tokens")
     one.kill()
-    other.found("(continues after)")
+    other.found("(continues here after)")
     llmops("key", "revoke", key, "--now", "--store", store)
     began = time.monotonic()
     wait_until(lambda: "because its key was revoked with --now" in other.log, "the end of the answer")
