@@ -387,7 +387,8 @@ SCORE_TYPES = SCORE_INPUTS.plain(
 SCORE_OUTPUTS = TensorList()
 SCORE_VALUE = SCORE_OUTPUTS.plain("score", FP32, "score of each row, from 0 to 1", optional=False)
 
-# NAME, the ensemble: its tensors, and the tensor of a following model that each feeds.
+# Tensors of the ensemble NAME. Each table maps a tensor to the tensor of the next model that
+# receives it.
 TEXT_INPUT, MAX_TOKENS, TOP_K, STREAM, TEXT_OUTPUT = "text_input", "max_tokens", "top_k", "stream", "text_output"
 STOP_WORDS, BAD_WORDS, BIAS_WORDS, BIAS_WEIGHTS = (
     "stop_words",

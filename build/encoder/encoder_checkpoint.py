@@ -97,7 +97,7 @@ def reject_odd_settings(ref: str) -> Iterator[None]:
         yield
     except (*MALFORMED, RuntimeError) as error:
         raise CheckpointError(
-            f"The settings of {ref} have another form or do not fit its weights ({type(error).__name__}); download "
+            f"The settings of {ref} are malformed or do not fit its weights ({type(error).__name__}); download "
             "it again."
         ) from error
 

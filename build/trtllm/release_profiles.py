@@ -74,7 +74,7 @@ def profiles_per_release(arguments: Mapping[str, Any], quant: str = "none") -> l
 
 
 def profile_of_release(arguments: Mapping[str, Any], version: str, quant: str = "none") -> ReleaseProfile:
-    """Return the profile of a version. Later versions get the profile of the newest known line.
+    """Return the profile of the newest known release line that is not later than `version`.
 
     Raises:
         InputError: The release cannot run the engine.

@@ -31,8 +31,12 @@ _PORTS = {"postgresql": 5432, "redis": 6379, "rediss": 6379, "http": 80, "https"
 class ModelSizes:
     """The sizes of a model in bytes.
 
-    The sizes are of the download, of the written files, of the served weights, and of the largest
-    stage of the build.
+    Attributes:
+        checkpoint: The download.
+        disk: The files that the build writes.
+        weights: The weights that are served.
+        build_ram: The memory of the largest stage of the build.
+        build_gpu: The GPU memory of the largest stage of the build.
     """
 
     checkpoint: int

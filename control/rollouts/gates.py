@@ -91,7 +91,7 @@ async def answer_flagger(store: StoreOfApp, hook: HookType, model: ModelName, bo
 
     A rollback hook gets 200 if Flagger must roll back.
     """
-    log.info("Flagger: %s of %s (%s)", hook, escape_unsafe(body.name), escape_unsafe(body.phase))
+    log.info("Flagger called the hook %s for %s (phase %s).", hook, escape_unsafe(body.name), escape_unsafe(body.phase))
     verdict = await read_verdict(store, model)
     if hook in CONFIRMATIONS:
         passes = verdict.decision == "promote"

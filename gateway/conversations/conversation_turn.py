@@ -158,7 +158,7 @@ class AnswerReference(BaseModel):
 
 
 class StoredAnswer:
-    """The message of a conversation that an answer fills."""
+    """A message in a conversation whose content is written while the answer is generated."""
 
     def __init__(
         self,

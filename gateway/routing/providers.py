@@ -447,7 +447,8 @@ def _read_key(name: str, settings: ProviderSettings) -> str:
         return ""
     if not key or not key.isascii() or not key.isprintable():
         raise InputError(
-            f"The provider {name} needs its key in {place}, which has none; set it, or correct the setting."
+            f"The provider {name} has no usable key in {place}; store a key of printable ASCII characters there, or "
+            "correct the setting."
         )
     return key
 

@@ -40,7 +40,7 @@ _SPACES = frozenset(byte for code in range(0x3001) if chr(code).isspace() for by
 
 
 class TokenLowerBound:
-    """The lower bound of a tokenizer."""
+    """A lower bound of the number of tokens that a tokenizer makes of a text."""
 
     def __init__(self, longest: NDArray[np.float64], *, composes: bool = False, absorbs: bool = False) -> None:
         """Create the bound.

@@ -110,8 +110,8 @@ def show_comparison(first: Document, second: Document, console: Console) -> None
     console.print(_table(first, second, verdicts=not different))
     console.print(
         f"“same”: less than {100 * MIN_CHANGE:g} % apart, or the 95 % confidence intervals touch; "
-        "“unsure”: too few requests"
-        " for an interval, or gaps within answers, which have none. One run of each cannot show drift between runs.",
+        "“unsure”: too few requests for an interval, or gaps within answers, for which there is no interval. One run "
+        "of each cannot show drift between runs.",
         highlight=False,
     )
 

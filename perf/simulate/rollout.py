@@ -18,7 +18,9 @@ KEEP_OLD = 1800.0
 
 
 class SimulatedRollout:
-    """A roll-out to replicas beside the old ones, which the judge moves from step to step.
+    """A simulated roll-out that the judge moves from step to step.
+
+    The new version runs on replicas of its own, beside those of the old version.
 
     Attributes:
         steps: Time of each step in seconds, and the percentage of requests for the new version.

@@ -320,7 +320,7 @@ async def test_a_key_is_read_from_a_file_and_a_missing_one_is_refused(tmp_path, 
     await found.close()
     monkeypatch.delenv("PROVIDER_KEY")
     for key in ({"key_env": "PROVIDER_KEY"}, {"key_file": tmp_path / "absent"}):
-        with pytest.raises(InputError, match=r"key of the provider cloud|provider cloud needs its key"):
+        with pytest.raises(InputError, match=r"key of the provider cloud|provider cloud has no usable key"):
             Providers(GatewaySettings(providers={"cloud": {**given, **key}}))
 
 

@@ -1,6 +1,7 @@
 """Search all layouts on all kinds of GPU.
 
-Layouts that meet the targets are ranked by cost. Each other layout gets a reason.
+Layouts that meet the targets are ranked by cost. Each other layout is listed with
+the reason for its rejection.
 """
 
 from collections.abc import Callable, Sequence

@@ -220,8 +220,8 @@ class AdmissionController:
         home = self._home(request, views)
         if home is not None:
             cached, rate = self.policy.cached(request.routing, home), home.prefill_rate or DEFAULT_PREFILL_RATE
-            # until then, another replica would still compute the cached prefix
-            # (docs/decisions/0017)
+            # reserve the request for its home for the time that another replica would need to compute
+            # the cached prefix (docs/decisions/0017)
             request.home_until = now + cached / rate
             # subtract the prefill: the request must be dispatched early enough for it
             prefill = max(request.routing.tokens - cached, 1) / rate + (home.step_seconds or DEFAULT_STEP_SECONDS)

@@ -247,7 +247,10 @@ class Replica:
             self._policy.removed(self.replica_id, hashes)
 
     def on_identity(self, identity: EngineIdentity) -> None:
-        """Exclude the replica if another engine answers than its metadata announces."""
+        """Record the engine that answers.
+
+        Exclude the replica if the engine is not the one that the replica's metadata announces.
+        """
         announced = self.model.card.engine
         if self.instance and identity.instance != self.instance:
             self._on_restart()

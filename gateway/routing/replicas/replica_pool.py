@@ -162,7 +162,10 @@ class ReplicaPool(Engine):
             self.queue.finish(stream.queued_request, stream.tokens)
 
     def update(self) -> None:
-        """Dispatch, declare demand and preempt, after the state of a replica has changed."""
+        """Dispatch waiting requests, declare the demand to the engines, and preempt requests.
+
+        Called after the state of a replica has changed.
+        """
         if self.queue is not None:
             self.queue.update()
             self._declare_demand()

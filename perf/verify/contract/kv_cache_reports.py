@@ -63,7 +63,10 @@ async def events(engine: EngineContext) -> Finding:
             found = await stream.stored(_PATIENCE)
             # From a tenant's first request on, OpenVINO's prefix cache is off and sends no events.
             has_cache = found or stored or engine.metadata.target != "openvino"
-            assume(has_cache, "the engine has no prefix cache, or reports nothing of it: tenants may not share one")
+            assume(
+                has_cache,
+                "the engine sent no KV-cache events: its prefix cache is off, because tenants must not share one",
+            )
             expect(
                 found,
                 f"KV events are announced, and none came for the new prompt number {number}: gateways would route by "

@@ -48,7 +48,9 @@ async def drawing(engine: EngineContext) -> Finding:
         return unseen("the model is certain of every token of this answer")
     scores = [score for one in result for score in one.scores]
     if scored:
-        expect(scores and max(scores) <= 1e-4, f"log-probabilities of drawn tokens are {scores[:4]}…")
+        expect(
+            scores and max(scores) <= 1e-4, f"log-probabilities of drawn tokens are missing or above 0: {scores[:4]}…"
+        )
         expect(min(scores) > _NOT_COMPUTED, "log-probabilities of drawn tokens are not computed")
         expect(any(scores), "every log-probability of drawn tokens is 0")
     return works("answers at temperature 2.5 differ from the greedy one")
@@ -168,4 +170,4 @@ async def adapters(engine: EngineContext) -> Finding:
         if found == engine.plain[:_NEW]:
             same.append(adapter.name)
     assume(not same, f"{', '.join(same)} answered this prompt as the base model does")
-    return works(f"{len(engine.metadata.adapters)}, each answers differently from the base model")
+    return works(f"each of {len(engine.metadata.adapters)} adapters answers differently from the base model")

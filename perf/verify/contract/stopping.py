@@ -27,7 +27,7 @@ async def stop_words(engine: EngineContext) -> Finding:
         first = _first(engine.plain, word)
         _ended(result.ids, engine.plain, first, len(word), f"a stop word of {len(word)} tokens")
         expect(result.finals == 1, "an answer that a stop word ended has no final flag")
-    return works("of one and of two tokens")
+    return works("stop words of one and of two tokens end the answer")
 
 
 def _first(tokens: list[int], word: list[int]) -> int:

@@ -221,7 +221,7 @@ def _find_character_error(terminal: str) -> str | None:
                 return f"the character class {terminal[:20]} has a range whose end is before its beginning"
             at += 2
         if terminal.startswith("[^") and codes[at] % 0x100 == 0x80:
-            # Version 0.1.25 keeps one byte of the excluded character, and fails on this character
+            # xgrammar 0.1.25 keeps one byte of the excluded character, and fails on this character
             # when it compiles the grammar.
             return f"the character class {terminal[:20]} cannot exclude U+{codes[at]:04X} in TensorRT-LLM 1.2.1"
         at += 1
