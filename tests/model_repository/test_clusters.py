@@ -230,6 +230,7 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
         wait_until(lambda: answers(port))
         other = f"{socket.gethostname()}-1"
         assert (tmp_path / "kubectl").read_text() == f"waited for pod/{other}\nexec in {other}\n"
+        wait_until((tmp_path / "rank1").exists)
         assert (tmp_path / "rank1").read_text() == "tiny-tensorrt_llm"
         answer: list[bytes] = []
         thread = Thread(target=lambda: answer.append(ask(port)))

@@ -157,7 +157,8 @@ def test_a_worker_that_was_killed_ends_its_server(tmp_path: Path) -> None:
     start = f"pathlib.Path({str(pid)!r}).write_text(str(start_workers()))"
     with start_triton(echo_repository(tmp_path, WORKERS, start), ports=ANY) as server:
         server.wait_ready(120)
-        os.kill(int(pid.read_text()), signal.SIGKILL)
+        # the server has to have seen the worker
+        threading.Timer(3, os.kill, (int(pid.read_text()), signal.SIGKILL)).start()
         with pytest.raises(ServerError, match="A process of model echo ended unexpectedly"):
             server.wait(threading.Event())
 
