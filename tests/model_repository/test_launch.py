@@ -148,7 +148,11 @@ import os, pathlib, signal, subprocess, time
 DAEMON = "tail -f /dev/null mpi4py.futures.server & echo $!; tail -f /dev/null mpi4py.futures.server & wait"
 def start_workers():
     daemon = subprocess.Popen(["sh", "-c", DAEMON], start_new_session=True, stdout=subprocess.PIPE)
-    return int(daemon.stdout.readline())
+    worker = int(daemon.stdout.readline())
+    # the shell names a worker before it has begun to run the command by which the server knows it
+    while not pathlib.Path(f"/proc/{worker}/cmdline").read_bytes().startswith(b"tail"):
+        time.sleep(0.01)
+    return worker
 """
 
 
@@ -157,8 +161,7 @@ def test_a_worker_that_was_killed_ends_its_server(tmp_path: Path) -> None:
     start = f"pathlib.Path({str(pid)!r}).write_text(str(start_workers()))"
     with start_triton(echo_repository(tmp_path, WORKERS, start), ports=ANY) as server:
         server.wait_ready(120)
-        # the server has to have seen the worker
-        threading.Timer(3, os.kill, (int(pid.read_text()), signal.SIGKILL)).start()
+        os.kill(int(pid.read_text()), signal.SIGKILL)
         with pytest.raises(ServerError, match="A process of model echo ended unexpectedly"):
             server.wait(threading.Event())
 
