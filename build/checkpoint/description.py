@@ -205,8 +205,6 @@ class Checkpoint(ModelCheckpoint):
     `build`, `plan` and `quantize` start from this record. `weight_files` and `tokenizer_files` are
     paths relative to the checkpoint. `metadata` is the metadata of a GGUF file, under the file's
     own keys.
-
-    `weight_files` are relative to the checkpoint.
     """
 
     architecture: Architecture
@@ -222,6 +220,11 @@ class Checkpoint(ModelCheckpoint):
     def dtype(self) -> str:
         """Return the dtype of unquantised weights, such as bfloat16."""
         return self.architecture.dtype
+
+    @property
+    def kept_quantisation(self) -> ExistingQuantisation | None:
+        """Return the quantisation that an engine keeps. GGUF files are dequantised."""
+        return None if self.format == "gguf" else self.quantisation
 
     @cached_property
     def weight_bytes(self) -> int:

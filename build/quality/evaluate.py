@@ -81,10 +81,8 @@ def _measure(weights: Path, target: str, against: str, progress: Progress) -> Qu
     if target == "pytorch":
         check_format_readable(weights)
     source = open_checkpoint(against)
-    if source.quantisation is not None and source.quantisation.method != "gguf":
-        raise InputError(
-            f"--against {against} is itself quantised ({source.quantisation.method}); give the full-precision source."
-        )
+    if kept := source.kept_quantisation:
+        raise InputError(f"--against {against} is itself quantised ({kept.method}); give the full-precision source.")
     with report_full_gpu(), scratch_folder("llmops-eval-") as scratch:
         return measure_export(weights, target, source, _record(source, scratch, progress), progress)
 

@@ -37,8 +37,7 @@ def default_quant(checkpoint: str, target: TargetName) -> str:
     # ignore the error here, because the build reports a checkpoint that cannot be read
     with contextlib.suppress(LlmopsError):
         found = look_up_model(checkpoint).checkpoint if facts.gpus else None
-        quantised = found is not None and found.quantisation is not None and found.quantisation.method != "gguf"
-        if found is not None and (quantised or FAMILIES[found.architecture.family].as_published):
+        if found and (found.kept_quantisation or FAMILIES[found.architecture.family].as_published):
             return "none"
     return facts.quant
 

@@ -31,8 +31,8 @@ def is_prequantized(spec: BuildSpec, checkpoint: Checkpoint, minor: tuple[int, i
         CheckpointError: The checkpoint is quantised in a way that cannot be built.
         InputError: --quant would quantise the checkpoint twice.
     """
-    found = checkpoint.quantisation
-    if found is None or found.method == "gguf":
+    found = checkpoint.kept_quantisation
+    if found is None:
         return False
     problem = _problem(found, checkpoint, spec, minor)
     if problem:

@@ -126,9 +126,9 @@ def _check_model(spec: BuildSpec, checkpoint: Checkpoint) -> None:
             f"Architecture {architecture.hf_class} is not supported by --target openvino; supported are "
             f"{', '.join(_supported())}."
         )
-    if checkpoint.quantisation is not None and checkpoint.format != "gguf":
+    if kept := checkpoint.kept_quantisation:
         raise CheckpointError(
-            f"{checkpoint.ref} is already quantised ({checkpoint.quantisation.method}); the openvino target starts "
+            f"{checkpoint.ref} is already quantised ({kept.method}); the openvino target starts "
             "from the full-precision checkpoint."
         )
     limit, window = architecture.max_position_embeddings, architecture.sliding_window
