@@ -220,11 +220,13 @@ def _build(
     found["repo"] = ["repo", f"{name}={engine}", "-o", str(folder / "repository")]
     if name in loaded.serving:
         found["repo"] += ["--serving", loaded.serving[name]]
-    found["gpus"] = gpus if sizes is None else max(gpus, min(PER_NODE, _quantising_gpus(flags, sizes)))
-    if sizes is not None and not sizes.build_gpu:
-        found["gpus"] = (
-            0  # the checkpoint is served unchanged, and engine pods that wait for the Job already hold the GPUs
-        )
+    if sizes is None:
+        found["gpus"] = gpus
+    elif sizes.build_gpu:
+        found["gpus"] = max(gpus, min(PER_NODE, _quantising_gpus(flags, sizes)))
+    else:
+        # the checkpoint is served unchanged, and engine pods that wait for the Job hold the GPUs
+        found["gpus"] = 0
     if is_hub_id(flags["checkpoint"]):
         found["token"] = {"name": HUB, "key": "token"}
     if sizes is not None:
