@@ -369,15 +369,17 @@ class TritonServer:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def _failure(self, lost: str = "") -> str:
-        ending = f"it ended with code {self.process.returncode} and an empty log"
-        if lost:
-            ending = (
-                f"a process of model {lost} ended while it loaded; the kernel kills it when memory runs out (see dmesg)"
-            )
-        cause = explain_failure(self.log) or ending
         if self._worker_failure:
             # the model's exception only says that a worker failed, so prefer the worker's error
             cause = f"TensorRT-LLM failed {self._worker_failure}"
+        elif explained := explain_failure(self.log):
+            cause = explained
+        elif lost:
+            cause = (
+                f"a process of model {lost} ended while it loaded; the kernel kills it when memory runs out (see dmesg)"
+            )
+        else:
+            cause = f"it ended with code {self.process.returncode} and an empty log"
         return f"Triton did not start: {cause}."
 
     def _ended_within(self, seconds: float) -> bool:
