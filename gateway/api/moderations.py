@@ -44,6 +44,10 @@ class ModerationsEndpoint:
 
     def __init__(self, service: AppState, safety: Safety) -> None:
         self._service, self._safety = service, safety
+        filters = safety.filters.values()
+        self._judged = {category for one in filters for category in one.categories}
+        if any(isinstance(one, ModerationFilter) for one in filters):
+            self._judged.update(OPENAI_CATEGORIES)
 
     def add_routes(self, app: GatewayApp) -> None:
         """Add the route to `app`."""
@@ -64,11 +68,7 @@ class ModerationsEndpoint:
         return json_response({"id": f"modr-{secrets.token_hex(12)}", "model": "llmops-safety", "results": results})
 
     async def _result(self, text: str, caller: Caller) -> dict[str, Any]:
-        filters = self._safety.filters.values()
-        judged = {category for one in filters for category in one.categories}
-        if any(isinstance(one, ModerationFilter) for one in filters):
-            judged.update(OPENAI_CATEGORIES)
-        scores = dict.fromkeys([*OPENAI_CATEGORIES, *sorted(judged)], 0.0)
+        scores = dict.fromkeys([*OPENAI_CATEGORIES, *sorted(self._judged)], 0.0)
         findings = await self._safety.moderate(text, caller)
         flagged = {found.category for found in findings}
         for found in findings:
@@ -78,7 +78,7 @@ class ModerationsEndpoint:
             "categories": {category: category in flagged for category in scores},
             "category_scores": scores,
             # A category that no filter looks for applies to no type of input.
-            "category_applied_input_types": {one: ["text"] if one in judged | flagged else [] for one in scores},
+            "category_applied_input_types": {one: ["text"] if one in self._judged | flagged else [] for one in scores},
         }
 
 
