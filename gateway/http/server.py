@@ -80,9 +80,10 @@ class DrainingServer(uvicorn.Server):
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal ends the server."""
         # uvicorn closes all of them when it drains, also the given ones: new connections are refused
-        copies = [one.dup() for one in sockets or () for _ in range(ACCEPTS_PER_TURN - 1)]
+        given = sockets or []
+        copies = [one.dup() for one in given for _ in range(ACCEPTS_PER_TURN - 1)]
         try:
-            super().run([*(sockets or ()), *copies])
+            super().run([*given, *copies])
         finally:
             self._exit_timer.cancel()
 

@@ -58,11 +58,11 @@ class _FairFilter(TextFilter):
 
     def __init__(self, judge: TextFilter, slots: FairSlots, caller: Caller) -> None:
         self.name, self.categories = judge.name, judge.categories
-        self._judge, self._slots, self._share = judge, slots, caller.share
+        self._judge, self._slots, self._caller = judge, slots, caller
 
     async def judge(self, text: str) -> Finding | None:
-        async with self._slots.slot(self._share):
-            JUDGED_TENANT.set(self._share.partition("/")[0])
+        async with self._slots.slot(self._caller.share):
+            JUDGED_TENANT.set(self._caller.group)
             return await self._judge.judge(text)
 
 
