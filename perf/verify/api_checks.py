@@ -81,7 +81,7 @@ async def models(api: ApiContext) -> Finding:
     names = [one["id"] for one in listed]
     api.model = api.model or (names[0] if names else "")
     expect(names, "the gateway lists no model; check that its replicas are ready")
-    expect(api.model in names, f"the gateway lists {', '.join(names)}, and not {api.model}")
+    expect(api.model in names, f"the gateway lists {', '.join(names)}, not {api.model}")
     answer = await api.http.get(f"/models/{api.model}")
     api.capabilities = answer.json().get("capabilities") or {} if answer.status_code == 200 else {}
     return works(", ".join(names))
