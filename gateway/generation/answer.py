@@ -2,9 +2,9 @@
 
 The answer runs until all choices have ended.
 
-Endpoints call `next` until it returns None, for streamed and for plain answers. If failover replays
-an answer that is sent as a whole, an empty choice replaces the old choice, whose deltas are no
-longer part of the answer.
+Endpoints call `next` until it returns None, for streamed and for plain answers. An answer that is
+sent as a whole may start again after a failover. An empty choice then replaces the old choice, and
+the deltas of the old choice are dropped.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ class Answer:
     def attach(self, sink: TokenSink) -> None:
         """Offer tokens to `sink` before they reach `next`.
 
-        `next` does not return tokens that the sink takes, by calling `take`. An answer offers no
-        tokens if its filters must be awaited or its tokens are recorded.
+        The sink calls `take` for the tokens that it handles, and `next` returns only the other
+        tokens. An answer with asynchronous filters or with recorded tokens offers none to the sink.
         """
         if self._on_tokens is None and not any(
             choice.guard is not None and choice.guard.waits for choice in self.choices

@@ -170,7 +170,7 @@ class ChatGeneration(Generation[ChatRequest]):
         return self._make_choice(await self.prepare(), max_tokens, 0)
 
     async def prepare(self) -> PreparedChat:
-        """Run `prepare_chat` on a text thread, in the caller's turn."""
+        """Run `prepare_chat` on a text thread, where callers take turns."""
         state, body, model, context = self.state, self.body, self.model, self.context
         # Each message costs rendering time, however short it is.
         size = context.work_bytes + 64 * len(body.messages)

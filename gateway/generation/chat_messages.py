@@ -90,7 +90,8 @@ def _without_turn_end(prompt: RenderedPrompt, last: dict[str, Any]) -> RenderedP
     at = prompt.text.rfind(text) if last["role"] == "assistant" and text else -1
     if at < 0:
         raise InvalidRequestError(
-            "continue_final_message needs a last message of the assistant whose text the template does not change.",
+            "continue_final_message needs an assistant message at the end, whose text the chat template keeps; leave "
+            "the field out.",
             param="continue_final_message",
         )
     return prompt.cut(at + len(text))
@@ -166,5 +167,5 @@ def _reasoning_effort_variables(body: ChatRequest, model: GenerativeModel) -> di
         return {}
     arguments = reasoning_effort_arguments(effort, model.template.source)
     if arguments is None:
-        raise UnsupportedError(f"The model '{model.name}' has no {field} to set.", param=field)
+        raise UnsupportedError(f"The model '{model.name}' has no {field} to set; leave it out.", param=field)
     return arguments

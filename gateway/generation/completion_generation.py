@@ -75,7 +75,7 @@ def _check_best_of(body: CompletionRequest, model: GenerativeModel) -> None:
     can = model.card.capabilities
     if best_of > can.n or not can.logprobs:
         most = f"is at most {can.n}" if can.logprobs else "needs log-probabilities, which are not available"
-        raise UnsupportedError(f"best_of {most} with target {model.card.target}.", param="best_of")
+        raise UnsupportedError(f"best_of {most} with target {model.card.target}; lower it.", param="best_of")
 
 
 def sequences_per_prompt(body: CompletionRequest) -> int:
@@ -243,12 +243,12 @@ def _check_token_ids(model: GenerativeModel, ids: list[int]) -> list[int]:
     check_prompt_tokens(ids, model, "prompt")
     largest, size = max(ids), model.card.vocab_size
     if largest >= size:
-        raise InvalidRequestError(f"There is no token {largest}: the vocabulary has {size}.", param="prompt")
+        raise InvalidRequestError(f"Token {largest} does not exist; send token ids below {size}.", param="prompt")
     return ids
 
 
 def _start_token(model: GenerativeModel) -> int:
     """Return the single token that stands for an empty prompt."""
     if model.card.bos_id is None:
-        raise InvalidRequestError("A prompt must not be empty.", param="prompt")
+        raise InvalidRequestError("A prompt must not be empty; send some text.", param="prompt")
     return model.card.bos_id

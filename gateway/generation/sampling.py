@@ -132,7 +132,7 @@ def check_logprobs(top: int, card: ModelMetadata, top_field: str) -> None:
 
 
 def check_guide(guide: Guide, card: ModelMetadata, field: str, body: SamplingFields) -> None:
-    """Raise UnsupportedError if the engine does not support this guide, or not with this `body`.
+    """Raise UnsupportedError if the engine does not support `guide` with the fields of `body`.
 
     NVIDIA's C++ backend ends all requests when an answer continues after its grammar's end (1.2.1
     batch_manager/guidedDecoder.cpp, build: xgrammar then has no token mask). The engine models of
@@ -259,7 +259,8 @@ def tokenize_bad_words(
     """
     if len(words) > limits.stop_strings or any(len(word) > limits.stop_length for word in words):
         raise InvalidRequestError(
-            f"At most {limits.stop_strings} bad_words of at most {limits.stop_length} characters are allowed.",
+            f"At most {limits.stop_strings} bad_words of at most {limits.stop_length} characters are allowed; send "
+            "fewer or shorter words.",
             param="bad_words",
         )
     forms = [tokenizer.encode(form, add_special_tokens=False) for word in words for form in (word, " " + word)]
@@ -291,7 +292,9 @@ def _stop_strings(stop: str | Sequence[str], limits: RequestLimits) -> tuple[str
         if not one:
             raise InvalidRequestError("A stop string must not be empty; leave it out.", param=f"stop[{position}]")
         if len(one) > limits.stop_length:
-            raise InvalidRequestError(f"A stop string must have at most {limits.stop_length} characters.", param="stop")
+            raise InvalidRequestError(
+                f"A stop string has more than {limits.stop_length} characters; shorten it.", param="stop"
+            )
     return stops
 
 
@@ -299,7 +302,9 @@ def _logit_bias(bias: Mapping[str, float], card: ModelMetadata) -> dict[int, flo
     try:
         biases = {int(token): value for token, value in bias.items()}
     except ValueError as error:
-        raise InvalidRequestError("The keys of logit_bias must be token ids.", param="logit_bias") from error
+        raise InvalidRequestError(
+            "The keys of logit_bias must be token ids, such as 50256.", param="logit_bias"
+        ) from error
     if not 0 <= min(biases) <= max(biases) < card.vocab_size:
         raise InvalidRequestError(
             f"The keys of logit_bias must be token ids from 0 to {card.vocab_size - 1}.", param="logit_bias"

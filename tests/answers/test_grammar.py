@@ -121,7 +121,7 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
         ({"type": "number", "multipleOf": 0.3}, "'multipleOf' 0.3 needs bounds"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "'oneOf' whose parts may be valid at the same time"),
         ({"type": "string", "pattern": r"^(a\b)$"}, "'pattern'"),
-        ({"type": "integer", "minimum": 1, "exclusiveMaximum": 1}, "no value is allowed"),
+        ({"type": "integer", "minimum": 1, "exclusiveMaximum": 1}, "it allows no value"),
         (
             {"type": "object", "properties": {"a": {"enum": [1], "type": "string"}}, "required": ["a"]},
             "no value of 'enum'",

@@ -149,7 +149,7 @@ def _without_held_space(text: str) -> str:
 
 
 def reasoning_effort_arguments(effort: str, template: str) -> dict[str, Any] | None:
-    """Return `reasoning_effort` as variables for the template; None if it has none.
+    """Return the template's variables for `reasoning_effort`; None if the template has none.
 
     Templates with a switch (`enable_thinking`, or DeepSeek's `thinking`) can only turn thinking on
     or off.

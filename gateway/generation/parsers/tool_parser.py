@@ -56,8 +56,8 @@ class NotAToolCallError(Exception):
     The error is raised only before any part of the call was sent.
 
     Attributes:
-        pos: The position at which plain text continues: the place of the mismatch, so that it does
-            not depend on how the text was split. None stands for the parser's current position.
+        pos: The position at which plain text continues, which is the place of the mismatch, however
+            the text was split. None stands for the parser's current position.
     """
 
     def __init__(self, pos: int | None = None) -> None:

@@ -46,7 +46,7 @@ class ToolPlan:
 
     Attributes:
         definitions: The tools that the template shows to the model.
-        guide: The guide of the engine, which replaces the request's guide; None to keep the latter.
+        guide: The guide that replaces the request's guide; None to keep the request's guide.
         processor: Makes the processor of one choice; None if the text needs no processor.
         special_tokens: Special tokens that must stay visible in the text.
         first_call_only: True if a caller that makes the processor itself must wrap it in
@@ -193,8 +193,8 @@ def _answer_or_calls(guide: Guide, offered: dict[str, Tool], many: bool, limits:
     schema = json.loads(guide.text) if guide.kind == "json_schema" else None
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise InvalidRequestError(
-            "Tools with tool_choice 'auto' can be combined only with a response_format for a JSON object; use one, or "
-            "set tool_choice.",
+            "Tools with tool_choice 'auto' can be combined only with a response_format for a JSON object; ask for an "
+            "object, or set tool_choice to 'none' or 'required'.",
             param="response_format",
         )
     calls = tool_calls_schema(_functions(offered), many)

@@ -117,11 +117,11 @@ def _from_json(value: str | dict[str, Any], param: str, limits: SchemaLimits) ->
     if isinstance(value, str):
         most = _WHITESPACE_FACTOR * limits.size
         if len(value) > most:
-            raise InvalidRequestError(f"'{param}' has more than {most} characters.", param=param)
+            raise InvalidRequestError(f"'{param}' has more than {most} characters; shorten it.", param=param)
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise InvalidRequestError(f"'{param}' is not valid JSON.", param=param) from None
+            raise InvalidRequestError(f"'{param}' is not valid JSON; correct it.", param=param) from None
     return Guide("json_schema", validate_schema(value, param, limits))
 
 

@@ -135,7 +135,7 @@ def find_ebnf_error(text: str) -> str | None:
 
 
 def _find_misplaced(text: str) -> str | None:
-    """Return the first part that xgrammar rejects at its place (0.1.25 cpp/grammar_parser.cc)."""
+    """Return the first error of a part at a wrong place (xgrammar 0.1.25 cpp/grammar_parser.cc)."""
     tokens, begins_line = [_END], True
     for match in _TOKEN.finditer(text):
         if match.lastgroup == "nothing":
@@ -160,7 +160,7 @@ def _find_misplaced(text: str) -> str | None:
             return "its parentheses do not match"
         is_empty = kind == "empty" or (kind, after) == ("open", "close") or not part.strip("{ 0,}\t\r\n")
         if is_misplaced or (in_lookahead and (kind == "or" or is_empty or not (depth or ends_rule))):
-            return "a lookahead (= …) is one sequence at the end of a rule"
+            return "a lookahead (= …) must be one sequence at the end of a rule"
         in_lookahead, before = in_lookahead and depth > 0, kind
     return None
 
@@ -375,7 +375,7 @@ def _nullable_rules(rules: _Rules) -> set[str]:
 
 
 def _unit_rules(sequence: _Sequence, nullable: set[str]) -> Iterator[str]:
-    """Yield the names of the rules that can be all of a sequence, when the other items are empty."""
+    """Yield the rules that can make up a whole sequence, because its other items may be empty."""
     needed = [item for item in sequence if item.least > 0 and item.name not in nullable]
     if not needed:
         yield from (item.name for item in sequence if item.name != _TERMINAL)

@@ -87,4 +87,4 @@ def spend_steps(steps: int = 1) -> None:
 def _check_budget() -> None:
     _counter.next_clock_check = _counter.left - _CLOCK_INTERVAL
     if _counter.time.is_over() or _counter.left < 0:
-        raise GrammarTooComplexError("it is too complex: compiling a grammar for it takes too much work")
+        raise GrammarTooComplexError("it is too complex: compiling a grammar for it takes too much work; simplify it")

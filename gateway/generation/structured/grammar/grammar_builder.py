@@ -90,7 +90,7 @@ class GrammarBuilder:
         self._size += len(body)
         spend_steps(len(body) // _CHARACTERS_PER_STEP)
         if self._size > _MAX_GRAMMAR_LENGTH:
-            raise GrammarTooComplexError("its grammar would be too large")
+            raise GrammarTooComplexError("its grammar would be too large; simplify it")
         self._bodies[name] = body
 
     def language(self, language: RegularLanguage) -> str:
@@ -111,7 +111,7 @@ class GrammarBuilder:
     def _automaton(self, start: RegularLanguage) -> str:
         edges = _without_dead_states(self._edges(start))
         if start not in edges:
-            raise UnsatisfiableSchemaError("no value is allowed")
+            raise UnsatisfiableSchemaError("it allows no value; loosen its limits")
         entries = Counter(target for targets in edges.values() for target in targets.values())
         names: dict[RegularLanguage, str] = {start: self.reserve()}
         stack = [start]
@@ -137,7 +137,7 @@ class GrammarBuilder:
             if state in edges:
                 continue
             if len(edges) >= _MAX_STATES:
-                raise NotEnforceableError("its grammar would be too large")
+                raise NotEnforceableError("its grammar would be too large; simplify it")
             targets: dict[RegularLanguage, tuple[int, ...]] = {}
             for at, group in enumerate(groups):
                 target = derivative(state, group[0][0])

@@ -139,4 +139,4 @@ def _compile_within_budget(compile_grammar: Callable[[], str]) -> _CompileResult
             raise CpuLimitError from None
         return NotEnforceableError(str(error))
     except RecursionError:
-        return NotEnforceableError("it is nested too deeply")
+        return NotEnforceableError("it is nested too deeply; use fewer levels")

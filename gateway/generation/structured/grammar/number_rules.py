@@ -142,8 +142,8 @@ def _signed(bounds: NumberRange, with_fraction: bool) -> RegularLanguage:
 def _fraction_digits(bounds: NumberRange) -> int:
     """Return the maximum number of digits after the decimal point.
 
-    The number is larger than that of the bounds, but so small that no value rounds to an excluded
-    bound.
+    The maximum is more than the bounds' own digits, and small enough that no value rounds to an
+    excluded bound.
     """
     places, least = _FRACTION_DIGITS, 0
     for bound, is_open in ((bounds.low, bounds.open_low), (bounds.high, bounds.open_high)):

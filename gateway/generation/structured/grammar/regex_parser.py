@@ -125,10 +125,10 @@ def _branches(nodes: list[Any]) -> list[list[Any]]:
 
 
 def _anchored(nodes: list[Any], encode: CharacterEncoder) -> tuple[bool, RegularLanguage, bool]:
-    """Return the language between the anchors, and the anchors that are present.
+    """Return the language of a pattern without its anchors, between two booleans.
 
-    The first value is True if an anchor precedes the language, and the last value if an anchor
-    follows it.
+    The first boolean is True if the pattern begins with an anchor, and the second boolean is True
+    if it ends with an anchor.
     """
     starts, ends = nodes[:1] in _STARTS, nodes[-1:] in _ENDS
     return starts, _sequence(nodes[starts : len(nodes) - ends], encode), ends

@@ -176,7 +176,7 @@ def derivative(language: RegularLanguage, code: int) -> RegularLanguage:
 
 
 def character_classes(language: RegularLanguage) -> list[list[tuple[int, int]]]:
-    """Return sets of characters, as ranges, that `language` never distinguishes within."""
+    """Return sets of characters, as ranges. `language` treats all characters of a set alike."""
     # By character: bit masks of the sets with a range that begins or ends there.
     changes: defaultdict[int, int] = defaultdict(int, {0: 0, LAST_CODE_POINT + 1: 0})
     for at, ranges in enumerate(_distinguished_ranges(language)):

@@ -42,9 +42,10 @@ KNOWN_KEYWORDS = frozenset(
     }
 )  # fmt: skip
 
-#: Maximum number of flat schemas of one schema. It grows exponentially with the client's schema.
+#: Maximum number of flat schemas of one schema. The number grows exponentially with the client's
+#: schema.
 _MAX_ALTERNATIVES = 64
-#: Maximum nesting of schemas applied inside each other, for the same reason.
+#: Maximum nesting of schemas applied inside each other, which bounds the recursion.
 _MAX_DEPTH = 24
 
 #: Characters of JSON that are written in one step of work.
@@ -183,7 +184,7 @@ _INTERSECT: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class SchemaAlternatives:
-    """A table of the flat schemas of schemas.
+    """A table that maps each schema to its flat schemas.
 
     A value is valid by a schema if one of the flat schemas allows it. Each reference is resolved
     once.
