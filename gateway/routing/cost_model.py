@@ -126,8 +126,8 @@ def routing_cost(
         below: The lowest cost so far. The computation stops early once the cost is not lower.
         others: Weight of the cost for other requests.
 
-    Every term must be positive, or `below` would end the sum too early. Terms that do not delay the
-    first token must have a weight, which `time_to_first_token` sets to 0.
+    No term may be negative, because the sum ends early at `below`. `time_to_first_token` sets the
+    weights to 0, so every term that does not delay the first token needs a weight.
     """
     rate = view.prefill_rate or DEFAULT_PREFILL_RATE
     seconds = (uncached + view.waiting_tokens + view.in_flight_tokens) / rate

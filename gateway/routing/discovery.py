@@ -53,7 +53,7 @@ class StableAddresses:
 
 
 class AddressResolver:
-    """A resolver from the replicas of the settings, and further replicas that change, to addresses.
+    """A resolver that finds the addresses of the settings' replicas and of further replicas.
 
     Attributes:
         sources: For each address of the last `find`, the entry in the settings it came from.

@@ -62,4 +62,4 @@ class EngineSlots:
 
 def _queue_full_message(model: GenerativeModel, taken: int, queued: int) -> str:
     which = "its maximum" if taken >= model.card.max_batch_size + queued else "to which one client may not add more"
-    return f"The model '{model.name}' has {taken} answers in progress or waiting, {which}; try again."
+    return f"The model '{model.name}' has {taken} answers in progress or waiting, {which}; try again later."

@@ -463,7 +463,7 @@ class FailoverStream(TokenStream):
             return Attempt(await self._open(request, failed), restarts=True)
         replays = must_replay and is_deterministic(request)
         if request.guide is not None and not replays:
-            raise UnavailableError("The state of a grammar cannot be moved to another replica; send the request again.")
+            raise UnavailableError("The answer was interrupted: its grammar's state is lost; send the request again.")
         stream = await self._open(request if replays else remaining_request(request, tokens), failed)
         exact = replays or (is_greedy(request) and not needs_replay(request))
         self._splices["exact" if exact and self._engine.exact else "approximate"] += 1

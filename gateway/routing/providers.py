@@ -415,7 +415,7 @@ class _NoEngine(Engine):
     """The engine of a provider's model, which rejects requests: they use `ProviderModel.open`."""
 
     async def open(self, request: EngineRequest) -> TokenStream:
-        raise UnavailableError("A provider answers chats only.")
+        raise UnavailableError("A provider answers chats only; send the request to /v1/chat/completions.")
 
 
 class _EstimatingTokenizer:

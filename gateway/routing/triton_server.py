@@ -131,7 +131,7 @@ class ModelServer:
         problem = (
             error.message
             if isinstance(error, ApiError)
-            else "The gateway cannot read Triton's models; its log says why."
+            else "The gateway cannot read Triton's models; the gateway's log says why."
         )
         if problem != self.problem:
             detail = error.full_message if isinstance(error, ApiError) else problem
@@ -217,7 +217,7 @@ def _client_message(error: Exception) -> str:
         return f"{error.fault}; the gateway's log says why."
     if isinstance(error, InputError):
         return f"{error.message}."
-    return "the gateway failed on it; its log says why."
+    return "the gateway could not load it; the gateway's log says why."
 
 
 def _not_ready_message(offer: OfferedModel) -> str:

@@ -131,7 +131,9 @@ async def test_what_a_hanging_server_keeps_another_gets_too(card, caplog, monkey
         assert await states(client) == ["ready", "ready"]
         with caplog.at_level(logging.WARNING):
             assert vectors(await (await held_batch(client, hanging)))[0][2] == 1
-        said = f"A batch goes from 127.0.0.1:{hanging.port} to 127.0.0.1:{good.port}: it does not answer"
+        said = (
+            f"An unanswered batch of 127.0.0.1:{hanging.port} is sent to 127.0.0.1:{good.port} too: it does not answer"
+        )
         assert said in caplog.text
         assert await states(client) == ["suspect", "ready"]
         # it has a batch that it does not answer, and gets no other
@@ -168,9 +170,9 @@ async def test_encoders_that_differ_are_not_mixed(card, caplog) -> None:
             for _ in range(4):
                 assert vectors(await embed(client, "Hello"))[0][2] == 0
             assert await states(client) == ["ready", "gone"]
-    said = [record.getMessage() for record in caplog.records if "is excluded from" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "gets no requests for" in record.getMessage()]
     assert said == [
-        f"Replica 127.0.0.1:{second.port} is excluded from model vectors: it has another context length, other "
+        f"Replica 127.0.0.1:{second.port} gets no requests for model vectors: it has another context length, other "
         "dimensions, "
         f"so it is no replica of vectors on 127.0.0.1:{first.port}"
     ]

@@ -62,8 +62,8 @@ class AdmissionLimits:
     Attributes:
         entries: Maximum number of waiting requests.
         bytes: Maximum number of bytes that the waiting requests hold.
-        steps: Maximum prefill queued in an engine, in steps. An engine starts half of the prefill
-            that it reports as queued in the step that has begun meanwhile.
+        steps: Maximum prefill queued in an engine, in steps. Half of the reported prefill no longer
+            waits: it is part of the step that began since the report.
         watermark: Share of the KV cache up to which requests are dispatched.
         preempt: Share of the KV cache above which a request is preempted.
         tpot: Mean step time in seconds above which a replica gets no further requests.
@@ -101,14 +101,14 @@ class AdmissionController:
         self._rng = rng or random.Random()
         self._throughput, self._slow_start = QueueThroughput(), SlowStart()
         self._tenants = TenantShares(queue.rank)
-        # indexed by the rank of the clients' tier
+        # Rejected clients of each tier, by the tier's rank.
         self._rejected = [RejectedClients() for _ in queue.waiting()]
         # For each replica shared with other gateways: the last step for which a turn was drawn, and
         # whether this gateway may dispatch in that step.
         self._turns: dict[str, tuple[int, bool]] = {}
         self._output_length = 0.0
-        # for each replica: time and value of its mean step time, and the observed share of the
-        # window
+        # For each replica: the time of its last update, its mean step time, and the share of the
+        # mean's window that was observed.
         self._step_times: dict[str, tuple[float, float, float]] = {}
 
     def update_views(self, views: Sequence[ReplicaView], now: float) -> None:
@@ -187,7 +187,7 @@ class AdmissionController:
         return max((wait / longest for longest, wait in waits if longest <= MAX_ATTENDED_WAIT), default=0.0)
 
     def retry_after(self, request: QueuedRequest, wait: float, views: Sequence[ReplicaView], now: float) -> float:
-        """Return the Retry-After of a rejected request in seconds, and count its client as away.
+        """Return the Retry-After of a rejected request in seconds, and expect its client to return.
 
         While replicas start slowly, more requests will leave the queue than the measured throughput
         predicts.
@@ -213,9 +213,9 @@ class AdmissionController:
         return seconds
 
     def push(self, request: QueuedRequest, views: Sequence[ReplicaView], now: float) -> list[QueuedRequest]:
-        """Queue a request. Return the requests that lose their place to it.
+        """Queue a request, and return the requests that thereby lose their place.
 
-        If the request itself finds no place, it is the last of the returned requests.
+        If the new request itself finds no place, it is the last of the returned requests.
         """
         home = self._home(request, views)
         if home is not None:

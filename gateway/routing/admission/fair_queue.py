@@ -137,7 +137,8 @@ class FairQueue:
         """Return the cost that is served before a new request of a tenant.
 
         This is the backlog of the tenant itself and the cost that other tenants are served
-        meanwhile. The latter is in proportion to the weights, and at most their backlogs.
+        meanwhile. Other tenants are served in proportion to their weights, and at most their
+        backlogs.
         """
         backlog = self._backlogs.get(tenant)
         own = backlog.cost if backlog else 0.0
@@ -217,7 +218,7 @@ class FairQueue:
 def _candidates(
     backlogs: Iterable[TenantBacklog], must_yield: Callable[[QueuedRequest], bool] | None
 ) -> Iterator[QueuedRequest]:
-    """Yield the waiting requests, except those of tenants that must leave the slot to others."""
+    """Yield the waiting requests, without tenants that must leave the slot to others."""
     for backlog in backlogs:
         if must_yield is None or not must_yield(next(iter(backlog.requests))):
             yield from backlog.requests

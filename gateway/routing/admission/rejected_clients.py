@@ -31,7 +31,7 @@ MAX_SPREAD = 3600.0
 
 
 class RejectedClients:
-    """The clients of a tier that are away, by tenant. Their number decays as they return.
+    """An estimate, by tenant, of a tier's rejected clients. It decays as clients return.
 
     A client that ignores Retry-After is counted again with each request, so that the estimate of
     its tenant grows without bound. Only MAX_OF_TENANT of a tenant's clients therefore count for

@@ -158,9 +158,9 @@ class TieredQueue:
     def eviction_candidate(self, request: QueuedRequest) -> QueuedRequest | None:
         """Return the queued request that loses its place to `request` in a full queue, or None.
 
-        It is the youngest of the longest backlog in the lowest waiting tier. The result is None if
-        that tier is above the tier of `request`, or if the backlog of `request` would become the
-        longest.
+        The candidate is the youngest request of the longest backlog in the lowest waiting tier. The
+        result is None if that tier is above the tier of `request`, or if the backlog of `request`
+        would become the longest.
         """
         tier = next(tier for tier in reversed(self._tiers) if tier.queue.size)
         own = self._tier_queue(request)

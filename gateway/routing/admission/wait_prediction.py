@@ -1,4 +1,4 @@
-"""The throughput of a queue, from which waits are predicted. It is measured while requests wait."""
+"""The throughput of a queue while requests wait, from which waits are predicted."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def log_incompatible_replicas(model: str, problems: Mapping[str, str], before: M
     """Log why replicas are excluded, except those with an unchanged problem."""
     for replica, problem in problems.items():
         if before.get(replica) != problem:
-            log.warning("Replica %s is excluded from model %s: %s", replica, model, problem)
+            log.warning("Replica %s gets no requests for model %s: %s", replica, model, problem)
 
 
 def _describe_differences(fields: Mapping[str, str], one: object, other: object) -> list[str]:

@@ -139,7 +139,7 @@ class EncoderLoadBalancer:
             elif self._hangs(first) and second is not None and not self._is_avoided(second):
                 problem = "it does not answer"
             if second is not None and problem:
-                log.warning("A batch goes from %s to %s: %s", first.replica, second.replica, problem)
+                log.warning("An unanswered batch of %s is sent to %s too: %s", first.replica, second.replica, problem)
             if problem:
                 return second
 

@@ -278,7 +278,7 @@ class PoolRegistry:
                 pool.policy.forget(name)
                 if self._restarts is not None and name not in current:
                     self._restarts.forget(pool.name, name)
-                log.warning("Replica %s of %s is gone and gets no more requests", name, pool.name)
+                log.warning("Replica %s of %s was removed or replaced, and gets no more requests", name, pool.name)
         self._replicas[key] = current
         problems |= _duplicate_addresses(current.values())
         pool.replicas = {name: replica for name, replica in current.items() if name not in problems}

@@ -164,10 +164,20 @@ class Replica:
                 self._policy.forget(self.replica_id)
             level = logging.INFO if state in ("ready", "starting") else logging.WARNING
             problem = f" ({self.problem})" if self.problem else ""
-            log.log(level, "replica %s of %s: %s, was %s%s", self.replica_id, self.model.name, state, before, problem)
+            log.log(
+                level,
+                "Replica %s of %s is now %s, after %s%s",
+                self.replica_id,
+                self.model.name,
+                state,
+                before,
+                problem,
+            )
             self._on_change()
         if state in ("suspect", "gone") and isinstance(self.engine, StepStreamTransport) and self._has_alternative():
-            self.engine.abandon(UnavailableError(f"Replica {self.replica_id} stopped responding."))
+            self.engine.abandon(
+                UnavailableError(f"Replica {self.replica_id} stopped responding; send the request again.")
+            )
         return state
 
     def declare_demand(self, tokens: int, demand: float) -> None:

@@ -23,8 +23,8 @@ MIN_OWNER_REQUESTS = 30
 #: Weight in percent above which a version's share of an owner's requests is not checked, because
 #: the allowance of `is_random` then includes all requests.
 MAX_CHECKED_WEIGHT = 40.0
-#: Maximum number of owners whose requests are counted. Above it, all counts begin again, which
-#: bounds the memory.
+#: Maximum number of owners whose requests are counted. With more owners, all counts begin again,
+#: which bounds the memory.
 MAX_OWNERS = 10_000
 
 

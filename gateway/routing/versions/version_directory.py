@@ -118,5 +118,5 @@ class VersionDirectory(VersionSource):
                 found.append(parse_replica(text))
             except ValueError as error:
                 if self._log_once.is_new(text, str(error)):
-                    log.error("A version in the store has an invalid replica, which is not used: %s.", error)
+                    log.error("A version in the store has an invalid replica, which gets no requests: %s.", error)
         return found
