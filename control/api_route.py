@@ -182,7 +182,7 @@ async def _read_json_object(request: Request) -> bytes:
             "The body is not valid JSON; send a JSON object, with names and texts in double quotes."
         ) from error
     if not isinstance(data, dict):
-        raise InvalidRequestError("The body must be a JSON object.")
+        raise InvalidRequestError("The body is not a JSON object; send names and values in braces.")
     return body
 
 
@@ -191,7 +191,7 @@ async def _read(request: Request) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise BodyTooLargeError(f"The body is larger than allowed ({MAX_BODY_BYTES} bytes).")
+            raise BodyTooLargeError(f"The body is larger than {MAX_BODY_BYTES} bytes, the maximum; send less.")
     return bytes(body or b"{}")
 
 

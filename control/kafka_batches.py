@@ -110,7 +110,11 @@ class SafeRecords:
                     return ReadBatch(batch, records)
         # the library's C code raises other errors too, such as SystemError for a negative size
         except Exception:
-            log.debug("The batch at offset %d cannot be read and is skipped.", base, exc_info=True)
+            log.debug(
+                "The batch at offset %d cannot be read; the ledger skips it and records a dead letter.",
+                base,
+                exc_info=True,
+            )
         return _reject(DAMAGED, base, end)
 
     def size_in_bytes(self) -> int:

@@ -267,7 +267,8 @@ async def _rewind_truncated_partitions(consumer: AIOKafkaConsumer) -> None:
     ]
     if lost:
         log.warning(
-            "%d logs of %s are shorter than before, as brokers lost records; the logs are read from the start.",
+            "%d partitions of the topic %s are shorter than before, because brokers lost records; the ledger reads the "
+            "partitions from the start.",
             len(lost),
             lost[0].topic,
         )
@@ -287,7 +288,7 @@ async def _transact_with_retry(store: Store, work: Callable[[Connection], Result
             failures += 1
         else:
             if failures:
-                log.warning("The ledger writes again.")
+                log.warning("The store answers, and the ledger writes again.")
             return result
 
 
@@ -303,7 +304,13 @@ async def _add_dead_letters(store: Store, letters: Sequence[DeadLetter]) -> None
         source = next(letter.source for letter in letters if letter.reason == reason)
         if (more := _PARKED.suffix(reason)) is not None:
             first = escape_unsafe(source)
-            log.error("%d usage records are dead letters (%s), the first is %s.%s", count, reason, first, more)
+            log.error(
+                "%d usage records cannot be billed (%s), the first is %s; `llmops usage dead-letters` lists them.%s",
+                count,
+                reason,
+                first,
+                more,
+            )
     if letters:
         await _transact_with_retry(store, partial(add_dead_letters, parked=letters, at=utc_now()))
 

@@ -1,6 +1,6 @@
 """The Prometheus metrics of a control process.
 
-They cover its requests, its leadership, and the spending of tenants.
+The metrics cover requests, the leadership of the process, and the spending of tenants.
 """
 
 import logging
@@ -80,7 +80,7 @@ class SpendingCollector(Collector):
             why = (
                 error.message
                 if isinstance(error, ApiError)
-                else f"A row in the store is damaged ({type(error).__name__})."
+                else f"A row in the store is damaged ({type(error).__name__}); restore it from a backup."
             )
             log.warning("The spending of tenants cannot be read, so metrics show the last values: %s", why)
 

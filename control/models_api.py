@@ -97,7 +97,10 @@ async def _list_models(gateway: httpx.AsyncClient, request: Request) -> list[_Li
             body = await fetch_bounded(gateway, "/v1/models", MAX_LISTING_BYTES, gateway_headers(request))
         return _Listing.model_validate_json(body).data
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, TimeoutError) as error:
-        detail = f"{without_secrets(str(gateway.base_url))} did not list its models ({type(error).__name__})."
+        detail = (
+            f"{without_secrets(str(gateway.base_url))} did not list its models ({type(error).__name__}); "
+            "check that it runs."
+        )
         raise UnavailableError("The gateway does not list its models now; try again later.", detail=detail) from error
 
 

@@ -85,7 +85,10 @@ async def read_replicas(request: Request) -> FleetState:
             raise ForbiddenError(
                 "Models and replicas need a key with the scope 'inference' as well; use another key."
             ) from error
-        detail = f"{without_secrets(str(gateway.base_url))} did not describe its replicas ({type(error).__name__})."
+        detail = (
+            f"{without_secrets(str(gateway.base_url))} did not describe its replicas ({type(error).__name__}); "
+            "check that it runs."
+        )
         raise UnavailableError(
             "The gateway does not report its replicas now; try again later.", detail=detail
         ) from error
@@ -101,7 +104,9 @@ async def read_alerts(settings: Annotated[GatewaySettings, Depends(_settings)]) 
             found = parse_json(await fetch_bounded(client, url, MAX_ANSWER_BYTES))["data"]["alerts"]
         return AlertList(configured=True, data=sorted(map(_alert, found), key=_rank))
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, *MALFORMED) as error:
-        detail = f"{without_secrets(url)} did not list its alerts ({error or type(error).__name__})."
+        detail = (
+            f"{without_secrets(url)} did not list its alerts ({error or type(error).__name__}); check that it runs."
+        )
         message = "Prometheus does not list its alerts now; check the setting web.prometheus."
         raise UnavailableError(message, detail=detail) from error
 

@@ -100,7 +100,8 @@ class Reconciler(LeaderJob):
         if report.missing:
             gap = report.gaps[0]
             log.warning(
-                "%d usage events have not arrived, the first of gateway %s with number %d.",
+                "%d usage events have not arrived, the first of gateway %s with number %d. A gateway sends its events "
+                "again; start the gateway if it does not run.",
                 report.missing,
                 gap.gateway,
                 gap.first,

@@ -90,7 +90,7 @@ def _hide_store_errors() -> Iterator[None]:
     except ApiError:
         raise
     except (LlmopsError, exc.TimeoutError) as error:
-        detail = error.message if isinstance(error, LlmopsError) else "All of its connections are in use."
+        detail = error.message if isinstance(error, LlmopsError) else "All connections to the store are in use."
         message = "The store does not answer now; try again later."
         raise UnavailableError(message, code="store_unavailable", detail=detail) from error
 

@@ -47,14 +47,15 @@ def _texts(value: Any) -> list[str]:
 
 def _check_storable(value: Any) -> Any:
     if any(_UNSTORABLE.search(text) for text in _texts(value)):
-        raise ValueError("a text has no NUL characters and no halves of surrogate pairs")
+        raise ValueError("the text has a NUL character or half of a surrogate pair, which cannot be stored; remove it")
     return value
 
 
 def _check_visible(value: Any) -> Any:
     if not all(map(is_safe_text, _texts(value))):
         raise ValueError(
-            "a text has no control characters, invisible characters, or characters that reverse its direction"
+            "the text has a control character, an invisible character, or a character that reverses the direction of "
+            "text; remove it"
         )
     return value
 
@@ -446,6 +447,6 @@ class AuditEntryRead(AdminSchema):
     @field_validator("detail")
     @classmethod
     def _replace_surrogates(cls, detail: dict[str, Any]) -> dict[str, Any]:
-        """Replace halves of surrogate pairs, which UTF-8 cannot encode: one row would end the list."""
+        """Replace halves of surrogate pairs, because UTF-8 cannot encode them."""
         encodable: dict[str, Any] = json.loads(json.dumps(detail, ensure_ascii=False).encode("utf-8", "replace"))
         return encodable

@@ -88,7 +88,7 @@ class Analysis:
         self._result = AnalysisResult("passed")
 
     async def check(self) -> AnalysisResult:
-        """Return whether all conditions hold, from Prometheus or the last check."""
+        """Return the result of all conditions, from Prometheus or from a recent check."""
         now = self._clock()
         if self._conditions and not 0 <= now - self._asked_at < INTERVAL:
             self._asked_at = now
@@ -98,7 +98,7 @@ class Analysis:
 
 
 async def check_conditions(client: httpx.AsyncClient, conditions: Sequence[Condition]) -> AnalysisResult:
-    """Return whether all conditions hold now.
+    """Query Prometheus for all conditions, and return their result.
 
     A condition that fails outweighs other conditions without data.
 
@@ -118,13 +118,15 @@ async def _check(client: httpx.AsyncClient, condition: Condition) -> AnalysisRes
         body = response.json()
         if body["status"] != "success":
             reason = escape_unsafe(str(body.get("error", "no reason")))
-            return AnalysisResult("no data", f"Prometheus rejects '{condition.query}': {reason}")
+            return AnalysisResult("no data", f"Prometheus rejects '{condition.query}'; correct the query: {reason}")
         data = body["data"]
         samples = [data["result"]] if data["resultType"] == "scalar" else [one["value"] for one in data["result"]]
         values = [value for _, text in samples if not math.isnan(value := float(text))]
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
         place = without_secrets(str(client.base_url))
-        return AnalysisResult("no data", f"Prometheus at {place} does not answer ({type(error).__name__}).")
+        return AnalysisResult(
+            "no data", f"Prometheus at {place} does not answer ({type(error).__name__}); check that it runs."
+        )
     except MALFORMED:
         place = without_secrets(str(client.base_url))
         return AnalysisResult("no data", f"{place} does not answer like Prometheus; check its URL.")

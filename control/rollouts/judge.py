@@ -58,7 +58,8 @@ MAX_GAP = 60.0
 #: certain the difference is.
 TOLERATED_SHARE = 0.005
 
-#: Share of the stable version's bad events above which the canary's events are not evidence.
+#: Share of the stable version's requests with a bad event above which the same event in the
+#: canary's requests is not evidence, because nearly every request has it.
 MAX_SHARE = 0.9
 
 #: Weight of the newest request in the level of a latency. The level covers about the last 8
@@ -98,11 +99,12 @@ FALSE_ROLLBACK = 0.01
 #: Parts of FALSE_ROLLBACK for errors and for golden prompts. The other criteria share the rest.
 ERRORS_PART, GOLDEN_PART = 0.4, 0.3
 
-#: Increase of the share of late requests that a promotion must exclude.
+#: Increase of the share of late requests. A canary is promoted only if its outcomes exclude an
+#: increase by this much.
 QUANTILE_MARGIN = 0.1
 
-#: Quantiles of latencies that are compared. True if a promotion requires that the quantile is not
-#: worse; for the 99th percentile, that would take thousands of requests.
+#: Quantiles of latencies that are compared. The flag is True if a promotion requires that the
+#: quantile is not worse; for the 99th percentile, a proof would take thousands of requests.
 _QUANTILES = ((0.5, True), (0.95, True), (0.99, False))
 
 
@@ -124,7 +126,8 @@ class RequestOutcome:
         garbled: True if the answer does not look like text or code.
         good: True if the answer was complete and met its objectives; None without objectives.
         golden: Scores of a sweep by golden prompt, from 0 to 1 or mean log-probabilities. If set,
-            the outcome is of a sweep and only `version` is used besides. None for a request.
+            the outcome is of a sweep, and `version` is the only other field that is used. None for
+            a request.
     """
 
     version: str
@@ -290,7 +293,10 @@ class CanaryJudge:
         if self._elapsed < settings.min_seconds:
             return "continue", f"This step has run for {self._elapsed:.0f} of {settings.min_seconds:.0f} s."
         if unclear := [label for _, states in needed for label, state in states.items() if state == "unclear"]:
-            return "continue", f"Not yet shown to be as good as {settings.stable}: {', '.join(unclear)}."
+            return (
+                "continue",
+                f"The canary is not yet shown to be as good as {settings.stable} in: {', '.join(unclear)}.",
+            )
         return "promote", f"{settings.canary} is as good as {settings.stable} after {self._requests} requests."
 
     def verdict(self) -> Verdict:
@@ -363,7 +369,7 @@ class _Criterion(ABC):
 
 
 class _RateCriterion(_Criterion):
-    """The criterion that the canary has no larger share of requests with a bad event."""
+    """The criterion that a bad event is not more frequent in the canary's requests."""
 
     def __init__(self, rate: _Rate, alpha: float, judged: bool) -> None:
         self.rate, self.name, self._judged = rate, rate.name, judged
@@ -447,7 +453,8 @@ class _ValueCriterion(_Criterion):
         self._classes: Counter[int] = Counter()
         # logarithm of the level by which values are divided
         self._level = 0.0
-        # number of requests the level has followed, and the canary's requests that wait for more
+        # number of requests that the level has followed, and the canary's requests that wait until
+        # the level has followed LEVEL_DELAY more
         self._follows_load, self._followed = follows_load, 0
         self._waiting: deque[tuple[int, float, int, float]] = deque()
         self.restart_ok()
@@ -582,7 +589,7 @@ class _GoldenCriterion(_Criterion):
         return self._breach
 
     def restart_ok(self) -> None:
-        """Keep everything, because an earlier sweep remains as good as evidence."""
+        """Keep all scores, because earlier sweeps are as good evidence as later sweeps."""
 
     def requirements(self) -> Mapping[str, RowState]:
         return {self.name: self._state()}

@@ -218,7 +218,11 @@ class RolloutRunner(LeaderJob):
         except LlmopsError as error:
             return RolloutEvent.FAILED, f"{rollout.candidate} could not be started: {error.message}"
         except Exception as error:
-            log.exception("The replicas of %s %s could not be started.", rollout.model, rollout.candidate)
+            log.exception(
+                "The replicas of %s %s could not be started; the roll-out is rolled back.",
+                rollout.model,
+                rollout.candidate,
+            )
             return RolloutEvent.FAILED, f"{rollout.candidate} could not be started ({error!r}); control's log says why"
         reason = f"{rollout.candidate} is ready after {time.monotonic() - began:.0f} s"
         if started.differences is None:

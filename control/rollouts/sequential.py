@@ -17,7 +17,7 @@ import math
 ODDS_RATIOS = ((2.0, 0.1), (5.0, 0.2), (20.0, 0.7))
 
 #: Share of the wealth kept for a fault that begins later, and the part of this share that is bet
-#: per event. Without it, a thousand healthy requests would hide a later fault.
+#: per event. Without this share, a thousand healthy requests would hide a later fault.
 RESERVE, HAZARD = 0.05, 1 / 500
 
 #: Certainty of the claim that an event is not more frequent. Promotions require the claim.
@@ -38,7 +38,7 @@ class BettingTest:
         self._reserve = math.log(RESERVE)
 
     def observe(self, event: bool, p0: float) -> None:
-        """Count an event or its absence. Its probability is at most `p0` if all is well."""
+        """Count whether the event happened. Its probability should be at most `p0`."""
         wealth = self._reserve
         for index, (ratio, share) in enumerate(ODDS_RATIOS):
             p1 = p0 * ratio / (p0 * ratio + 1 - p0)
@@ -50,14 +50,14 @@ class BettingTest:
 
 
 class NoWorseTest:
-    """A test that an event is not more frequent by `margin` or more than it should be."""
+    """A test that excludes that an event is more frequent than it should be by `margin` or more."""
 
     def __init__(self, margin: float) -> None:
         self.count = 0
         self._margin, self._evidence = margin, 0.0
 
     def observe(self, event: bool, p0: float) -> None:
-        """Count an event or its absence. Its probability is `p0` if all is well."""
+        """Count whether the event happened. Its probability should be `p0`."""
         self.count += 1
         self._evidence += _log_ratio(event, p0, min(p0 + self._margin, (1 + p0) / 2))
 

@@ -173,7 +173,7 @@ def test_sweeps_of_golden_prompts_are_paired_by_prompt():
     # two of 40 can be chance, but hold the roll-out
     judge.observe(RequestOutcome("v2", True, golden=right | {"0": 0.0, "1": 0.0, "2": 0.0}))
     judge.observe(RequestOutcome("v1", True, golden=right))
-    assert judge.decide() == ("continue", "Not yet shown to be as good as v1: golden prompts.")
+    assert judge.decide() == ("continue", "The canary is not yet shown to be as good as v1 in: golden prompts.")
     judge.observe(RequestOutcome("v1", True, golden=right))
     judge.observe(RequestOutcome("v2", True, golden=dict.fromkeys(right, 0.0)))
     decision, reason = judge.decide()

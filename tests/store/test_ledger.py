@@ -378,7 +378,10 @@ async def test_the_leader_says_what_is_missing(store, url, by, caplog):
     task = asyncio.create_task(Reconciler(url, interval=0.01).run())
     await eventually(lambda: caplog.messages)
     await stop_tasks(task)
-    assert caplog.messages[0] == "2 usage events have not arrived, the first of gateway gw-1 with number 1."
+    assert caplog.messages[0] == (
+        "2 usage events have not arrived, the first of gateway gw-1 with number 1. A gateway sends its events again; "
+        "start the gateway if it does not run."
+    )
 
 
 def test_the_command(url, by, page):
