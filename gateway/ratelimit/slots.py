@@ -27,19 +27,20 @@ class FairSlots:
         # The first waiter, taken from the queue until enough slots for it are free.
         self._next: _Waiter | None = None
 
-    async def enter(self, share: str, count: int = 1) -> None:
+    async def enter(self, share: str, count: int = 1, *queues: str) -> None:
         """Wait for `count` slots, which must not be more than exist.
 
         Args:
             share: The client, in the form of `Caller.share`: an address, or `address/key`. The keys
                 of an address share the address's turns.
             count: The number of slots.
+            queues: The names of a queue within the client's turns, such as one per request.
         """
         if self._next is None and not self._waiting.size and count <= self._free:
             self._free -= count
             return
         turn = _Waiter(count, asyncio.get_running_loop().create_future())
-        self._waiting.put(share.split("/", 1), turn)
+        self._waiting.put([*share.split("/", 1), *queues], turn)
         try:
             await turn.come
         except asyncio.CancelledError:
@@ -48,9 +49,9 @@ class FairSlots:
             raise
 
     @asynccontextmanager
-    async def slot(self, share: str, count: int = 1) -> AsyncIterator[None]:
+    async def slot(self, share: str, count: int = 1, *queues: str) -> AsyncIterator[None]:
         """Hold `count` slots inside the context, after waiting for them as in `enter`."""
-        await self.enter(share, count)
+        await self.enter(share, count, *queues)
         try:
             yield
         finally:

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 from llmops.gateway.api.moderations import text_embedder
 from llmops.gateway.errors import EngineError, UnavailableError
 from llmops.gateway.ratelimit.slots import FairSlots
-from llmops.gateway.triton.encoder_client import TritonEncoder
+from llmops.gateway.triton.encoder_client import BATCH_TOKENS, TritonEncoder
 from llmops.gateway.triton.model_metadata import EncoderMetadata
 
 BATCH = 4
@@ -48,7 +48,7 @@ async def settle() -> None:
 
 
 def encoder(triton: HeldTriton, queued: int = 1000) -> TritonEncoder:
-    card = EncoderMetadata("tiny", "openvino", "", BATCH, 8, 300, 1)
+    card = EncoderMetadata("tiny", "openvino", "", BATCH, BATCH_TOKENS, 300, 1)
     return TritonEncoder(triton.infer, "tiny-embedding", card, queued)
 
 
@@ -71,6 +71,38 @@ async def test_triton_has_two_batches_and_callers_take_turns_for_the_next():
         await triton.answer()
     assert (await large)[:, 0].tolist() == [*range(10 * BATCH)]
     assert (await small)[:, 0].tolist() == [200]
+
+
+async def test_requests_of_one_caller_take_turns():
+    triton = HeldTriton()
+    made = encoder(triton)
+    large = [asked(made, 0, 10 * BATCH, "a/key") for _ in range(2)]
+    await settle()
+    small = asked(made, 200, 1, "a/key")
+    await settle()
+    while not small.done():
+        await triton.answer()
+    assert triton.came.index([200]) <= 5, "two batches of each large request, and one that was next"
+    for one in large:
+        one.cancel()
+
+
+async def test_long_texts_fill_a_batch_by_their_tokens():
+    """Before, a text waited for three batches of any length: for 15 s behind texts of 240 tokens."""
+    triton = HeldTriton()
+    made = encoder(triton)
+    large = asyncio.ensure_future(made.run([[at] * (BATCH_TOKENS // 2) for at in range(2 * BATCH)], caller="a"))
+    await settle()
+    assert triton.came == [[0, 1], [2, 3]]
+    while not large.done():
+        await triton.answer()
+    assert (await large)[:, 0].tolist() == [*range(2 * BATCH)]
+    longest = asyncio.ensure_future(made.run([[1] * 2 * BATCH_TOKENS, [2] * BATCH_TOKENS, [3], [4]]))
+    await settle()
+    assert triton.came[-2:] == [[1], [2]], "one text longer than a batch, and the texts behind wait for its slots"
+    while not longest.done():
+        await triton.answer()
+    assert triton.came[-1] == [3, 4]
 
 
 async def test_texts_that_filters_judge_take_turns():
