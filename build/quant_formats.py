@@ -70,7 +70,7 @@ class QuantFormat:
         made_here: False for formats that come with the checkpoint, or are OpenVINO's own.
         method: The name that transformers gives the format in a checkpoint.
         loss: The default limits of the quality gate.
-        equivalent_rounding: The format whose limits apply to a format without any.
+        equivalent_rounding: The format whose limits apply to a format without limits of its own.
         removal: The TensorRT-LLM release that no longer loads the format.
         aliases: Other names for `llmops plan`.
         preset: ModelOpt's configuration, None if nothing is quantised before the export.
@@ -78,9 +78,9 @@ class QuantFormat:
         groups: Numbers of inputs that may share a scale; each must divide every sharded input.
         inputs: The `InputRounding.kind` of a layer's inputs, None for none.
         calib_limit: Maximum number of calibration texts, as in NVIDIA's quantize.py for AWQ.
-        quantized_by_builder: True if trtllm-build quantises the 16-bit weights of an engine. It
-            skips weights that are narrow already (1.2.1 `tensorrt_llm/models/convert_utils.py`,
-            weight_only_quantize_dict).
+        quantized_by_builder: True if trtllm-build quantises the 16-bit weights of an engine.
+            trtllm-build skips weights that are narrow already (1.2.1
+            `tensorrt_llm/models/convert_utils.py`, weight_only_quantize_dict).
         gemm_plugin: True if trtllm-build's 16-bit GEMM plugin helps.
         fp8_attention: True if trtllm-build can compute attention over the prompt in FP8.
         blackwell_engine: True if Blackwell runs engines of trtllm-build with the format.

@@ -121,10 +121,6 @@ def compressed_tensors_algorithm(description: Mapping[str, Any]) -> str | None:
     TensorRT-LLM accepts FP8 weights in one group of layers, scaled per output channel with inputs
     scaled per token, or both scaled in blocks of 128. The rule is
     `update_quant_config_from_compressed_tensors` of `tensorrt_llm/models/quant_config_utils.py`.
-
-    One group of layers, weights per output channel with inputs per token, or both in blocks of 128:
-    what `update_quant_config_from_compressed_tensors` of
-    `tensorrt_llm/models/quant_config_utils.py` takes.
     """
     groups = [group for group in (description.get("config_groups") or {}).values() if isinstance(group, Mapping)]
     if len(groups) != 1:

@@ -50,7 +50,7 @@ def read_value(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Any:
 def check_file_size(path: Path, max_bytes: int) -> None:
     """Raise CheckpointError if a file has more than `max_bytes` bytes.
 
-    A sparse file takes no space on the disk, and its whole size in memory.
+    A sparse file, which takes almost no space on the disk, would fill the memory when read.
     """
     size = path.stat().st_size if path.exists() else 0
     if size > max_bytes:
@@ -72,7 +72,7 @@ def _status(found: os.stat_result) -> FileStatus:
 
 
 def _differ(before: FileState | None, now: FileState | None) -> bool:
-    """Return True unless the states agree, or differ by a hard link that was made or removed.
+    """Return True if the states differ by more than a hard link that was made or removed.
 
     Other builds of the same checkpoint make hard links to the file in their own folders. A hard
     link changes only `changed`, the time of the inode.

@@ -66,7 +66,8 @@ def _config(path: Path, header: gguf_header.GgufHeader) -> dict[str, Any]:
         )
     if metadata.get(f"{arch}.expert_count"):
         raise CheckpointError(
-            f"{path} is a mixture-of-experts GGUF; use the Hugging Face checkpoint of this model instead."
+            f"{path} is a mixture-of-experts GGUF, which is not supported; use the Hugging Face checkpoint of this "
+            "model instead."
         )
     config = {name: metadata[f"{arch}.{key}"] for name, key in _FIELDS.items() if f"{arch}.{key}" in metadata}
     config["architectures"] = [ARCHITECTURES[arch]]

@@ -28,8 +28,9 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 #: Maximum size of a chat template in bytes. Published templates have up to 30,000.
 MAX_TEMPLATE_BYTES = 2**20
-#: What a model with encoders is started with, also for texts alone (NVIDIA/TensorRT-LLM
-#: `tensorrt_llm/_torch/models/modeling_gemma3vl.py`, Gemma3InputProcessor: AutoProcessor.from_pretrained).
+#: Files that TensorRT-LLM reads when it starts a model with encoders, also if all requests are
+#: texts (NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/models/modeling_gemma3vl.py`,
+#: Gemma3InputProcessor).
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 _CONFIG_FILES = ("config.json", "generation_config.json", safetensors_header.INDEX_NAME, MODELOPT_FILE)
 

@@ -32,8 +32,8 @@ _FROM_HIDDEN = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj"
 MAX_RANK = 65_536
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 #: Values of `init_lora_weights` at which PEFT also changes the model's own weights (0.21.2
-#: tuners/lora/layer.py). PEFT repeats the change when it loads such an adapter; TensorRT-LLM reads
-#: only rank and scale. `path_initial_model_for_weight_conversion` saves an adapter without it.
+#: tuners/lora/layer.py). PEFT repeats the change when it loads such an adapter; TensorRT-LLM does
+#: not. `path_initial_model_for_weight_conversion` saves an adapter that does not need the change.
 _CHANGES_MODEL = ("pissa", "corda", "olora", "loftq", "lora_ga")
 
 
@@ -153,7 +153,7 @@ def _modules(folder: Path, arch: Architecture, rank: int) -> tuple[str, ...]:
         if wrong or int(match[1]) >= arch.num_layers:
             raise CheckpointError(
                 f"{folder} is an adapter of another model: {tensor} has shape {list(info.shape)}, and this model has "
-                f"{arch.num_layers} layers of {arch.hidden_size}."
+                f"{arch.num_layers} layers of {arch.hidden_size}. Give an adapter that was trained for this model."
             )
         found[MODULES[match[2]]] = None
         pairs.setdefault((match[1], match[2]), {})[match[3]] = info.shape

@@ -62,7 +62,8 @@ def _dequantised(data: NDArray[np.uint8], blocks: str) -> NDArray[np.float32]:
         ) from error
 
 
-#: What stands for "model." in Gemma 3 with encoders: as published, and as transformers saves it since 4.52.
+#: Prefixes that replace "model." in the names of the text part's weights, in Gemma 3 with encoders:
+#: the published prefix, and the prefix that transformers writes since 4.52.
 TEXT_PARTS = ("language_model.model.", "model.language_model.")
 
 
@@ -77,9 +78,9 @@ class WeightSource(Protocol):
     def has(self, name: str) -> bool: ...
 
     def forget(self) -> None:
-        """Give the memory of pages that were read back to the system.
+        """Release the memory of the pages that were read from the file.
 
-        The system reads a page that is still in use from the file again.
+        If a released page is needed later, the system reads the page from the file again.
         """
 
 
@@ -142,7 +143,7 @@ class SafetensorsWeights:
         return _plain(info, self.maps[info.file])
 
     def _stored(self, name: str) -> str:
-        """Return the name of a weight, which in a model with encoders begins with that of its text part."""
+        """Return the name of a weight in the files, which may have a prefix of TEXT_PARTS."""
         others = (prefix + name.removeprefix("model.") for prefix in TEXT_PARTS if name.startswith("model."))
         return next((one for one in (name, *others) if one in self.checkpoint.tensors), name)
 

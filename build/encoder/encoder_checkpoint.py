@@ -92,7 +92,7 @@ def open_encoder(ref: str) -> EncoderCheckpoint | None:
 
 @contextmanager
 def reject_odd_settings(ref: str) -> Iterator[None]:
-    """Convert any other error in the block to a CheckpointError about the files of `ref`."""
+    """Convert errors that malformed files cause in the block to a CheckpointError about `ref`."""
     try:
         yield
     except (*MALFORMED, RuntimeError) as error:
@@ -165,7 +165,9 @@ def _pooling(path: Path) -> tuple[str, bool]:
     config = _json(path / "1_Pooling" / "config.json")
     modes = [mode for mode, used in config.items() if mode.startswith("pooling_mode_") and used]
     if len(modes) > 1 or (modes and modes[0] not in _POOLINGS):
-        raise CheckpointError(f"{path} pools by {', '.join(modes)}; use a model with {' or '.join(_POOLINGS)}.")
+        raise CheckpointError(
+            f"{path} pools by {', '.join(modes)}, which is not supported; use a model with {' or '.join(_POOLINGS)}."
+        )
     return (_POOLINGS[modes[0]] if modes else "mean"), ("Normalize" in kinds or not kinds)
 
 

@@ -23,7 +23,8 @@ from llmops.build.trtllm.llm_args import FieldError, arguments_for_release, rele
 from llmops.build.trtllm.release_profiles import CHECKED, profile_of_release
 from llmops.errors import InputError, VersionMismatchError
 
-#: Fields that their group cannot do without -> the group, which is removed with the field.
+#: Required fields -> the group that requires the field. An upgrade to a release that rejects the
+#: field removes the whole group.
 _WHOLE = {"speculative_config.decoding_type": "speculative_config"}
 
 
@@ -146,9 +147,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], lost: Mapping[s
         if _is_lost(name, lost) or before.get(name) == after.get(name):
             continue
         if name not in after:
-            yield (
-                f"{name} = {json.dumps(before[name])} is left out: the release has no such field, and behaves the same"
-            )
+            yield (f"{name} = {json.dumps(before[name])} is left out: the release behaves the same without this field")
         elif name not in before:
             yield f"{name} = {json.dumps(after[name])} is set"
         else:

@@ -94,7 +94,7 @@ class BuildPlan(BaseModel):
         """Parse a plan. `source` names the plan in error messages.
 
         Raises:
-            InputError: A field is wrong. The message names the field.
+            InputError: A field is missing or has an impossible value. The message names the field.
         """
         if isinstance(data, dict) and "plan" in data:
             data = data["plan"]

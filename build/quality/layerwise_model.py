@@ -273,10 +273,10 @@ def _input_hook(rounding: InputRounding) -> Callable[[nn.Module, tuple[Tensor, .
 
 
 def _output_hook(kind: str, scale: Tensor) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-    """Round keys and values.
+    """Return a hook that rounds the keys or values that a projection returns.
 
-    This hook rounds keys before the rotation, and TensorRT-LLM after the rotation. The errors have
-    the same size.
+    The hook rounds keys before their rotation. TensorRT-LLM rounds keys after the rotation, with
+    errors of the same size.
     """
     round_to = number_formats.round_to_e4m3 if kind == "e4m3" else number_formats.round_to_int8
     return lambda module, inputs, output: round_to(output, scale.to(output))

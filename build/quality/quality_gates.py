@@ -115,7 +115,8 @@ _CACHE = QualityGates(max_ppl_ratio=1.03, min_top1=0.95, max_mean_kl=0.03)
 #: Limits for checkpoints that others quantised, by method. AWQ moves scales from weights into
 #: norms, so single weights differ from the source.
 _OF_METHOD = {"awq": QualityLimits()}
-#: Limits for formats that have none: used unchanged, or of another target.
+#: Limits for formats without limits of their own. These are formats whose weights are used
+#: unchanged, and formats of other targets.
 _UNKNOWN = QualityLimits(max_weight_error=0.6)
 #: Maximum calibrated range, as a multiple of the range in the evaluation texts.
 WIDEST = 32.0
@@ -149,7 +150,7 @@ def _number(name: str, value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise InputError(f"{flag} {value!r} is not a number; give one.") from None
+        raise InputError(f"{flag} {value!r} is not a number; give a number.") from None
     if not number >= 0 or (name == "min_top1" and number > 1):
         raise InputError(
             f"{flag} {value} is out of range; give a number from 0{' to 1' if name == 'min_top1' else ' on'}."

@@ -167,7 +167,7 @@ def _parquet(path: Path) -> list[str]:
     try:
         table = parquet.read_table(path)
     except (ValueError, OSError) as error:
-        raise InputError(f"--calib-data {path} cannot be read as Parquet: {error}") from error
+        raise InputError(f"--calib-data {path} cannot be read as Parquet ({error}); give another file.") from error
     name = next((name for name in (*_TEXT_FIELDS, "messages") if name in table.column_names), None)
     try:
         texts = [_text_of({name: value}) for value in table.column(name).to_pylist() if value is not None]
@@ -184,9 +184,9 @@ _NO_PYARROW = "Reading .parquet needs pyarrow: pip install 'pyarrow<22'."
 
 
 def _hub(dataset: str) -> list[str]:
-    """Return the texts of one file of a data set on the hub, of the train split if one exists.
+    """Return the texts of one file of a data set on the hub.
 
-    Of several configurations and shards, the last by name is read.
+    Files of the split `train` come first. If several files remain, the last by name is read.
     """
     import huggingface_hub
 

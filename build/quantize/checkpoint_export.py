@@ -91,9 +91,9 @@ def _complete_quantization(path: Path, quant_format: QuantFormat) -> dict[str, A
 
 @contextlib.contextmanager
 def _own_config(arch: Architecture, dtype: str) -> Iterator[None]:
-    """Let ModelOpt's exporter write our config.json instead of its own.
+    """Let ModelOpt's exporter write the config.json of `trtllm_checkpoint_config`.
 
-    trtllm_config.py has the reasons.
+    The docstring of trtllm_config.py names the faults of ModelOpt's own config.json.
     """
     import modelopt.torch.export.model_config_export as exporter
 

@@ -41,7 +41,7 @@ def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _phi3(scaling: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of Phi-3's RoPE scaling. Phi3Config of 4.57 allows only three of them."""
+    """Return the fields of Phi-3's RoPE scaling. transformers 4.57 allows only three fields."""
     names = ("type", "short_factor", "long_factor")
     beside = {key: value for key, value in scaling.items() if key == "original_max_position_embeddings"}
     return {**beside, "rope_scaling": {key: scaling[key] for key in names if key in scaling}}

@@ -144,10 +144,12 @@ def load_model(checkpoint: Checkpoint) -> Any:
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and _gpu_is_full(error):
             raise
-        raise CheckpointError(f"{checkpoint.ref} cannot be loaded by transformers: {error}") from error
+        raise CheckpointError(
+            f"{checkpoint.ref} cannot be loaded by transformers ({error}); use another checkpoint."
+        ) from error
     model.config.architectures = [hf_class]
     if with_encoders:
-        model._weight_conversions = []  # transformers would save under the names that it loaded
+        model._weight_conversions = []  # without conversions, the weights are saved under new names
     return model.eval()
 
 
@@ -237,9 +239,9 @@ def put_parameter(model: Any, name: str, value: Any) -> None:
 def load_tokenizer(checkpoint: Checkpoint, written: Path | None = None) -> Any:
     """Return the tokenizer, loaded from the tokenizer files of the engine.
 
-    transformers takes those as they are. From some checkpoints it builds a tokenizer with other
-    ids, such as DeepSeek's distilled Llamas. `written` is the folder of these files, if they exist
-    already.
+    transformers loads these files unchanged. From the files of some checkpoints, such as DeepSeek's
+    distilled Llamas, transformers would build a tokenizer with other ids. `written` is the folder
+    of the engine's tokenizer files, if the files exist already.
     """
     from transformers import AutoTokenizer
 

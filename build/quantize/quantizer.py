@@ -131,7 +131,7 @@ def _run(model: Any, config: dict[str, Any], forward_loop: Callable[[Any], None]
 
 
 def _check_finite(model: Any) -> None:
-    """Raise BuildError if a scale is not finite. Only wrong answers would show it otherwise."""
+    """Raise BuildError if a scale is not finite, because the engine would give wrong answers."""
     import torch
 
     for name, value in model.named_buffers():

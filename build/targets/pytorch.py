@@ -49,7 +49,7 @@ _BLOCK = 128
 class PytorchTarget(BuildTarget[Checkpoint]):
     """The target pytorch.
 
-    `--set llm.FIELD=VALUE` sets any LLM-API field; VALUE is JSON, or text if it does not parse.
+    `--set llm.FIELD=VALUE` sets any LLM-API field; VALUE is JSON, or else text.
     """
 
     name: TargetName = "pytorch"

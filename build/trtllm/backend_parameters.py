@@ -17,8 +17,8 @@ _PATTERNS = {
     "int": (_INT, "a whole number"),
     "float": (_FLOAT, "a number"),
     "bool": (re.compile("true|false"), "true or false"),
-    "ints": (re.compile(r"\d+(,\d+)*"), "numbers with commas between"),
-    "lists": (_LISTS, "numbers with commas between, and ; between instances"),
+    "ints": (re.compile(r"\d+(,\d+)*"), "numbers separated by commas"),
+    "lists": (_LISTS, "numbers separated by commas, with ; between instances"),
     "text": (re.compile(".+"), "a text"),
 }
 

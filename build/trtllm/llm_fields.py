@@ -20,8 +20,8 @@ class Field:
 
     With `any_case`, values match `choices` in any case. A choice like "WIDEEP <1.3" exists only in
     some releases. `config` names the table of a group of fields. `since` is the first minor release
-    with the field, and `until` the first without it. `gone` is the reason for which the removal
-    loses no function, or empty if it does.
+    with the field, and `until` the first without the field. `gone` is the reason for which the
+    removal loses no function, or empty if the removal loses a function.
     """
 
     kind: Kind

@@ -99,10 +99,10 @@ def check_flag(name: str, value: Value) -> None:
     flag = FLAGS.get(ALIASES.get(name, name))
     if flag is None:
         near = difflib.get_close_matches(name, FLAGS, n=1)
-        hint = f"; did you mean --{near[0]}?" if near else "; see docs/tensorrt-llm.md for the flags it has."
+        hint = f"; did you mean --{near[0]}?" if near else "; docs/tensorrt-llm.md lists its flags."
         raise InputError(f"trtllm-build 1.2.1 has no flag --{name}{hint}")
     if flag.kind == "present":
-        _expect(isinstance(value, bool), flag, value, "it takes no value")
+        _expect(isinstance(value, bool), flag, value, "the flag without a value")
     elif flag.kind == "int":
         whole = isinstance(value, int) and not isinstance(value, bool)
         _expect(whole and int(value) >= flag.minimum, flag, value, f"a whole number of at least {flag.minimum}")  # type: ignore[arg-type]
@@ -121,7 +121,7 @@ def _one_of(flag: Flag) -> str:
 
 def _expect(fits: bool, flag: Flag, value: Value, expected: str) -> None:
     if not fits:
-        raise InputError(f"trtllm-build --{flag.name} {value}: is not possible; give {expected}.")
+        raise InputError(f"trtllm-build --{flag.name} {value} is not possible; give {expected}.")
 
 
 def effective_flags(arguments: Mapping[str, Value]) -> dict[str, Value | None]:
@@ -146,7 +146,7 @@ def to_argv(arguments: Mapping[str, Value]) -> list[str]:
 
 
 def from_argv(argv: Sequence[str]) -> dict[str, Value]:
-    """Parse the result of `to_argv`; The form `--name=value` is accepted too.
+    """Parse the result of `to_argv`. The form `--name=value` is accepted too.
 
     Raises:
         InputError: A flag is unknown, or has a wrong value.

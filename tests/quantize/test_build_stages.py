@@ -146,7 +146,7 @@ def test_memory_that_other_programs_hold_is_not_there(monkeypatch):
     # of a torch beside an H200 whose memory another process held
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (284164096, 150121021440))
     need = stage_estimates.StageRequirements("quality gate", 0, 2 << 30, 0, 0.0, here=True)
-    with pytest.raises(ResourceError, match=r"about 2\.0 GiB of GPU memory, 0\.3 GiB are free; end other processes"):
+    with pytest.raises(ResourceError, match=r"about 2\.0 GiB of GPU memory, and 0\.3 GiB are free; end other"):
         stage_estimates.check_memory([need], gpu=True)
 
 

@@ -162,7 +162,7 @@ def test_an_engine_that_passes_block_fp8_on(published, tmp_path):
         ("float", {}, "pytorch", "full-precision checkpoint with --quant fp8."),
         ("awq", {}, "openvino", "is already quantised (awq)"),
         ("fp8", {"quant_method": "modelopt", "quant_algo": "FP8"}, "pytorch", "(modelopt FP8), but TensorRT-LLM 1.2 "
-         "reads that from hf_quant_config.json, which is missing"),
+         "reads the format from hf_quant_config.json, which is missing"),
     ],
 )  # fmt: skip
 def test_refused_in_one_sentence(published, tmp_path, form, change, target, says):

@@ -139,7 +139,7 @@ def test_kv_heads_on_several_gpus_have_no_scales_per_channel(checkpoint, quant):
     """ModelOpt 0.47 export/layer_utils.py: NotImplementedError, hours later."""
     source = checkpoint("llama")  # 4 KV heads
     make_request(spec(quant=quant, tp=4), source)
-    with pytest.raises(InputError, match=r"several GPUs the same one of 4 KV heads, .* use --tp 4 or less"):
+    with pytest.raises(InputError, match=r"each of 4 KV heads on several GPUs, .* use --tp 4 or less"):
         make_request(spec(quant=quant, tp=8), source)
     for other in (spec(quant="fp8", tp=8), spec(quant="int8_wo", tp=1), spec(quant="none", tp=8)):
         make_request(other, source)
@@ -152,7 +152,7 @@ def test_the_pytorch_backend_copies_no_scales_of_kv_heads(checkpoint, quant):
     shape = dataclasses.replace(source.architecture, head_dim=256, intermediate_size=2048)
     source = dataclasses.replace(source, architecture=shape)
     make_request(spec("pytorch", quant=quant, tp=2), source)
-    with pytest.raises(InputError, match=r"--tp 8 gives .* TensorRT-LLM does not do in .*; use --tp 4 or less"):
+    with pytest.raises(InputError, match=r"--tp 8 puts .* TensorRT-LLM does not support in .*; use --tp 4 or less"):
         make_request(spec("pytorch", quant=quant, tp=8), source)
     make_request(spec("pytorch", quant=quant, tp=8, options={"llm.enable_attention_dp": "true"}), source)
     for other in ("fp8", "none"):

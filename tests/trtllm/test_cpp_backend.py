@@ -69,7 +69,7 @@ def test_settings_reach_the_backend_as_they_were_meant(tmp_path: Path) -> None:
     [
         ({"enable_kv_cache_reuse": "yes"}, "serve.enable_kv_cache_reuse must be true or false, not yes"),
         ({"kv_cache_host_memory_bytes": "1e10"}, "must be a whole number, not 1e10"),
-        ({"max_attention_window_size": "4096, 1024"}, "must be numbers with commas between"),
+        ({"max_attention_window_size": "4096, 1024"}, "must be numbers separated by commas"),
         ({"decoding_mode": "medusa"}, "must be top_k_top_p or lookahead, not medusa"),
         # 1.2.1 cpp/tensorrt_llm/layers/samplingLayer.cpp: one layer each, which skips all requests with the other's
         # parameter (kernels/samplingTopKKernels.h, setupTopKTopPRuntimeArgOne)

@@ -56,8 +56,8 @@ def test_what_is_renamed_lost_and_gained(tmp_path: Path) -> None:
     found = json.loads(run(folder, "--to", "1.3.0", "--json"))
     assert found["changes"] == [
         'speculative_config.decoding_type: "Eagle" becomes "Eagle3"',
-        'sampler_type = "TorchSampler" is left out: the release has no such field, and behaves the same',
-        "kv_cache_config.onboard_blocks = true is left out: the release has no such field, and behaves the same",
+        'sampler_type = "TorchSampler" is left out: the release behaves the same without this field',
+        "kv_cache_config.onboard_blocks = true is left out: the release behaves the same without this field",
         "generation_config = trtllm is set at start",
     ]
     assert [one.split(":")[0] for one in found["lost"]] == [

@@ -59,9 +59,10 @@ class Candidate:
 
     `point` is the operating point of one replica (or of the whole disaggregated set) at the
     requested rate, and `best` at the highest rate that meets the targets. `capacity` is the rate of
-    all replicas at `best`, in requests/s. `spares` is the number of replicas that only serve the
-    availability. `paged` and `contiguous` are the numbers of sequences per replica that fit with
-    and without paging. `kv_token` is the size of one token in the KV cache of a GPU, in bytes.
+    all replicas at `best`, in requests/s. `spares` is the number of replicas that the load does not
+    need, and the availability target does. `paged` and `contiguous` are the numbers of sequences
+    per replica that fit with and without paging. `kv_token` is the size of one token in the KV
+    cache of a GPU, in bytes.
     """
 
     gpu: GpuSpec

@@ -243,9 +243,9 @@ def _disaggregated(
 
 
 def _keeps_joint_targets(request: PlanRequest, pair: Disaggregated) -> bool:
-    """Return True if a pair meets the targets that are of no use in choosing its workers.
+    """Return True if a pair meets the end-to-end targets and the target of the median TTFT.
 
-    They are the end-to-end targets and the target of the median TTFT.
+    These targets depend on both workers, so no worker alone can be checked against them.
     """
     load = request.workload
     point = pair.point(load, load.qps or pair.rate)

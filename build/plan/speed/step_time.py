@@ -17,9 +17,11 @@ from llmops.build.plan.timing.interpolation import InterpolationGrid
 from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape, OperationTimes
 from llmops.build.quant_formats import QuantFormat
 
-#: Seconds per step in which the GPU waits for work of the host.
+#: Seconds per step in which the GPU waits for work of the host, fitted to NVIDIA's published
+#: throughput on H100 (perf/lab/plan_accuracy.py).
 STEP_OVERHEAD = 1.5e-3
-#: Seconds of host work per sequence and step: sampling results, stop checks, scheduling.
+#: Seconds of host work per sequence and step (sampling results, stop checks, scheduling), fitted to
+#: the same figures.
 SEQUENCE_OVERHEAD = 2.0e-6
 #: Number of passes over the FP32 logits of a step: copy, penalties, soft-max, draw.
 LOGIT_PASSES = 4

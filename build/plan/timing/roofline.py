@@ -17,18 +17,19 @@ ATTENTION_EFFICIENCY = 0.5
 MEMORY_EFFICIENCY = 0.75
 #: Share of the link rate that an all-reduce reaches. The medians are 0.61 to 0.86.
 LINK_EFFICIENCY = 0.70
-#: Seconds to launch a kernel.
+#: Seconds to launch a kernel: an estimate.
 LAUNCH = 3e-6
-#: Seconds of an all-reduce beside the transfer.
+#: Seconds that an all-reduce takes in addition to its transfer: an estimate.
 ALL_REDUCE_LATENCY = 6e-6
-#: Seconds of a transfer between nodes beside the transmission.
+#: Seconds that a transfer between nodes takes in addition to the transmission: an estimate.
 NETWORK_LATENCY = 10e-6
 
 
 class RooflineTimes:
     """Operation times from the roofline of a GPU.
 
-    They exist for every shape, and are coarse: without effects of tiles and overlap.
+    The roofline gives a time for every shape. The times are coarse, because they leave out the
+    effects of tiles and overlap.
     """
 
     def __init__(self, gpu: GpuSpec) -> None:

@@ -230,7 +230,9 @@ def _group_size(arch: Architecture, quant_format: QuantFormat, spec: BuildSpec) 
         )
     if spec.group_size is not None:
         grouped = (name for name, other in buildable_formats(spec.target).items() if other.grouped)
-        raise InputError(f"--group-size goes with {' and '.join(grouped)}, not with --quant {quant_format.name}.")
+        raise InputError(
+            f"--group-size goes with {' and '.join(grouped)}, not with --quant {quant_format.name}; leave it out."
+        )
     return None
 
 
@@ -251,8 +253,8 @@ def _check_shared_heads(arch: Architecture, quant_format: QuantFormat, spec: Bui
         copied = FAMILIES[arch.family].as_published or not by_row
     if not copied:
         raise InputError(
-            f"--tp {spec.tp} gives several GPUs the same one of {arch.num_kv_heads} KV heads, which "
-            f"{'ModelOpt' if spec.target == 'tensorrt' else 'TensorRT-LLM'} does not do in {weights}; use --tp "
+            f"--tp {spec.tp} puts each of {arch.num_kv_heads} KV heads on several GPUs, which "
+            f"{'ModelOpt' if spec.target == 'tensorrt' else 'TensorRT-LLM'} does not support in {weights}; use --tp "
             f"{arch.num_kv_heads} or less, or {'a checkpoint in' if weights == 'fp8_block' else '--quant'} fp8."
         )
 
@@ -291,7 +293,7 @@ def _limits(spec: BuildSpec, arch: Architecture) -> EngineLimits:
     tokens = spec.max_num_tokens or max(_DEFAULT_TOKENS, batch)
     if tokens < batch:
         raise InputError(
-            f"--max-num-tokens {tokens} is smaller than the batch of {batch}; raise it or lower the batch."
+            f"--max-num-tokens {tokens} is smaller than the batch of {batch}; raise it, or lower --max-batch-size."
         )
     return EngineLimits(
         max_batch_size=batch, max_seq_len=spec.max_seq_len or min(context, _DEFAULT_LENGTH), max_num_tokens=tokens

@@ -113,7 +113,7 @@ def _fp8(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpec, m
 def _modelopt(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpec, minor: tuple[int, int]) -> str:
     within, flat = not (checkpoint.path / MODELOPT_FILE).is_file(), "producer" in found.detail
     if minor < (1, 3) and within:
-        return f"but TensorRT-LLM 1.2 reads that from {MODELOPT_FILE}, which is missing"
+        return f"but TensorRT-LLM 1.2 reads the format from {MODELOPT_FILE}, which is missing"
     if minor < (1, 3) and flat:
         return f"and {MODELOPT_FILE} is of ModelOpt 1.x, {_NEWER}"
     algorithm = str(found.detail.get("quant_algo") or "")

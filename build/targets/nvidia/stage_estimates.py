@@ -144,7 +144,7 @@ def check_memory(stages: list[StageRequirements], gpu: bool) -> None:
             )
         if gpu and need.gpu > gpu_memory():
             raise ResourceError(
-                f"The stage {need.stage!r} needs about {need.gpu / _GIB:.1f} GiB of GPU memory, "
+                f"The stage {need.stage!r} needs about {need.gpu / _GIB:.1f} GiB of GPU memory, and "
                 f"{gpu_memory() / _GIB:.1f} GiB are free; end other processes on the GPUs, or use more GPUs."
             )
 
@@ -210,8 +210,8 @@ class DurationEstimate:
     def gate(self) -> float:
         """Return the minutes of the quality gate.
 
-        The gate reads the source once for the texts, and for each token of the golden answers the
-        layers that it could not keep. The gate reads the export once.
+        The gate reads the source once for the texts. For each token of the golden answers, the gate
+        reads the layers that did not fit in memory again. The gate reads the export once.
         """
         texts = len(bundled_texts("evaluation")) + len(golden_texts())
         kept = min(1.0, self._bytes_to_keep() / max(1, self.checkpoint.parameters * 4))

@@ -1,9 +1,8 @@
 """Write the detokenizer that GenAI needs beside an IR.
 
-Grammars (xgrammar) are compiled against its vocabulary.
-
-Triton detokenises no text with it: the gateway does. openvino_tokenizers converts whole tokenizers
-only from transformers objects, but a detokenizer's few nodes can be assembled from tokenizer.json.
+GenAI compiles grammars (xgrammar) against the detokenizer's vocabulary. Answers are detokenised by
+the gateway. openvino_tokenizers converts whole tokenizers only from transformers objects, but a
+detokenizer's few nodes can be assembled from tokenizer.json.
 """
 
 import json

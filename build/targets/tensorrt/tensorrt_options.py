@@ -145,7 +145,10 @@ def _speculative(spec: BuildSpec) -> dict[str, Value]:
     length = 4 if sizes is None else lookahead_draft_len(*sizes)
     chosen = positive_option(spec, "max_draft_len", length)
     if sizes is not None and chosen != length:
-        raise InputError(f"--set max_draft_len: lookahead={','.join(map(str, sizes))} makes it {length}; leave it out.")
+        raise InputError(
+            f"--set max_draft_len: lookahead={','.join(map(str, sizes))} has the draft length {length}; leave "
+            "max_draft_len out."
+        )
     return {"speculative_decoding_mode": str(mode), "max_draft_len": chosen}
 
 

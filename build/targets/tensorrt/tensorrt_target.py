@@ -35,7 +35,7 @@ from llmops.build.trtllm.backend_files import copy_adapters, write_prefetch, wri
 from llmops.errors import InputError
 
 TOKENIZER_DIR = "tokenizer"
-_UNPAGED = "# no KV cache reuse, no chunked context: int8 caches never have them, fp8 ones with fp8 or w4a8_awq weights"
+_UNPAGED = "# no KV cache reuse, no chunked context: use --kv-cache auto, or fp8 with --quant fp8 or w4a8_awq"
 
 
 class TensorrtTarget(BuildTarget[Checkpoint]):
