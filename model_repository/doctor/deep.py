@@ -106,7 +106,9 @@ def _run_library_probe(image: TrtllmImage | None, root: Path, python: str) -> It
             )  # fmt: skip
             results: list[tuple[str, str]] = json.loads(run.stdout)
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-            yield DeepCheckResult("library", "failed", f"{python} ended without a result: {error}")
+            yield DeepCheckResult(
+                "library", "failed", f"{python} ended without a result ({error}): build the image again"
+            )
             return
     for name, problem in results:
         yield DeepCheckResult(name, classify_error(problem, image), problem)
@@ -159,7 +161,10 @@ def parse_ldd_output(name: str, output: str, image: TrtllmImage) -> DeepCheckRes
     undefined = [line.split()[2] for line in lines if line.startswith("undefined symbol:")]
     if undefined:
         return DeepCheckResult(
-            name, "failed", f"no library has the symbol {undefined[0]} ({len(undefined)} missing symbols in all)"
+            name,
+            "failed",
+            f"no library has the symbol {undefined[0]} ({len(undefined)} missing symbols in all): build the image "
+            "again from an unchanged base",
         )
     return DeepCheckResult(name, "seen", "all shared libraries and symbols are found")
 

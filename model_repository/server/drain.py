@@ -1,7 +1,8 @@
 """The drain of a running Triton's engines, before Triton receives SIGTERM.
 
 A Triton that is unloading accepts no messages, not even a gateway's acknowledgement or
-cancellation. `llmops serve` drains by itself. For a tritonserver that was started in another way:
+cancellation. `llmops serve` drains by itself. This command drains a tritonserver that was started
+in another way:
 
     python -m llmops.model_repository.server.drain HOST:PORT SECONDS
 """

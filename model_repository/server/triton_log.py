@@ -51,7 +51,7 @@ class LogLine:
 
     @property
     def is_noise(self) -> bool:
-        """True if Triton logs this line at every start."""
+        """Return True if Triton logs this line at every start."""
         if not self.message.strip() or (not self.level and self.message.lstrip()[0] in "+|"):
             return True
         return any(text in self.message for text in _NOISE)

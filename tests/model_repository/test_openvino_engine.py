@@ -226,7 +226,7 @@ def test_what_takes_too_long_is_refused_once_and_for_all(start: Callable[..., En
     engine = start(compile_seconds=1)
     stream = engine.ask(LONG)
     refusal = engine.ask(8, bounded(250, 30)).finish().error
-    assert refusal == "guided_decoding_guide: the grammar takes more than 1 s to compile"
+    assert refusal == "guided_decoding_guide: the grammar takes more than 1 s to compile; simplify it"
     assert probes() == []
     assert engine.ask(8, bounded(250, 30)).finish().error == refusal
     assert probes() == [], "it is not tried again"
@@ -238,7 +238,7 @@ def test_a_grammar_that_is_slow_to_follow_is_refused(start: Callable[..., Engine
     refusal = start(token_seconds=1e-4).ask(8, bounded(60)).finish().error
     assert refusal is not None
     assert refusal.startswith("guided_decoding_guide: the grammar takes ")
-    assert refusal.endswith(" ms per token to follow")
+    assert refusal.endswith(" ms per token to follow; simplify it")
 
 
 def test_a_compiler_process_that_dies_takes_only_its_grammar_along(start: Callable[..., Engine]) -> None:

@@ -138,7 +138,8 @@ def test_only_the_drivers_libraries_may_be_missing(image: ImageFolder, module: s
         (
             "undefined symbol: _ZN3foo\t(./x.so)\n",
             "failed",
-            "no library has the symbol _ZN3foo (1 missing symbols in all)",
+            "no library has the symbol _ZN3foo (1 missing symbols in all): build the image again from an "
+            "unchanged base",
         ),
     ],
 )

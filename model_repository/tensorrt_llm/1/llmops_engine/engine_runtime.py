@@ -54,7 +54,7 @@ class KvCacheEvent(NamedTuple):
 
 
 class EngineStats(NamedTuple):
-    """Numbers of sequences and KV-cache blocks after a step.
+    """The numbers of sequences and KV-cache blocks after a step.
 
     0 blocks and None mean that a number is not known.
 

@@ -34,7 +34,7 @@ class RuntimeSamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True if the most likely token is always taken."""
+        """Return True if the most likely token is always taken."""
         return self.temperature == 0 or self.top_k == 1
 
 

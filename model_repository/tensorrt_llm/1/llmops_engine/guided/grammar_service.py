@@ -331,11 +331,11 @@ def _cost_ratio(measured: GrammarMeasurement, limits: GrammarLimits) -> float:
 def _cost_problem(measured: GrammarMeasurement, limits: GrammarLimits) -> str | None:
     """Return the reason why a grammar costs too much, or None."""
     if measured.join_seconds > limits.join_seconds:
-        return f"the grammar is too large: it takes {measured.join_seconds:.2f} s to start, once compiled"
+        return f"the grammar is too large: it takes {measured.join_seconds:.2f} s to start, once compiled; shorten it"
     if measured.token_seconds > limits.token_seconds:
-        return f"the grammar takes {measured.token_seconds * 1000:.0f} ms per token to follow"
+        return f"the grammar takes {measured.token_seconds * 1000:.0f} ms per token to follow; simplify it"
     if measured.grows:
-        return "the grammar takes longer to follow with each token of the answer"
+        return "the grammar takes longer to follow with each token of the answer; simplify it"
     if measured.memory > limits.memory:
-        return f"the grammar takes more than {limits.memory >> 20} MiB of memory"
+        return f"the grammar takes more than {limits.memory >> 20} MiB of memory; shorten it"
     return None

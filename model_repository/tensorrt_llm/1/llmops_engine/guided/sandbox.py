@@ -152,9 +152,11 @@ class GrammarSandbox:
 
 def _check_limits(before: Process, now: Process, limits: GrammarLimits) -> None:
     if now.cpu_seconds - before.cpu_seconds > limits.compile_seconds:
-        raise GrammarLimitError(f"the grammar takes more than {limits.compile_seconds:g} s to compile", slow=True)
+        raise GrammarLimitError(
+            f"the grammar takes more than {limits.compile_seconds:g} s to compile; simplify it", slow=True
+        )
     if now.resident_bytes - before.resident_bytes > limits.memory:
-        raise GrammarLimitError(f"the grammar takes more than {limits.memory >> 20} MiB of memory")
+        raise GrammarLimitError(f"the grammar takes more than {limits.memory >> 20} MiB of memory; shorten it")
 
 
 def sandbox_command(model_path: Path, vocab_size: int, niceness: int) -> tuple[list[str], dict[str, str]]:

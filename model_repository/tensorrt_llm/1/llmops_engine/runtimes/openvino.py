@@ -152,9 +152,8 @@ class OpenVINORuntime(EngineRuntime):
             print(_SHARED_CACHE_WARNING, file=sys.stderr, flush=True)
         self._watchdog = GrammarWatchdog(options.grammars.token_seconds)
         # The grammar that was ended in a slow step with several grammars, the reason for its
-        # rejection, and the other grammars of the step. It is rejected once a step of the others
-        # stays within the budget. the grammar, why it would be rejected, and the grammars that ran
-        # beside it
+        # rejection, and the other grammars of the step. The grammar is rejected once a step of the
+        # other grammars stays within the budget.
         self._accused: tuple[tuple[str, str], str, set[tuple[str, str]]] | None = None
         # start with the smallest chunk, which most models on most CPUs keep, because every other
         # size compiles the model again
@@ -403,7 +402,7 @@ class OpenVINORuntime(EngineRuntime):
         if status == _RUNNING:
             return None
         if status == _IGNORED:
-            message = f"the KV cache ({self._blocks * TOKENS_PER_BLOCK} tokens) cannot hold this request"
+            message = f"the KV cache ({self._blocks * TOKENS_PER_BLOCK} tokens) cannot hold this request; shorten it"
             return StepOutput(key, [], [], FAILED, f"{contract.REQUEST_OUTPUT_LEN}: {message}")
         return StepOutput(key, [], [], STOP)
 

@@ -1,8 +1,8 @@
 """The engine runtime for checkpoints: TensorRT-LLM's LLM API (`tensorrt_llm.LLM`).
 
-The library schedules by itself and returns results through asyncio. They pass from its event loop
-into a queue, which `step` empties. docs/tensorrt-llm-calls.md lists each call into the library with
-its defaults, exceptions and threads.
+The library schedules by itself and returns results through asyncio. The results pass from the
+library's event loop into a queue, which `step` empties. docs/tensorrt-llm-calls.md lists each call
+into the library with its defaults, exceptions and threads.
 """
 
 from __future__ import annotations

@@ -174,7 +174,8 @@ def leave_mpi_job() -> None:
     """Remove the variables of an mpirun that started Triton for another model.
 
     With these variables, this process would be rank 0 of that model's job and could not spawn its
-    own workers. Without them it can, even as root. NVIDIA's model for the LLM API does the same
+    own workers. After the removal, this process can spawn workers, even as root. NVIDIA's model for
+    the LLM API removes these variables, too
     (triton_backend/all_models/llmapi/tensorrt_llm/1/model.py).
     """
     if os.environ.get(_LAUNCHED):

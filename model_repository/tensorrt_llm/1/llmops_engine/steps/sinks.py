@@ -16,8 +16,8 @@ from ..request import RuntimeRequest
 from .subscription import EngineReport, StepMessage
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-#: Number of earlier tokens that a detokenizer without state receives with each response. More than
-#: any character has.
+#: Number of earlier tokens that a detokenizer without state receives with each response. No
+#: character has as many tokens.
 CONTEXT_TOKENS = 32
 # names are looked up once, because they are used for every token
 _OUTPUT_IDS = contract.OUTPUT_IDS.name

@@ -145,7 +145,7 @@ class Subscription:
 
     @property
     def is_settled(self) -> bool:
-        """True if nothing is left to send, and nothing to repeat after the stream broke."""
+        """Return True if nothing is left to send, and nothing to repeat after the stream broke."""
         return not self._pending and (self._sender is not None or not self._unacknowledged)
 
     def attach(self, sender: TritonStepSender, resume_from: int, now: float) -> bool:
