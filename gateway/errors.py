@@ -17,7 +17,7 @@ from llmops.gateway.logging_setup import current_request
 
 log = logging.getLogger(__name__)
 
-#: Maximum characters of a message or parameter that a client gets back: both may contain its text.
+#: Maximum characters of an error's message or parameter, which may repeat a text of the request.
 MAX_ERROR_MESSAGE_CHARACTERS = 2000
 #: The code of errors for more waiting requests than the limits allow.
 OVERLOADED = "overloaded"
@@ -43,7 +43,7 @@ class ApiError(LlmopsError):
         message: A sentence for the client.
         param: The field of the request that is at fault.
         retry_after: Seconds after which a retry makes sense.
-        detail: What an engine, library or address said. For the log only, see `log_detail`.
+        detail: The error text of an engine, library or address, for the log only; see `log_detail`.
         logged: The request for which the detail was logged last; several requests can end with one
             error.
     """
@@ -342,7 +342,7 @@ class EngineError(ApiError):
 
         `detail` is the engine's message, which may name files, keys and addresses.
         """
-        super().__init__("The engine failed on this request.", detail=detail)
+        super().__init__("The engine failed on this request; send it again.", detail=detail)
 
 
 class InternalError(ApiError):

@@ -82,9 +82,7 @@ def http_status_error(url: str, status: int, message: str) -> ServerError:
     if status == 401:
         return ServerError(f"{url} asks for an API key{reason}; set LLMOPS_API_KEY.")
     if status == 403:
-        return ServerError(
-            f"The API key has no permission for this at {url}{reason}; use a key with the scope inference."
-        )
+        return ServerError(f"The API key may not send requests to {url}{reason}; use a key with the scope inference.")
     if status == 404 and re.match(r"The model .* does not exist", message):
         return ServerError(f"{url} does not serve that model{reason}; choose another with --model.")
     if status == 404:
@@ -94,8 +92,8 @@ def http_status_error(url: str, status: int, message: str) -> ServerError:
     if status == 429:
         return ServerError(f"{url} has reached a limit of this key{reason}; try again later.")
     if status in (502, 503, 504):
-        return ServerError(f"{url} cannot serve now ({status}{reason}); try again, and see its log.")
-    return ServerError(f"{url} answers {status}{reason}; see its log.")
+        return ServerError(f"{url} cannot serve now ({status}{reason}); try again, and see the server's log.")
+    return ServerError(f"{url} answers {status}{reason}; see the server's log.")
 
 
 def grpc_call_error(address: str, error: Any) -> ServerError:

@@ -157,9 +157,9 @@ TEMPERATURE = _in.scalar(
 RUNTIME_TOP_P = _in.scalar(
     "runtime_top_p", FP32, "top-p sampling; 0 and 1 are off", taken=True, default=1.0, bounds=(0.0, 1.0)
 )
-_in.scalar("runtime_top_p_min", FP32, "for a decaying top_p", neutral=(0.0,))
-_in.scalar("runtime_top_p_decay", FP32, "for a decaying top_p", neutral=(0.0, 1.0))
-_in.scalar("runtime_top_p_reset_ids", INT32, "for a decaying top_p", neutral=(-1,))
+_in.scalar("runtime_top_p_min", FP32, "decay setting of top_p", neutral=(0.0,))
+_in.scalar("runtime_top_p_decay", FP32, "decay setting of top_p", neutral=(0.0, 1.0))
+_in.scalar("runtime_top_p_reset_ids", INT32, "decay setting of top_p", neutral=(-1,))
 _in.scalar("len_penalty", FP32, "for beam search", neutral=(0.0, 1.0))
 _in.scalar("early_stopping", BOOL, "for beam search", neutral=(False,))
 REPETITION_PENALTY = _in.scalar(

@@ -60,7 +60,7 @@ def foreign_distributions(names: Iterable[str] | None = None) -> list[str]:
 def llmops_command() -> str:
     """Return the command that runs the `llmops` of this copy.
 
-    The command is a path if PATH has no `llmops` or has another copy's.
+    The command is a path if PATH has no `llmops`, or the `llmops` of another copy.
     """
     own = Path(sys.executable).parent / "llmops"
     found = shutil.which("llmops")

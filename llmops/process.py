@@ -95,7 +95,7 @@ def descendants(pid: int) -> list[Process]:
 
 
 def kill_survivors(processes: Iterable[Process]) -> None:
-    """Send SIGKILL to those of `processes` that still run."""
+    """Send SIGKILL to each of `processes` that still runs."""
     for process in processes:
         if process.is_alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):

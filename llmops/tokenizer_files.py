@@ -25,11 +25,11 @@ MAX_IDS_PER_TOKEN = 2
 def check_growth(path: Path) -> None:
     """Check that the rules of a tokenizer.json are bounded in length and time.
 
-    The check rejects rules that write far more than MAX_GROWTH characters for one, alone or
-    chained, special tokens that are too many or too long, and ids without tokens: they make
-    gigabytes of a request. It also rejects a decoder that removes characters at the end of tokens,
-    because the library panics at a shorter token, and a decoder with a regular expression, which no
-    known tokenizer has.
+    Three faults could make gigabytes of a request, and are rejected: rules that, alone or chained,
+    write more than MAX_GROWTH characters for one, too many or too long special tokens, and too many
+    ids without a token. Two kinds of decoders are rejected as well: a decoder that removes
+    characters at the end of tokens, because the library panics at a shorter token, and a decoder
+    with a regular expression, which no known tokenizer has.
 
     Raises:
         OSError: The file cannot be read, or is too large.
@@ -53,7 +53,7 @@ def check_growth(path: Path) -> None:
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     ids = [one for one in vocabulary.values() if isinstance(one, int)] if isinstance(vocabulary, dict) else []
     if max(ids, default=0) > 2**16 + MAX_IDS_PER_TOKEN * len(ids):
-        raise ValueError(f"its {len(ids):,} tokens have ids up to {max(ids):,}")
+        raise ValueError(f"its {len(ids):,} tokens have ids up to {max(ids):,}, so too many ids have no token")
     added = _added_tokens(spec.get("post_processor"))
     if added > MAX_ADDED_TOKENS:
         raise ValueError(f"it adds {added:,} special tokens to each text, more than {MAX_ADDED_TOKENS}")

@@ -50,7 +50,7 @@ async def _check_connection(event: str, details: Mapping[str, Any]) -> None:
     host = details["return_value"].get_extra_info("server_addr")[0]
     if is_metadata_address(host):
         await details["return_value"].aclose()
-        raise httpx.ConnectError(f"{host} is a link-local address, to which control sends nothing")
+        raise httpx.ConnectError(f"{host} is a link-local address, to which control sends nothing; name another host")
 
 
 def is_loopback(host: str) -> bool:

@@ -139,7 +139,7 @@ _MISTAKES = (
     ("'\\t'", "a tab cannot indent YAML; use spaces"),
     (
         "mapping values are not allowed",
-        "a colon with a space begins a value there, where none fits; quote the text, or look at the line before it",
+        "a colon with a space begins a value there, where no value may begin; quote the text, or check the line before",
     ),
     ("could not find expected ':'", "a key there has no colon"),
     ("undefined alias", "*NAME refers to an anchor that the file does not have; quote a text that begins with *"),

@@ -285,7 +285,9 @@ def _compile(
         # Compiling evaluates constant expressions, which can take as long as rendering.
         template = within_budget(seconds, _environment(controls, special_tokens).from_string, source)
     except (*_FAILURES, SyntaxError) as error:
-        raise InputError(f"The chat template cannot be compiled: {type(error).__name__}: {error}") from error
+        raise InputError(
+            f"The chat template cannot be compiled ({type(error).__name__}: {error}); correct it"
+        ) from error
     # Jinja's globals are a chain of mappings, which each rendering would copy entry by entry.
     template.globals = dict(template.globals)
     return template

@@ -167,8 +167,8 @@ class ControlTokens:
 
         Args:
             prompt: The prompt.
-            ids: The plain encoding of the prompt's text. It is returned if all its control tokens
-                are the template's.
+            ids: The plain encoding of the prompt's text, returned unchanged if the template wrote
+                all of its control tokens.
 
         Raises:
             InvalidRequestError: A text cannot be encoded without becoming a control token.

@@ -60,13 +60,15 @@ class TextTokenizer:
             )
         if link := next((one for one in directory.iterdir() if leads_outside(one, directory)), None):
             raise InputError(
-                f"{link} leads out of its folder, so prompts could contain text of another file; copy it here."
+                f"{link} leads out of its folder, so prompts may contain text of another file; replace it with a copy."
             )
         try:
             check_growth(path)
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:
-            raise InputError(f"{path} cannot be read as a tokenizer: {error}") from error
+            raise InputError(
+                f"{path} cannot be read as a tokenizer ({error}); replace it with the checkpoint's file"
+            ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.config = _read_config(directory / "tokenizer_config.json")
@@ -244,7 +246,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
     except ValueError as error:
-        raise InputError(f"{path} is not valid JSON: {error}") from error
+        raise InputError(f"{path} is not valid JSON ({error}); replace it with the checkpoint's file") from error
     return config if isinstance(config, dict) else {}
 
 

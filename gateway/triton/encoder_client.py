@@ -157,9 +157,9 @@ def _pad_rows(rows: TokenRows) -> NDArray[np.int32]:
 def _join_responses(responses: Sequence[Any], rows: int, dimensions: int) -> NDArray[np.float32]:
     raw = b"".join(content for response in responses for content in response.raw_output_contents)
     if len(raw) != 4 * rows * dimensions:
-        raise EngineError("The encoder's answer does not have the size it announced.")
+        raise EngineError("The encoder's answer does not have the size in the model's metadata; see Triton's log.")
     vectors = np.frombuffer(raw, dtype=np.float32).reshape(rows, dimensions)
     if not np.isfinite(vectors).all():
         # JSON cannot represent NaN and infinity
-        raise EngineError("The encoder's answer has numbers that are not finite.")
+        raise EngineError("The encoder's answer has numbers that are not finite; check its weights.")
     return vectors

@@ -101,7 +101,11 @@ def _as_input_error() -> Iterator[None]:
         yield
     except ValidationError as error:
         raise InputError(
-            f"The model's {METADATA_PARAMETER} cannot be used ({first_validation_error(error)})"
+            f"The model's {METADATA_PARAMETER} cannot be used ({first_validation_error(error)}); "
+            "make the repository again with `llmops repo`"
         ) from error
     except (ValueError, TypeError) as error:
-        raise InputError(f"The model's {METADATA_PARAMETER} is not a JSON object: {error}") from error
+        raise InputError(
+            f"The model's {METADATA_PARAMETER} is not a JSON object ({error}); make the repository again with "
+            "`llmops repo`"
+        ) from error

@@ -82,7 +82,9 @@ class RequestStream(TokenStream):
                 batch = self._reader.read(inner)
             except (IndexError, KeyError, ValueError, struct.error) as error:
                 self.cancel()
-                raise EngineError(f"The engine sent a message that cannot be read ({error!r}).") from error
+                raise EngineError(
+                    f"The engine sent a message that cannot be read ({error!r}); see Triton's log."
+                ) from error
             if batch is not None:
                 return batch
         raise StopAsyncIteration
@@ -112,7 +114,7 @@ class RequestStream(TokenStream):
         if response is aio.EOF:
             self._done = True
             if not self._final:
-                raise EngineError("The engine ended the stream without its final response.")
+                raise EngineError("The engine ended the stream without its final response; see Triton's log.")
         return response
 
     def cancel(self) -> None:

@@ -29,7 +29,7 @@ async def test_an_engine_error_before_the_first_token_is_no_200(stack):
         response = await stack.chat(stream=streaming)
         assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_error")
         request = response.headers["x-request-id"]
-        said = f"The engine failed on this request. The gateway's log has request {request}."
+        said = f"The engine failed on this request; send it again. The gateway's log has request {request}."
         assert response.json()["error"]["message"] == said
 
 

@@ -146,5 +146,5 @@ def test_what_a_template_fails_with_is_told(source):
     ("source", "kind"), [("{% if %}", "TemplateSyntaxError"), ("{{ x | nothing }}", "TemplateAssertionError")]
 )
 def test_what_cannot_be_compiled_is_told(source, kind):
-    with pytest.raises(InputError, match=rf"^The chat template cannot be compiled: {kind}: "):
+    with pytest.raises(InputError, match=rf"^The chat template cannot be compiled \({kind}: "):
         ChatTemplate(source, {})

@@ -312,7 +312,7 @@ async def test_a_broken_engine_ends_the_response_as_failed(model):
     model.steps(Step((ids[0],)), Step(error="the engine broke", final=True))
     events = await response_events(model, input="hi")
     assert events[-1]["type"] == "response.failed"
-    said = "The engine failed on this request. The gateway's log has request "
+    said = "The engine failed on this request; send it again. The gateway's log has request "
     assert events[-1]["response"]["error"]["message"].startswith(said)
     stored = await model.client.get(f"/v1/responses/{events[-1]['response']['id']}")
     assert stored.json()["status"] == "failed"
