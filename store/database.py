@@ -173,9 +173,9 @@ def _sqlite_engines(location: StoreUrl, pool: dict[str, int], busy_seconds: floa
 
 
 class _SqliteFile:
-    """The file of a store and its write-ahead log, watched for their replacement, as by a backup.
+    """The file of a store and its write-ahead log, which a restored backup may replace.
 
-    A connection to old files works, and all that it writes is lost.
+    A connection to the old files still works, but everything that it writes is lost.
     """
 
     def __init__(self, path: Path) -> None:
@@ -184,7 +184,7 @@ class _SqliteFile:
         self._known: tuple[_FileId | None, _FileId | None] = None, None
 
     def check_log(self, *_: object) -> None:
-        """Raise ResourceError before a connection would write the log of an old file into a new one."""
+        """Raise ResourceError if a connection would write an old file's log into a new file."""
         if self._log.exists() and self._known[1] == _file_id(self._log) and self._known[0] != _file_id(self._path):
             raise ResourceError(
                 f"The store {self._path} was replaced beside the write-ahead log of the old file, which would damage "

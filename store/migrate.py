@@ -24,8 +24,8 @@ async def migrate(store: Store, folder: Path = FOLDER, newest: str = SCHEMA) -> 
 
     Raises:
         VersionMismatchError: A newer llmops made the schema, or a version before the first release.
-        InputError: The database has tables of another program: in SQLite any, in PostgreSQL those
-            with the same names.
+        InputError: The database has tables of another program. In PostgreSQL, only tables with the
+            same names count.
     """
     async with store.read() as connection:
         found = await connection.run_sync(_version)
@@ -57,8 +57,8 @@ def _upgrade(connection: Connection, location: str, folder: Path, newest: str) -
 
 def _refuse_other_tables(connection: Connection, location: str) -> None:
     taken = set(inspect(connection).get_table_names())
-    # A schema of PostgreSQL may be shared. A SQLite file with other tables only is another file than
-    # meant, or has the log of another one: as an empty store it would let callers in without a key.
+    # Programs may share a schema of PostgreSQL. A SQLite file that has only other tables is the
+    # wrong file, or has the log of another file. As a store without keys, it would let everyone in.
     if connection.dialect.name == "postgresql":
         taken &= set(metadata.tables)
     if taken:

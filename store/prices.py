@@ -140,7 +140,7 @@ async def list_prices(connection: AsyncConnection, model: str | None = None) -> 
 
 
 def list_prices_async(connection: Connection, model: str | None) -> Sequence[Price]:
-    """Return the result of `list_prices`, for a synchronous connection."""
+    """Return the prices as `list_prices` does, but over a synchronous connection."""
     statement = select(prices).order_by(prices.c.model, prices.c.valid_from)
     if model is not None:
         statement = statement.where(prices.c.model == model)

@@ -127,7 +127,7 @@ class Rollout:
     def weights(self, has_twin: bool) -> Mapping[str, float]:
         """Return the percentage of requests for each version.
 
-        A twin gets as many requests as the candidate, or half of the others if they are fewer.
+        A twin gets as many requests as the candidate, but at most half of the remaining requests.
         """
         if not has_twin:
             return {self.stable: 100.0 - self.percent, self.candidate: self.percent}

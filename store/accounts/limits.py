@@ -52,7 +52,7 @@ class Limits:
         for name in ("rpm", "tpm", "concurrent"):
             limit = getattr(self, name)
             if limit is not None and not 0 < limit <= MAX_LIMIT:
-                raise InputError(f"{name} {limit}: a limit is 1 to {MAX_LIMIT:,}; {_TO_STOP}.")
+                raise InputError(f"{name} cannot be {limit}: a limit is 1 to {MAX_LIMIT:,}; {_TO_STOP}.")
 
     def columns(self) -> dict[str, Any]:
         """Return the limits as values for the columns of `tenants` and `api_keys`."""

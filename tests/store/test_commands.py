@@ -263,9 +263,9 @@ def test_usage_in_every_form(acme, url):
 REFUSED_KEYS = [
     (("--tenant", "acne"), r"There is no tenant acne (did you mean acme?); `llmops tenant create acne` makes one."),
     (("--user", "nobody"), "'nobody' is not an e-mail address; write one such as ann@example.com."),
-    (("--rpm", "-5"), "rpm -5: a limit is 1 to 1,000,000,000; to stop a key, revoke it; to stop a tenant"),
-    (("--rpm", "0"), "rpm 0: a limit is 1 to"),
-    (("--tpm", "99999999999999999999"), "tpm 99999999999999999999: a limit is 1 to 1,000,000,000"),
+    (("--rpm", "-5"), "rpm cannot be -5: a limit is 1 to 1,000,000,000; to stop a key, revoke it; to stop a tenant"),
+    (("--rpm", "0"), "rpm cannot be 0: a limit is 1 to"),
+    (("--tpm", "99999999999999999999"), "tpm cannot be 99999999999999999999: a limit is 1 to 1,000,000,000"),
     (("--concurrent", "many"), "'many' is not a limit; write a whole number, or none for no limit."),
     (("--rpm", "1.5"), "'1.5' is not a limit; write a whole number"),
     (("--budget", "50"), "'50' is not a budget; write US dollars per day, week or month, e.g. 50/month, or none."),
