@@ -1182,9 +1182,9 @@ def explain_settings_error(error: ValidationError, kind: type[BaseModel], where:
 
 
 def _names_in(kind: Any, section: Sequence[str | int]) -> list[str]:
-    """Return the names of the settings in a section, which are none for a dict of sections.
+    """Return the names of the settings in a section.
 
-    A dict of sections can have any names.
+    The result is empty for a dict of sections, which can have any names.
     """
     for part in section:
         if not hasattr(kind, "model_fields") and not get_args(kind):

@@ -29,10 +29,11 @@ from llmops.gateway.telemetry.metrics import GatewayMetrics
 #: Seconds that a model may take to generate a token when a readiness check has `generate=true`. A
 #: slower model counts as broken.
 GENERATE_TIMEOUT = 10.0
-#: Test requests per second and model. Bounds the load on the engines, however many clients ask.
+#: Maximum number of test requests per second and model. Bounds the load on the engines, however
+#: many clients ask.
 GENERATE_CHECKS_PER_SECOND = 1
-#: Readiness checks of all servers, and renderings of the metrics page, per second. Bounds their
-#: load, however many clients ask.
+#: Maximum number of readiness checks of all servers, and of renderings of the metrics page, per
+#: second. Bounds the load of both, however many clients ask.
 STATUS_CHECKS_PER_SECOND = 10
 
 T = TypeVar("T")
@@ -113,7 +114,7 @@ class HealthEndpoints:
                 them.
         """
         if self.draining:
-            raise _not_ready("The gateway is shutting down.")
+            raise _not_ready("The gateway is shutting down; send requests to another gateway.")
         readiness = await self._readiness.get()
         caller = context_of(request).caller
         if "inference" not in caller.scopes:

@@ -1,4 +1,4 @@
-"""The check that authenticates requests: once keys exist, every request needs one.
+"""The check that authenticates requests: once keys exist, every request needs a key.
 
 The module also has the check that runs before the port is opened: a gateway without keys must not
 listen on a public host.

@@ -48,7 +48,7 @@ class Directory(ABC):
     def takes(self, credential: str) -> bool:
         """Return True if the credential has the form of this directory's credentials.
 
-        Costs no look-up.
+        Nothing is looked up.
         """
 
     def known(self, credential: str) -> Caller | None:

@@ -123,9 +123,13 @@ class KeyDirectory(Directory):
             # The store failed on the values of this token, but answers queries for other tokens.
             if is_data_error(error):
                 raise InvalidKeyError(_NOT_A_MEMBER_MESSAGE) from error
-            raise CredentialUnavailableError(f"The store failed ({type(error).__name__}).") from error
+            raise CredentialUnavailableError(
+                f"The store failed ({type(error).__name__}); see the log of the database server."
+            ) from error
         except TimeoutError as error:
-            raise keys_unavailable(f"The store did not answer within {STORE_TIMEOUT:g} s.") from error
+            raise keys_unavailable(
+                f"The store did not answer within {STORE_TIMEOUT:g} s; check the database server."
+            ) from error
         except LlmopsError as error:
             raise keys_unavailable(error.message) from error
 
@@ -143,7 +147,10 @@ class KeyDirectory(Directory):
             try:
                 of, known = await find_tenant(connection, tenant), await find_user_by_identity(connection, *identity)
             except DAMAGED as error:
-                what = f"The row of tenant {tenant}, or of a user, is damaged ({type(error).__name__})."
+                what = (
+                    f"The row of tenant {tenant}, or of a user, is damaged ({type(error).__name__}); correct it in the "
+                    "store."
+                )
                 raise CredentialUnavailableError(what) from error
         if of is None or of.deleted_at is not None:
             raise InvalidKeyError("The tenant in this token is not known here; ask the operator to create it.")
@@ -222,7 +229,11 @@ async def _find_each(connection: AsyncConnection, hashes: Sequence[str]) -> Mapp
         return await find_keys(connection, hashes)
     except DAMAGED as error:
         if len(hashes) == 1:
-            return {hashes[0]: CredentialUnavailableError(f"A key's row is damaged ({type(error).__name__}).")}
+            return {
+                hashes[0]: CredentialUnavailableError(
+                    f"A key's row is damaged ({type(error).__name__}); correct or delete it in the store."
+                )
+            }
     middle = len(hashes) // 2
     return {
         **await _find_each(connection, hashes[:middle]),

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 UNREAD_TIMEOUT = 30.0
 #: Seconds for which an ended answer can still be read: long enough for a reader to reconnect.
 RETENTION_SECONDS = 60.0
-#: Maximum number of answers in memory. Beyond it, ended answers are dropped, first the oldest answer
-#: of the owner with the most.
+#: Maximum number of answers in memory. Beyond it, ended answers are dropped, beginning with the
+#: oldest answer of the owner who has the most answers.
 MAX_RETAINED_RUNS = 1000
 #: Seconds between two writes of an unfinished answer to the store. A crash of the gateway loses the
 #: text of this time.
@@ -145,7 +145,7 @@ class ChatRun(AnswerRun):
         self.answer.cancel()
 
     def offer(self) -> None:
-        """Stop generating, and leave the rest to another gateway or to the next process here.
+        """Stop generating, and leave the rest to another gateway or to this gateway's next process.
 
         An answer without a checkpoint in Redis is stopped for good.
         """
@@ -189,8 +189,13 @@ class ChatRun(AnswerRun):
             log_detail(error)
             finish, self.failure = "error", error
         except Exception:
-            log.exception("The answer %s failed because of an unexpected error.", self.id)
-            finish, self.failure = "error", InternalError("The gateway failed in the middle of the answer; try again.")
+            log.exception("The answer %s failed because of an unexpected error; its client receives an error.", self.id)
+            finish, self.failure = (
+                "error",
+                InternalError(
+                    "The gateway failed in the middle of the answer; if a retry fails too, tell its operator."
+                ),
+            )
         finally:
             if saving is not None:
                 saving.cancel()

@@ -180,7 +180,9 @@ class ConversationStore:
             except MALFORMED:
                 if (suffix := self._lines.suffix(key)) is not None:
                     log.error(
-                        "%s was left out of a list because its row in the store is damaged%s.", _public_id(key), suffix
+                        "%s was left out of a list because its row in the store is damaged; restore or delete it.%s",
+                        _public_id(key),
+                        suffix,
                     )
                 continue
             found.append(one)
@@ -441,7 +443,10 @@ class ConversationStore:
         except MALFORMED as error:
             reason = type(error).__name__
             log.error(
-                "Conversation %s cannot be archived because a row is damaged (%s); it is kept.", conversation_id, reason
+                "Conversation %s cannot be archived because a row is damaged (%s). The conversation is kept until the "
+                "row is restored or deleted.",
+                conversation_id,
+                reason,
             )
             return False
         return True
@@ -557,7 +562,7 @@ def _message(every: Sequence[StoredMessage], item_id: str) -> StoredMessage:
     for message in every:
         if message.item_id == item_id or any(item["id"] == item_id for item in message_items(message)):
             return message
-    raise NotFoundError(f"The conversation has no item with id '{item_id}'.")
+    raise NotFoundError(f"The conversation has no item with id '{item_id}'; send the id of one of its items.")
 
 
 def _require_found(conversation: Conversation | None, conversation_id: str) -> Conversation:
@@ -569,6 +574,6 @@ def _require_found(conversation: Conversation | None, conversation_id: str) -> C
 def _no_conversation(conversation_id: str) -> NotFoundError:
     return NotFoundError(
         f"Conversation with id '{conversation_id}' not found: it does not exist, was deleted, or belongs to another "
-        "key.",
+        "key. Check the id and the key.",
         code="conversation_not_found",
     )

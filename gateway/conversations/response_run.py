@@ -78,7 +78,10 @@ class ResponseSaver:
         row, limit = entry.to_row(self._began if new else None, self.group), self.store.limits.item_bytes
         if row.size > limit:
             log.warning(
-                "Response %s was not stored: it has %d characters, and at most %d are stored.", row.id, row.size, limit
+                "Response %s was not stored: it has %d characters, and the setting responses.item_bytes allows %d.",
+                row.id,
+                row.size,
+                limit,
             )
             return False
         return await self.store.put(row, new=new)

@@ -188,9 +188,9 @@ class ResponseStore(ABC):
 class MemoryResponses(ResponseStore):
     """The responses of this process, limited in number, size and age.
 
-    Beyond the limits, the store evicts the least recently used responses of the owner with the
-    most, in the group with the most: neither one owner nor many of one group can evict the
-    responses of others with fewer.
+    Beyond the limits, the store evicts responses of the group that has the most, and there of the
+    owner who has the most, the least recently used first. Owners with few responses keep them,
+    however many others store.
     """
 
     def __init__(self, limits: ResponseStoreSettings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -280,7 +280,7 @@ class MemoryResponses(ResponseStore):
                 self._remove(owner, response_id)
 
     def _evict(self, amounts: Mapping[str, int]) -> None:
-        """Evict one response, given each owner's part of the amount that is over its limit."""
+        """Evict one response. `amounts` has each owner's part of the exceeded limit."""
         groups: Counter[str] = Counter()
         for owner, amount in amounts.items():
             groups[self._groups[owner]] += amount

@@ -275,8 +275,13 @@ class _ErrorSource(EventSource):
 
     def start_failed(self, error: Exception) -> None:
         if not isinstance(error, ApiError):
-            log.error("A stream failed before its first event because of an internal error", exc_info=error)
-            error = InternalError("The gateway failed before the stream began; send the request again.")
+            log.error(
+                "A stream failed before its first event because of an internal error; its client receives an error",
+                exc_info=error,
+            )
+            error = InternalError(
+                "The gateway failed before the stream began; if a retry fails too, tell its operator."
+            )
         log_detail(error)
         self._data = self._error_event(error)
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 
 class FairShares:
-    """A pool of slots in which a client may hold at most as many slots as it leaves free.
+    """A pool of slots in which a client may hold at most as many slots as the client leaves free.
 
     A single address gets half of the slots, two addresses get a third each, and a new address
     always finds free slots. Within an address, the same rule applies to its keys.

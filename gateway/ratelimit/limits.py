@@ -62,8 +62,9 @@ class RateLimits:
         self.limiter, self.clock, self.now = limiter, clock, now
         self.budgets = Budgets(limiter, costs, now, clock) if costs is not None else None
         self.expected, self.refused = OutputLengthEstimate(), RejectionCache()
-        # Number of postponed entries that no reservation covered, and how many of them ended so: a
-        # limit's level, once read, lacks every one that ended since.
+        # `waiting` is the number of postponed entries that no reservation has covered. `settled` is
+        # the number of these entries whose request has ended. A level that was read from the
+        # limiter does not include entries that ended after the read.
         self.waiting = self.settled = 0
         self.open: set[Reservation] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -246,7 +247,8 @@ class Reservation(QuotaReservation):
         limits, plan, settled = self._limits, self._plan, self._limits.settled
         self._latest = reserved = await limits.limiter.reserve(bounds.all, asks)
         decision = reserved.decision
-        # A fallback limiter is not charged for postponed entries, and therefore leaves no room.
+        # Postponed entries are settled at the usual limiter, so a fallback limiter's levels do not
+        # allow requests to postpone more.
         plan.note(decision.left, limits.limiter.gateways if reserved.by is limits.limiter else inf, settled)
         # A request rejected for its size is still charged as one request; a request rejected for
         # the number of requests or slots is not.

@@ -58,10 +58,10 @@ class CallerLimits:
         before: The limits before the model is known.
         budgets: The quotas with a budget, and their limits.
         holds: True if open requests hold slots or money, which they give back.
-        room: This process's part of the smallest amount of requests or slots beyond half of a
-            limit, as last seen, plus `RateLimits.settled` at that time. While it is above
-            `RateLimits.waiting`, a request reserves its entry together with its tokens, in one
-            exact step instead of two.
+        room: The value of `RateLimits.waiting` up to which a request may postpone its entry, and
+            reserve the entry together with its tokens in one step instead of two. Computed when the
+            levels are read: the smallest amount of requests or slots above half of a limit, divided
+            by the number of gateways, plus `RateLimits.settled`.
         fresh: The time of the clock until which the periods of `budgets` are valid.
         generation: The limiter's generation when the periods were read.
     """

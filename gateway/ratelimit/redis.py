@@ -115,11 +115,11 @@ class RedisLimiter(Limiter):
         self._settled: PendingSettlements = {}
         # Slots and money that open requests of this process hold.
         self._held: PendingSettlements = {}
-        # By the name of a limit: the period, and the spending in this period according to Redis or
-        # the ledger.
+        # The period, and the spending in this period according to Redis or the ledger, by the name
+        # of the limit.
         self._known: dict[str, tuple[int, int]] = {}
-        # By budget and period: the spending up to which this gateway may go while Redis is
-        # unavailable.
+        # The spending up to which this gateway may go while Redis is unavailable, by budget and
+        # period.
         self._parts: dict[tuple[str, int], float] = {}
         # Requests and tokens left in each limit at the last call.
         self._levels: dict[str, tuple[float, float]] = {}

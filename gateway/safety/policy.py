@@ -171,7 +171,13 @@ class Safety:
         except FilterUnavailableError as error:
             self._failures.labels(one.name).inc()
             if (suffix := self._lines.suffix((one.name, "failed"))) is not None:
-                log.warning("The safety filter %s could not judge a text: %s%s", one.name, error, suffix)
+                log.warning(
+                    "The safety filter %s could not judge a text (%s); the policy's setting `fail` decides whether "
+                    "such texts pass%s",
+                    one.name,
+                    error,
+                    suffix,
+                )
             raise
         finally:
             self._seconds.labels(one.name).observe(time.perf_counter() - started)

@@ -266,4 +266,6 @@ def _compile(name: str, pattern: str, ignore_case: bool):  # type: ignore[no-unt
     try:
         return re2.compile(pattern, options=options)
     except re2.error as error:
-        raise InputError(f"The safety filter {name} has a pattern that RE2 does not support: {error}.") from None
+        raise InputError(
+            f"The safety filter {name} has a pattern that RE2 does not support; rewrite it: {error}."
+        ) from None

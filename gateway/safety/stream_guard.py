@@ -141,7 +141,7 @@ class StreamGuard:
         self.waits = any(isinstance(stage, WindowStage) for stage in stages)
 
     def feed(self, text: str, final: bool) -> str:
-        """Return the text to release now. Only for guards without awaited filters."""
+        """Return the text to release now. Use this method only if `waits` is False."""
         for stage in tuple(self._stages):
             assert isinstance(stage, RuleStage)
             text, found = stage.feed(text, final or self.finding is not None)

@@ -77,7 +77,7 @@ class AccessLogFile:
             ) from error
 
     def write(self, batch: Sequence[FinishedRequest]) -> None:
-        """Append a line for each request. Raises OSError."""
+        """Append a line for each request. Raises OSError if the file cannot be written."""
         self._follow()
         piece = b""
         for line in map(str.encode, map(format_line, batch)):

@@ -15,7 +15,8 @@ _TRACEPARENT_FORMAT = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:(?<!^00.{53})-.*)?", re.DOTALL
 )
 _MAX_HEADER_LENGTH = 512
-#: Characters of a span's path. The ids in it are the client's text, and spans wait to be sent.
+#: Maximum length of a span's path, in characters. Bounds the memory of spans that wait to be sent,
+#: because clients choose the ids in a path.
 MAX_PATH_LENGTH = 256
 _TRACE_ID, _SPAN_ID, _SAMPLED = slice(3, 35), slice(36, 52), slice(54, 55)
 # hexadecimal digits with the lowest bit set, which is the flag `sampled`

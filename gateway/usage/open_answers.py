@@ -45,7 +45,8 @@ MAX_TOKENS = 2**31 - 1
 #: Earliest plausible start in microseconds since 1970, in 2001: an earlier start means that the slot
 #: is damaged.
 EARLIEST = 10**15
-#: Latest plausible start in microseconds since 1970, in 2200: a later start means the same.
+#: Latest plausible start in microseconds since 1970, in 2200: a later start means that the slot is
+#: damaged.
 LATEST = 7_258_118_400_000_000
 _SEPARATOR = "\x1f"
 

@@ -244,7 +244,8 @@ class UsageOutbox:
         written, deleted = self._position
         if not 0 <= deleted <= written <= _MAX_PLACE:
             log.error(
-                "The file %s is damaged, so the gateway cannot tell whether usage events are missing from the outbox.",
+                "The file %s is damaged, so the gateway cannot tell whether usage events are missing from the outbox. "
+                "Check the machine's disk.",
                 _POSITION,
             )
             written, deleted = last, 0

@@ -84,7 +84,7 @@ class OutboxWriter:
     def open(
         self, event_id: tuple[int, int], context: RequestContext, model: str, answer_id: str, prompt: int
     ) -> AnswerSlot | None:
-        """Return a slot for a request; None without disk space: a crash then loses the request."""
+        """Return a slot for a request. Without disk space, return None: a crash loses the usage."""
         slot = self._slots.take()
         if slot is not None:
             caller = context.caller

@@ -38,7 +38,9 @@ def signing_keys(settings: KafkaSettings) -> Sequence[bytes]:
             text = settings.signing_keys_file.read_text()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise InputError(f"The keys in {source} cannot be read ({why}).") from error
+            raise InputError(
+                f"The keys in {source} cannot be read ({why}); name a file with a key per line."
+            ) from error
     keys = text.replace(",", " ").split()
     if not keys:
         raise InputError(

@@ -112,8 +112,10 @@ class CountTokensRequest(RequestModel):
     thinking: ThinkingChoice | None = None
     output_config: MessageOutputConfig | None = None
     mcp_servers: list[dict[str, Any]] | None = Field(default=None, description="Rejected unless empty.")
-    compaction: dict[str, Any] | None = Field(default=None, description="Rejected: leave it out.")
-    thread: dict[str, Any] | None = Field(default=None, description="Rejected: send the whole conversation instead.")
+    compaction: dict[str, Any] | None = Field(default=None, description="Not supported; leave it out.")
+    thread: dict[str, Any] | None = Field(
+        default=None, description="Not supported; send the whole conversation instead."
+    )
     cache_control: dict[str, Any] | None = Field(default=None, description="Not needed: every prefix is cached.")
     context_management: dict[str, Any] | None = Field(default=None, description="Ignored.")
     speed: str | None = Field(default=None, description="Ignored.")
