@@ -44,17 +44,17 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
     "-c",
     "--concurrency",
     type=click.IntRange(1),
-    help="Users, each with one request at a time; with --rate, --sweep or --trace the most requests at once, and the "
-    "wait of others counts as latency.  [default: 4; unlimited]",
+    help="Number of users, each with one request at a time. With --rate, --sweep or --trace: maximum requests at once, "
+    "and the wait of further requests counts as latency.  [default: 4; unlimited]",
 )
 @click.option(
-    "-r", "--rate", type=POSITIVE, help="Rate of requests/s, however slow the server is; the first one of a sweep."
+    "-r", "--rate", type=POSITIVE, help="Requests/s to send, however slow the server is; with --sweep, the first rate."
 )
 @click.option(
     "--arrival",
     type=click.Choice(["constant", "poisson", "bursty"]),
     default="poisson",
-    help="With --rate: spacing of requests.",
+    help="With --rate: distribution of the time between two requests.",
 )
 @click.option("--trace", type=ANY_PATH, help="Replay a JSONL trace (timestamp, input_length, …).")
 @click.option("-n", "--requests", type=click.IntRange(1), help="Sessions to start.  [default: 100]")
@@ -62,22 +62,27 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
     "-d",
     "--duration",
     type=Duration(),
-    help="How long sessions start, such as 60s.  [default: no limit; 30s per step of a sweep]",
+    help="Time during which sessions start, such as 60s.  [default: no limit; 30s per step of a sweep]",
 )
 @click.option("--warmup", type=click.IntRange(0), help="Warm-up sessions, not counted.  [default: one per user]")
-@click.option("-i", "--input", "input_", default="64", help="Prompt tokens, a distribution.")
-@click.option("-o", "--output", default="64", help="Answer tokens, a distribution.")
+@click.option("-i", "--input", "input_", default="64", help="Number of prompt tokens, a distribution.")
+@click.option("-o", "--output", default="64", help="Number of answer tokens, a distribution.")
 @click.option("--prompts", type=ANY_PATH, help="Your own prompts: JSONL, or lines of text.")
-@click.option("--prefix-tokens", type=click.IntRange(0), default=0, help="Tokens of a shared system prompt.")
+@click.option(
+    "--prefix-tokens",
+    type=click.IntRange(0),
+    default=0,
+    help="Number of tokens of a system prompt that all requests share.",
+)
 @click.option("--turns", help="Turns per conversation, a distribution.  [default: 1]")
 @click.option("--think-time", type=Duration(zero=True), default="0s", help="Pause between an answer and the next turn.")
-@click.option("--tools", type=click.IntRange(0), default=0, help="Offer this many tools and check the calls.")
+@click.option("--tools", type=click.IntRange(0), default=0, help="Number of tools to offer; their calls are checked.")
 @click.option("--cancel", type=click.FloatRange(0, 1), default=0.0, help="Share of requests cancelled midway.")
 @click.option(
     "--slo",
     multiple=True,
-    help="Objective of each request: ttft:200ms, tpot:50ms, itl:100ms or e2e:5s; of a share of them: ttft_p99:700ms "
-    "or availability:99.9%. Repeatable.",
+    help="Objective of each request: ttft:200ms, tpot:50ms, itl:100ms or e2e:5s. Objective of a share of the "
+    "requests: ttft_p99:700ms or availability:99.9%. Repeatable.",
 )
 @click.option("--sweep", is_flag=True, help="Find the highest rate that meets the objectives.")
 @click.option(
@@ -112,7 +117,7 @@ def command(**parameters: Any) -> None:
         _compare(compare[0], compare[1])
         return
     if parameters["rate"] is None and not parameters["sweep"]:
-        reject_options("Only --rate and --sweep space requests", "arrival")
+        reject_options("Only --rate and --sweep choose the time between requests", "arrival")
     if not parameters["slo"]:
         reject_options("Without --slo no request has an objective", "slo_share")
     document = _run(_options(**parameters), quiet=str(json_path) == "-")

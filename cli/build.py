@@ -34,10 +34,12 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=ANY_PATH, help="The engine folder to make.")
 @click.option("--target", type=click.Choice(NAMES), default="openvino", help="Kind of engine to build.")
 @click.option(
-    "--quant", default="none", help="Weights: none, int8 or int4 on openvino; fp8, int4_awq and others elsewhere."
+    "--quant",
+    default="none",
+    help="Format of the weights: none, int8 or int4 on openvino; fp8, int4_awq and others elsewhere.",
 )
 @click.option("--kv-cache", default="auto", help="KV cache precision.")
-@click.option("--group-size", type=int, help="Weights that share a scale, for 4-bit formats.")
+@click.option("--group-size", type=int, help="Number of weights that share a scale, for 4-bit formats.")
 @click.option("--tp", type=click.IntRange(1), default=1, help="Tensor-parallel GPUs.")
 @click.option("--pp", type=click.IntRange(1), default=1, help="Pipeline-parallel GPUs.")
 @click.option("--ep", type=click.IntRange(1), default=1, help="Expert-parallel GPUs; divides --tp.")
@@ -79,21 +81,27 @@ if TYPE_CHECKING:
 @click.option("--name", help="Served model name.  [default: from the checkpoint]")
 @click.option("--force", is_flag=True, help="Build again, although checkpoint, options and versions are the same.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and the exact commands; do nothing.")
-@click.option("--resume", type=click.Path(path_type=Path, file_okay=False), help="Finish an engine folder.")
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Finish an engine folder whose last step is still to run.",
+)
 @click.option("--in-container", is_flag=True, help="With --resume: run the step in the NVIDIA image, with docker.")
 @click.option(
     "--adapter",
     "adapters",
     multiple=True,
     metavar="NAME=FOLDER",
-    help="A LoRA adapter (PEFT folder) to serve as model NAME beside the base model; once for each. tensorrt, pytorch.",
+    help="tensorrt, pytorch: a LoRA adapter (PEFT folder) to serve as model NAME beside the base model; repeatable.",
 )
-@click.option("--set", "options", multiple=True, metavar="KEY=VALUE", help="A setting of the target's own.")
+@click.option(
+    "--set", "options", multiple=True, metavar="KEY=VALUE", help="A setting that only this target has; repeatable."
+)
 @click.option(
     "--extra-llm-api-options",
     "extra_options",
     type=FILE_PATH,
-    help="pytorch: a YAML file of LLM-API options, as trtllm-serve takes it; flags and --set win over it.",
+    help="pytorch: a YAML file of LLM-API options, as trtllm-serve takes it; flags and --set override the file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest, or with --dry-run the plan, as JSON.")
 def command(
@@ -113,8 +121,8 @@ def command(
 
     CHECKPOINT is a Hugging Face folder, a GGUF file, a hub id (owner/name, downloaded) or the
     bundled model smollm2. The same build again does nothing and takes under a second. A build that
-    fails or is interrupted leaves OUTPUT as it was; finished stages of a quantising one are kept
-    beside it for the next attempt.
+    fails or is interrupted leaves OUTPUT as it was. Finished stages of a quantisation are kept
+    beside OUTPUT for the next attempt.
     """
     from llmops.build.job.build_engine import build
     from llmops.build.spec import BuildSpec

@@ -40,10 +40,10 @@ def command(
 ) -> None:
     """Write values for deploy/helm/llmops.
 
-    They cover pools, builds, the gateway's settings and what pods may connect to.
+    The values cover pools, builds, the gateway's settings and what pods may connect to.
 
-    `replicas: auto` is planned. What is left to do before `helm install` is printed to standard
-    error. docs/kubernetes.md goes through the installation.
+    Replicas that the file sets to `auto` are planned. What is left to do before `helm install` is
+    printed to standard error. docs/kubernetes.md goes through the installation.
     """
     from llmops.cli.service.helm_schema import chart_schema
     from llmops.cli.service.helm_values import ClusterResources, make_helm_values

@@ -100,7 +100,7 @@ def _remove(folder: Path, part: CachePart, yes: bool, quiet: bool) -> None:
                 path.unlink()
     except OSError as error:
         raise ResourceError(
-            f"{error.filename or part.path} cannot be removed ({error.strerror}); run this as its owner."
+            f"{error.filename or part.path} cannot be removed ({error.strerror}); run `llmops clean` as its owner."
         ) from error
     if not quiet:
         click.echo(f"Removed {part.path} ({_size(part.bytes)}).")

@@ -26,8 +26,8 @@ def command(
 ) -> None:
     """Serve administration and usage over HTTP, and run the jobs that only one process may run.
 
-    Several may share a store: all of them answer requests, one runs the jobs, and another takes
-    over within seconds when that one stops.
+    Several processes may share a store: all answer requests, one runs the jobs, and another takes
+    over the jobs within seconds when the first stops.
     """
     require_store_extra()
     from llmops.cli.local_replicas import CheckedReplicas

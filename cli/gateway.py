@@ -7,7 +7,7 @@ import click
 
 from llmops.cli.options import FILE_PATH
 
-REPLICA = "One of several servers to use as one: HOST:PORT, or dns:NAME:PORT for all that it stands for; repeatable."
+REPLICA = "A Triton server to use as a replica: HOST:PORT, or dns:NAME:PORT for all addresses of a name; repeatable."
 
 
 @click.command("gateway")

@@ -26,9 +26,9 @@ from llmops.output_files import write_text
 @click.option("--osl", help="With --gpu: tokens of an answer, mean.")
 @click.option("--prefix-hit", help="With --gpu: share of prompt tokens found in the prefix cache.")
 @click.option("--ttft-p95", help="With --gpu: objective for the time to the first token, e.g. 500ms.")
-@click.option("--ttft-p99", help="With --gpu: the same for 99 of 100 answers.")
+@click.option("--ttft-p99", help="With --gpu: like --ttft-p95, for 99 of 100 answers.")
 @click.option("--tpot-p95", help="With --gpu: objective for the time per token, e.g. 50ms.")
-@click.option("--tpot-p99", help="With --gpu: the same for 99 of 100 answers.")
+@click.option("--tpot-p99", help="With --gpu: like --tpot-p95, for 99 of 100 answers.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--schema-only", is_flag=True, help="Write only the schema, beside an existing file.")
 def command(
@@ -44,7 +44,8 @@ def command(
 
     Editors use the schema to complete the file.
 
-    With --gpu it is planned, as `llmops plan` does, and the plan's reasons are in its comments.
+    With --gpu, the service is planned as by `llmops plan`, and comments in the file give the plan's
+    reasons.
     """
     from llmops.cli.service.service_file import read
     from llmops.cli.service.template import SCHEMA, cpu_template, default_model_name, gpu_template

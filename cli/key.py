@@ -35,7 +35,7 @@ spec_options = add_options(
     click.option(
         "--scopes",
         type=NAMES,
-        help="Any of inference, usage, metrics, admin, fairness.  [default: inference]",
+        help="Scopes of the key: any of inference, usage, metrics, admin, fairness.  [default: inference]",
     ),
     click.option("--models", type=NAMES_OR_ALL, help="Models that the key may use, or all."),
     click.option(
@@ -104,7 +104,7 @@ def show(key: str, admin: AdminClient, as_json: bool) -> None:
 @spec_options
 @admin_options
 def update(key: str, admin: AdminClient, as_json: bool, **settings: Any) -> None:
-    """Change only what the options name; `none`, `all` and `never` lift a limit."""
+    """Change the properties that options name; `none`, `all` and `never` lift a limit."""
     from llmops.control.admin.schemas import KeyRead, KeyUpdate
 
     if not typed_values(settings):
@@ -120,8 +120,8 @@ def update(key: str, admin: AdminClient, as_json: bool, **settings: Any) -> None
 def rotate(key: str, overlap: timedelta, admin: AdminClient, as_json: bool) -> None:
     """Give a key a new secret and print it; id, limits and spending stay.
 
-    Use --overlap 0 if the old secret has leaked: it stops working at once. A still older one, from
-    an earlier rotation, always does.
+    With --overlap 0 the old secret stops working at once; use it if the secret has leaked. An older
+    secret that an earlier rotation still allows always stops working at once.
     """
     from llmops.control.admin.schemas import KeyRotate, KeyWithSecret
 

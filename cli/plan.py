@@ -74,10 +74,12 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
 @model_option
 @click.option("--gpu", help="GPU model.  [default: h100-sxm]")
 @click.option("--compare", metavar="GPU,GPU…", help="Compare several GPU models by cost.")
-@click.option("--gpus", "max_gpus", type=click.IntRange(1), default=64, help="GPUs available.")
+@click.option("--gpus", "max_gpus", type=click.IntRange(1), default=64, help="Number of GPUs available.")
 @click.option("--quant", default="auto", help=f"Weights: {QUANT}.")
 @click.option("--kv-dtype", default="auto", help="KV cache: bf16, fp8, int8; auto follows the weights.")
-@click.option("--target", type=click.Choice(GPU_TARGETS), help="Engine.  [default: tensorrt where it can]")
+@click.option(
+    "--target", type=click.Choice(GPU_TARGETS), help="Kind of engine.  [default: tensorrt if it supports the model]"
+)
 @click.option("--isl", type=click.IntRange(1), default=1000, help="Mean prompt length in tokens.")
 @click.option("--osl", type=click.IntRange(1), default=200, help="Mean answer length in tokens.")
 @click.option(
@@ -91,7 +93,7 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
 @click.option(
     "--availability",
     type=Share(),
-    help="Target for the share of the time in which enough replicas run, e.g. 99.9%; adds spare ones.",
+    help="Target for the share of the time in which enough replicas run, e.g. 99.9%; adds spare replicas.",
 )
 @click.option("--tp", type=click.IntRange(1), help="Fix the tensor parallel size.")
 @click.option("--pp", type=click.IntRange(1), help="Fix the number of pipeline stages.")
@@ -132,9 +134,9 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
     type=FILE_PATH,
     help="Correct the times by what `llmops verify --calibrate FILE` measured on your host.",
 )
-@click.option("--timing", default="auto", help="auto, silicon (measured tables) or roofline.")
+@click.option("--timing", default="auto", help="Source of the times: auto, silicon (measured tables) or roofline.")
 @click.option("--online", is_flag=True, help="Ask the Hugging Face hub for the config, also of a well-known model.")
-@click.option("--top", type=click.IntRange(1), default=8, help="Layouts to list.")
+@click.option("--top", type=click.IntRange(1), default=8, help="Number of layouts to list.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--html", type=OutputFile(), help="Write a report to this file.")
 @click.option("--save", type=OutputFile(), help="Write the build plan for `llmops build --plan`.")
@@ -142,9 +144,9 @@ def _latency_options(metric: str, text: str, example: str) -> Callable[[T], T]:
     "--rules",
     type=EXISTING_FOLDER,
     metavar="FOLDER",
-    help="Write NAME.yaml there: Prometheus' rules for intensity and bandwidth without DCGM.",
+    help="Write NAME.yaml into this folder: Prometheus' rules for intensity and bandwidth without DCGM.",
 )
-@click.option("--name", help="With --rules: what the model is served as.  [default: from the checkpoint]")
+@click.option("--name", help="With --rules: served name of the model.  [default: from the checkpoint]")
 def command(
     checkpoint: str,
     as_json: bool,

@@ -50,7 +50,9 @@ def command() -> None:
 @command.command("explain")
 @click.argument("files", metavar="FILE…", nargs=-1, required=True, type=EXISTING_FILE)
 @click.option("--url", metavar="URL", default="http://127.0.0.1:9000", help="A gateway.")
-@click.option("--model", metavar="NAME", help="The model whose tokens count.  [default: the body's, or the first one]")
+@click.option(
+    "--model", metavar="NAME", help="The model that the prompts are for.  [default: the body's, or the first]"
+)
 @click.option(
     "--tokens-per-block",
     type=click.IntRange(1),
@@ -59,7 +61,7 @@ def command() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 def explain(files: tuple[Path, ...], url: str, model: str | None, tokens_per_block: int, as_json: bool) -> None:
-    """Show where prompts part, and what would be cached without that.
+    """Show where prompts differ, and what would be cached without the differences.
 
     Each FILE has request bodies of chat completions, responses or Anthropic's messages: one JSON
     object, or one a line. Each prompt is compared with the earlier prompt that has most in common

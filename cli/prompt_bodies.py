@@ -1,4 +1,4 @@
-"""The conversion of request bodies of any API to those of POST /tokenize, for `llmops prefix`."""
+"""The conversion of any API's request bodies to bodies of POST /tokenize, for `llmops prefix`."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def _action(name: str, event: str, text: str) -> click.Command:
         print_result(rollout, as_json, text)
         if event == "rollback" and rollout.settings.get("allow_capacity_loss") and not as_json:
             took = _start_seconds(admin, rollout)
-            known = f" Those of {rollout.candidate} took {took:.0f} s to start." if took else ""
+            known = f" Replicas of {rollout.candidate} took {took:.0f} s to start." if took else ""
             print_line(f"Replicas of {rollout.stable} that had to make room start again.{known}")
 
     return run
@@ -254,8 +254,9 @@ def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path
     """Carry a whole roll-out out on this machine, under load.
 
     Without folders: SmolLM2 in float32 as the old version and in INT8 as the new one. The tolerated
-    loss of quality is the one between both versions without a fault. Takes some minutes. Exit code
-    1 if a request failed, a token was doubled, or a planted fault was promoted or not tried.
+    loss of quality is the loss between both versions without a fault. The rehearsal takes some
+    minutes. Exit code 1 if a request failed, a token was doubled, or a planted fault was promoted
+    or not tried.
     """
     import asyncio
     import json
@@ -322,7 +323,7 @@ def _print_status(rollout: RolloutRead) -> None:
 
 
 def _next(rollout: RolloutRead) -> str:
-    """Return the possible next action in a roll-out's state. Empty if the judge takes it."""
+    """Return what a user can do next in a roll-out's state, or "" if the judge acts."""
     if rollout.state == "shifting" and (rollout.settings.get("auto") or rollout.settings.get("approve")):
         return ""
     return _NEXT.get(rollout.state, "")

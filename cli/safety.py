@@ -40,8 +40,8 @@ def check(examples: Path, config: Path, url: str | None, as_json: bool) -> None:
     The figures are recall, false positives and leaked characters.
 
     FILE has one JSON object a line: {"text": "…", "category": "hate"}, without a category for a
-    clean text. A filter is held to the examples that have one of its categories. Exits 1 if a
-    character of a match left a stream in `hold`.
+    clean text. The recall of a filter counts only examples of its categories. The exit code is 1 if
+    a character of a match left a stream in `hold`.
     """
     from llmops.cli.filter_evaluation import evaluate, read_examples
     from llmops.cli.progress import make_progress

@@ -31,9 +31,9 @@ PORT = click.IntRange(0, 65535)
 @click.option(
     "--http", is_flag=True, help="Also start Triton's HTTP server; of the embedded Triton, on 127.0.0.1 only."
 )
-@click.option("--http-port", type=PORT, default=8000, help="With --http. 0 takes any free port.")
-@click.option("--grpc-port", type=PORT, default=8001, help="0 takes any free port.")
-@click.option("--metrics-port", type=PORT, default=8002, help="0 takes any free port.")
+@click.option("--http-port", type=PORT, default=8000, help="Port of the HTTP server, with --http; 0 takes any.")
+@click.option("--grpc-port", type=PORT, default=8001, help="Port of Triton's gRPC endpoint; 0 takes any.")
+@click.option("--metrics-port", type=PORT, default=8002, help="Port of Triton's metrics; 0 takes any.")
 @click.option("--metrics/--no-metrics", default=True, help="Prometheus metrics.")
 @click.option("--traces", metavar="URL", help="OTLP receiver for Triton's own spans, http://HOST:4318/v1/traces.")
 @click.option(
@@ -62,7 +62,7 @@ PORT = click.IntRange(0, 65535)
     "--restarts",
     type=click.IntRange(0),
     default=0,
-    help="Start a server that ended or hangs again, at most this often in 10 minutes.",
+    help="Number of times in 10 minutes that a server which ended or hangs is started again.",
 )
 @click.option(
     "--launch",
@@ -75,9 +75,9 @@ PORT = click.IntRange(0, 65535)
 @click.option(
     "--export",
     type=click.Choice(["lws", "slurm"]),
-    help="Print what starts it on several machines: Kubernetes manifests (LeaderWorkerSet) or a Slurm script.",
+    help="Print what starts REPOSITORY on several machines: Kubernetes manifests (LeaderWorkerSet) or a Slurm script.",
 )
-@click.option("--gpus-per-node", type=click.IntRange(1), default=8, help="With --export.")
+@click.option("--gpus-per-node", type=click.IntRange(1), default=8, help="With --export: number of GPUs of a machine.")
 @click.option(
     "--image",
     help="With --export: the container image. lws needs the pushed image of Dockerfile.trtllm; slurm has NVIDIA's.",
@@ -111,10 +111,11 @@ def command(
 ) -> None:
     """Run Triton on REPOSITORY (see `llmops repo`) until Ctrl-C or SIGTERM.
 
-    An engine of NVIDIA's C++ backend for several GPUs is started under mpirun. With --serving the
-    repository is made again first, where its TensorRT engines are served by the other. Ready only
-    when every model is loaded. At shutdown running requests are finished first, for at most
-    --exit-timeout; then no process and no shared memory is left. A second signal ends them at once.
+    An engine of NVIDIA's C++ backend for several GPUs is started under mpirun. With --serving, a
+    repository whose TensorRT engines have the other server is made again first. Triton is ready
+    only when every model is loaded. At shutdown, running requests are finished first, for at most
+    --exit-timeout; then no process and no shared memory is left. A second signal ends running
+    requests at once.
     """
     from llmops.model_repository.launch import start_triton
     from llmops.model_repository.server.command import LaunchOptions, Ports
@@ -180,7 +181,7 @@ def command(
 
 def _check_export_options(export: str | None) -> None:
     if export is None:
-        reject_options("Only a file of --export says this", "gpus_per_node", "image", "claim")
+        reject_options("Only files of --export contain this", "gpus_per_node", "image", "claim")
     else:
         watching = ("ready_timeout", "hang_timeout", "gpu_faults", "restarts", "strict")
         reject_options("The cluster watches what --export describes, not this command", *watching)

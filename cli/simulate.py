@@ -68,12 +68,14 @@ CACHE_BLOCK_TOKENS = 128
     help="How replicas are chosen: cheapest is the gateway's own; least-loaded, power-of-two, affinity, random. "
     f"+{NO_QUEUE} after a name lets requests in at once. Several names are compared on the same requests.",
 )
-@click.option("--scale", metavar="MIN..MAX", help="Replicas come and go as the chart's autoscaling says.")
+@click.option(
+    "--scale", metavar="MIN..MAX", help="Scale the replicas between these numbers by the chart's autoscaling rules."
+)
 @click.option(
     "--fail",
     multiple=True,
     metavar="N@T[+T]",
-    help="Replica N fails at a time, for a while: 0@60s+30s. For 2m by default. Repeatable.",
+    help="Let replica N fail at time T, for +T or else 2m, such as 0@60s+30s. Repeatable.",
 )
 @click.option("-r", "--rate", type=POSITIVE, help="Mean rate of requests/s, in conversations.")
 @click.option(
@@ -85,17 +87,22 @@ CACHE_BLOCK_TOKENS = 128
 @click.option(
     "--herd",
     metavar="CLIENTS[@TIME]",
-    help="After an outage: CLIENTS arrive within 5 s in the tiers of --config, and retry as Retry-After says. With "
-    "@TIME as part of --rate or --day, after ten minutes without replicas that end at this time.",
+    help="Number of clients that arrive within 5 s after an outage, in the tiers of --config, and retry as Retry-After "
+    "says. With @TIME, they come in addition to --rate or --day, after ten minutes of outage that end at TIME.",
 )
 @click.option(
-    "--rollout", type=Duration(), metavar="TIME", help="At this time a roll-out to as many other replicas begins."
+    "--rollout",
+    type=Duration(),
+    metavar="TIME",
+    help="Begin a roll-out to the same number of other replicas at this time.",
 )
 @click.option("--trace", type=ANY_PATH, help="Replay a JSONL trace (timestamp, input_length, …).")
 @click.option("--bench", type=ANY_PATH, help="Replay the requests of a `llmops bench --json` file.")
-@click.option("-d", "--duration", type=Duration(), help="How long requests arrive.  [default: 10m; with --day 24h]")
 @click.option(
-    "--skip", type=Duration(zero=True), default="0s", help="Leave this long at the beginning out of the report."
+    "-d", "--duration", type=Duration(), help="Time during which requests arrive.  [default: 10m; with --day 24h]"
+)
+@click.option(
+    "--skip", type=Duration(zero=True), default="0s", help="Time at the beginning to leave out of the report."
 )
 @click.option("--turns", default="5", help="Turns per conversation, a distribution.")
 @click.option(
@@ -112,7 +119,9 @@ CACHE_BLOCK_TOKENS = 128
 )
 @click.option("--json", "json_path", type=OutputFile(), help="Write the whole run to this file.")
 @click.option("--html", "html_path", type=OutputFile(), help="Write a page to this file.")
-@click.option("-j", "--jobs", type=click.IntRange(1), default=1, help="Processes that share the replicas.")
+@click.option(
+    "-j", "--jobs", type=click.IntRange(1), default=1, help="Number of processes among which the replicas are divided."
+)
 def command(json_path: Path | None, html_path: Path | None, policies: str, **parameters: Any) -> None:
     """Simulate a fleet behind the gateway's own routing, queue and limits.
 
@@ -120,8 +129,8 @@ def command(json_path: Path | None, html_path: Path | None, policies: str, **par
 
     The load is made-up conversations (--rate, --day), clients that waited for the end of an outage
     (--herd), a trace in Mooncake's format (--trace) or what a benchmark sent (--bench). The report
-    is that of `llmops bench`, whose --compare takes these files too. Lengths are distributions; see
-    `llmops bench --help`.
+    has the form of `llmops bench`, whose --compare reads the files of both commands. Lengths are
+    distributions; see `llmops bench --help`.
     """
     parameters["herd"], parameters["herd_at"] = _parse_herd(parameters["herd"])
     alone = "herd" if parameters["herd_at"] is None else "rate"
@@ -132,7 +141,7 @@ def command(json_path: Path | None, html_path: Path | None, policies: str, **par
     if parameters["trace"] or parameters["bench"]:
         reject_options("A replay has its own times and lengths", "duration", "turns", "input_", "output", "think_time")
     elif alone == "herd" and parameters["herd"] is not None:
-        reject_options("Each client of a herd alone comes once", "duration", "turns", "think_time")
+        reject_options("Clients of --herd alone send one request each", "duration", "turns", "think_time")
     from llmops.perf.simulate.report import show, show_comparison
 
     console = table_console(PIPED_WIDTH)

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 def command(urls: tuple[str, ...], engines: tuple[str, ...], window: float, **parameters: Any) -> None:
     """Watch gateways, their models and replicas live, from /metrics.
 
-    Without a terminal it prints one table after another. Name each gateway, and not a balancer
-    before them. A gateway that asks for a key gets LLMOPS_API_KEY, which needs the scope metrics.
-    OWN are the streams that these gateways have open on a replica. With --once the exit code is 1
-    if no gateway answers.
+    Without a terminal, one table is printed after another. Name each gateway, and not a load
+    balancer in front of them. A gateway that asks for a key gets LLMOPS_API_KEY, which needs the
+    scope metrics. The column OWN has the number of streams that these gateways have open on a
+    replica. With --once the exit code is 1 if no gateway answers.
     """
     asyncio.run(_top(urls, engines, window, parameters, ViewOptions(parameters["sort"], parameters["replicas"])))
 

@@ -52,10 +52,10 @@ FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
     "--replicas",
     type=click.IntRange(1, 64),
     default=1,
-    help="Number of Tritons, each on GPUs of its own; when one ends, its answers go on in another.",
+    help="Number of Tritons, each on its own GPUs; when a Triton ends, another continues its answers.",
 )
 @click.option(
-    "--store", metavar="URL", help="Keys, usage and administration (/api/): sqlite:///FILE or postgresql://…."
+    "--store", metavar="URL", help="Store of keys and usage, administered at /api/: sqlite:///FILE or postgresql://…."
 )
 @click.option(
     "--open", "open_", is_flag=True, default=None, help="Require no API key, even where others can reach the gateway."
@@ -78,15 +78,16 @@ def command(
 ) -> None:
     """Serve CHECKPOINT at an OpenAI endpoint: build, repository, Triton, gateway.
 
-    CHECKPOINT is what `llmops build` takes, or an engine folder that it made. What was built before
-    is used again. Ctrl-C ends all of it: open answers are finished first, unless there is a second
-    one.
+    CHECKPOINT is what `llmops build` takes, or an engine folder that it made. An engine that was
+    built before is used again. Ctrl-C ends everything after open answers have finished; a second
+    Ctrl-C ends everything at once.
 
     The bundled model ends an answer after 512 tokens where neither the request nor the gateway's
     settings say more.
 
-    On a --host that others reach the gateway asks for keys (--store, or store.db in the cache
-    folder); where there is none yet, it makes the first and prints it once.
+    On a --host that others can reach, the gateway requires keys from the store (--store, or
+    store.db in the cache folder). If the store has no key yet, the first key is created and printed
+    once.
 
     With -f all models of the file are built beside it, into engines/NAME and repository, and
     served.
@@ -95,7 +96,9 @@ def command(
 
     started, file = time.monotonic(), current_selection()
     if file is not None:
-        reject_other_options("-f says what is built", "described", "profile", "host", "port", "store", "open_")
+        reject_other_options(
+            "With -f, the file says what is built", "described", "profile", "host", "port", "store", "open_"
+        )
     elif is_engine_folder(checkpoint):
         reject_options(f"{checkpoint} is an engine that was built already", "target", "quant", "tp")
     tokens = DEMO_TOKENS if file is None and checkpoint in BUNDLED else None

@@ -10,13 +10,18 @@ from llmops.cli.output import print_line
 
 @click.command()
 @click.argument("engine", type=EXISTING_FOLDER)
-@click.option("--to", required=True, metavar="VERSION", help="TensorRT-LLM to serve it with: 1.3, or exactly 1.2.1.")
+@click.option(
+    "--to",
+    required=True,
+    metavar="VERSION",
+    help="Release of TensorRT-LLM to serve ENGINE with: 1.3, or exactly 1.2.1.",
+)
 @click.option("--dry-run", is_flag=True, help="Print what would change; change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")
 def command(engine: Path, to: str, dry_run: bool, as_json: bool) -> None:
-    """Show what changes when another TensorRT-LLM serves ENGINE, and rewrite what can be.
+    """Show what changes when another TensorRT-LLM serves ENGINE, and rewrite ENGINE for it.
 
-    What is lost is shown too.
+    The output also names the features that are lost.
 
     The weights of a `pytorch` engine stay as they are. A TensorRT engine cannot be upgraded: the
     command that builds the model again is printed instead.

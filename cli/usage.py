@@ -114,7 +114,8 @@ def reconcile(engines: tuple[str, ...], admin: AdminClient, as_json: bool) -> No
 def dead_letters(limit: int, admin: AdminClient, as_json: bool) -> None:
     """List usage events that could not be billed, with the reason.
 
-    Events that a gateway signed come first; the newest come first among equals.
+    Events that a gateway signed come first. Both signed and unsigned events are sorted from new to
+    old.
     """
     from llmops.control.admin.schemas import DeadLetterListQuery, DeadLetterRead
 

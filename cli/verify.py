@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 @click.option(
     "--only", multiple=True, type=click.Choice(PARTS), help="Run only this part of the checks; may be repeated."
 )
-@click.option("--quick", is_flag=True, help="Only checks that take seconds, as of each new replica in a roll-out.")
+@click.option(
+    "--quick", is_flag=True, help="Run only checks that take seconds, which each new replica of a roll-out must pass."
+)
 @click.option(
     "--calibrate",
     type=OutputFile(),
@@ -96,7 +98,11 @@ def _write_textfile(report: VerifyReport, folder: Path, as_json: bool) -> None:
     from llmops.perf.verify.report import write_textfile
 
     written = write_textfile(report, folder)
-    said = f"Wrote {written}" if written else "No llm_eval_score: the greedy answers were not compared."
+    said = (
+        f"Wrote {written}"
+        if written
+        else "llm_eval_score is not written, because the greedy answers were not compared."
+    )
     click.echo(said, err=as_json or written is None)
 
 

@@ -100,7 +100,9 @@ class GatewayPoller:
         if workers and not workers & self._workers.setdefault(url, workers):
             # differences between the counters of two processes behind one address have no meaning
             recent.clear()
-            problem = "another process than before answers: it was restarted, or this is a load balancer"
+            problem = (
+                "another process than before answers, after a restart or behind a load balancer; name each gateway"
+            )
         self._workers[url] = workers or self._workers.get(url, workers)
         recent.add(page)
         return PolledGateway(without_secrets(url), recent, problem, states)

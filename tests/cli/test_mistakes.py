@@ -98,7 +98,7 @@ CLICK = {
     "key lst": "There is no command lst; see `llmops key --help`.",
     "key update key-1": "Nothing to change; give an option, e.g. --rpm 120.",
     "up engine --quant int4 --tp 2": "engine is an engine that was built already; leave --quant, --tp out.",
-    "serve x --claim a": "Only a file of --export says this; leave --claim out.",
+    "serve x --claim a": "Only files of --export contain this; leave --claim out.",
     "serve x --no-metrics --metrics-port 1": (
         "--no-metrics leaves Triton's metrics server off; leave --metrics-port out."
     ),
@@ -112,10 +112,10 @@ CLICK = {
     "plan x --name a": "Only --rules writes a name; leave --name out.",
     "plan x --acceptance 0.5": "Without --draft-tokens no token is proposed; leave --acceptance out.",
     "build x -o y --in-container": "Only --resume runs a step in a container; leave --in-container out.",
-    "bench --arrival constant": "Only --rate and --sweep space requests; leave --arrival out.",
+    "bench --arrival constant": "Only --rate and --sweep choose the time between requests; leave --arrival out.",
     "bench --fail-under 0.9": "Without --slo no request has an objective; leave --fail-under out.",
     "simulate --plan file --trace file --turns 3": "A replay has its own times and lengths; leave --turns out.",
-    "simulate --plan file --herd 5 --duration 5m": "Each client of a herd alone comes once; leave -d out.",
+    "simulate --plan file --herd 5 --duration 5m": "Clients of --herd alone send one request each; leave -d out.",
     "srve": "There is no command `srve`; did you mean `llmops serve`?",
 }
 
