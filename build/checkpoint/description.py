@@ -108,11 +108,35 @@ class ExistingQuantisation:
         """Return the row of the format in `quant_formats`, or None if the format has no row."""
         if self.method == "modelopt":
             algorithm = str(self.detail.get("quant_algo") or "")
-            # TensorRT-LLM translates this name of ModelOpt in `tensorrt_llm/llmapi/llm_utils.py`.
-            return format_of_algorithm("FP8_BLOCK_SCALES" if algorithm == "fp8_pb_wo" else algorithm)
+            # TensorRT-LLM translates this name of ModelOpt, since 1.3 also in capitals
+            # (`tensorrt_llm/quantization/modelopt_config.py`, canonicalize_quant_algo).
+            return format_of_algorithm("FP8_BLOCK_SCALES" if algorithm.lower() == "fp8_pb_wo" else algorithm)
         if self.method == "compressed-tensors":
             return format_of_algorithm(compressed_tensors_algorithm(self.detail) or "")
         return format_of_method(self.method)
+
+    @property
+    def kv_cache_algorithm(self) -> str | None:
+        """Return the algorithm of the KV cache that ModelOpt's description names, or None.
+
+        ModelOpt 1.x and descriptions in config.json have a `kv_cache_scheme`, which TensorRT-LLM
+        1.3 translates (`tensorrt_llm/quantization/modelopt_config.py`, _kv_cache_scheme_to_algo).
+        """
+        scheme = self.detail.get("kv_cache_scheme")
+        if isinstance(scheme, Mapping):
+            return _SCHEMES.get((scheme.get("type"), scheme.get("num_bits")))
+        return scheme.upper() if isinstance(scheme, str) else self.detail.get("kv_cache_quant_algo")
+
+    @property
+    def algorithms(self) -> set[str]:
+        """Return the algorithms of the weights: ModelOpt's own, and those of single layers."""
+        layers = self.detail.get("quantized_layers")
+        named = [self.detail, *(layers.values() if isinstance(layers, Mapping) else ())]
+        return {str(one["quant_algo"]) for one in named if isinstance(one, Mapping) and one.get("quant_algo")}
+
+
+#: Type and bits of a `kv_cache_scheme` -> TensorRT-LLM's name of the algorithm.
+_SCHEMES: dict[tuple[Any, Any], str] = {("float", 8): "FP8", ("float", 4): "NVFP4", ("int", 8): "INT8"}
 
 
 def compressed_tensors_algorithm(description: Mapping[str, Any]) -> str | None:

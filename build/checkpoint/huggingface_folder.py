@@ -32,7 +32,11 @@ MAX_TEMPLATE_BYTES = 2**20
 #: texts (NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/models/modeling_gemma3vl.py`,
 #: Gemma3InputProcessor).
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-_CONFIG_FILES = ("config.json", "generation_config.json", safetensors_header.INDEX_NAME, MODELOPT_FILE)
+#: `quant_cfg.json` describes the layers of a mixed precision (NVIDIA/TensorRT-LLM
+#: `tensorrt_llm/_torch/model_config.py`, load_modelopt_quant_config).
+_CONFIG_FILES = (
+    "config.json", "generation_config.json", safetensors_header.INDEX_NAME, MODELOPT_FILE, "quant_cfg.json",
+)  # fmt: skip
 
 
 def open_folder(folder: Path, ref: str, weights: bool = True) -> Checkpoint:

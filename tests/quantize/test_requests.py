@@ -253,7 +253,9 @@ def test_pytorch_passes_on_what_its_loader_knows(checkpoint):
 def modelopt(checkpoint, folder, algorithm, **more):
     """A checkpoint that ModelOpt quantised, config.json and hf_quant_config.json alone."""
     (folder / "config.json").write_text((checkpoint.path / "config.json").read_text())
-    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": algorithm, **more}}))
+    (folder / "hf_quant_config.json").write_text(
+        json.dumps({"quantization": {"quant_algo": algorithm, "group_size": 128, **more}})
+    )
     return open_checkpoint(str(folder), weights=False)
 
 
@@ -294,10 +296,13 @@ def test_modelopts_files_that_no_loader_takes_are_refused(checkpoint, tmp_path, 
         ("NVFP4", "NVFP4", {"kv_cache": "fp8"}, "KV cache in NVFP4: leave out --kv-cache fp8, or give"),
         ("FP8", "NVFP4", {"gpu": "h100-sxm"}, "KV cache in NVFP4, which needs a Blackwell GPU, not --gpu h100-sxm"),
         ("FP8", "INT8", {}, "KV cache in INT8, which"),
+        # W4A16_AWQ_LinearMethod.create_weights: `in_features % group_size`, here of None
+        ("W4A16_AWQ", None, {}, "names no group_size, without which"),
     ],
 )
 def test_modelopts_descriptions_that_the_backend_does_not_read(checkpoint, tmp_path, algorithm, cache, fields, says):
-    source = modelopt(checkpoint("llama"), tmp_path, algorithm, kv_cache_quant_algo=cache)
+    more = {"group_size": None} if "group_size" in says else {}
+    source = modelopt(checkpoint("llama"), tmp_path, algorithm, kv_cache_quant_algo=cache, **more)
     with pytest.raises(CheckpointError, match=says):
         make_request(spec("pytorch", **fields), source)
 
@@ -315,6 +320,39 @@ def test_the_kv_cache_that_a_checkpoint_brings(checkpoint, tmp_path, algorithm, 
     job = pytorch.target.prepare(spec("pytorch", tmp_path / "e", kv_cache=asked), source)
     assert (job.request.quantisation.kv_cache, job.arguments["kv_cache_config"]["dtype"]) == (has, has)
     assert job.request.exports_unchanged
+
+
+@pytest.mark.parametrize(
+    ("scheme", "has"),
+    [({"dynamic": False, "num_bits": 8, "type": "float"}, "fp8"), ("NVFP4", "auto"), (None, "auto"), ("INT8", None)],
+)
+def test_the_kv_cache_that_a_description_in_config_json_names(checkpoint, tmp_path, scheme, has):
+    """ModelOpt 0.47's export/convert_hf_config.py writes these; 1.3's quantization/modelopt_config.py reads them."""
+    config = json.loads((checkpoint("llama").path / "config.json").read_text())
+    inner = {"producer": {"name": "modelopt"}, "quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+    config["quantization_config"] = inner | {"kv_cache_scheme": scheme}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    source = open_checkpoint(str(tmp_path), weights=False)
+    given = spec("pytorch", options={"image": "trtllm-1.3"})
+    if has is None:
+        with pytest.raises(CheckpointError, match="KV cache in INT8, which"):
+            make_request(given, source)
+    else:
+        assert make_request(given, source).quantisation.kv_cache == has
+
+
+def test_the_layers_of_a_mixed_precision_are_checked_too(checkpoint, tmp_path):
+    layers = {"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16},
+              "model.layers.0.mlp.down_proj": {"quant_algo": "MXFP8", "group_size": 32}}  # fmt: skip
+    (tmp_path / "quant_cfg.json").write_text("{}")
+    source = modelopt(checkpoint("llama"), tmp_path, "MIXED_PRECISION", quantized_layers=layers)
+    assert "quant_cfg.json" in {file.path for file in source.files}  # model_config.py, load_modelopt_quant_config
+    newer = {"image": "trtllm-1.3"}
+    make_request(spec("pytorch", options=newer), source)
+    with pytest.raises(CheckpointError, match="with layers in NVFP4, which needs a Blackwell GPU, not --gpu h100-sxm"):
+        make_request(spec("pytorch", gpu="h100-sxm", options=newer), source)
+    with pytest.raises(CheckpointError, match="with layers in MXFP8, which TensorRT-LLM's PyTorch backend does not"):
+        make_request(spec("pytorch", options={"image": "26.07"}), source)
 
 
 def test_a_plain_checkpoint_with_an_fp8_cache_stays_as_it_is(checkpoint, tmp_path):

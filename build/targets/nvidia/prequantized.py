@@ -53,7 +53,7 @@ def stored_kv_cache(found: ExistingQuantisation | None) -> str | None:
 
     With --kv-cache auto, the backend uses this dtype.
     """
-    fp8 = found is not None and found.method == "modelopt" and found.detail.get("kv_cache_quant_algo") == "FP8"
+    fp8 = found is not None and found.method == "modelopt" and found.kv_cache_algorithm == "FP8"
     return "fp8" if fp8 else None
 
 
@@ -100,6 +100,9 @@ _ALGORITHMS = frozenset({
     "NVFP4", "W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8", "W4A8_MXFP4_MXFP8", "W4A16_MXFP4", "MIXED_PRECISION",
 })  # fmt: skip
 _NO_METHOD = ("W8A8_SQ", "W4A8_QSERVE", "W8A16_GPTQ", "W4A16_GPTQ")
+#: Algorithms whose layers divide their inputs by `group_size` (the same file, create_weights).
+#: ModelOpt 0.47 writes the size to hf_quant_config.json, not to config.json.
+_GROUPED = ("W4A16_AWQ", "W4A8_AWQ")
 
 
 def _fp8(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpec, minor: tuple[int, int]) -> str:
@@ -116,14 +119,17 @@ def _modelopt(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSp
         return f"but TensorRT-LLM 1.2 reads the format from {MODELOPT_FILE}, which is missing"
     if minor < (1, 3) and flat:
         return f"and {MODELOPT_FILE} is of ModelOpt 1.x, {_NEWER}"
-    algorithm = str(found.detail.get("quant_algo") or "")
-    if not algorithm:
+    if not found.detail.get("quant_algo"):
         return "but names no quant_algo, without which TensorRT-LLM refuses it"
-    if algorithm.startswith(_NO_METHOD) or (minor < (1, 3) and algorithm not in _ALGORITHMS):
-        return f"which {_BACKEND} does not load"
-    if "FP4" in algorithm and spec.gpu is not None and find_gpu(spec.gpu).sm < _BLACKWELL:
-        return f"which needs a Blackwell GPU, not --gpu {spec.gpu}"
-    return _modelopt_cache(str(found.detail.get("kv_cache_quant_algo") or "none"), spec)
+    for algorithm in sorted(found.algorithms):
+        layers = "" if algorithm == found.detail["quant_algo"] else f"with layers in {algorithm}, "
+        if algorithm.startswith(_NO_METHOD) or (minor < (1, 3) and algorithm not in _ALGORITHMS):
+            return f"{layers}which {_BACKEND} does not load"
+        if "FP4" in algorithm and spec.gpu is not None and find_gpu(spec.gpu).sm < _BLACKWELL:
+            return f"{layers}which needs a Blackwell GPU, not --gpu {spec.gpu}"
+    if found.detail["quant_algo"] in _GROUPED and not found.detail.get("group_size"):
+        return f"but names no group_size, without which {_BACKEND} does not start"
+    return _modelopt_cache(str(found.kv_cache_algorithm or "none"), spec)
 
 
 def _modelopt_cache(algorithm: str, spec: BuildSpec) -> str:
