@@ -89,6 +89,8 @@ class OutboxWorker:
             async with asyncio.timeout(seconds):
                 await self.delivery.drain()
         except TimeoutError:
+            if not self.lock.folder.exists():
+                return  # `close` reports the loss.
             log.warning(
                 "%d usage events stay in %s; the next gateway that starts delivers them.",
                 self.delivery.behind,
@@ -107,7 +109,15 @@ class OutboxWorker:
             self.writer.close()
             waiting = self.delivery.behind + self.writer.pending + self.writer.offered
         self.outbox.close()
-        if waiting:
+        if not self.lock.folder.exists():
+            log.error(
+                "The outbox %s was removed while the gateway used it. %d usage events that the ledger had not "
+                "confirmed are lost with it and not billed; leave the folder of `usage.outbox` to the gateway.",
+                self.lock.folder,
+                waiting,
+            )
+            self.lock.release()
+        elif waiting:
             self.lock.release()
         elif self.outbox.damaged:
             log.error(

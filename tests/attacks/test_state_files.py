@@ -12,6 +12,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given, settings
@@ -230,6 +231,23 @@ async def test_a_folder_that_is_no_outbox_keeps_no_other_from_being_billed(tmp_p
     await check.close()
     assert len(sink.events) == EVENTS + SLOTS
     assert "gw-000 is not an outbox that can be opened" in caplog.text
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+async def test_an_outbox_that_is_removed_under_its_gateway_ends_with_a_sentence(
+    tmp_path: Path, lost: int, caplog, monkeypatch
+) -> None:
+    monkeypatch.setattr("llmops.gateway.usage.usage_check.DRAIN_TIMEOUT", 0.1)
+    ledger = Ledger()
+    monkeypatch.setattr(ledger, "confirmed", AsyncMock(return_value=frozenset()))
+    check = UsageCheck(tmp_path, UsageSettings(), ledger, NoPrices())
+    await check.start()
+    assert check.worker is not None
+    check.worker.outbox.add([encode_event(event(seq)) for seq in range(lost)])
+    shutil.rmtree(check.worker.lock.folder)
+    await check.close()
+    (told,) = [one.getMessage() for one in caplog.records if str(check.worker.lock.folder) in one.getMessage()]
+    assert f"was removed while the gateway used it. {lost} usage events" in told
 
 
 async def test_damage_writes_few_lines_and_keeps_the_log(tmp_path: Path, caplog) -> None:
