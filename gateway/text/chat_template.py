@@ -196,6 +196,12 @@ class ChatTemplate:
                 f"The chat template needs more than {self._seconds:g} s for these messages; shorten them.",
                 None,
             )
+        except UnicodeEncodeError:
+            message, cause = (
+                "The chat template cannot render these messages, because a text in them, such as an argument of a tool "
+                "call, has half of a surrogate pair (\\ud800 to \\udfff); send whole characters.",
+                None,
+            )
         except _FAILURES as error:
             reason = str(error) if self._controls is None else self._controls.unmark(str(error))
             verb = "refused the" if isinstance(error, TemplateRaisedError) else "cannot render these"
