@@ -32,7 +32,8 @@ gateway:                   # settings of the gateway (docs/gateway.md)
   # host: 0.0.0.0          # listen for other machines too; they need keys then (docs/accounts.md)
 {% if planned %}
 profiles:
-  laptop:                  # the same service on this machine with the bundled model; choose it with --profile laptop
+  # the same service on this machine with the bundled model; choose it with --profile laptop
+  laptop:
     models:
       {{ name }}:
         checkpoint: smollm2

@@ -24,8 +24,8 @@ assert "/v1/words" in client.get("/openapi.json").json()["paths"]
 """,
     "A parser of tool calls": """
 from llmops.gateway.generation.parsers.families import PARSERS, detect_family
-assert detect_family("{{ tools }} [TOOL]") == "acme"
-parser = PARSERS["acme"]()
+assert detect_family("{{ tools }} [TOOL]") == "ace"
+parser = PARSERS["ace"]()
 found = [*parser.feed('Wait. [TOOL]{"name": "look", "argu'), *parser.feed('ments": {"at": 1}}'), *parser.finish()]
 calls = [piece for piece in found if hasattr(piece, "arguments")]
 assert [piece.name for piece in calls if piece.name] == ["look"], found
