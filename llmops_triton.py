@@ -1,8 +1,8 @@
 """The entry point of the `llmops` command.
 
-It is a module beside the package `llmops`, because PyPI's distribution `llmops`, which is not ours,
-brings a package of the same name. Installed over ours or in front of a checkout, it leaves a
-package that cannot be imported.
+The entry point is a module beside the package `llmops`, because another distribution on PyPI, which
+is called `llmops`, has a package of the same name. If that distribution is installed over this
+package, or in front of a checkout, the package `llmops` cannot be imported.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ def main() -> None:
             raise
         pip = f"{sys.executable} -m pip"
         sys.exit(
-            "Error: The Python package `llmops` is not that of llmops-triton: another distribution, most likely one "
-            f"named llmops, has overwritten it. Remove it with `{pip} uninstall llmops`, then install llmops-triton "
-            f"again with `{pip} install --force-reinstall --no-deps` and the checkout or wheel that it came from."
+            "Error: The Python package `llmops` does not belong to llmops-triton: another distribution, most likely "
+            f"one named llmops, has overwritten it. Remove it with `{pip} uninstall llmops`, then install "
+            f"llmops-triton again with `{pip} install --force-reinstall --no-deps` and the checkout or wheel that "
+            "it came from."
         )
     run()

@@ -1,13 +1,17 @@
-"""The packages, found: `build/` imports as `llmops.build`. All else is in pyproject.toml."""
+"""List the packages for setuptools: the folder `build/` becomes `llmops.build`.
+
+All other settings of the distribution are in pyproject.toml.
+"""
 
 from setuptools import find_packages, setup
 
 FOLDERS = ("build", "store", "model_repository", "gateway", "control", "cli", "perf")
-# what the project measures itself with is for its repository
+# Packages that the wheel leaves out: the benchmarks of the project itself.
 LAB = ("lab", "lab.*")
 
 setup(
-    # the entry point, which must work when another distribution has overwritten the package
+    # The entry point is outside the package, so that it works when another distribution has
+    # overwritten the package.
     py_modules=["llmops_triton"],
     packages=[
         "llmops",

@@ -24,16 +24,17 @@ CANDIDATE = "candidate"
 ANSWER_TOKENS = 12
 #: Minimum seconds of a window in which completed and offered requests are compared.
 WINDOW = 30.0
-#: Seconds between the starts of two windows.
+#: Seconds between the starts of two windows: a fraction of a window, so that windows overlap and a
+#: short loss is not divided between two of them.
 WINDOW_STEP = 5.0
 #: Minimum number of requests of a window. At a low rate, a few requests in progress would otherwise
 #: look like a loss.
 WINDOW_REQUESTS = 40
-#: Number of users of the closed loop that measures a capacity.
+#: Number of users of the closed loop that measures a capacity: enough to keep a small engine busy.
 CAPACITY_USERS = 8
-#: Seconds of the closed loop that measures a capacity.
+#: Seconds of the closed loop that measures a capacity: enough for many short answers.
 CAPACITY_SECONDS = 15.0
-#: Number of golden prompts that are sent at the same time.
+#: Number of golden prompts that are sent at the same time, because one after another would be slow.
 QUALITY_USERS = 4
 REQUEST_TIMEOUT = 120.0
 

@@ -55,7 +55,7 @@ def rate(metric: str, by: str, selector: str = "") -> str:
 
 
 def engine(family: str, label: str, values: str) -> str:
-    """Return the query of NVIDIA's gauges whose `label` matches."""
+    """Return the query of the gauges in NVIDIA's `family` whose `label` matches the regex `values`."""
     return f'nv_trt_llm_{family}{{{label}=~"{values}", model=~"($model)-tensorrt_llm"}}'
 
 

@@ -101,7 +101,7 @@ class ResponseRecorder:
         text = delta.get("content") or delta.get("text")
         if text:
             if not isinstance(text, str):
-                raise ValueError("the text of a delta is no text")
+                raise ValueError("the text of a delta is not a string")
             if self._request.keep_text:
                 self._text.append(text)
             return True

@@ -63,7 +63,9 @@ class TritonBenchClient:
         try:
             response = await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=name), timeout=10)
         except aio.AioRpcError as error:
-            raise ServerError(f"Triton at {self._address} does not serve {name}: {error.details()}.") from error
+            raise ServerError(
+                f"Triton at {self._address} does not serve {name} ({error.details()}); name another model."
+            ) from error
         text = response.config.parameters[METADATA_PARAMETER].string_value
         try:
             metadata = parse_json(text) if text else {}

@@ -40,7 +40,7 @@ def _sweep_notes(document: Document) -> list[str]:
     holding = [step for step in document.sweep if step.holds]
     slos = ", ".join(document.options.get("slos", ()))
     if not holding:
-        return [f"None of the tried rates meets {slos}; the figures above are of the lowest one."]
+        return [f"None of the tried rates meets {slos}; the figures above are of the lowest rate."]
     best = max(holding, key=lambda step: step.rate)
     found = f"The highest rate that meets {slos} is {best.rate:g} requests/s; the figures above are of that run."
     return [found, *_too_few(best.requests, document.options.get("slo_share", 0.99))]
@@ -56,6 +56,6 @@ def _too_few(requests: int, share: float) -> list[str]:
     if requests >= needed:
         return []
     return [
-        f"The run had {requests} requests, and {needed} good ones are needed to tell {100 * share:g} % from less: "
-        "raise --duration, or read the rate as a rough one."
+        f"The run had {requests} requests, and at least {needed} are needed to show that {100 * share:g} % are good: "
+        "raise --duration, or take the rate as an estimate."
     ]

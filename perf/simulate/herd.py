@@ -17,7 +17,7 @@ NOTICE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class HerdArrivals:
-    """Clients with one request each, which a client repeats after a rejection's Retry-After.
+    """Clients that send one request each, and repeat a rejected request after Retry-After.
 
     Attributes:
         clients: Number of clients.

@@ -34,7 +34,7 @@ class SimulatedRequest:
         tenant: The tenant.
         tier: The priority tier.
         turn: Number of the turn in its session.
-        session: Number of the session. All turns of a conversation have the same.
+        session: Number of the session. All turns of a conversation have the same number.
         first: Time of the first token.
         end: Time of the last token.
         cached: Number of prompt tokens found in the cache.

@@ -54,7 +54,7 @@ def fleet_rows(document: Document) -> list[tuple[str, str]]:
         ("Replicas, GPUs", f"{known['replicas']:,}, {known['gpus']:,}"),
         (
             "Prompt tokens from the cache",
-            f"{100 * known['hit_rate']:.1f} % of {100 * known['ceiling']:.1f} % there are",
+            f"{100 * known['hit_rate']:.1f} %, at most {100 * known['ceiling']:.1f} % possible",
         ),
         ("Requests of the busiest replica", f"{known['imbalance']:.2f} x the mean"),
         ("Replicas at work", f"{100 * known['busy']:.1f} % of the time, the busiest {100 * known['busiest']:.1f} %"),

@@ -98,7 +98,10 @@ async def text(engine: EngineContext) -> Finding:
         tensors.add(contract.POST_LENGTH, (1, 1), len(ids).to_bytes(4, "little"))
         response = await engine.probe.client.infer(message)
         found = next(decode_strings(response.raw_output_contents[0]), "")
-        expect(found == engine.tokenizer.decode(ids), f"the ensemble turns an answer's tokens into {found[:40]!r}")
+        expect(
+            found == engine.tokenizer.decode(ids),
+            f"the ensemble turns an answer's tokens into {found[:40]!r}; make the repository again",
+        )
     return works("the ensemble's text is the tokenizer's")
 
 
@@ -184,13 +187,13 @@ async def greedy(engine: EngineContext) -> Finding:
     }
     what = f"{found.share:.1%} of {found.total} tokens are the source's"
     if found.share < least:
-        return wrong(f"{what}, {least:.1%} is the least for {_format(manifest)}: {_suspects(found.share)}", **figures)
+        return wrong(f"{what}, but {least:.1%} must be for {_format(manifest)}: {_suspects(found.share)}", **figures)
     if found.scored and not any(found.scored):
         return wrong(_NORMALISED, **figures)
     if found.mean_off > most:
         return wrong(
-            f"log-probabilities are {found.mean_off:.3f} nats off the source's on average, {most:.3f} is the most for "
-            f"{_format(manifest)}: {_suspects(found.share)}",
+            f"log-probabilities are {found.mean_off:.3f} nats off the source's on average, but at most {most:.3f} are "
+            f"allowed for {_format(manifest)}: {_suspects(found.share)}",
             **figures,
         )
     detail = f"{what} (at least {least:.1%})"

@@ -81,7 +81,7 @@ async def models(api: ApiContext) -> Finding:
     names = [one["id"] for one in listed]
     api.model = api.model or (names[0] if names else "")
     expect(names, "the gateway lists no model; check that its replicas are ready")
-    expect(api.model in names, f"the gateway lists {', '.join(names)}, not {api.model}")
+    expect(api.model in names, f"the gateway lists {', '.join(names)}, not {api.model}; name one of these with --model")
     answer = await api.http.get(f"/models/{api.model}")
     api.capabilities = answer.json().get("capabilities") or {} if answer.status_code == 200 else {}
     return works(", ".join(names))
@@ -123,7 +123,10 @@ async def stop(api: ApiContext) -> Finding:
     word = next((word for word in text.split()[2:] if text.index(word) > 0), None)
     assume(word is not None, "the answer is too short for a stop string inside")
     choice = (await api.post("/chat/completions", **body, stop=[word]))["choices"][0]
-    expect(choice["message"]["content"] == text[: text.index(word)], f"stop {word!r} did not end the answer before it")
+    expect(
+        choice["message"]["content"] == text[: text.index(word)],
+        f"the answer does not end before the stop string {word!r}",
+    )
     expect(choice["finish_reason"] == "stop", f"finish_reason is {choice['finish_reason']!r} after a stop string")
     return works()
 
@@ -232,7 +235,7 @@ async def greedy(api: ApiContext) -> Finding:
     share = shared / max(1, total)
     said = f"{share:.0%} of the source's answers come before the first difference"
     if share < least:
-        return wrong(f"{said}, {least:.0%} is the least: other weights, or more than rounding costs", share=share)
+        return wrong(f"{said}, but at least {least:.0%} must: the weights differ by more than rounding", share=share)
     return works(f"{said} (at least {least:.0%})", share=share)
 
 

@@ -123,7 +123,7 @@ async def _decode(engine: EngineContext, batch: int, context: int, new: int) -> 
 
 def _checked(result: ProbeResponse) -> None:
     if result.error is not None:
-        raise LlmopsError(f"The calibration failed: {result.error}")
+        raise LlmopsError(f"The calibration failed: {result.error}; see Triton's log.")
 
 
 def _fresh(engine: EngineContext, tokens: int) -> list[int]:

@@ -263,7 +263,7 @@ async def _prepare(context: EngineContext) -> None:
     try:
         await context.prepare()
     except WrongError as error:
-        raise LlmopsError(f"{context.probe.model} does not answer: {error}.") from error
+        raise LlmopsError(f"{context.probe.model} does not answer ({error}); see Triton's log.") from error
 
 
 async def _gateway(options: VerifyOptions, manifest: EngineManifest | None, progress: VerifyProgress) -> VerifyReport:

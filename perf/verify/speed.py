@@ -188,7 +188,10 @@ def _tokens_within(record: dict[str, Any], begun: float, ended: float) -> float:
 def _mean(summary: Summary) -> MeasuredSpeed:
     """Return the mean speed of a load. Raise WrongError if requests failed."""
     if summary.failed or summary.ttft is None or summary.tpot is None:
-        errors = ", ".join(f"{kind} ({count})" for kind, count in summary.errors.items()) or "no answer had two tokens"
+        errors = (
+            ", ".join(f"{kind} ({count})" for kind, count in summary.errors.items())
+            or "each answer had fewer than two tokens"
+        )
         raise WrongError(f"{summary.failed} of {summary.requests} requests failed under load: {errors}")
     rate = summary.output_tokens_per_second
     return MeasuredSpeed(summary.ttft.mean / 1000, summary.tpot.mean / 1000, rate, summary.requests)

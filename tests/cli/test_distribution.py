@@ -75,7 +75,7 @@ def test_a_stranger_over_our_package_is_one_sentence_and_the_repair_works(python
     run(python, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed", stranger, cwd=tmp_path)
     broken = run(command, "--version", cwd=tmp_path, check=False)
     assert broken.returncode == 1
-    assert broken.stderr.startswith("Error: The Python package `llmops` is not that of llmops-triton: ")
+    assert broken.stderr.startswith("Error: The Python package `llmops` does not belong to llmops-triton: ")
     assert "Traceback" not in broken.stderr
 
     # installed again, the package works, and a start says that the stranger would still take files with it

@@ -69,7 +69,7 @@ async def counts(engine: EngineContext) -> Finding:
     expect(len(result.ids) == 5, f"5 tokens were requested, but {len(result.ids)} came")
     for name, value in ((contract.NUM_INPUT_TOKENS.name, len(engine.prompt)), (contract.NUM_OUTPUT_TOKENS.name, 5)):
         found = result.others.get(name)
-        assume(found or engine.ours, f"{name} does not come with this engine")
+        assume(found or engine.ours, f"this engine does not return {name}")
         expect(found and found[0] == value, f"{name} is {found} instead of {value}")
     return works()
 
@@ -85,7 +85,7 @@ async def log_probs(engine: EngineContext) -> Finding:
     total = result.cum_log_probs.get(0)
     expect(
         total is None or abs(total - sum(scores)) <= 0.01 + 0.01 * abs(sum(scores)),
-        f"cum_log_probs is {total}, the sum of the tokens' is {sum(scores):.4f}",
+        f"cum_log_probs is {total}, but the tokens' log-probabilities add up to {sum(scores):.4f}",
     )
     return await _second_request(engine, tokens, scores)
 

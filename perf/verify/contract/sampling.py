@@ -162,7 +162,7 @@ async def adapters(engine: EngineContext) -> Finding:
             f"the refusal of an unknown adapter does not name the tensor: {result.error}",
         )
     if not engine.metadata.adapters:
-        return refused("none announced; one that does not exist is refused")
+        return refused("no adapter is announced; an unknown adapter is refused")
     same = []
     for adapter in engine.metadata.adapters:
         found = (await engine.same(_NEW, lora_task_id=adapter.id)).ids

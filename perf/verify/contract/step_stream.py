@@ -92,8 +92,11 @@ async def cancel(engine: EngineContext) -> Finding:
     heard = next(at for at, step in enumerate(after) if any(entry.slot == 2 for entry in step.entries))
     late = len(_tokens(after[heard + 1 :], 1))
     expect(late <= IN_FLIGHT, f"{late} more tokens came after the engine had received the cancel")
-    expect(_tokens(after, 2) == engine.plain[:4], "the slot after a cancelled one got other tokens")
-    return works(f"{late} more tokens came after the engine had received it")
+    expect(
+        _tokens(after, 2) == engine.plain[:4],
+        "the slot after a cancelled slot got other tokens than the same request alone",
+    )
+    return works(f"{late} more tokens came after the cancel")
 
 
 @_step_check("step stream: resume")
@@ -123,7 +126,10 @@ async def unknown(engine: EngineContext) -> Finding:
     step = await stream.next(10)
     await stream.leave()
     said = "nothing" if step is None else step.error
-    expect(step is not None and UNKNOWN_SUBSCRIPTION in said, f"resuming an unknown subscription got {said!r}")
+    expect(
+        step is not None and UNKNOWN_SUBSCRIPTION in said,
+        f"resuming an unknown subscription got {said!r} instead of the error for it",
+    )
     return works()
 
 
@@ -184,7 +190,7 @@ async def drain(engine: EngineContext) -> Finding:
         late = await engine.same(2)
         expect(
             str(late.error).startswith(f"{DRAINING_PREFIX}:"),
-            f"a request after `drain` got {late.error or 'an answer'!r}",
+            f"a request after `drain` got {late.error or 'an answer'!r} instead of the error for it",
         )
         steps = [first, *await stream.until_done({1})]
         expect(len(_tokens(steps, 1)) == engine.room(32), "a request that was running when `drain` came did not finish")

@@ -56,7 +56,8 @@ async def min_tokens(engine: EngineContext) -> Finding:
     result = await engine.same(PLAIN, end_id=never, min_tokens=least, **second)
     expect(
         len(result.ids) >= least,
-        f"min_tokens {least} holds for the first end token only: a second one ended the answer after {len(result.ids)}",
+        f"min_tokens {least} holds for the first end token only: another end token ended the answer after "
+        f"{len(result.ids)} tokens",
     )
     return works("for the first end token and for others")
 
