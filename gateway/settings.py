@@ -1045,7 +1045,7 @@ class GatewaySettings(_Section):
     def queues_requests_of(self, model: str) -> bool:
         """Return True if requests of a model wait in the gateway's queue.
 
-        They do if there are tiers, or if the model has an objective for TTFT.
+        Requests wait if there are tiers, or if the model has an objective for TTFT.
         """
         slo = self.slo_of(model)
         return bool(self.tiers) or any(one.limits("ttft") for one in (slo, *slo.tiers.values()))

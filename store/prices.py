@@ -67,7 +67,7 @@ class Price:
     def tariff(self) -> Callable[[int, int, int], int]:
         """Return a fast version of `cost_micros`, which does not check the counts.
 
-        Use it for an engine's counts, which are never impossible.
+        Use this function for an engine's counts, which are never impossible.
         """
         input_micros, output_micros = self.input_micros, self.output_micros
         saved, half = self.input_micros - self.cached_micros, MILLION // 2

@@ -136,9 +136,10 @@ async def find_sequence_gaps(connection: AsyncConnection) -> Sequence[SequenceGa
 def user_belongs_to_tenant(user_id: ColumnElement[str], tenant: Any, dialect: str) -> Iterator[ColumnElement[bool]]:
     """Yield the condition that `user_id` is a user of `tenant`.
 
-    Add it to a join with `users` that implies the same condition. With the condition, PostgreSQL
-    looks up each user of the tenant in the index. With the join alone, PostgreSQL expects too many
-    rows and reads the whole table, of all tenants. SQLite uses the index without the condition.
+    Add the condition to a join with `users` that implies the same condition. With the condition,
+    PostgreSQL looks up each user of the tenant in the index. With the join alone, PostgreSQL
+    expects too many rows and reads the whole table, of all tenants. SQLite uses the index without
+    the condition.
     """
     if dialect == "postgresql":
         ids = select(_members.c.id).where(_members.c.tenant_id == tenant).scalar_subquery()

@@ -1,7 +1,7 @@
 """The verdict on a roll-out, for other controllers: Argo Rollouts and Flagger's hooks.
 
-Both controllers exchange pods themselves, and ask here whether they may continue. Without `--auto`,
-a roll-out is judged, but control does not change its weights.
+Both controllers exchange pods themselves, and ask this API whether they may continue. Without
+`--auto`, a roll-out is judged, but control does not change its weights.
 """
 
 from __future__ import annotations

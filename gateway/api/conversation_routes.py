@@ -64,8 +64,8 @@ _PAGE = {
 }
 _SEARCH = {**_PAGE, "q": (_TEXT, "Text to find in titles and messages.")}
 _SUBJECT = {
-    "tenant": (_TEXT, "Select the data of all users of this tenant. Needs the scope admin."),
-    "user": (_TEXT, "Select the data of the user with this id. Needs the scope admin."),
+    "tenant": (_TEXT, "Select the data of all users of this tenant; needs the scope admin."),
+    "user": (_TEXT, "Select the data of the user with this id; needs the scope admin."),
 }
 
 

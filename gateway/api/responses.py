@@ -365,7 +365,8 @@ class ResponsesEndpoints:
         """Return True if the response is to be stored. Otherwise set its `store` to false.
 
         Raises:
-            InvalidRequestError: The request needs the response to be stored, and it cannot be.
+            InvalidRequestError: The response cannot be stored, and the request needs a stored
+                response.
         """
         limits, response = self._store.limits, builder.response
         if body.store is False:

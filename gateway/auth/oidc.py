@@ -136,7 +136,7 @@ class OidcDirectory(Directory):
                 audience=self._settings.audience, issuer=self._settings.issuer, leeway=self._settings.leeway,
             )  # fmt: skip
         except jwt.ImmatureSignatureError as error:
-            raise PrematureTokenError("This token is not valid yet; try again.") from error
+            raise PrematureTokenError("This token is not valid yet; try again later.") from error
         except _UNREADABLE as error:
             messages = (text for kind, text in _REJECTION_MESSAGES if isinstance(error, kind))
             raise InvalidKeyError(next(messages, INVALID_TOKEN_MESSAGE)) from error

@@ -230,7 +230,7 @@ class AnswerCheckpoint:
     # -- for the store
 
     def pending(self) -> list[Any]:
-        """Return the values of this answer for the script that writes."""
+        """Return the values of this answer for the Redis script that writes answers."""
         cached = "" if self._cached is None else self._cached
         taken = "1" if self._is_taken_over else ""
         return [self.id, self._record, cached, self.known, bytes(self._unsent), self._end or b"", taken]

@@ -21,7 +21,7 @@ SILENCE_TIMEOUT = 10.0
 
 
 class FollowedRun(AnswerRun):
-    """An answer that another gateway generates. The answer is followed while it has readers."""
+    """An answer that another gateway generates. The answer is followed as long as readers exist."""
 
     def __init__(
         self,

@@ -2,9 +2,9 @@
 
 Sizes are checked before anything is read.
 
-A request of a few bytes can refer to stored megabytes, any number of times. The size of everything
-it refers to is therefore compared first with the limits of a request body, and each stored response
-is read and parsed once.
+A request of a few bytes can refer to stored megabytes, any number of times. The size of
+everything that the request refers to is therefore compared first with the limits of a request body,
+and each stored response is read and parsed once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class StoredContext:
     """A reader of the stored context that one request of `owner` refers to, within `limits`.
 
     `hold` is called with the bytes of memory that the context takes before the context is read or
-    parsed. It may refuse them by an error.
+    parsed. `hold` may refuse the memory by raising an error.
     """
 
     def __init__(self, store: ResponseStore, owner: str, limits: RequestLimits, hold: Callable[[int], None]) -> None:

@@ -51,7 +51,7 @@ class ChunkedWriter:
     Chunks can be written at any time, unless the writer is `blocked`.
 
     Attributes:
-        wrote: True after a write. The code that checks for recent writes resets it.
+        wrote: True after a write. The code that checks for recent writes sets it to False again.
         flush: Performs the pending writes. Must be called before `send`: the coroutine that calls
             `send` may have been woken before a write of the same iteration and would overtake it.
     """

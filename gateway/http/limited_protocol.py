@@ -282,8 +282,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _feed_head(self, data: bytes, *, more: bool) -> bool:
         """Parse a piece of a header, up to the maximum size of a header.
 
-        Return True if the bytes behind the piece are to be parsed too; `more` is True if there are
-        any.
+        Return True if the bytes behind the piece are to be parsed too; `more` is True if such
+        bytes exist.
         """
         limit = self.limits.header_bytes
         if self._head < limit:

@@ -1,9 +1,9 @@
 """The arithmetic of limits: pure functions of a stored state and the time.
 
 One record is kept for each quota: its two rates, and the money spent in this period. A rate is a
-token bucket: the bucket's size is the limit per minute, it starts full and refills continuously,
-and usage beyond a reservation puts it into debt. Open requests hold slots (`places`), and hold
-money until their cost is known: each process reports how much its requests hold.
+token bucket: the bucket's size is the limit per minute, the bucket starts full and refills
+continuously, and usage beyond a reservation puts it into debt. Open requests hold slots (`places`),
+and hold money until their cost is known: each process reports how much its requests hold.
 """
 
 from __future__ import annotations

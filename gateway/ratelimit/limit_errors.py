@@ -1,4 +1,4 @@
-"""The errors that a client gets when it exceeds a limit."""
+"""The errors that a client gets for a request that exceeds a limit."""
 
 from __future__ import annotations
 

@@ -329,7 +329,7 @@ class _CostByLength(Sequence[int]):
 
 
 def _unpriced(prompt: int, cached: int, answer: int) -> int:
-    """Return the least cost that a used-up budget rejects; the settlement gives it back."""
+    """Return the smallest cost that a used-up budget rejects. The settlement refunds this cost."""
     return 1
 
 

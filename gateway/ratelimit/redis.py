@@ -410,7 +410,7 @@ class RedisLimiter(Limiter):
         return share
 
     def _carry(self, bounds: Iterable[Limit], spent: int) -> None:
-        """Keep money spent without Redis, to send it to Redis later."""
+        """Remember money that is spent while Redis is unavailable, and report it to Redis later."""
         for bound in bounds:
             add_settlement(self._settled, bound, Settlement(spent=spent))
 

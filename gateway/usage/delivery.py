@@ -2,7 +2,8 @@
 
 An event is deleted when the ledger confirms its id, and is sent again until then. A sink may lose
 events that it has accepted (in a broker's memory). An event's number does not prove that the ledger
-has the event, because a restored snapshot assigns the same number again. Only the id does.
+has the event, because a restored snapshot assigns the same number again. Only the event's id proves
+this.
 """
 
 from __future__ import annotations

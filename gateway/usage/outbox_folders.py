@@ -55,7 +55,7 @@ class FolderLock:
     def quarantine(self) -> Path:
         """Rename the folder so that no process takes it over, and return its new path.
 
-        All files stay in it.
+        All files stay in the folder.
         """
         kept = self.folder.with_name(f"{_DAMAGED}{self.folder.name}")
         self.folder.rename(kept)
@@ -78,8 +78,8 @@ def keep_damaged(file: Path) -> Path:
 def set_aside_special_files(folder: Path, names: Iterable[str]) -> None:
     """Move pipes, folders, links and devices with these names from `folder` to a place beside it.
 
-    SQLite opens whatever file has the name of its log: a pipe would make it wait forever, and other
-    kinds would make it fail to read an intact database.
+    SQLite opens any file with the name of its log: with a pipe, SQLite would wait forever, and
+    other kinds would make it fail to read an intact database.
 
     Raises:
         OSError: A file cannot be moved.

@@ -151,10 +151,13 @@ BAD = {
     "another signature": (lambda one: one.token()[:-8] + "AAAAAAAA", WRONG),
     "other claims": (lambda one: swapped(one), WRONG),
     "expired": (lambda one: one.token(exp=int(time.time()) - 60), "This token has expired; use another."),
-    "not yet valid": (lambda one: one.token(nbf=int(time.time()) + 600), "This token is not valid yet; try again."),
+    "not yet valid": (
+        lambda one: one.token(nbf=int(time.time()) + 600),
+        "This token is not valid yet; try again later.",
+    ),
     "issued in the future": (
         lambda one: one.token(iat=int(time.time()) + 600),
-        "This token is not valid yet; try again.",
+        "This token is not valid yet; try again later.",
     ),
     "for another audience": (
         lambda one: one.token(aud="billing"),
