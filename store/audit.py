@@ -13,6 +13,7 @@ from uuid import uuid4
 from sqlalchemy import and_, delete, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llmops.store.columns import database_time
 from llmops.store.tables import audit
 
 
@@ -111,5 +112,5 @@ PRUNE_BATCH_SIZE = 5000
 
 async def prune_audit(connection: AsyncConnection, before: datetime) -> int:
     """Delete up to PRUNE_BATCH_SIZE entries older than `before`. Return the number deleted."""
-    old = select(audit.c.id).where(audit.c.created_at < before).limit(PRUNE_BATCH_SIZE).scalar_subquery()
-    return (await connection.execute(delete(audit).where(audit.c.id.in_(old)))).rowcount
+    old = select(audit.c.id).where(audit.c.created_at < database_time(connection, before)).limit(PRUNE_BATCH_SIZE)
+    return (await connection.execute(delete(audit).where(audit.c.id.in_(old.scalar_subquery())))).rowcount

@@ -6,11 +6,12 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, DateTime, Dialect, String, Table, Text
+from sqlalchemy import ColumnElement, Connection, DateTime, Dialect, String, Table, Text, func, literal
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeDecorator
 
+from llmops.clocks import utc_now
 from llmops.errors import InputError
 from llmops.input_files import MALFORMED
 
@@ -39,6 +40,17 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def database_time(connection: AsyncConnection, at: datetime) -> ColumnElement[datetime]:
+    """Return the time that PostgreSQL's clock shows when this machine's clock shows `at`.
+
+    A machine whose clock is ahead then deletes nothing too early. SQLite has the machine's clock.
+    """
+    if connection.dialect.name == "sqlite":
+        return literal(at, UtcDateTime)
+    kind = DateTime(timezone=True)
+    return literal(at, kind) + (func.statement_timestamp(type_=kind) - literal(utc_now(), kind))
 
 
 class ClientText(TypeDecorator[str]):

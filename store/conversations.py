@@ -28,6 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llmops.store.columns import database_time
 from llmops.store.tables import conversations, messages
 
 MAX_TITLE_LENGTH = 500
@@ -327,7 +328,7 @@ async def purge_deleted(connection: AsyncConnection, before: datetime) -> int:
 
     Return the number of purged conversations.
     """
-    return await _purge(connection, conversations.c.deleted_at < before)
+    return await _purge(connection, conversations.c.deleted_at < database_time(connection, before))
 
 
 async def list_inactive(
@@ -344,7 +345,8 @@ async def list_inactive(
     """
     named = conversations.c.tenant_id.in_(tenants)
     condition = ~named if others else named
-    return await _batch(connection, conversations.c.updated_at < before, condition, conversations.c.id.not_in(without))
+    old = conversations.c.updated_at < database_time(connection, before)
+    return await _batch(connection, old, condition, conversations.c.id.not_in(without))
 
 
 async def read_conversation(connection: AsyncConnection, conversation_id: str) -> Conversation | None:
@@ -359,7 +361,8 @@ async def purge_inactive(connection: AsyncConnection, ids: Sequence[str], before
 
     Return the number of purged conversations.
     """
-    return await _deleted(connection, and_(conversations.c.id.in_(ids), conversations.c.updated_at < before))
+    old = conversations.c.updated_at < database_time(connection, before)
+    return await _deleted(connection, and_(conversations.c.id.in_(ids), old))
 
 
 async def purge_user(connection: AsyncConnection, user_id: str) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, and_, delete, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.columns import insert
+from llmops.store.columns import database_time, insert
 from llmops.store.tables import dead_letters, ledger_reads
 
 #: Number of rows above which unsigned values are only counted, to bound the disk space of values
@@ -125,7 +125,8 @@ async def list_dead_letters(
 
 async def prune_dead_letters(connection: AsyncConnection, before: datetime) -> int:
     """Delete values that have not arrived since `before`. Return the number deleted."""
-    return (await connection.execute(delete(dead_letters).where(dead_letters.c.last_at < before))).rowcount
+    old = dead_letters.c.last_at < database_time(connection, before)
+    return (await connection.execute(delete(dead_letters).where(old))).rowcount
 
 
 def _id(one: DeadLetter) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, RowMapping, String, and_, cast, delete, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.columns import UtcDateTime
+from llmops.store.columns import UtcDateTime, database_time
 from llmops.store.tables import purges, response_items, responses, users
 
 
@@ -81,7 +81,8 @@ async def evict_responses(connection: AsyncConnection, owner: str, before: datet
     Responses written before `before` are deleted, and the oldest responses beyond `entries` rows or
     `size` characters. The newest response stays in the second case.
     """
-    await connection.execute(delete(responses).where(responses.c.owner == owner, responses.c.written_at < before))
+    old = responses.c.written_at < database_time(connection, before)
+    await connection.execute(delete(responses).where(responses.c.owner == owner, old))
     newest = (responses.c.written_at.desc(), responses.c.id)
     ranked = (
         select(

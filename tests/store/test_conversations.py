@@ -9,11 +9,14 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import event, func, select
 
+from llmops.clocks import utc_now
+from llmops.control.retention import prune_expired
 from llmops.gateway.conversations.conversation_store import ConversationStore, public_id
 from llmops.gateway.conversations.purge import PurgeTask
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import ConversationSettings
 from llmops.store import conversations as table
+from llmops.store.audit import AuditContext, record_action
 from llmops.store.conversations import NewMessage
 from llmops.store.factory import open_store
 from llmops.store.tables import conversations, messages
@@ -159,6 +162,19 @@ async def test_a_deleted_conversation_is_purged_after_thirty_days(chats, clock, 
     clock.now += timedelta(days=0.2)
     assert await chats.prune() == 1
     assert await counted(store) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["postgresql"])  # SQLite has no clock of its own
+async def test_a_gateway_whose_clock_is_ahead_purges_nothing_too_early(chats, clock, store, monkeypatch):
+    clock.now = utc_now()
+    await chats.delete(ANN, public_id(await chats.create(ANN, PAIR)))
+    ahead = Clock(utc_now() + timedelta(days=60))
+    monkeypatch.setattr("llmops.store.columns.utc_now", ahead)
+    async with store.write() as connection:
+        await record_action(connection, AuditContext("cli:ann", utc_now()), "key.create", "key-1")
+    clock.now = ahead()
+    assert await chats.prune() == 0
+    assert await prune_expired(store, ahead(), timedelta(days=30)) == (0, 0)
 
 
 async def test_each_tenant_keeps_conversations_for_its_own_time(url, clock, store):
