@@ -119,8 +119,8 @@ replicas: {{ max 1 (int .spec.replicas) }}
 {{- if not (regexMatch "^[a-z][a-z0-9-]*$" $release) }}{{ fail (printf "the release is named %s: name it with letters, digits and hyphens only, a letter first, as a Service must be" $release) }}{{ end }}
 {{- include "llmops.bounds" (dict "place" "gateway" "scaling" .Values.gateway.autoscaling "min" 2 "max" 10) }}
 {{- if and .Values.control.enabled (not .Values.secrets.store.name) }}{{ fail "control keeps everything in the store: set secrets.store.name, or control.enabled=false" }}{{ end }}
-{{- if and (not .Values.secrets.store.name) (not .Values.open) }}{{ fail "without secrets.store.name there are no keys, and gateways ask for them: set secrets.store.name, or open=true" }}{{ end }}
-{{- if not .Values.engines }}{{ fail "there is nothing to serve: name a pool in engines" }}{{ end }}
+{{- if and (not .Values.secrets.store.name) (not .Values.open) }}{{ fail "gateways require API keys, which are in the store: set secrets.store.name, or open=true to serve callers without keys" }}{{ end }}
+{{- if not .Values.engines }}{{ fail "engines is empty, so there is nothing to serve: name a pool in engines" }}{{ end }}
 {{- include "llmops.image" (dict "name" "gateway" "reference" .Values.image.gateway "file" "Dockerfile.gateway") }}
 {{- include "llmops.image" (dict "name" "engine" "reference" .Values.image.engine "file" "Dockerfile.trtllm") }}
 {{- if .Values.builds }}{{ include "llmops.image" (dict "name" "build" "reference" .Values.image.build "file" "Dockerfile.build") }}{{ end }}
@@ -139,7 +139,7 @@ replicas: {{ max 1 (int .spec.replicas) }}
 {{- if gt (len (printf "%s-build-%s" $release $name)) 54 }}{{ fail (printf "builds.%s: with the release's name that is more than the 63 characters which a Job may have; shorten one of the two" $name) }}{{ end }}
 {{- end }}
 {{- if and .Values.kafka.user (not .Values.secrets.kafka.name) }}{{ fail "kafka.user needs a password: set secrets.kafka.name" }}{{ end }}
-{{- if and .Values.kafka.servers (not .Values.secrets.signing.name) }}{{ fail "usage events on Kafka are signed: set secrets.signing.name to a Secret with a key for it (`openssl rand -hex 32`)" }}{{ end }}
+{{- if and .Values.kafka.servers (not .Values.secrets.signing.name) }}{{ fail "usage events on Kafka are signed: set secrets.signing.name to a Secret with a signing key (`openssl rand -hex 32`)" }}{{ end }}
 {{- if and (regexMatch "key_env: \"?\\w" (toYaml .Values.gateway.settings)) (not .Values.secrets.environment.name) }}{{ fail "gateway.settings name variables as key_env: set secrets.environment.name to a Secret with a key for each variable" }}{{ end }}
 {{- if and .Values.monitoring.enabled (not .Values.monitoring.runbooks) }}{{ fail "alerts link to their runbooks: publish deploy/runbooks.md and set monitoring.runbooks to its URL" }}{{ end }}
 {{- if and .Values.monitoring.enabled (not .Values.monitoring.key.name) (or .Values.control.enabled (not .Values.open)) }}{{ fail "Prometheus needs a key for metrics: create one with `llmops key create --scopes metrics` and set monitoring.key.name to a Secret with it" }}{{ end }}
