@@ -181,7 +181,11 @@ class Ledger(LeaderJob):
         crashes = await _record_read_attempt(store, partition, offset)
         if crashes >= MAX_CRASHES:
             source = f"{partition.topic}[{partition.partition}] at {offset}"
-            log.error("The record at %s crashed the ledger's process %d times and is skipped.", source, crashes)
+            log.error(
+                "The record at %s crashed the ledger's process %d times; the ledger skips it and stores a dead letter.",
+                source,
+                crashes,
+            )
             await _add_dead_letters(store, [DeadLetter("ended the process", source, source.encode())])
             consumer.seek(partition, offset + 1)
             await consumer.commit({partition: offset + 1})

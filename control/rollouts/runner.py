@@ -274,7 +274,9 @@ class RolloutRunner(LeaderJob):
             versions = {one.name: one for one in await rollouts.list_versions(connection, rollout.model)}
         for name in names:
             if name not in versions:
-                raise InputError(f"The store has no version {name} of {rollout.model} any longer.")
+                raise InputError(
+                    f"The store has no version {name} of {rollout.model} any longer; restore its row from a backup."
+                )
         return [versions[name] for name in names]
 
     async def _judge(self, rollout: Rollout) -> None:

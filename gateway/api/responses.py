@@ -507,4 +507,6 @@ def _owner(request: Request) -> str:
 
 
 def _not_found(response_id: str) -> NotFoundError:
-    return NotFoundError(f"Response with id '{response_id}' not found.")
+    return NotFoundError(
+        f"Response with id '{response_id}' not found: it was not stored, was deleted, or belongs to another key."
+    )

@@ -141,6 +141,10 @@ def _handle_unexpected_error(request: Request, error: Exception) -> Response:
     """Log the traceback, and return a response without details."""
     context = context_of(request)
     context.finish_reason = "error"
-    log.exception("Request %s failed", context.request_id, exc_info=error)
+    log.exception(
+        "Request %s failed because of an unexpected error; its client receives status 500",
+        context.request_id,
+        exc_info=error,
+    )
     message = f"The gateway failed on this request. If it fails again, tell the operator its id: {context.request_id}."
     return error_response(InternalError(message), request.scope)

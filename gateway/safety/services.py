@@ -226,7 +226,7 @@ class ModerationFilter(TextFilter):
                 async for chunk in response.aiter_raw():
                     answer += chunk
                     if len(answer) > MAX_ANSWER_BYTES:
-                        raise ValueError("the answer is too long")
+                        raise ValueError("the answer is too long for a moderation")
             return self._finding(parse_json(answer))
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, *MALFORMED) as error:
             raise FilterUnavailableError(f"{without_secrets(self._url)}: {failure_reason(error)}") from error

@@ -105,7 +105,12 @@ class EventLoopMonitor:
         shown = stage or "code outside of the gateway, or code that ended before it was sampled"
         if self._last - self._logged >= LOG_INTERVAL:
             self._logged = self._last
-            log.warning("The event loop was blocked for %.0f of %.0f ms by %s", held * 1e3, span * 1e3, shown)
+            log.warning(
+                "The event loop was blocked for %.0f of %.0f ms by %s; requests waited meanwhile",
+                held * 1e3,
+                span * 1e3,
+                shown,
+            )
         path = os.environ.get(REPORT_FILE_VARIABLE)
         if path and held > LAG_REPORT_THRESHOLD:
             with open(path, "a", encoding="utf-8") as report:

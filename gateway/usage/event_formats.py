@@ -50,7 +50,7 @@ def _billable_time(at: datetime) -> datetime:
         ValueError: The time cannot be billed.
     """
     if at.tzinfo is None or not 1970 < at.year < 2200:
-        raise ValueError("a time with a zone, from 1971 to 2199")
+        raise ValueError("the time has no zone, or is outside the years 1971 to 2199")
     return at
 
 
