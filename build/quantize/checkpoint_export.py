@@ -151,7 +151,7 @@ def export_hf_checkpoint(
 
     dtype = dtype or stored_dtype(arch)
     try:
-        with silence_libraries(), torch.inference_mode(), _experts_of_two_steps(quant_format):
+        with silence_libraries(), torch.inference_mode(), _experts_of_two_steps(quant_format), _any_sampling(model):
             export(model, getattr(torch, dtype), folder)
     except (NotImplementedError, AssertionError, ValueError, TypeError, AttributeError) as error:
         raise BuildError(
@@ -161,8 +161,23 @@ def export_hf_checkpoint(
     for file in sorted(folder.glob("*.safetensors")):
         _cast_unquantised(file, getattr(torch, dtype))
     rewrite_config(folder, dtype)
+    model.generation_config.to_json_file(folder / "generation_config.json")
     path = folder / "hf_quant_config.json"
     return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+@contextlib.contextmanager
+def _any_sampling(model: Any) -> Iterator[None]:
+    """Let transformers 5 save a model whose generation_config.json contradicts itself.
+
+    Published files have a temperature without `do_sample`, for example. transformers loads such a
+    file, and raises ValueError when a model is saved with it.
+    """
+    own, model.generation_config = model.generation_config, type(model.generation_config)()
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 @contextlib.contextmanager

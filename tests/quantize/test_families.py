@@ -123,3 +123,14 @@ def test_gemma_with_encoders_is_quantised_as_its_text_part(tmp_path, prefix):
         assert (stored.get("model.norm.weight").float32() == weights["model.norm.weight"].numpy()).all()
     assert files[0].keys() == files[1].keys()
     assert all(torch.equal(files[0][name].float(), files[1][name].float()) for name in files[0])
+
+
+def test_sampling_settings_that_transformers_does_not_save_are_exported(tmp_path):
+    """transformers 5.5 generation/configuration_utils.py, save_pretrained: "GenerationConfig is invalid"."""
+    how = {"kv_cache": "auto", "group_size": None, "settings": CalibrationSettings(size=1, seq_len=8)}
+    folder, exported = write_checkpoint(tmp_path / "source", "llama"), tmp_path / "exported"
+    given = {"eos_token_id": [2, 3], "temperature": 0.6, "num_beams": 1, "early_stopping": True}
+    (folder / "generation_config.json").write_text(json.dumps(given))
+    form = format_of("fp8", "pytorch")
+    export_quantised(open_checkpoint(str(folder)), exported, form, "pytorch", layout=(1, 1), **how)
+    assert json.loads((exported / "generation_config.json").read_text()).items() >= given.items()
