@@ -76,7 +76,7 @@ class Chat:
     def answer_once(self, text: str) -> None:
         """Print the answer to one text and nothing else."""
         if not text.strip():
-            raise InputError("--once needs a text to answer, but the text is empty.")
+            raise InputError("--once needs a text to answer, but the text is empty; give one.")
         self.messages.append({"role": "user", "content": text})
         self._stream()
         click.echo()

@@ -55,7 +55,9 @@ async def verify_quickly(model: str, triton: str, metrics: str | None = None, en
         async with asyncio.timeout(VERIFY_TIMEOUT):
             out, err = await asyncio.to_thread(process.communicate)
     except TimeoutError:
-        raise ServerError(f"`llmops verify --quick` of {triton} did not end within {VERIFY_TIMEOUT:g} s.") from None
+        raise ServerError(
+            f"`llmops verify --quick` of {triton} did not end within {VERIFY_TIMEOUT:g} s; see Triton's log."
+        ) from None
     finally:
         process.kill()
     if process.returncode:

@@ -155,7 +155,7 @@ def _deltas(line: str) -> Iterator[ChatDelta]:
         return
     event = json.loads(data)
     if event.get("error"):
-        raise ServerError(f"The server failed during the answer: {_message_of(event)}")
+        raise ServerError(f"The server failed during the answer; try again. Its message: {_message_of(event)}")
     for choice in event.get("choices") or []:
         delta = choice.get("delta") or {}
         thought = delta.get("reasoning_content") or delta.get("reasoning")

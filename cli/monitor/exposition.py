@@ -53,7 +53,7 @@ class MetricsPage:
                         self._series[sample.name][frozenset(labels)] = sample.value
         except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             # the parser raises various errors for texts that are not in the format
-            raise ValueError(f"not metrics ({type(error).__name__})") from error
+            raise ValueError(f"it is not a page of metrics ({type(error).__name__})") from error
 
     def series(self, name: str) -> Iterator[tuple[Labels, float]]:
         """Return labels and value of each sample of a metric."""

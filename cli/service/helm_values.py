@@ -193,7 +193,7 @@ def _pool(
         pool["replicas"] = model.replicas
     if nodes > 1 and model.serving == "llmops" and model.build.target == "tensorrt":
         raise InputError(
-            f"{name}: serving `llmops` runs an engine on one machine, and {gpus} GPUs need {nodes}; leave serving out."
+            f"{name}: `serving: llmops` is for one machine, and {gpus} GPUs need {nodes} machines; leave it out."
         )
     if nodes > 1:
         pool["nodes"] = nodes

@@ -110,7 +110,7 @@ def check_capabilities(body: SamplingFields, card: ModelMetadata) -> None:
             if getattr(body, field) not in (None, *neutral) and not getattr(can, capability):
                 raise _unsupported(field, card)
     if (body.n or 1) > can.n:
-        raise UnsupportedError(f"n is at most {can.n} with target {card.target}.", param="n")
+        raise UnsupportedError(f"n is at most {can.n} with target {card.target}; lower n.", param="n")
 
 
 def check_logprobs(top: int, card: ModelMetadata, top_field: str) -> None:

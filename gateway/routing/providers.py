@@ -350,7 +350,7 @@ class ProviderStream(TokenStream):
                 raise self._refusal(response)
             kind = response.headers.get("content-type", "")
             if not kind.startswith("text/event-stream"):
-                raise self._unusable(f"content type {kind[:60]!r}")
+                raise self._unusable(f"the content type is {kind[:60]!r}")
             async for line in _lines(response):
                 if line == b"data: [DONE]":
                     finished = True
@@ -359,16 +359,16 @@ class ProviderStream(TokenStream):
                     continue
                 chunk = _ProviderChunk.model_validate_json(line[5:])
                 if chunk.error is not None:
-                    raise self._unusable("an error event")
+                    raise self._unusable("the stream has an error event")
                 if chunk.usage is not None:
                     self.usage = bounded_usage(chunk.usage.usage(), self._body, self._context_tokens)
                 for choice in chunk.choices:
                     if choice.index >= self._body.get("n", 1):
-                        raise self._unusable("a choice that was not requested")
+                        raise self._unusable("the stream has a choice that was not requested")
                     finished = finished or choice.finish_reason is not None
                     await self._events.put(ProviderBatch.of(choice))
         if not finished:
-            raise self._unusable("the stream ended before the answer")
+            raise self._unusable("the stream ended before the answer was complete")
         await self._events.put(None)
 
     def _refusal(self, response: httpx.Response) -> ApiError:
@@ -390,7 +390,7 @@ class ProviderStream(TokenStream):
                 "correct the request, or try again later."
             )
             return ProviderError(message, should_retry=False)
-        return self._unusable(f"status {status}")
+        return self._unusable(f"the status is {status}")
 
     def _unusable(self, detail: str) -> ApiError:
         name = self._provider.name
@@ -459,7 +459,7 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
     async for data in response.aiter_raw():
         *lines, rest = (rest + data).split(b"\n")
         if len(rest) > MAX_LINE_BYTES:
-            raise ValueError(f"a line of more than {MAX_LINE_BYTES} bytes")
+            raise ValueError(f"the stream has a line of more than {MAX_LINE_BYTES} bytes")
         for line in lines:
             yield line.rstrip(b"\r")
 

@@ -331,7 +331,7 @@ def to_json(
     """
     size, padding = text_size(value), len(indent) if isinstance(indent, str) else indent or 0
     if max(padding, *map(len, separators or ("",))) > _MAX_JSON_PADDING:
-        raise SecurityError("an indentation or separator of its JSON is too long")
+        raise SecurityError("an indentation or separator of the template's JSON is too long")
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     if not padding:
         check_result_size(6 * size if ensure_ascii else size)
@@ -351,5 +351,5 @@ def _raise_exception(message: str) -> NoReturn:
 def _strftime_now(form: str) -> str:
     # Python's buffer grows to 256 times the format's size if the format has wide fields.
     if len(form) > _MAX_DATE_FORMAT:
-        raise SecurityError("the format of a date is too long")
+        raise SecurityError("the template's format of a date is too long")
     return datetime.now().strftime(form)

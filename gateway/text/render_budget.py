@@ -74,7 +74,7 @@ def within_budget(seconds: float, work: Callable[P, T], *args: P.args, **kwargs:
 def check_time() -> None:
     """Raise TemplateTimeoutError if the rendering has used up its CPU time."""
     if _budget.time.is_over():
-        raise TemplateTimeoutError("it takes too long")
+        raise TemplateTimeoutError("the rendering takes too long")
 
 
 def spend_characters(characters: int) -> None:
@@ -85,7 +85,7 @@ def spend_characters(characters: int) -> None:
     """
     _budget.characters -= characters
     if _budget.characters < 0:
-        raise SecurityError("the text it produces is too long")
+        raise SecurityError("the rendered text is too long")
 
 
 def check_result_size(characters: int) -> None:
@@ -95,7 +95,7 @@ def check_result_size(characters: int) -> None:
         SecurityError: The value would be too long.
     """
     if characters > min(MAX_VALUE_CHARACTERS, _budget.characters):
-        raise SecurityError("a text or list it produces is too long")
+        raise SecurityError("a text or list of the template is too long")
 
 
 def checked_count(count: Any) -> int:
@@ -107,7 +107,7 @@ def checked_count(count: Any) -> int:
     if not isinstance(count, int | float):
         return 0
     if abs(count) > MAX_REPEATS:
-        raise SecurityError("a width or count is too large")
+        raise SecurityError("a width or count in the template is too large")
     return int(count)
 
 
@@ -153,7 +153,7 @@ def _nested_size(value: Any, known: dict[int, int]) -> int:
 
 def _check_value_size(characters: int) -> None:
     if characters > MAX_VALUE_CHARACTERS:
-        raise SecurityError("a text or list it produces is too long")
+        raise SecurityError("a text or list of the template is too long")
 
 
 def _container_parts(value: Any) -> Sequence[Any] | None:

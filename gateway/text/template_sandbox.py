@@ -200,7 +200,7 @@ class LimitedSandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
             if not all(isinstance(value, int | float) and abs(value) <= MAX_EXPONENT for value in (left, right)):
-                raise SecurityError("a power is too large")
+                raise SecurityError("a power in the template is too large")
         elif operator == "*":
             _check_product(left, right)
             _check_product(right, left)
@@ -338,7 +338,7 @@ def _check_product(factor: Any, count: Any) -> None:
     if isinstance(factor, str | list | tuple):
         check_result_size(len(factor) * checked_count(count))
     elif isinstance(factor, int) and factor.bit_length() + count.bit_length() > _MAX_PRODUCT_BITS:
-        raise SecurityError("a product is too large")
+        raise SecurityError("a product in the template is too large")
 
 
 def _formatted_size(form: str, values: Any) -> int:
@@ -349,7 +349,7 @@ def _formatted_size(form: str, values: Any) -> int:
     size = len(form) + text_size(values) * (form.count("%") if isinstance(values, Mapping) else 1)
     for field in _FORMAT_FIELD.finditer(form):
         if "*" in field.groups():
-            raise SecurityError("a width that is not in the format itself is not allowed")
+            raise SecurityError("a format of the template takes its width from a value, which is not allowed")
         size += sum(_width(digits) for digits in field.groups() if digits)
     return size
 

@@ -90,11 +90,13 @@ def notify_observer(observer: EngineObserver, outputs: Mapping[str, int], raw: S
     if _KINDS in outputs:
         names, kinds, at = raw[outputs[_KV]], raw[outputs[_KINDS]], 0
         if max(len(names), len(kinds)) > 8 * MAX_CACHE_EVENTS:
-            raise ValueError(f"{len(kinds) // 8} cache events of {len(names) // 8} blocks in one message")
+            raise ValueError(
+                f"a message has {len(kinds) // 8} cache events of {len(names) // 8} blocks, which are too many"
+            )
         hashes = array("Q", names)
         for kind, count in struct.iter_unpack("<2i", kinds):
             if count < 0:
-                raise ValueError(f"a cache event of {count} blocks")
+                raise ValueError(f"a cache event has {count} blocks, which is negative")
             observer.on_cache_event(kind, hashes[at : at + count])
             at += count
     if _STATE in outputs:

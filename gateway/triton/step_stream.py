@@ -359,7 +359,7 @@ class StepSubscription:
     def _deliver(self, outputs: dict[str, int], raw: Sequence[bytes]) -> None:
         entries = raw[outputs[STEP_ENTRIES]]
         if len(entries) > MAX_STEP_ENTRIES * _ENTRY_BYTES:
-            raise ValueError(f"{len(entries) // _ENTRY_BYTES} entries in one step")
+            raise ValueError(f"a step has {len(entries) // _ENTRY_BYTES} entries, which are too many")
         tokens = array("i", raw[outputs[STEP_TOKENS]]).tolist()
         scores = array("f", raw[outputs[STEP_LOG_PROBS]]).tolist() if STEP_LOG_PROBS in outputs else None
         tops = _top_logprobs(outputs, raw)
@@ -370,7 +370,7 @@ class StepSubscription:
         for slot, sequence, count, flags in struct.iter_unpack("<4i", entries):
             end = start + count
             if count < 0:
-                raise ValueError(f"{count} tokens of a sequence")
+                raise ValueError(f"a sequence has {count} tokens, which is negative")
             error = next(errors, "the engine failed") if flags & ERROR_FLAG else None
             stream, prompt = streams.get(slot), None
             if flags & FIRST_OF_SLOT:
@@ -456,6 +456,6 @@ def _top_logprobs(outputs: dict[str, int], raw: Sequence[bytes]) -> list[TopLogp
         return None
     counts, ids = array("i", raw[outputs[STEP_TOP_COUNTS]]), array("i", raw[outputs[STEP_TOP_IDS]])
     if len(counts) + len(ids) > MAX_STEP_LOGPROBS:
-        raise ValueError(f"{len(ids)} log-probabilities of {len(counts)} positions in one step")
+        raise ValueError(f"a step has {len(ids)} log-probabilities of {len(counts)} positions, which are too many")
     pairs = zip(ids, array("f", raw[outputs[STEP_TOP_LOG_PROBS]]), strict=True)
     return [list(itertools.islice(pairs, count)) for count in counts]

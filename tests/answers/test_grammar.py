@@ -112,8 +112,11 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ({"type": "array", "uniqueItems": True}, "'uniqueItems' cannot be enforced at '#'"),
-        ({"properties": {"a": {"type": "array", "contains": {}}}}, "'contains' cannot be enforced at '#/properties/a'"),
+        ({"type": "array", "uniqueItems": True}, "'uniqueItems' cannot be enforced; leave it out at '#'"),
+        (
+            {"properties": {"a": {"type": "array", "contains": {}}}},
+            "'contains' cannot be enforced; leave it out at '#/properties/a'",
+        ),
         ({"not": {"type": "null"}}, "'not' cannot be enforced"),
         ({"if": OBJECT, "then": OBJECT}, "'if' cannot be enforced"),
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, "'dependentRequired' cannot be enforced"),
@@ -132,7 +135,7 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
             {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}, "$ref": "#/$defs/a"},
             "only leads back",
         ),
-        ({"allOf": [{"pattern": "a"}, {"pattern": "b"}], "type": "string"}, "two different 'pattern'"),
+        ({"allOf": [{"pattern": "a"}, {"pattern": "b"}], "type": "string"}, "two values of 'pattern'"),
     ],
 )
 def test_what_cannot_be_enforced_is_named_with_its_place(schema, says):

@@ -77,4 +77,4 @@ def parse_literal(source: str) -> object:
             return read(source)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
-    raise ValueError(f"no literal: {source[:40]}")
+    raise ValueError(f"the text is neither JSON nor a Python literal: {source[:40]}")

@@ -76,7 +76,7 @@ def array_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str:
         item = _if_satisfiable(lambda: rules.add(compiler.value_rule(rest, f"{path}/items")))
     names = names[:most]
     if (least > len(names) and item is None) or (most is not None and least > most):
-        raise UnsatisfiableSchemaError(f"an array cannot have the {least} items of 'minItems'")
+        raise UnsatisfiableSchemaError(f"'minItems' is {least}, and the schema allows fewer items; lower it")
     tail = ""
     if item is not None:
         before = max(len(names), 1)
@@ -213,7 +213,7 @@ def _allowed_properties(flat: FlatSchema, properties: Mapping[str, Schema], requ
     """
     most = flat.get("maxProperties")
     if not required <= properties.keys() or (most is not None and most < len(required)):
-        raise UnsatisfiableSchemaError("the required properties are not allowed")
+        raise UnsatisfiableSchemaError("the schema does not allow all properties of 'required'; allow them")
     room = None if most is None else most - len(required)
     optional = [name for name in properties if name not in required]
     left_out = frozenset() if room is None else frozenset(optional[room:])
@@ -310,5 +310,5 @@ def _object_members(
         skipped = [] if rest is None or members[at].required else [rest]
         rest = rules.add(" | ".join([member_rule(at), *skipped]))
     if rest is None:
-        raise UnsatisfiableSchemaError("an object cannot have the properties of 'minProperties'")
+        raise UnsatisfiableSchemaError("'minProperties' is more than the properties that the schema allows; lower it")
     return rest

@@ -199,7 +199,7 @@ def terminal(text: str) -> str:
         NotEnforceableError: The text has the character U+0000, which ends a grammar for xgrammar.
     """
     if "\0" in text:
-        raise NotEnforceableError("a text has the character U+0000")
+        raise NotEnforceableError("a text has the character U+0000; remove it")
     return " ".join(f'"{"".join(map(_escape_character, part))}"' for part in _HEX_AFTER_NON_ASCII.split(text))
 
 

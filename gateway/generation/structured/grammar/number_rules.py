@@ -104,7 +104,9 @@ def number_language(bounds: NumberRange, step: Decimal | None = None) -> Regular
 
 def _written_multiples(bounds: NumberRange, step: Decimal) -> list[str]:
     if bounds.low is None or bounds.high is None or (bounds.high - bounds.low) / step > _MAX_WRITTEN_MULTIPLES:
-        raise NotEnforceableError(f"'multipleOf' {step} needs bounds with at most {_MAX_WRITTEN_MULTIPLES} multiples")
+        raise NotEnforceableError(
+            f"'multipleOf' {step} needs bounds with at most {_MAX_WRITTEN_MULTIPLES} multiples; set them"
+        )
     first = (bounds.low / step).to_integral_value(ROUND_CEILING)
     last = (bounds.high / step).to_integral_value(ROUND_FLOOR)
     values = (step * (first + count) for count in range(int(last - first) + 1))

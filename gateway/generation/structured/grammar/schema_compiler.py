@@ -221,7 +221,7 @@ class SchemaCompiler:
     def _enum_language(self, flat: FlatSchema) -> RegularLanguage:
         values = [value for value in flat["enum"] if self._is_allowed(value, flat)]
         if not values:
-            raise UnsatisfiableSchemaError("no value of 'enum' satisfies the rest of the schema")
+            raise UnsatisfiableSchemaError("no value of 'enum' satisfies the rest of the schema; change one of them")
         return any_word(string_rules.json_literal(value) for value in values)
 
     def _is_allowed(self, value: Any, flat: FlatSchema) -> bool:
@@ -248,7 +248,7 @@ class SchemaCompiler:
         try:
             return regex_search(pattern, text)
         except NotEnforceableError as error:
-            self.refuse(f"'{keyword}': {error}")
+            self.refuse(f"'{keyword}' ({error})")
             return True
 
     def refuse(self, what: str) -> None:
@@ -257,7 +257,7 @@ class SchemaCompiler:
         `what` names the keyword for the message.
         """
         if self.strict:
-            raise NotEnforceableError(f"{what} cannot be enforced")
+            raise NotEnforceableError(f"{what} cannot be enforced; leave it out")
 
     def _check_one_of(self, parts: Sequence[Schema]) -> None:
         if self.strict and may_overlap(parts, self._alternatives):

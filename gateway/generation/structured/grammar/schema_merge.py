@@ -117,7 +117,7 @@ def merge_schemas(first: FlatSchema, second: FlatSchema) -> FlatSchema:
         elif merge is not None:
             result[key] = merge(result[key], value)
         elif canonical_json(result[key]) != canonical_json(value):
-            raise NotEnforceableError(f"two different '{key}' apply at the same time")
+            raise NotEnforceableError(f"two values of '{key}' apply at the same time; keep one")
     if "properties" in result:
         result["properties"] = _merge_additional(result["properties"], first, second)
     return result
@@ -130,7 +130,9 @@ def _merge_additional(merged: Mapping[str, Schema], first: FlatSchema, second: F
         rest = side.get("additionalProperties", True)
         if rest is not True:
             if side.get("patternProperties"):
-                raise NotEnforceableError("'patternProperties' are combined with other properties that apply as well")
+                raise NotEnforceableError(
+                    "a schema with 'patternProperties' and 'additionalProperties' is combined with another"
+                )
             spend_steps(len(properties))
             for name in properties.keys() - side.get("properties", {}).keys():
                 properties[name] = _merge_subschemas(properties[name], rest)

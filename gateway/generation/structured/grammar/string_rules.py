@@ -62,7 +62,7 @@ def json_literal(value: object) -> str:
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if any(0xD800 <= ord(one) <= 0xDFFF for one in text):
-        raise NotEnforceableError("a text has half of a surrogate pair")
+        raise NotEnforceableError("a text has half of a surrogate pair; replace it")
     return text
 
 
