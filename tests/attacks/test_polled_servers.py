@@ -133,7 +133,7 @@ async def test_a_long_answer_of_prometheus_is_not_parsed() -> None:
     body = b'{"status": "success", "data": {"resultType": "vector", "result": [' + b"[]," * 500_000 + b"[]]}}"
     with server(lambda one: reply(one, body)) as url:
         result = await Analysis(url, ["x < 1"], time.monotonic).check()
-    assert result == ("no data", f"Prometheus at {url} does not answer (UnboundedResponseError).")
+    assert result == ("no data", f"Prometheus at {url} does not answer (UnboundedResponseError); check that it runs.")
 
 
 @pytest.mark.parametrize(
