@@ -1168,7 +1168,7 @@ def explain_settings_error(error: ValidationError, kind: type[BaseModel], where:
         docs: The page that lists the settings.
     """
     errors = error.errors()
-    # A misspelt name is more likely the cause than settings that are missing because of it.
+    # Report a misspelt name first, because it may be the reason why a setting is missing.
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     where = f" ({where})" if where else ""
     if first["type"] != "extra_forbidden":

@@ -66,9 +66,9 @@ MAX_SHARE = 0.9
 #: requests, so that it follows the load.
 LEVEL_SMOOTHING = 1 / 8
 
-#: Number of the stable version's requests that must follow a canary's request before the latter is
-#: compared. The level before and after the request is then known, so that a load that rises within
-#: seconds is not evidence.
+#: Number of the stable version's requests that must follow a canary's request before the canary's
+#: request is compared. The level before and after the request is then known, so that a load that
+#: rises within seconds is not evidence.
 LEVEL_DELAY = 16
 
 #: Weight of the newest request in the share of the stable version's recent bad events, which covers
@@ -576,8 +576,8 @@ class _GoldenCriterion(_Criterion):
         losses = [one - other for one, other in pairs]
         self._prompts, self._means = len(pairs), (before, after)
         self._alpha /= 2
-        # at least the deviation of a single difference of 1: otherwise, two equal losses would be
-        # certain
+        # assume at least the deviation of a single difference of 1: equal losses have no deviation,
+        # and would count as certain
         error = max(stdev(losses), len(losses) ** -0.5) / math.sqrt(len(losses))
         if (fmean(losses) - self._tolerance) / error > NormalDist().inv_cdf(1 - self._alpha):
             self._breach = self._breach or (

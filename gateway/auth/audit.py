@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 WINDOW = 60.0
 #: Maximum number of different entries in one window: for callers with a key, and again for
 #: addresses without a key, so that strangers cannot use up the entries of callers. Further entries
-#: are counted together under the actor `OTHERS`, entries of callers still by tenant and subject.
+#: are counted under the actor `OTHERS`: together for addresses, by tenant and subject for callers.
 MAX_GROUPS = 200
 #: Maximum number of different entries of one actor in a window. A caller can name any end user, and
 #: must not use up the entries of other actors. Further entries omit the details that the caller

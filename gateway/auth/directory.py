@@ -126,7 +126,7 @@ class CombinedDirectory(Directory):
         raise InvalidKeyError(self.foreign)
 
     async def has_credentials(self) -> bool:
-        # Ask the identity provider first: it always has credentials, and needs no store to know.
+        # Ask the identity provider first, whose answer is always True and needs no store.
         for directory in reversed(self._directories):
             if await directory.has_credentials():
                 return True

@@ -30,12 +30,11 @@ FLUSH_BYTES = 32 * 1024
 #: Number of token batches that a replay turns into text before it yields to other requests: a few
 #: milliseconds of work.
 REPLAY_TURN = 256
-#: Seconds that a reader of an answer with several readers pauses, times the number of its owner's
-#: additional readers (all but the first of each answer). An owner's additional readers are thus
-#: woken at most 100 times a second in total.
+#: Seconds that a reader pauses for each additional reader of its owner. Additional readers are all
+#: readers but the first of each answer. They are thus woken at most 100 times a second in total.
 READER_PAUSE = 0.01
-#: Minimum pause as a multiple of the CPU time that the reader's last events took, also times the
-#: number of additional readers: they take at most an eighth of a core in total.
+#: Minimum pause for each additional reader, as a multiple of the CPU time that the reader's last
+#: events took. Additional readers thus take at most an eighth of a core in total.
 READER_SHARE = 8.0
 #: Maximum size of a delta in bytes: an AnswerLog stores the size of a delta in two bytes.
 _MAX_DELTA_BYTES = 0xFFFF
@@ -51,8 +50,8 @@ class AnswerLog:
     def __init__(self) -> None:
         self._text = bytearray()
         self._sizes = array("H")
-        # Index of the first delta of each run of deltas of one kind, and an empty delta of this
-        # kind.
+        # For each run of consecutive deltas of one kind: the index of the first delta, and an empty
+        # delta of this kind.
         self._starts: list[int] = []
         self._kinds: list[OutputDelta] = []
 

@@ -79,7 +79,8 @@ class DrainingServer(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal ends the server."""
-        # uvicorn closes all of them when it drains, also the given ones: new connections are refused
+        # uvicorn closes all of these sockets when the server drains, so that new connections are
+        # refused
         given = sockets or []
         copies = [one.dup() for one in given for _ in range(ACCEPTS_PER_TURN - 1)]
         try:

@@ -44,8 +44,8 @@ class RateLimitCheck(Check):
             await reservation.enter()
 
     def adopt(self, context: RequestContext) -> None:
-        # The request was counted by the gateway where it began; this gateway settles what it
-        # spends.
+        # The gateway where the request began has counted the request; this gateway settles only the
+        # usage.
         limits = self._limits_of(context.caller)
         if limits is not None:
             context.reservation = self.rate_limits.new_reservation(limits)

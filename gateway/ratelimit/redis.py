@@ -61,7 +61,7 @@ RETRY_INTERVAL = 0.5
 # Maximum number of seconds that settled usage waits for a reservation, to be sent in the same call.
 SETTLE_INTERVAL = 0.5
 # Maximum number of seconds that freed slots and money wait: short, because other requests may be
-# rejected for want of them.
+# rejected meanwhile.
 RELEASE_INTERVAL = 0.05
 # Seconds between two calls of an idle gateway. Each gateway must be counted while Redis answers, so
 # that all divide the limits by the same number when Redis is unavailable.

@@ -94,7 +94,7 @@ class AccessLogFile:
     def _open(self) -> int:
         if self._path is None:
             return _STDOUT
-        # opening a pipe that no process reads waits for a reader, and all requests with it
+        # without O_NONBLOCK, opening a pipe that no process reads would block all requests
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640)
         os.set_blocking(file, True)
         return file
