@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel
 
 from llmops.gateway.conversations.answer_run import AnswerFormat, AnswerLog, AnswerRun
-from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError, UnavailableError, log_detail
+from llmops.gateway.conversations.event_replay import RESPONSE_GONE
+from llmops.gateway.errors import ApiError, CancelledStreamError, GoneError, InternalError, UnavailableError, log_detail
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta
 from llmops.gateway.http.request_context import RequestContext
@@ -140,8 +141,9 @@ class ChatRun(AnswerRun):
         await self.task
 
     def discard(self) -> None:
-        """End the answer now and store nothing more, because the answer was deleted."""
+        """End the answer now, and store nothing more. Readers receive an error."""
         self.discarded, self._save = True, None
+        self.failure = GoneError(RESPONSE_GONE)
         self.answer.cancel()
 
     def offer(self) -> None:
@@ -184,7 +186,8 @@ class ChatRun(AnswerRun):
                     self._show()
             finish = self.answer.choices[0].finish_reason
         except CancelledStreamError:
-            pass
+            if self.failure is not None:
+                finish = "error"
         except ApiError as error:
             log_detail(error)
             finish, self.failure = "error", error

@@ -21,6 +21,10 @@ FLUSH_BYTES = 32 * 1024
 # Seconds between two polls of a response that another gateway generates: longer than with Redis,
 # because each poll reads the store.
 POLL_INTERVAL = 0.5
+RESPONSE_GONE = (
+    "This response ends because a client deleted it, or because its row in the store is lost, as after a restored "
+    "backup; create the response again."
+)
 
 
 def encode_events(events: Iterable[Event]) -> bytes:
@@ -92,6 +96,9 @@ class PolledEventStream(ReplayEventStream):
         self._running = row is not None and row.running
         if row is not None:
             self._past = iter(self._new(row.decoded()))
+        else:
+            error = {"code": "server_error", "message": RESPONSE_GONE, "param": None}
+            self._past = iter([{"type": "error", **error, "sequence_number": self._after + 1}])
 
     def _new(self, entry: StoredResponse) -> list[Event]:
         events = list(events_after(self._after, entry.response, entry.cuts))

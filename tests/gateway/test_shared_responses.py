@@ -8,6 +8,7 @@ import httpx
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from llmops.gateway.conversations.event_replay import RESPONSE_GONE
 from llmops.gateway.settings import GatewaySettings
 from tests.support.gateway_stack import running, serving
 from tests.support.scripted_triton import ScriptedTriton, Step
@@ -76,8 +77,20 @@ async def test_a_response_that_another_gateway_deletes_ends_and_stays_deleted(pa
     pair.say("Hello world! How are you? ", end=False)
     running = await pair.create(0, background=True)
     await eventually(lambda: pair.triton.active == 1)
+    last: dict[int, dict] = {}
+
+    async def follow(index: int) -> None:
+        async with pair.clients[index].stream("GET", f"{PATH}/{running['id']}?stream=true", timeout=GENEROUS) as reply:
+            async for line in reply.aiter_lines():
+                if line.startswith("data: "):
+                    last[index] = json.loads(line[6:])
+
+    readers = [asyncio.create_task(follow(index)) for index in (0, 1)]
+    await eventually(lambda: len(last) == 2)
     assert (await pair.ask(1, "DELETE", f"/{running['id']}")).status_code == 200
     await eventually(lambda: pair.triton.active == 0)
+    await asyncio.gather(*readers)
+    assert last[0]["response"]["error"]["message"] == last[1]["message"] == RESPONSE_GONE
     for index in (0, 1):
         assert (await pair.ask(index, "GET", f"/{running['id']}")).status_code == 404
     assert f"The response {running['id']} ends: a client deleted it, or its row" in caplog.text
