@@ -127,7 +127,7 @@ def json_bytes(body: Any) -> bytes:
 
 @contextmanager
 def translated_errors(translate: Callable[[ApiError], None]) -> Iterator[None]:
-    """Translate errors of the block to another API's field names with `translate`."""
+    """Translate the field names in the block's errors to another API's names, with `translate`."""
     try:
         yield
     except ApiError as error:

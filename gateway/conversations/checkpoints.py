@@ -210,7 +210,7 @@ class AnswerCheckpoint:
             self._store.add(self)
 
     async def is_owned(self) -> bool:
-        """Return True if this gateway still owns the answer, or Redis does not tell."""
+        """Return True if this gateway still owns the answer, or if Redis is unavailable."""
         if self._registered and self._store.up:
             self._reply = asyncio.get_running_loop().create_future()
             self._store.changed(self)
