@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 MAX_DIFFERENCES = 5
 #: Maximum number of tokens that are shown before a difference: enough to recognize the place.
 SHOWN_BEFORE = 12
-#: Maximum number of tokens that are shown of a difference itself.
+#: Maximum number of tokens that are shown of a difference itself: enough to recognize it.
 SHOWN_INSIDE = 24
-#: Maximum number of fields of two bodies that are named as different.
+#: Maximum number of fields of two bodies that are named as different, so that the list is short.
 MAX_FIELDS = 8
 
 
@@ -64,8 +64,9 @@ def explain(files: tuple[Path, ...], url: str, model: str | None, tokens_per_blo
     """Show where prompts differ, and what would be cached without the differences.
 
     Each FILE has request bodies of chat completions, responses or Anthropic's messages: one JSON
-    object, or one a line. Each prompt is compared with the earlier prompt that has most in common
-    with it. The gateway renders the prompts and runs no model. The key is read from LLMOPS_API_KEY.
+    object, or one JSON object per line. Each prompt is compared with the earlier prompt that has
+    most in common with it. The gateway renders the prompts and runs no model. The key is read from
+    LLMOPS_API_KEY.
     """
     from llmops.cli.openai_client import ChatClient
 

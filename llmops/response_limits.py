@@ -17,7 +17,7 @@ from llmops.urls import refuse_metadata_address
 #: Maximum size of a response in bytes. A list of ten thousand keys has 5 MB.
 MAX_RESPONSE_BYTES = 32 * 2**20
 
-#: Maximum length in bytes of one line of server-sent events.
+#: Maximum length in bytes of one line of server-sent events, which bounds the client's memory.
 MAX_LINE_BYTES = 4 * 2**20
 
 #: Maximum seconds from the headers of a response to its end. The time before the headers does not

@@ -29,7 +29,7 @@ ResponseT = TypeVar("ResponseT")
 
 #: Maximum seconds between two parts of a response. Reports over a large store take some seconds.
 TIMEOUT = 30.0
-#: Maximum seconds to open a connection.
+#: Maximum seconds to open a connection, so that an unreachable server is reported soon.
 CONNECT_TIMEOUT = 10.0
 
 #: Maximum seconds of a whole call, because a server that keeps sending single bytes would never

@@ -60,7 +60,7 @@ class RouteDecision:
 
 
 class AutoModel:
-    """The routed aliases of a gateway."""
+    """The aliases of a gateway that choose a model for each request."""
 
     def __init__(
         self, aliases: Mapping[str, RoutedAlias], embed: Embed, degradation: Degradation | None = None

@@ -17,7 +17,7 @@ STEP_TIME_STEPS = 10
 #: Multiple of the expected time up to which a reported step counts, so that a step that was held up
 #: does not distort the mean.
 OUTLIER_FACTOR = 3.0
-#: Seconds per step that are assumed until a replica's step time is known.
+#: Seconds per step that are assumed until a replica's step time is known: 50 tokens/s per answer.
 DEFAULT_STEP_SECONDS = 0.02
 #: Weight of a second of decoding relative to a second until the first token, if the caches are
 #: full. The objective for a whole answer is about 80 times as long.

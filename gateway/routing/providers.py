@@ -42,7 +42,8 @@ OVERFLOW_HEADER = "x-llmops-overflow"
 #: UTF-8 bytes that are counted as one token until the provider reports its count. English text has
 #: about four bytes per token; three reserve a little more than is used.
 BYTES_PER_TOKEN = 3
-#: Maximum number of tokens that a provider's chat template is assumed to add to a request.
+#: Maximum number of tokens that a provider's chat template is assumed to add to a request, which
+#: bounds the prompt tokens that the provider can charge.
 TEMPLATE_TOKENS = 1024
 #: Maximum size of a line in a provider's stream, in bytes. A delta has a few hundred bytes.
 MAX_LINE_BYTES = 1 << 20
@@ -87,7 +88,7 @@ class CallPart(_Chunk):
 
 
 class ProviderDelta(_Chunk):
-    """The addition of a chunk to a message."""
+    """The part of a message that a chunk adds."""
 
     content: str | None = None
     refusal: str | None = None
@@ -97,7 +98,7 @@ class ProviderDelta(_Chunk):
 
 
 class ChunkChoice(_Chunk):
-    """The addition of a chunk to a choice."""
+    """The part of a choice that a chunk adds."""
 
     index: int = Field(default=0, ge=0)
     delta: ProviderDelta = ProviderDelta()

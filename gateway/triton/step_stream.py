@@ -63,7 +63,7 @@ MAX_STEP_ENTRIES = 16_384
 MAX_STEP_LOGPROBS = 2**20
 _ENTRY_BYTES = 16
 #: Seconds that a stopping gateway waits for the engine to end the subscription, before it closes
-#: the connection anyway.
+#: the connection anyway, so that a hanging engine does not delay the shutdown.
 UNSUBSCRIBE_TIMEOUT = 1.0
 # looked up here once, because each step needs them
 STEP_INDEX, STEP_ENTRIES, STEP_TOKENS = contract.STEP_INDEX.name, contract.STEP_ENTRIES.name, contract.STEP_TOKENS.name

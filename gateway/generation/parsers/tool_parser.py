@@ -225,7 +225,7 @@ class ToolParser(CallProcessor):
         """Send the part of a JSON value at `_pos` as arguments.
 
         Returns:
-            True if the value is complete, and True if the value is damaged.
+            Two booleans: True if the value is complete, and True if the value is damaged.
         """
         try:
             self._pos, piece, is_complete = value.feed(self._buffer, self._pos)

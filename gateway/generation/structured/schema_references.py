@@ -8,7 +8,7 @@ from typing import Any
 #: Errors of `resolve_pointer` for a pointer without a target.
 POINTER_ERRORS = (LookupError, ValueError, TypeError)
 
-#: Maximum number of references in a chain that `resolve_references` follows.
+#: Maximum number of references that `resolve_references` follows, so that a circular chain ends.
 _MAX_CHAIN = 16
 
 

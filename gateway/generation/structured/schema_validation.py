@@ -36,7 +36,7 @@ _COUNT_KEYWORDS = ("minLength", "maxLength", "minItems", "maxItems", "minPropert
 _NUMBER_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _RANGES = (*zip(_COUNT_KEYWORDS[::2], _COUNT_KEYWORDS[1::2], strict=True), _NUMBER_KEYWORDS[:2], _NUMBER_KEYWORDS[2:4])
 
-#: Maximum number of references in a chain of references.
+#: Maximum number of references in a chain, which bounds the work of following the chain.
 _MAX_REFERENCE_CHAIN = 32
 
 #: Pattern of the counts of repetitions: the 5 of `{5}` and `{5,}`, and both numbers of `{2,5}`.

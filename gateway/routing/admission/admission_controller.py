@@ -30,7 +30,8 @@ from llmops.gateway.routing.cost_model import (
     uncached_tokens,
 )
 
-#: Time constant of the mean of a replica's step time, in seconds.
+#: Time constant of the mean of a replica's step time, in seconds: long enough that a single long
+#: prompt hardly changes the mean.
 STEP_TIME_WINDOW = 4.0
 #: Seconds for which the first step time of a replica counts in the mean. Short, because the first
 #: step reads a prompt.
@@ -43,7 +44,8 @@ MAX_SAMPLE_AGE = 1.0
 #: Maximum seconds assumed for a step when prefill is admitted by steps. Steps with much prefill are
 #: long, and would admit even more prefill.
 MAX_COUNTED_STEP = 0.05
-#: Share of a replica's slots that is reserved for tenants below their equal share.
+#: Share of a replica's slots that is reserved for tenants below their equal share, so that such a
+#: tenant finds a free slot.
 RESERVED_SLOT_SHARE = 1 / 16
 #: Maximum wait, in seconds, of tiers whose clients wait for the answer. Tiers that may wait longer
 #: have a backlog by design.

@@ -49,7 +49,8 @@ SMOOTHING_SECONDS = 10.0
 #: Minimum seconds between entering a level and the next higher level, because the effect of a level
 #: takes a few answers to show.
 RISE_SECONDS = 10.0
-#: Minimum seconds between entering a level and the next lower level.
+#: Minimum seconds between entering a level and the next lower level, so that a short pause of the
+#: load does not end the restrictions.
 FALL_SECONDS = 30.0
 
 
@@ -142,7 +143,7 @@ def _parse_levels(content: Any) -> dict[str, DegradedLevel]:
 
 
 class Degradation:
-    """The levels of all models of a gateway, chosen automatically or set in the file."""
+    """The degraded-mode levels of a gateway's models, chosen automatically or set in the file."""
 
     def __init__(
         self,
@@ -161,9 +162,9 @@ class Degradation:
     def limits(self, model: str, tier: str, has_waiting: Callable[[], bool]) -> DegradedLimits | None:
         """Return the restrictions for a request of a tier, or None if nothing is restricted.
 
-        A tenant without waiting requests is restricted like the first tier. Otherwise, one tenant
-        that fills the queue would keep out all others, whom the fair queue would serve at once. A
-        level that was set in the file restricts all tenants.
+        A tenant without waiting requests is restricted like the first tier, because the fair queue
+        would serve it at once. A single tenant that fills the queue would otherwise restrict all
+        tenants. A level that was set in the file restricts all tenants.
         """
         level = self.level(model)
         if not level:

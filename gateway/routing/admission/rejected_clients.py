@@ -26,7 +26,7 @@ MAX_OF_TENANT = 2000
 #: Seconds for which the sum over all tenants is reused, because summing at each rejection would be
 #: slow.
 SUM_INTERVAL = 0.5
-#: Maximum seconds over which the returns are spread.
+#: Maximum seconds over which the returns are spread, so that no client is sent away for longer.
 MAX_SPREAD = 3600.0
 
 

@@ -20,7 +20,8 @@ from llmops.gateway.settings import GatewaySettings, Objectives
 POLL_INTERVAL = 0.05
 #: Name of the tier of callers without a tier.
 DEFAULT_TIER_NAME = "standard"
-#: Maximum seconds that a request may wait for its first token if the settings set no limit.
+#: Maximum seconds that a request may wait for its first token if the settings set no limit, so that
+#: the queue is not filled with requests whose clients have given up.
 DEFAULT_MAX_WAIT = 60.0
 #: Allowed mean step time as a multiple of the TPOT objective, by the objective's percentile. The
 #: mean over an answer varies little between answers, so the factors are close to 1.

@@ -14,7 +14,7 @@ from llmops.gateway.routing.cost_model import DEFAULT_PREFILL_RATE
 
 #: Share of its prefill rate that a replica gets at first. Small, because its caches are empty.
 INITIAL_SHARE = 0.1
-#: Factor by which the share grows each second.
+#: Factor by which the share grows each second, so that the share is full after about 6 s.
 GROWTH_PER_SECOND = 1.5
 #: Seconds until a replica gets its full share, which follow from the two constants above.
 SLOW_START_SECONDS = math.log(1 / INITIAL_SHARE) / math.log(GROWTH_PER_SECOND)

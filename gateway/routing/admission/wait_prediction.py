@@ -11,7 +11,8 @@ from llmops.gateway.routing.cost_model import DEFAULT_PREFILL_RATE
 #: Time constant of the throughput: seconds of queueing after which the weight of an observation
 #: falls to 1/e.
 THROUGHPUT_TIME_CONSTANT = 5.0
-#: Weight of the replicas' reported prefill rates at the start, in seconds of observation.
+#: Weight of the replicas' reported prefill rates at the start, in seconds of observation: small, so
+#: that observations soon outweigh the reports.
 PRIOR_SECONDS = 0.5
 #: Maximum seconds between two updates that count: a clock that jumped does not mean that the queue
 #: stood still.

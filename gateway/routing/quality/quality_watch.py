@@ -55,7 +55,7 @@ CONCURRENCY = 2
 #: corrupted.
 ANSWER_TIMEOUT = 60.0
 #: Number of leading characters of an engine's fingerprint that are used as the version of a model
-#: without versions.
+#: without versions: enough to tell engines apart.
 VERSION_CHARACTERS = 12
 
 #: The answers of one replica to the same prompts, as token ids. None stands for a failed request.

@@ -32,7 +32,8 @@ from llmops.gateway.triton.encoder_client import TritonEncoder
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two checks of a batch without an answer.
+#: Seconds between two checks of a batch without an answer, and thereby the delay with which a
+#: hanging replica is noticed.
 HANG_CHECK_INTERVAL = 0.25
 
 

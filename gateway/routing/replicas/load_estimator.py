@@ -37,7 +37,8 @@ DECODE_TOKENS_PER_OBSERVATION = 32
 #: step.
 SAME_STEP_TOLERANCE = 1e-4
 
-#: Weight of the newest gauges in the mean of their excess over this gateway's requests.
+#: Weight of the newest gauges in the mean of their excess over this gateway's requests. Gauges are
+#: older than the gateway's counts, so a single excess is not reliable.
 GAUGE_SMOOTHING = 0.5
 #: Seconds for which the last gauges are used while no newer gauges can be read.
 GAUGES_MAX_AGE = 2.0
@@ -291,7 +292,7 @@ class LoadEstimator:
             self._view.prefill_rate = _weighted_median(self._rates)
 
     def _idle(self) -> None:
-        """Close the open group, because steps are visible only while an own sequence decodes."""
+        """Close the open group of steps: no steps are visible while no own sequence decodes."""
         self._add_merged()
         if self._last_step.count:
             self._join(self._last_step)

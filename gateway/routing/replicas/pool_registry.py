@@ -418,9 +418,9 @@ def _reads_same_tokens(one: ModelMetadata, other: ModelMetadata) -> bool:
 
 
 def _duplicate_addresses(replicas: Iterable[Replica]) -> dict[str, str]:
-    """Return the replicas that are other replicas under a second address, with the reason.
+    """Return the replicas that are other replicas under a second address.
 
-    These replicas are excluded.
+    These replicas are excluded; the value of each is the reason.
     """
     first: dict[str, str] = {}
     problems = {}

@@ -12,7 +12,8 @@ from types import MappingProxyType
 
 from llmops.gateway.interfaces import Caller
 
-#: Number of leading characters of a prompt that identify a conversation without an id.
+#: Number of leading characters of a prompt that identify a conversation without an id. Later turns
+#: begin with the same characters.
 PROMPT_CHARACTERS = 1000
 #: Fields of request bodies that name a conversation or an end user, the most specific first.
 _ID_FIELDS = ("conversation_id", "conversation", "prompt_cache_key", "user")

@@ -14,7 +14,7 @@ from time import thread_time
 
 from llmops.clocks import CpuBudget
 
-#: Maximum steps for one grammar, about 3 s of CPU time.
+#: Maximum steps for one grammar, about 3 s of CPU time, for which a client may hold a text thread.
 MAX_STEPS = 2_000_000
 #: Maximum CPU seconds for one grammar, which bounds work that steps do not measure well.
 MAX_SECONDS = 5.0

@@ -23,7 +23,7 @@ from llmops.gateway.generation.structured.grammar.regular_language import Regula
 from llmops.gateway.generation.structured.grammar.schema_compiler import SchemaCompiler
 from llmops.gateway.text.text_thread_pool import CpuLimitError, thread_limit
 
-#: Maximum size of the cache in characters of grammars and their sources.
+#: Maximum size of the cache in characters of grammars and their sources, which bounds the memory.
 _CACHE_CHARACTERS = 32_000_000
 #: Characters that a cache entry counts for besides its grammar and source.
 _ENTRY_OVERHEAD = 200

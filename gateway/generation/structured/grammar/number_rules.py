@@ -30,7 +30,7 @@ _MAX_DIGITS = 15
 #: Maximum digits after the decimal point, unless the bounds have more.
 _FRACTION_DIGITS = 6
 
-#: Maximum number of multiples of a step that are written out one by one.
+#: Maximum number of multiples of a step that are written out one by one, which bounds the grammar.
 _MAX_WRITTEN_MULTIPLES = 1000
 #: Largest integer step whose multiples are recognized by counting remainders, with a state for each
 #: remainder.
