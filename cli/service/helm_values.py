@@ -1,6 +1,6 @@
 """Values of the Helm chart that follow from llmops.yaml.
 
-Their types are in `helm_schema.py`, all other values in deploy/helm/llmops/values.yaml.
+The values' types are in `helm_schema.py`, and all other values in deploy/helm/llmops/values.yaml.
 """
 
 import math

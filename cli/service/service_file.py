@@ -96,7 +96,7 @@ class LoadedService(BaseModel):
 
     @property
     def folder(self) -> Path:
-        """Return the folder for everything that is built: the file's folder."""
+        """Return the file's folder, in which everything is built."""
         return self.file.parent
 
     @property

@@ -95,10 +95,11 @@ class Answer:
         self._open = len(choices)
         # Choices that the engine's stream left without an end.
         self._unfinished: list[Choice] = []
-        # In order: no more tokens come; the client has left; usage and outcome are final.
+        # `_over` is True once no more tokens come, `_cancelled` once the client has left, and
+        # `_complete` once usage and outcome are final.
         self._over = self._cancelled = self._complete = False
         self._first: ChoiceDelta | None = None
-        # Seconds that `next` and `start` waited for tokens, and seconds that they detokenized.
+        # Seconds for which `next` and `start` waited for the engine, and detokenized.
         self.engine_seconds = self.detokenize_seconds = 0.0
         self._watchdog = StreamWatchdog(stream, meter, timeouts)
         if context.reservation is not None:

@@ -166,11 +166,12 @@ class FailoverStream(TokenStream):
         self._verified = 0
         self._cancelled = self._is_awaited = False
         self._error: ApiError | None = None
-        # search for a replica, replacement that a LEAVING stream has found, and tokens held back
+        # `_search` is the running search for a replica, `_replacement` the attempt that a LEAVING
+        # stream has found, and `_held` the tokens held back meanwhile.
         self._search: asyncio.Future[Any] | None = None
         self._replacement: Attempt | None = None
         self._held: deque[TokenBatch] = deque()
-        # number of tokens at the last check for a stall, and the time of that check
+        # The number of tokens at the last check for a stall, and the time of the check.
         self._progress = (0, 0.0)
         self._attempt, self._state = attempt, attempt.state
         self._enter(attempt)

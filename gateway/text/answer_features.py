@@ -13,15 +13,15 @@ from typing import NamedTuple
 #: Number of characters that are examined, at the end of a prompt and at the beginning of an answer.
 #: Bounds the CPU time per answer.
 MAX_CHARACTERS = 1000
-#: Minimum fraction and number of an answer's letters that are in a script which the prompt does not
-#: have, for `script_mismatch`. Fewer letters may be a quotation or a name.
+#: FOREIGN_SHARE is the minimum fraction, and FOREIGN_LETTERS the minimum number, of an answer's
+#: letters in a script that the prompt does not have, for `script_mismatch`. Fewer letters may be a
+#: quotation or a name.
 FOREIGN_SHARE, FOREIGN_LETTERS = 0.2, 4
-#: Minimum number of words of an answer for `garbled`, and the fraction of odd words above which the
-#: answer is garbled. Shorter answers may be a name or an identifier.
+#: An answer of at least GARBLED_WORDS words is garbled if more than the fraction GARBLED_SHARE of
+#: the words is odd. Shorter answers may be a name or an identifier.
 GARBLED_WORDS, GARBLED_SHARE = 8, 0.25
-#: Minimum number of Latin words from which an answer must contain common words, and the fraction of
-#: them below which the answer is garbled. Sentences have more, and random words of a vocabulary
-#: have 0.01.
+#: An answer of at least PLAIN_WORDS Latin words is garbled if less than the fraction PLAIN_SHARE of
+#: the words is common. Sentences have more, and random words of a vocabulary have 0.01.
 PLAIN_WORDS, PLAIN_SHARE = 16, 0.05
 
 #: Letters of each script. Kana and Han are one script here, because Japanese mixes them.

@@ -37,7 +37,7 @@ _ALPHABET = string.ascii_letters + string.digits
 
 
 def new_call_id(source: str = "") -> str:
-    """Return a call id in OpenAI's format: the same for the same `source`, random for an empty one."""
+    """Return a call id in OpenAI's format, derived from `source`; random if `source` is empty."""
     return f"call_{_digest(source).hex()[:24]}"
 
 

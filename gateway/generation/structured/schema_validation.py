@@ -352,7 +352,7 @@ def tool_calls_schema(functions: Sequence[tuple[str, Mapping[str, Any] | None]],
 
 
 def parameters_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the schema of a function's parameters; without parameters, an empty object's."""
+    """Return the schema of a function's parameters, or of an empty object without parameters."""
     if not parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     return {"type": "object", **parameters} if "type" not in parameters and "$ref" not in parameters else {**parameters}

@@ -40,7 +40,7 @@ class RejectedClients:
 
     def __init__(self) -> None:
         self._tenants: dict[str, _TenantClients] = {}
-        # sum over all tenants, with at most MAX_OF_TENANT of each
+        # Sum over all tenants with at most MAX_OF_TENANT clients of each, and the time of the sum.
         self._sum = self._summed_at = 0.0
 
     def count(self, tenant: str, now: float) -> float:

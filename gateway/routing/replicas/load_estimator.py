@@ -94,36 +94,36 @@ class LoadEstimator:
         view.source = "measured"
         self._view, self._in_flight = view, in_flight
         self._model = FittedStepTimeModel()
-        # tokens per second of the latest prefills, and the number of tokens of each
+        # Tokens per second of the latest prefills, each with the number of its tokens.
         self._rates: deque[tuple[float, float]] = deque(maxlen=OBSERVATION_WINDOW)
         self._next_rate = 1
-        # own decoding sequences, their tokens in the cache, the part of these that was cached
-        # before, and the number of all own requests
+        # `_decoding` counts own decoding sequences, `_context` their tokens in the cache, `_shared`
+        # the tokens of these that were cached before, and `_open` all own requests.
         self._decoding = self._context = self._shared = self._open = 0
-        # number of the current step, end time of the previous step, and sequences with a token
-        # since
+        # `_step` is the number of the current step, `_step_ended` the end time of the previous
+        # step, and `_advanced` the number of sequences with a token since then.
         self._step, self._step_ended, self._advanced = 0, 0.0, 0
-        # first tokens since the previous step ended: the time, and the prompt tokens computed for
-        # each
+        # First tokens since the previous step ended, each with its time and computed prompt tokens.
         self._first_tokens: list[tuple[float, int]] = []
         # Number of requests without a first token when the previous step ended. Only these can be
         # in the prefill of the next step.
         self._waiting_before = 0
-        # the previous step, to which late first tokens may still belong, and the group that it will
-        # join
+        # `_last_step` is the previous step, to which late first tokens may still belong. The step
+        # joins `_group` afterwards.
         self._last_step, self._group = _StepTotals(), _StepTotals()
-        # steps that may still be merged without looking at each, the number of merged steps, and
-        # time and context before the first of them
+        # `_steady` steps may still be merged without looking at each, and `_merged` steps have been
+        # merged. `_merged_since` and `_merged_context` are the time and the context before them.
         self._steady = self._merged = 0
         self._merged_since, self._merged_context = 0.0, 0
         self._prompt_tokens_mean = 0.0
-        # decoding sequences of other gateways, and mean of uncached tokens in this gateway's
-        # prompts
+        # `_others` counts decoding sequences of other gateways, and `_prompt_mean` is the mean of
+        # uncached tokens in this gateway's prompts.
         self._others, self._prompt_mean = 0, 0.0
-        # smoothed excess of the gauges over own requests, and over own requests without a first
-        # token
+        # `_excess` is the smoothed excess of the gauges over own requests, and `_excess_waiting`
+        # the excess over own requests without a first token.
         self._excess = self._excess_waiting = 0.0
-        # latest gauges, their time, and tokens that own sequences had added to the cache by then
+        # `_gauges_at` is the time of the latest gauges, and `_added_before` the number of tokens
+        # that own sequences had added to the cache by then.
         self._gauges, self._gauges_at, self._added_before = EngineGauges(), 0.0, 0
 
     def record_sent(self, request: InFlightRequest, now: float) -> None:

@@ -68,8 +68,8 @@ class Replica:
             adapters=frozenset(adapter.name for adapter in model.card.adapters),
         )
         self.health = HealthCheck(model.card.state and isinstance(self.engine, StepStreamTransport), clock())
-        # reported identity of the engine's process, and the reason why the replica is excluded, if
-        # it is
+        # `instance` is the reported identity of the engine's process. `problem` is the reason why
+        # the replica is excluded, or empty.
         self.instance, self.problem = "", ""
         self.open_streams = 0
         self._policy, self._clock = policy, clock

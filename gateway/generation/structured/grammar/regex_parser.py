@@ -113,7 +113,7 @@ def _containing(pattern: str) -> RegularLanguage:
 def _branches(nodes: list[Any]) -> list[list[Any]]:
     """Return the alternatives of a pattern, each with its own anchors.
 
-    Python's parser moves a common beginning of the alternatives before them.
+    Python's parser factors out a common beginning; the returned alternatives include the beginning.
     """
     spend_steps(len(nodes))
     for at in {0, len(nodes) - 1} if nodes else ():
