@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,7 +22,7 @@ from llmops.build.quantize.calibration import CalibrationSettings
 from llmops.build.quantize.model_loading import has_gpu, load_model, load_tokenizer
 from llmops.build.quantize.quantizer import quantize
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.nvidia import stage_estimates
+from llmops.build.targets.nvidia import nvidia_job, stage_estimates
 from llmops.build.targets.nvidia.build_request import make_request
 from llmops.build.targets.nvidia.stage_estimates import DurationEstimate, stage_needs
 from llmops.cli.eval import quality_lines
@@ -113,9 +114,12 @@ def test_an_old_driver_is_no_reason_to_quantise_on_the_cpu(checkpoint, tmp_path,
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if chosen:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    listed = Mock(wraps=nvidia_job.visible_gpus)
+    monkeypatch.setattr(nvidia_job, "visible_gpus", listed)
     words = {"target": "pytorch", "quant": "fp8"}
     with pytest.raises(ResourceError, match=r"^torch \S+ cannot use the GPUs that `nvidia-smi -L` lists; update their"):
         build(BuildSpec(str(checkpoint("llama").path), tmp_path / "engine", **words))
+    listed.assert_called_once()
 
 
 @pytest.mark.parametrize(

@@ -84,14 +84,15 @@ class NvidiaJob(GeneratorJob):
 
             require_quantize_extra()
             gpu, chosen = has_gpu(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
-            if chosen not in ("", "-1", "NoDevFiles") and not visible_gpus():
+            visible = visible_gpus() if chosen or not gpu else None
+            if chosen not in ("", "-1", "NoDevFiles") and not visible:
                 raise ResourceError(
                     f"CUDA_VISIBLE_DEVICES={chosen} names no GPU; name one that `nvidia-smi -L` lists, or set -1 to "
                     "quantise on the CPU."
                 )
             # With a driver that is older than torch's CUDA, torch finds no GPU and raises no error
             # (c10/cuda/CUDAFunctions.cpp, device_count).
-            if not gpu and shutil.which("nvidia-smi") and visible_gpus():
+            if not gpu and shutil.which("nvidia-smi") and visible:
                 raise ResourceError(
                     f"torch {installed_version('torch')} cannot use the GPUs that `nvidia-smi -L` lists; update their "
                     "driver, or set CUDA_VISIBLE_DEVICES=-1 to quantise on the CPU."
