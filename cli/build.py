@@ -1,4 +1,4 @@
-"""`llmops build`: checkpoint to engine folder."""
+"""`llmops build`: build an engine folder from a checkpoint."""
 
 from __future__ import annotations
 

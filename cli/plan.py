@@ -1,4 +1,4 @@
-"""`llmops plan`: whether a model fits, how to shard it, how fast it is and what it costs."""
+"""`llmops plan`: plan the memory, the layout, the speed and the cost of a deployment."""
 
 from __future__ import annotations
 

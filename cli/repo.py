@@ -1,4 +1,4 @@
-"""`llmops repo`: engine folders to a Triton model repository."""
+"""`llmops repo`: make a Triton model repository from engine folders."""
 
 import json
 from pathlib import Path

@@ -31,7 +31,8 @@ DECODE_WEIGHT_EXPONENT = 5
 #: running requests and all that arrive meanwhile. On a half-full replica, the cost is a quarter:
 #: fewer requests are delayed, and fewer arrive.
 INTERFERENCE_WEIGHT = 8.0
-#: Factor by which PrefillRate reduces the weight of earlier steps with each step.
+#: Factor by which PrefillRate reduces the weight of earlier steps with each step, so that the
+#: estimate follows changes.
 PREFILL_RATE_DECAY = 0.98
 
 
