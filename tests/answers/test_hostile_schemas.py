@@ -333,7 +333,8 @@ def test_what_is_wrong_with_a_grammar(text, problem):
     ],
 )  # fmt: skip
 def test_a_grammar_that_xgrammar_cannot_read_reaches_no_engine(text, problem):
-    """xgrammar.Grammar.from_ebnf raises for each but the last five, in 0.1.25 (TensorRT-LLM 1.2.1), 0.1.32 and 0.2.8.
+    """xgrammar.Grammar.from_ebnf raises for each but the last five, in 0.1.25 (TensorRT-LLM 1.2.0), 0.1.32 (1.2.1) and
+    0.2.8.
 
     NVIDIA's backend reads it within a step, whose error ends all requests (guidedDecoder.cpp, build).
     """
@@ -341,7 +342,7 @@ def test_a_grammar_that_xgrammar_cannot_read_reaches_no_engine(text, problem):
 
 
 def test_a_class_beyond_ascii_has_a_rule_of_its_own_beside_a_repetition():
-    """Both in one rule, as in `"a"{5} [é]`, end the process of xgrammar 0.1.25 (TensorRT-LLM 1.2.1).
+    """Both in one rule, as in `"a"{5} [é]`, end the process of xgrammar 0.1.25 (TensorRT-LLM 1.2.0).
 
     The class has two rules because xgrammar copied a single one to the beginning of a sequence, as
     in `[é] "a"{5}`.

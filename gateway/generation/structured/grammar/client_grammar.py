@@ -251,7 +251,7 @@ def isolate_classes(text: str) -> str:
     """Return a valid grammar in which each character class beyond ASCII has a rule of its own.
 
     In a rule that also has a number of repetitions, such a class ends the process of xgrammar
-    0.1.25 (TensorRT-LLM 1.2.1). xgrammar inlines a rule that refers to no other rule where a
+    0.1.25 (TensorRT-LLM 1.2.0). xgrammar inlines a rule that refers to no other rule where a
     sequence begins with it, so each class gets two rules.
     """
     prefix, names = "beyond-ascii", dict[str, str]()
