@@ -35,7 +35,7 @@ def fenced(text: str, language: str) -> list[str]:
 def existing() -> Existing:
     """Return the objects that the section "Before you install" has its reader make."""
     (claim,) = [one for one in map(yaml.safe_load, fenced(PAGE, "yaml")) if one.get("kind") == "PersistentVolumeClaim"]
-    made = re.findall(r"kubectl create secret generic (\S+) --from-literal (\w+)=", PAGE)
+    made = re.findall(r"kubectl create secret generic (\S+) (?:\\\n +)?--from-literal (\w+)=", PAGE)
     return Existing({claim["metadata"]["name"]: claim["spec"]["accessModes"]}, {name: {key} for name, key in made})
 
 
