@@ -485,7 +485,7 @@ class FailoverStream(TokenStream):
                     return await self._engine.reopen(replace(request, without=excluded, moved=True), is_fresh)
                 except UnavailableError as error:
                     failure = error
-            if loop.time() >= deadline:
+            if self._engine.is_retired or loop.time() >= deadline:
                 raise failure
             await asyncio.sleep(SEARCH_INTERVAL)
 
@@ -558,6 +558,8 @@ class FailoverEngine(Engine):
         self.exact, self.gated = exact, engine.gated
         self.count_failover = count_failover
         self.streams: set[FailoverStream] = set()
+        #: True once the engine gets no replicas any longer, so that no answer waits for one.
+        self.is_retired = False
         self._engine, self._silence = engine, silence
         self._stall_check: asyncio.TimerHandle | None = None
 

@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from llmops.gateway.routing import failover
+from llmops.gateway.routing.replicas.pool_registry import VersionSource
 from llmops.gateway.routing.replicas.replica_metrics import REPLICA_STATES
 from llmops.gateway.settings import GatewaySettings
 from tests.support.gateway_stack import END, card_of, in_front_of, replica_lines, serving
 from tests.support.scripted_triton import ScriptedTriton, Step
-from tests.support.waiting import eventually
+from tests.support.waiting import GENEROUS, eventually
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
 
@@ -198,6 +200,32 @@ async def test_a_replica_that_leaves_dns_is_left_and_its_metrics_with_it(card, m
             known["llamas"] = []
             assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 200
             await become(client, **{str(second.port): "ready"})
+
+
+async def test_an_answer_of_a_retired_version_does_not_wait_for_a_replica(card, monkeypatch):
+    """Before, it waited for ten seconds after `--drain-timeout`, although no replica could come."""
+    monkeypatch.setattr(failover, "SEARCH_TIMEOUT", 10 * GENEROUS)
+    stopped = asyncio.Event()
+
+    async def held(tensors: object) -> AsyncIterator[Step]:
+        yield Step((5,))
+        await stopped.wait()
+        yield Step(error="stopped", final=True)
+
+    first, second = ScriptedTriton(card, held), ScriptedTriton(card, saying(6))
+    async with first, second:
+        versions = {first.address: "v1", second.address: "v2"}
+        monkeypatch.setattr(VersionSource, "version_of", lambda _, model, replica: versions.get(replica))
+        for order in ("names", "preferred"):
+            monkeypatch.setattr(VersionSource, order, lambda _, model: list(versions.values()))
+        async with gateway(first, second, refresh="0.05s") as client:
+            await become(client, **{str(first.port): "ready", str(second.port): "ready"})
+            answer = asyncio.create_task(client.post("/v1/chat/completions", json=BODY, timeout=GENEROUS))
+            await eventually(lambda: first.active == 1)
+            del versions[first.address]
+            await become(client, **{str(second.port): "ready"})
+            stopped.set()
+            assert (await answer).status_code == 500
 
 
 async def test_an_answer_ends_on_a_replica_that_has_left(card, monkeypatch):

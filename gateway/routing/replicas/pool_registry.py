@@ -179,7 +179,8 @@ class PoolRegistry:
         for key in set(self._pools) - set(bases):
             self._update(key, [])
             self._pools.pop(key).shut_down()
-            self._engines.pop(key, None)
+            if (retired := self._engines.pop(key, None)) is not None:
+                retired.is_retired = True
         found: dict[str, dict[str, ModelReplica[GenerativeModel]]] = {}
         for key, replicas in groups.items():
             found.setdefault(key.model, {})[key.version] = self._combine_model(key, replicas)
