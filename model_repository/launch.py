@@ -66,11 +66,13 @@ _REQUESTS_DONE = "All models are stopped, unloading models"
 #: Maximum seconds for unloading. Triton would wait until the exit timeout for every gRPC stream
 #: that a client keeps open, even an idle stream, because the stream holds its model.
 UNLOAD_GRACE = 5.0
-#: Maximum seconds between the end of a model's killed process and the end of its server.
+#: Seconds to wait for the end of the server after a model's process has ended. A server that still
+#: runs then has lost only the model's process.
 EXIT_DETECTION_TIMEOUT = 1.0
 #: Maximum seconds in which mpirun must end the ranks that only wait for work.
 _MPI_GRACE = 10.0
-#: Maximum seconds to read the last lines of the log after the server has ended.
+#: Maximum seconds to read the last lines of the log after the server has ended. Another process may
+#: keep the pipe of the log open.
 _LOG_TIMEOUT = 5.0
 _LOCK_FAULT = (
     f"Triton's Python backend ended at its start with {LOCK_EXCEPTION}, a rare fault of its shared memory; "

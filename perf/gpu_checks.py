@@ -29,7 +29,8 @@ from llmops.process import module_command
 LLMOPS: tuple[str, ...] = tuple(module_command("llmops.cli"))
 #: Seconds that loading an engine may take: the default of `llmops serve --ready-timeout`.
 READY_TIMEOUT = 1800.0
-#: Seconds that a server gets to end after SIGINT before it is killed.
+#: Seconds that a server gets to end after SIGINT before it is killed: more than running answers and
+#: the unloading of models take.
 STOP_TIMEOUT = 120.0
 #: Prompt and answer tokens of the benchmark if the recipe has no published figure: a usual point of
 #: published benchmarks.

@@ -12,7 +12,7 @@ from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
 from llmops.gateway.routing.served_models import GenerativeModel
 
 PLANTED_ERROR = "An error that the rehearsal has planted."
-#: The fault `errors` fails one of this many requests.
+#: The fault `errors` fails one of this many requests: far more than an objective allows.
 ERROR_PERIOD = 20
 #: The fault `quality` replaces one of this many prompt tokens, so that answers stay fluent and are
 #: wrong more often.

@@ -25,6 +25,7 @@ EVALUATION_LENGTH = 256
 #: them again. All layers of a small model fit.
 CACHED_LAYERS_BYTES = 512 << 20
 #: Maximum bytes of a float32 embedding, or output matrix, that the quality gate keeps in memory.
+#: Rows of a larger matrix are read from the file each time.
 CACHED_TABLE_BYTES = 256 << 20
 _TEXT_FIELDS = ("text", "prompt", "content", "article", "instruction")
 

@@ -17,7 +17,7 @@ from llmops.build.checkpoint.weight_sources import SafetensorsFile, Weight
 from llmops.build.quantize.calibration import CACHED_TABLE_BYTES
 
 EMBEDDING, HEAD = TABLES = ("model.embed_tokens.weight", "lm_head.weight")
-#: Number of rows that `blocks` reads at once.
+#: Number of rows that `blocks` reads at once, which bounds the memory for a large vocabulary.
 BLOCK = 8192
 
 Index: TypeAlias = "slice | NDArray[np.int64]"

@@ -31,7 +31,7 @@ class InputRounding:
     def largest(self) -> Tensor | None:
         """Return the magnitude beyond which inputs are clipped, or None without a fixed scale.
 
-        With `prequant`, each input has a value.
+        With `prequant`, the result has a magnitude for each input.
         """
         if self.scale is None or self.kind not in _LARGEST:
             return None

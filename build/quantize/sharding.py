@@ -4,10 +4,11 @@ ModelOpt and TensorRT-LLM require that every split dimension is divisible by tp,
 group-quantised input dimension by tp * group (NVIDIA/TensorRT-LLM
 `tensorrt_llm/_torch/modules/linear.py`, ModelOpt `export/postprocess.py`).
 
-An engine's layers with weights in 4 bits, or in 8 bits by trtllm-build, round both widths of the
-whole matrix up to a multiple of tp times the group, or 64. The weights of a checkpoint are not
-rounded up, and would not fit (`tensorrt_llm/quantization/layers.py`, WeightOnlyQuantLinear and
-WeightOnlyGroupwiseQuantLinear). The argument `rounded` is True for such a format.
+For some formats, an engine rounds both widths of a matrix up to a multiple of tp times the group
+size, and at least of tp times 64. The widths in the checkpoint are not rounded up, so they must be
+such multiples. The formats are 4-bit weights, and 8-bit weights that trtllm-build quantises
+(`tensorrt_llm/quantization/layers.py`, WeightOnlyQuantLinear and WeightOnlyGroupwiseQuantLinear).
+The argument `rounded` is True for these formats.
 """
 
 from collections.abc import Iterator
@@ -118,7 +119,7 @@ def check_sharding(arch: Architecture, tp: int, pp: int, group_size: int | None 
     if reason is not None:
         raise InputError(f"--tp {tp} cannot work: {reason}; {_tp_values(arch, group_size, rounded)}.")
     if pp > arch.num_layers:
-        raise InputError(f"--pp {pp} is more than the {arch.num_layers} layers; give at most that.")
+        raise InputError(f"--pp {pp} is more than the {arch.num_layers} layers; give a smaller --pp.")
     if arch.num_layers % pp:
         raise InputError(f"--pp {pp} cannot work: ModelOpt splits {arch.num_layers} layers into equal stages only.")
 

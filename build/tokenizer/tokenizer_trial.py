@@ -52,7 +52,8 @@ _MIN_SECONDS = 0.1
 
 #: Maximum number of characters of the tokenizer's regular expressions of which runs are tried.
 _MAX_OWN_RUNS = 64
-#: Maximum number of characters of the tokenizer's regular expressions that are tried in pairs.
+#: Maximum number of characters of the tokenizer's regular expressions that are tried in pairs. The
+#: number of pairs is the square of this number.
 _MAX_PAIRED = 16
 
 

@@ -93,7 +93,7 @@ def flag_overrides(arguments: Mapping[str, Value], subject: FlagContext) -> dict
 def paged_context(quant: str, kv_cache: str) -> bool:
     """Return True if an engine can read its KV cache in pages during prefill.
 
-    Reuse of the KV cache and chunked context need this.
+    Reuse of the KV cache and chunked context need such an engine.
     """
     return "use_paged_context_fmha" not in flag_overrides({}, FlagContext("llama", quant, kv_cache=kv_cache))
 

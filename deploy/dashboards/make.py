@@ -158,8 +158,8 @@ ENGINES = Dashboard(
             Panel(
                 "Batch",
                 {"{{node}} {{model}}": f"gpu_batch_size{ENGINE}"},
-                meaning="Sequences in a step. A GPU is used well with 32 to 128; with fewer it idles, "
-                "with more each token is slow.",
+                meaning="Sequences in a step. A GPU is used well with 32 to 128; with fewer, the GPU "
+                "idles; with more, each token is slow.",
                 width=12,
             ),
             Panel(
@@ -316,7 +316,7 @@ TENANTS = Dashboard(
                 "Prompts that change at their beginning",
                 {"{{tenant}}": "max by (tenant) (llmops_unstable_prompts_ratio) or vector(0)"},
                 "percentunit",
-                "Such prompts cost the tenant the prefix cache. Put a date at the end of the prompt instead.",
+                "A prompt whose beginning changes misses the prefix cache. Put a date at the end of the prompt.",
             ),
         ],
     },
@@ -332,7 +332,7 @@ FLEET = Dashboard(
             Panel(
                 "By state",
                 {"{{model}} {{state}}": 'max by (model, state) (llmops_replicas{model=~"$model"}) > 0'},
-                meaning="The states as the gateways see them. `llmops top` shows each replica.",
+                meaning="Number of replicas by state, as the gateways see the states. `llmops top` shows each replica.",
             ),
             Panel(
                 "Failovers",

@@ -88,7 +88,7 @@ _SAMPLE = re.compile(r"^(\w+)\{(.*)\}[ \t]+([-+]?(?:\d++\.?\d*+|\.\d++)(?:[eE][-
 MAX_READ_BYTES = 8 << 20
 #: Maximum number of bytes of a line in a kernel log. Bounds memory for a line without an end.
 MAX_LINE_BYTES = 64 << 10
-#: Seconds between two polls of the sources of faults.
+#: Seconds between two polls of the sources of faults: few, because requests fail after a fault.
 WATCH_INTERVAL = 2.0
 #: Period in seconds for which restarts are counted. More restarts than the limit within the period
 #: are a crash loop.

@@ -106,7 +106,7 @@ def show_comparison(first: Document, second: Document, console: Console) -> None
     for text in different:
         console.print(warning_line(f"Different load – {text}"))
     if first.machine != second.machine:
-        console.print(warning_line("The load generators ran on different machines."))
+        console.print(warning_line("The load generators ran on different machines, which may explain a difference."))
     console.print(_table(first, second, verdicts=not different))
     console.print(
         f"“same”: less than {100 * MIN_CHANGE:g} % apart, or the 95 % confidence intervals touch; "

@@ -20,7 +20,7 @@ from llmops.perf.verify.probe import ProbeResponse
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (64, 1024)
 _PROMPTS = (64, 256, 1024, 4096)
-#: Number of decode steps of a measured point.
+#: Number of decode steps of a measured point: enough for a stable mean.
 _STEPS = 24
 _PATIENCE = 30.0
 

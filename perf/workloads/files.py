@@ -67,7 +67,7 @@ class PromptFile:
             raise InputError(f'{path}, line {number}: "messages" needs a chat endpoint; give "prompt" instead.')
         most = value.get("max_tokens", 1)
         if not isinstance(most, int) or not 0 < most <= MAX_LENGTH:
-            raise InputError(f'{path}, line {number}: "max_tokens" is not 1 to {MAX_LENGTH:,}.')
+            raise InputError(f'{path}, line {number}: "max_tokens" must be from 1 to {MAX_LENGTH:,}.')
         return value
 
     def session(self, index: int) -> SingleRequestSession:
@@ -113,7 +113,9 @@ def _entry(path: Path, number: int, line: str) -> TraceEntry:
         needed = "timestamp (ms), input_length and output_length (tokens)"
         raise InputError(f"{path}, line {number}: {needed} must be numbers.") from error
     if not 0 <= at < math.inf or min(lengths) < 1 or max(lengths) > MAX_LENGTH:
-        raise InputError(f"{path}, line {number}: a time below 0, or a length that is not 1 to {MAX_LENGTH:,}.")
+        raise InputError(
+            f"{path}, line {number}: the time must be at least 0, and lengths must be from 1 to {MAX_LENGTH:,}."
+        )
     return TraceEntry(at, *lengths, hashes)
 
 

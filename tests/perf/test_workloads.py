@@ -117,7 +117,7 @@ def test_a_trace_keeps_times_lengths_and_shared_blocks(tmp_path):
         ("{", "line 3: not JSON"),
         ("[1]", "line 3: not a JSON object"),
         ({"timestamp": 1, "input_length": 4}, "line 3: timestamp"),
-        ({"timestamp": -1, "input_length": 4, "output_length": 1}, "line 3: a time below 0"),
+        ({"timestamp": -1, "input_length": 4, "output_length": 1}, "line 3: the time must be at least 0"),
     ],
 )
 def test_a_broken_trace_names_the_line(tmp_path, line, message):

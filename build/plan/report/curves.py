@@ -9,7 +9,7 @@ from llmops.build.plan.search.serving_cost import HOUR
 from llmops.build.plan.speed.replica_model import OperatingPoint
 
 MARKS = "●▲■◆"
-#: Height of a plot in the terminal, in lines.
+#: Height of a plot in the terminal, in lines: half of the usual terminal.
 PLOT_ROWS = 12
 
 

@@ -39,9 +39,9 @@ _GATE_LAYERS = 2
 #: Number of copies of one evaluation text's logits in float32, such as logits and logarithms of
 #: source and export.
 _LOGITS = 5
-#: GPU memory as a multiple of the 16-bit weights.
+#: GPU memory as a multiple of the 16-bit weights: an estimate.
 _GPU_FACTOR = 1.3
-#: Bytes of GPU memory for activations, allocator and CUDA context.
+#: Bytes of GPU memory for activations, allocator and CUDA context: an estimate.
 _GPU_FIXED = 2 * _GIB
 
 

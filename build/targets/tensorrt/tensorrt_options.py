@@ -179,8 +179,8 @@ def _extra_flags(spec: BuildSpec) -> dict[str, Value]:
 def uses_paged_context(argv: list[str]) -> bool:
     """Return True if the engine reads its KV cache in pages during prefill.
 
-    Reuse of the KV cache and chunked context need this. The engine's config.json has the same value
-    (`plugin_config.use_paged_context_fmha`).
+    Reuse of the KV cache and chunked context need such an engine. The engine's config.json has the
+    same value (`plugin_config.use_paged_context_fmha`).
     """
     return effective_flags(from_argv(argv[1:]))["use_paged_context_fmha"] == "enable"
 

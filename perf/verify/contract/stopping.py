@@ -16,7 +16,7 @@ async def end_id(engine: EngineContext) -> Finding:
     result = await engine.same(PLAIN, end_id=engine.plain[at])
     _ended(result.ids, engine.plain, at, 1, "the end id")
     expect(result.finals == 1, "an ended answer has no final flag")
-    return works(f"the answer is given {'with' if len(result.ids) > at else 'without'} it")
+    return works(f"the answer is returned {'with' if len(result.ids) > at else 'without'} the end id")
 
 
 @check(CHECKS, "stop words")

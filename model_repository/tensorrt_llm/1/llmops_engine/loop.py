@@ -338,7 +338,7 @@ class EngineLoop:
         try:
             self._runtime.recover()
         except Exception as error:  # noqa: BLE001 - the next step and its requests fail then
-            self._log_error(f"The engine could not recover from the failed step: {error}")
+            self._log_error(f"The engine could not recover from the failed step, so the next step may fail: {error}")
 
     def _report_stats(self, force: bool = False) -> None:
         now = time.monotonic()
@@ -348,7 +348,7 @@ class EngineLoop:
                 self._report(self._stats())
             except Exception as error:  # noqa: BLE001 - metrics must not end the engine
                 if not self._report_failed:
-                    self._log_error(f"The engine's metrics could not be reported: {error}")
+                    self._log_error(f"The engine's metrics could not be reported and may be old: {error}")
                 self._report_failed = True
 
     def state(self) -> EngineState:

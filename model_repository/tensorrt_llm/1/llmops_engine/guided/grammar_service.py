@@ -271,7 +271,7 @@ class _CompileLane:
             self._settle(task)
 
     def _next(self) -> _GrammarTask | None:
-        """Return the next grammar, or None after a long time without work and when the lane ends."""
+        """Return the next grammar, or None if the lane ends or had no work for a long time."""
         with self._changed:
             self._changed.wait_for(lambda: self._tasks.size or not self._is_open, _IDLE_SECONDS)
             return self._tasks.take() if self._tasks.size and self._is_open else None

@@ -25,7 +25,8 @@ from llmops_process import Process, end_with_parent, read_process, stop_child
 
 from .walk_costs import WalkCosts
 
-#: Seconds between two checks of a compiling process against its limits.
+#: Seconds between two checks of a compiling process against its limits: a small part of the time
+#: limit.
 _POLL = 0.05
 
 

@@ -9,9 +9,10 @@ from statistics import median
 #: Number of tokens of a walk. The growing cost of ambiguous grammars, whose parser keeps ever more
 #: readings of a text, showed after 30 to 100 tokens.
 WALK_TOKENS = 128
-#: Multiple of the limit per token that ends a walk when a single token takes it.
+#: Multiple of the limit per token at which a single token ends a walk. Chance does not delay a token
+#: that much.
 TOO_SLOW = 5
-#: Number of tokens over the limit that ends a walk.
+#: Number of tokens over the limit that ends a walk. Fewer such tokens may be chance.
 TOO_MANY = 3
 #: Costs count as growing only if each quarter of a walk takes more than this multiple of the
 #: quarter before it.

@@ -26,7 +26,7 @@ MAX_SINGLE_STEP_BUDGETS = 10
 #: sampler's threads stay far below it.
 _MODEL_SHARE = 0.05
 #: Weight of the newest step in the moving average of the sampling time per sequence without
-#: grammars.
+#: grammars. With this weight, a single slow step changes the average little.
 _EMA_WEIGHT = 0.1
 _SCHEDULE = "/proc/thread-self/schedstat"
 

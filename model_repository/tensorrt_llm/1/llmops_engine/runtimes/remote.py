@@ -42,7 +42,8 @@ _STEP_WAIT = 0.05
 #: Seconds after which a worker that does not end by itself is killed. An engine frees its memory
 #: within seconds.
 _CLOSE_TIMEOUT = 30.0
-#: Seconds between two checks whether a worker that has not connected yet still runs.
+#: Seconds between two checks whether a worker that has not connected yet still runs: short compared
+#: with the time in which an engine loads.
 _START_INTERVAL = 0.2
 
 

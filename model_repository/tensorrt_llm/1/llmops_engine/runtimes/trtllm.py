@@ -68,9 +68,11 @@ _STATS_PERIOD = 1.0
 #: Seconds between two reads of the library's KV-cache events. Gateways route requests by these
 #: events, so the interval is short.
 _EVENTS_PERIOD = 0.1
-#: Seconds between a failed read of statistics or events and the next attempt.
+#: Seconds between a failed read of statistics or events and the next attempt, so that a lasting
+#: failure uses little CPU.
 _RETRY_PERIOD = 1.0
-#: Seconds that `close` waits for the readers of statistics and events to end.
+#: Seconds that `close` waits for the readers of statistics and events to end. The readers only have
+#: to handle their cancellation.
 _CLOSE_TIMEOUT = 0.05
 #: Log-probability of a token for which the library computed none. OpenAI's API returns the same
 #: value.
@@ -436,7 +438,10 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _is_dead(error: Exception) -> bool:
-    """Return True if the error ends the engine. 1.3 raises a class of its own, 1.2 only a message."""
+    """Return True if the error ends the engine.
+
+    TensorRT-LLM 1.3 has an error class for this case. 1.2 raises an error with a certain message.
+    """
     named = any(kind.__name__ == "EngineDeadError" for kind in type(error).__mro__)
     return named or str(error) == "LLM is shutting down"
 

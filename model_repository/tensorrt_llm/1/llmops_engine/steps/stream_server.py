@@ -20,7 +20,8 @@ from .subscription import Subscription
 if TYPE_CHECKING:
     from triton_python_backend_utils import InferenceResponseSender
 
-#: Seconds between two checks for broken streams while no step runs.
+#: Seconds between two checks for broken streams while no step runs. While steps run, each step is
+#: followed by a check.
 IDLE_CHECK = 0.1
 DRAINING_MESSAGE = f"{contract.DRAINING_PREFIX}: the engine is shutting down and takes no new requests"
 CUT_OFF_MESSAGE = (
