@@ -1,8 +1,8 @@
 """All checks that need a GPU, in one call: `python3 -m llmops.perf.gpu_checks ENGINE`.
 
 Each step runs a command of llmops in a separate process, so that a step that crashes does not lose
-the results of the others. Each step writes its output into the report folder, and `summary.json`
-there has the outcome of every step. On a machine without a GPU the same steps run, and the ones
+the results of other steps. Each step writes its output into the report folder, and `summary.json`
+there has the outcome of every step. On a machine without a GPU the same steps run, and the steps
 that need a GPU fail.
 """
 

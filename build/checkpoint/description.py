@@ -129,7 +129,7 @@ class ExistingQuantisation:
 
     @property
     def algorithms(self) -> set[str]:
-        """Return the algorithms of the weights: ModelOpt's own, and those of single layers."""
+        """Return ModelOpt's algorithms of the weights, of the whole checkpoint and of single layers."""
         layers = self.detail.get("quantized_layers")
         named = [self.detail, *(layers.values() if isinstance(layers, Mapping) else ())]
         return {str(one["quant_algo"]) for one in named if isinstance(one, Mapping) and one.get("quant_algo")}

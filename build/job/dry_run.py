@@ -1,7 +1,8 @@
 """Describe a build without starting it (`llmops build --dry-run`), or check a plan in this way.
 
-Both call the `prepare` of the build's target, so the planner never recommends an engine that the
-build rejects. Both need only config.json: they read no weights and write no files.
+The dry run and the check call the `prepare` of the build's target, so the planner never recommends
+an engine that the build rejects. Only config.json is needed: no weights are read, and no files are
+written.
 """
 
 from dataclasses import replace

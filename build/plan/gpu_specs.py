@@ -94,7 +94,7 @@ def find_gpu(name: str) -> GpuSpec:
     """Return the GPU called `name`. The name `h100` means `h100-sxm`.
 
     Raises:
-        InputError: The GPU is unknown. The message lists the known ones and suggests the nearest.
+        InputError: The GPU is unknown. The message lists the known GPUs and suggests the nearest.
     """
     key = name.strip().lower().replace("_", "-")
     key = _ALIASES.get(key, key)

@@ -134,8 +134,8 @@ def _one_model(resolved: Mapping[str, Any]) -> bool:
 def _has_full_sampler(arguments: Mapping[str, Any]) -> bool:
     """Return True if the arguments select TRTLLMSampler.
 
-    TRTLLMSampler supports min_p, seeds and penalties. The default sampler of 1.2 ignores them, and
-    speculation has a sampler of its own.
+    TRTLLMSampler supports min_p, seeds and penalties. The default sampler of 1.2 ignores these
+    parameters, and speculation has a sampler of its own.
     """
     chosen = arguments.get("sampler_type", "TRTLLMSampler") == "TRTLLMSampler"
     return chosen and not arguments.get("speculative_config")

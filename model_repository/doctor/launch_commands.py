@@ -11,7 +11,7 @@ from llmops.model_repository.multi_gpu.launch_plan import LaunchPlan, launch_com
 from llmops.model_repository.server.command import LaunchOptions
 from llmops.model_repository.server.installation import Installation
 
-#: Maximum seconds in which tritonserver must print its usage. It loads its libraries first.
+#: Maximum seconds in which tritonserver must load its libraries and print its usage.
 _TIMEOUT = 60
 _ENGINE = f"doctor{ENGINE_SUFFIX}"
 #: An example plan for each mode in which a repository can be launched.

@@ -74,7 +74,7 @@ class RepositoryManifest:
 
     The manifest is empty for a repository that llmops did not make. `files` has the SHA-256 of each
     file that `llmops repo` wrote, and the empty folders, by path in the repository. The digests
-    reveal edits. They do not stop an attacker, who can write this file as well.
+    reveal edits, but do not stop an attacker, who can write the manifest as well.
     """
 
     llmops: str = ""

@@ -70,8 +70,8 @@ class ServerOptions:
         backends: The backend folder. If empty, the program uses its default folder.
         http_host: The address of the HTTP server. If empty, the server is off.
         shm_prefix: Prefix of the server's shared-memory segments.
-        secret: Value of the header that opens the restricted APIs. It is never disclosed, because
-            no client needs these APIs.
+        secret: Value of the header that opens the restricted APIs. The value is never
+            disclosed, because no client needs these APIs.
     """
 
     binary: str

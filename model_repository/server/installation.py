@@ -1,6 +1,6 @@
 """The search for the tritonserver that is installed on this machine.
 
-The program is the container's, or the binary inside the nvidia-pytriton wheel.
+The program is the container's tritonserver, or the binary inside the nvidia-pytriton wheel.
 
 The wheel is unpacked and never imported, because its Python API is not used. docs/serve.md explains
 each path.

@@ -41,7 +41,7 @@ LOCK_EXCEPTION = "boost::interprocess::lock_exception"
 class LogLine:
     """One line of Triton's output.
 
-    `level` is info, warning, error or fatal. It is empty for continuation lines and tables.
+    `level` is info, warning, error or fatal, and empty for continuation lines and tables.
     """
 
     time: str
@@ -149,8 +149,8 @@ def _advised(cause: str) -> str:
 def failed_on_lock(lines: Iterable[LogLine]) -> bool:
     """Return True if Triton failed on a lock of its Python backend's shared memory.
 
-    This upstream fault happens at some starts, with any repository. It is reported in
-    triton-inference-server/server issues 5949 and 8882.
+    This upstream fault happens at some starts, with any repository (triton-inference-server/server
+    issues 5949 and 8882).
     """
     return (explain_failure(lines) or "").endswith(f"'{LOCK_EXCEPTION}'")
 

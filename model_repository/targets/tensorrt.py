@@ -1,8 +1,8 @@
 """The target tensorrt, served by NVIDIA's C++ backend or by our engine model.
 
-Our model uses TensorRT-LLM's executor. `llmops repo --serving` chooses between the two.
+Our engine model uses TensorRT-LLM's executor. `llmops repo --serving` chooses the server.
 
-Both take the parameters of NVIDIA/TensorRT-LLM
+Both servers take the parameters of NVIDIA/TensorRT-LLM
 `triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt`. `build --set
 serve.KEY=VALUE` stores them in engine.json.
 """
@@ -149,8 +149,8 @@ def backend_settings(manifest: EngineManifest, directory: Path) -> dict[str, str
     """Return the C++ backend's parameters for the engine in `directory`.
 
     Raises:
-        InputError: The backend does not have a parameter, cannot parse it, or the engine was built
-            without its feature.
+        InputError: A parameter is unknown to the backend, has a value that the backend cannot
+            parse, or needs a feature that the engine was built without.
     """
     given = checked_parameters(_built(manifest).serve)
     defaults = {name: parameter.default for name, parameter in PARAMETERS.items()}

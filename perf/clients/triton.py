@@ -1,8 +1,8 @@
 """A client of Triton's gRPC API, with one stream per request.
 
-The client calls the engine model (token ids) or the ensemble (text). It is the baseline for the
-gateway's overhead, so it uses grpc.aio with Triton's protobuf messages directly, without the more
-expensive tritonclient.
+The client calls the engine model (token ids) or the ensemble (text). The gateway's overhead is
+measured against this client, so the client uses grpc.aio with Triton's protobuf messages directly,
+without the more expensive tritonclient.
 """
 
 import struct
@@ -125,8 +125,8 @@ class TritonBenchClient:
     def _tokens(self, response: Any, request: Request, record: Record) -> int:
         raw = dict(zip((output.name for output in response.outputs), response.raw_output_contents, strict=False))
         if self._ensemble:
-            # Text has no token counts, so a message counts as one token. This is too low only where
-            # the server holds back an incomplete character.
+            # Text has no token counts, so a message counts as one token. The count is too low only
+            # if the server holds back an incomplete character.
             return int(len(raw.get(contract.TEXT_OUTPUT, b"")) > 4)
         ids = raw.get(_OUTPUT_IDS, b"")
         record.counted = False

@@ -25,7 +25,7 @@ PROMOTED_WITHIN = 800
 #: Goal: the number of the canary's requests within which a fault is found.
 CAUGHT_WITHIN = 200
 FAULTS = ("slow", "errors", "scrambled", "language")
-#: Number of prompts of the golden set.
+#: Number of prompts of the golden set, with which a loss of LOSS is to be found.
 PROMPTS = 1000
 #: Goal: the loss of accuracy that is found with these prompts.
 LOSS = 0.03

@@ -25,7 +25,7 @@ ARGUMENTS = {
     "enable_iter_perf_stats": True,
     "kv_cache_config": {"event_buffer_max_size": 65536, "tokens_per_block": BLOCK_TOKENS},
 }
-#: Seconds over which the CPU time of idle readers is measured.
+#: Seconds over which the CPU time of idle readers is measured: many reads of each reader.
 IDLE = 5.0
 CONDITIONS = "KV-cache events and statistics of TensorRT-LLM, which a stand-in replaces."
 

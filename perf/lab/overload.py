@@ -30,8 +30,8 @@ TTFT, TPOT = 0.5, 0.1
 # Approximate number of requests per second that both engines together answer in time.
 FULL = 5.0
 SECONDS = 30.0
-# Seconds of the runs beside a tenant that floods. They are longer, because the other tenants send
-# few requests.
+# Seconds of the runs beside a tenant that floods. These runs are longer than SECONDS, because the
+# other tenants send few requests.
 FLOOD_SECONDS = 60.0
 # Loads, as multiples of FULL, among which the best goodput is searched.
 BEST = (0.8, 1.0, 1.2)

@@ -21,8 +21,8 @@ from llmops.perf.simulate.totals import SimulationTotals, records, sum_up
 #: which can run in parallel processes.
 CELL_SIZE = 64
 
-#: Number of replicas of a cell in a herd. It is smaller, because a gateway mostly rejects requests
-#: then.
+#: Number of replicas of a cell in a herd. The number is smaller than CELL_SIZE, because in a herd a
+#: gateway mostly rejects requests.
 HERD_CELL_SIZE = 8
 
 

@@ -51,7 +51,7 @@ def find_precision(name: str, model: Architecture) -> QuantFormat:
     The value `auto` is the checkpoint's own format.
 
     Raises:
-        InputError: The name is unknown. The message lists the known ones.
+        InputError: The name is unknown. The message lists the known names.
     """
     if name.lower() == "auto":
         return format_of_method(model.quant_method) or FORMATS["none"]

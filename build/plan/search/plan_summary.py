@@ -52,8 +52,8 @@ def engine_plan(request: PlanRequest, chosen: Candidate, predicted: dict[str, An
 def batch_limit(candidate: Candidate) -> int:
     """Return the maximum batch size of the engine to build for `candidate`.
 
-    The batch size leaves room for random peaks at the highest rate that meets the targets. It is a
-    multiple of 8, unless fewer sequences fit.
+    The batch size leaves room for random peaks at the highest rate that meets the targets. The
+    batch size is a multiple of 8, unless fewer sequences fit.
     """
     replicas = candidate.workers.decode_count if candidate.workers else 1
     mean = candidate.best.concurrency / replicas

@@ -63,7 +63,7 @@ def stored_bytes(request: BuildRequest) -> int:
 def _one_table(arch: Architecture, target: str) -> bool:
     """Return True if the export stores embedding and output matrix as one matrix.
 
-    TensorRT-LLM's checkpoints do so only for Gemma.
+    TensorRT-LLM's checkpoints store one matrix only for Gemma.
     """
     return arch.tie_word_embeddings and (target != "tensorrt" or arch.family in ("gemma2", "gemma3"))
 
@@ -224,7 +224,7 @@ class DurationEstimate:
     def _bytes_to_keep(self) -> int:
         """Return the bytes of float32 layers that the gate keeps: on a GPU, half of the memory.
 
-        Without --gpu and a GPU in this machine, the memory is that of an H100 SXM, like the rates.
+        Without --gpu and a GPU in this machine, an H100 SXM is assumed, as for the rates.
         """
         if not self.gpu:
             return CACHED_LAYERS_BYTES

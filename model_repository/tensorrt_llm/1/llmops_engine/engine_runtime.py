@@ -1,7 +1,7 @@
 """The interface between the engine model and a library that generates: `EngineRuntime`.
 
-Each library has one implementation in `runtimes/`. One thread (`loop.py`) drives a runtime, so it
-need not be thread-safe.
+Each library has one implementation in `runtimes/`. One thread (`loop.py`) drives a runtime, so a
+runtime need not be thread-safe.
 """
 
 from __future__ import annotations

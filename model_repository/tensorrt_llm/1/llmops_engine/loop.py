@@ -64,8 +64,8 @@ class EngineLoop:
 
     `failure` is empty until the engine has ended. Every later request fails with this message, and
     the model is no longer ready. `after_step` is called after each step and each message with True
-    if the engine is idle. It returns the seconds after which to call it again while there is no
-    work.
+    if the engine is idle. `after_step` returns the seconds after which the loop calls it again
+    while there is no work.
     """
 
     def __init__(

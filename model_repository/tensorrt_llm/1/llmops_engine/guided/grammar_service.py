@@ -49,8 +49,8 @@ _MAX_REMEASUREMENTS = 2
 #: Factor over a limit of time from which on a grammar is not measured again: a busy host can only
 #: cause a smaller excess.
 _REMEASURE_BELOW = 5
-#: Niceness of the quick lane. It leaves the lane about a tenth of a core beside an engine that uses
-#: all cores.
+#: Niceness of the quick lane. With this value, the lane gets about a tenth of a core beside an engine
+#: that uses all cores.
 _NICENESS = 9
 
 Guide = tuple[str, str]

@@ -19,7 +19,7 @@ MIN_CHUNK = 32
 
 
 class MeasuredStep(NamedTuple):
-    """The duration of a step that read `tokens` prompt tokens after `depth` earlier ones."""
+    """The duration of a step that read `tokens` prompt tokens after `depth` earlier tokens."""
 
     tokens: int
     depth: int

@@ -570,8 +570,8 @@ def _scheduler(options: OpenVINOOptions, blocks: int, chunk: int, prefix_cache: 
 def _kv_blocks(options: OpenVINOOptions) -> int:
     """Return the number of KV-cache blocks.
 
-    The number is the configured one, or what fits into the default memory. It is at least enough
-    for one sequence of maximum length, and at most enough for a full batch of them.
+    The number is configured, or else the number of blocks that fit into the default memory. The
+    blocks always hold one sequence of maximum length, and at most a full batch of such sequences.
     """
     per_sequence = -(-options.max_seq_len // TOKENS_PER_BLOCK) + 1
     most = per_sequence * options.max_batch_size

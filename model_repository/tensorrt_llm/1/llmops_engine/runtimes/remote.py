@@ -3,10 +3,10 @@
 There is one process per GPU under mpirun, or one under the Python that has TensorRT-LLM.
 
 Triton's Python backend of the nvidia-pytriton wheel cannot read string tensors with numpy 2, and
-TensorRT-LLM 1.3 needs numpy 2, so each has its own Python. The executor of TensorRT engines needs
-one MPI rank per GPU, of which the first one returns responses (NVIDIA/TensorRT-LLM
-examples/bindings/executor/README.md, "Multi-GPU Example"). One message per step crosses a Unix
-socket. When a process ends, the engine is dead.
+TensorRT-LLM 1.3 needs numpy 2, so Triton and TensorRT-LLM run under different Pythons. The executor
+of TensorRT engines needs one MPI rank per GPU, and the first rank returns responses
+(NVIDIA/TensorRT-LLM examples/bindings/executor/README.md, "Multi-GPU Example"). One message per
+step crosses a Unix socket. When a process ends, the engine is dead.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class EngineReport:
 
     `kv_hashes` are UINT64 hashes of KV-cache blocks. `kv_kinds` has the kind of event and the
     number of hashes for each run of hashes with the same kind. `identity` has the model, its
-    version, the engine and the instance. It is sent with the first message and with the first
-    tokens of requests, and is None otherwise.
+    version, the engine and the instance. `identity` is sent with the first message and with the
+    first tokens of requests, and is None in other messages.
     """
 
     state: EngineState
