@@ -53,7 +53,15 @@ async def kv_cache(engine: EngineContext) -> Finding:
     assume(blocks and per, "the engine's metrics have no number of KV blocks")
     tokens = blocks * per
     said = f"{blocks:,.0f} blocks of {per:.0f} tokens: {tokens:,.0f} tokens"
-    expected = planned_tokens(engine)
+    expected, longest = planned_tokens(engine), engine.metadata.max_seq_len
+    if expected is None and tokens < longest:
+        # 1.2.1 batch_manager/trtGptModelInflightBatching.cpp, clampWindowSizesToFitAtLeastOneSequence;
+        # _torch/pyexecutor/_util.py, KvCacheCreator: "modifies the max_seq_len field"
+        return wrong(
+            f"{said}, less than one sequence of max_seq_len {longest:,}: TensorRT-LLM then ends sequences earlier and "
+            "only logs it; build with a smaller --max-seq-len, or give the cache more memory",
+            tokens=tokens,
+        )  # fmt: skip
     if expected is None:
         return works(f"{said} (the engine was built without a plan)", tokens=tokens)
     if tokens < ENOUGH * expected:

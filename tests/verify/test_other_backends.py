@@ -16,6 +16,8 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from llmops.build.trtllm.release_profiles import profiles_per_release
 from llmops.gateway.interfaces import Capabilities
+from llmops.gateway.telemetry.metric_definitions import ENGINE_BLOCKS
+from llmops.perf.verify import capacity
 from llmops.perf.verify.contract import guided, sampling
 from llmops.perf.verify.engine_context import EngineContext
 from llmops.perf.verify.findings import Finding, WrongError
@@ -158,3 +160,23 @@ def llm_api(**arguments: bool) -> dict[str, str]:
 def test_chunked_prefill_among_the_suspects(parameters: dict[str, str], named: bool) -> None:
     found = asyncio.run(suspects(desk(accumulating, **parameters), 1, MeasuredSpeed(1.0, 1.0, 1.0, 1)))
     assert ("chunked prefill is off, but the plan uses it" in found) == named
+
+
+@pytest.mark.parametrize(("blocks", "verdict"), [(128, "works"), (127, "wrong")])
+def test_a_cache_that_holds_no_whole_sequence(blocks: int, verdict: str) -> None:
+    """TensorRT-LLM logs "maxSequenceLen is reduced to maxAttentionWindow" (1.2.1 cpp/tensorrt_llm/batch_manager/
+    trtGptModelInflightBatching.cpp, clampWindowSizesToFitAtLeastOneSequence), and loads the engine.
+    """
+
+    async def read() -> dict[tuple[str, str], float]:
+        return {(ENGINE_BLOCKS, "max"): blocks, (ENGINE_BLOCKS, "tokens_per"): 32}
+
+    engine: Any = SimpleNamespace(
+        metadata=SimpleNamespace(max_seq_len=4096), gauges=SimpleNamespace(read=read), manifest=None
+    )
+    (check,) = [one for one in capacity.CHECKS if one.name == "KV cache"]
+    try:
+        found = asyncio.run(check.run(engine)).verdict
+    except WrongError:
+        found = "wrong"
+    assert found == verdict
