@@ -2,9 +2,10 @@
 
 `container_images` has the table of images.
 
-TensorRT engines end with 1.3.0rc20 (NVIDIA/TensorRT-LLM release notes), and
-26.07 is the last Triton image with TensorRT-LLM. Since 1.3, the image is from Dockerfile.trtllm:
-NVIDIA's release image of TensorRT-LLM with the tritonserver of the nvidia-pytriton wheel.
+1.3.0rc20 is the last TensorRT-LLM with TensorRT engines (NVIDIA/TensorRT-LLM release notes), and
+26.07, with 1.2.1, the last Triton image with TensorRT-LLM. Since 1.3, the image is from
+Dockerfile.trtllm: NVIDIA's release image of TensorRT-LLM with the tritonserver of the
+nvidia-pytriton wheel.
 """
 
 from llmops.build.trtllm.container_images import DEFAULT_TAG, IMAGES, OWN_IMAGE, TrtllmImage

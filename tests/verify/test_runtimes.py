@@ -63,4 +63,5 @@ def test_through_a_gateway(verify, serve, tiny_engine: Path, tmp_path: Path) -> 
     assert (found.report["faults"], found.code, found.named("unseen")) == ([], 0, set())
     assert {"stop string", "JSON schema", "chat template and tokenizer", "greedy answers"} <= found.named("works")
     assert nobody.code == 1
-    assert nobody.report["faults"][0] == "gateway, models: the gateway lists tiny, not nobody"
+    listed = "gateway, models: the gateway lists tiny, not nobody; name one of these with --model"
+    assert nobody.report["faults"][0] == listed
