@@ -100,7 +100,8 @@ def choose_group_size(
     """
     if requested and requested not in sizes:
         raise InputError(
-            f"--group-size {requested}: TensorRT-LLM has kernels for {' and '.join(map(str, sizes))} only."
+            f"--group-size {requested}: TensorRT-LLM has kernels for {' and '.join(map(str, sizes))} only; use one of "
+            "these."
         )
     for group in (requested,) if requested else sizes:
         if sharding_problem(arch, tp, group, rounded) is None:

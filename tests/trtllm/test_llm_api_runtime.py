@@ -133,7 +133,7 @@ def test_an_answer_that_the_library_cancels_is_not_complete(runtime):
     while not list(runtime.step()):
         pass
     standin.LLM.made[-1].shutting_down = True
-    assert collect(runtime)[1][2:] == ("failed", "the engine failed: TensorRT-LLM ended the answer as cancelled")
+    assert collect(runtime)[1][2:] == ("failed", "the engine failed: TensorRT-LLM ended the answer early, as cancelled")
 
 
 def test_a_worker_process_blames_the_engine_for_what_it_did_not_expect():

@@ -128,8 +128,8 @@ def _check_model(spec: BuildSpec, checkpoint: Checkpoint) -> None:
         )
     if kept := checkpoint.kept_quantisation:
         raise CheckpointError(
-            f"{checkpoint.ref} is already quantised ({kept.method}); the openvino target starts "
-            "from the full-precision checkpoint."
+            f"{checkpoint.ref} is already quantised ({kept.method}); give the full-precision "
+            "checkpoint, from which --target openvino builds."
         )
     limit, window = architecture.max_position_embeddings, architecture.sliding_window
     if window is not None and (spec.max_seq_len or limit) > window.size:

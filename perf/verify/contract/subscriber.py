@@ -114,7 +114,7 @@ class Subscriber:
         """Return the next step. Raise WrongError if the stream ended before a step came."""
         step = await self.next()
         if step is None or not step.index:
-            raise WrongError("the step stream ended before a token came")
+            raise WrongError("the step stream ended before a token came; see Triton's log")
         return step
 
     async def stored(self, patience: float) -> int:
@@ -144,7 +144,9 @@ class Subscriber:
             step = await self.next()
             if step is None or step.index == 0:
                 ended = f"ended ({step.error})" if step else f"sent nothing for {PATIENCE:.0f} s"
-                raise WrongError(f"the step stream {ended} with slots {sorted(slots)} open")
+                raise WrongError(
+                    f"the step stream {ended} before slots {sorted(slots)} were complete; see Triton's log"
+                )
             steps.append(step)
             slots = slots - {entry.slot for entry in step.entries if entry.flags & LAST_OF_SLOT}
             await self.acknowledge(step.index)

@@ -230,7 +230,7 @@ class TrtllmRuntime(EngineRuntime):
                 completion = output.outputs[0]
                 reason = completion.finish_reason
                 if reason is not None and reason not in _REASONS:
-                    raise RuntimeError(f"TensorRT-LLM ended the answer as {reason}")
+                    raise RuntimeError(f"TensorRT-LLM ended the answer early, as {reason}")
                 tokens = list(completion.token_ids[delivered:])
                 entries = completion.logprobs[delivered:] if completion.logprobs else []
                 tops = [_most_likely(entry, state.alternatives) for entry in entries] if state.alternatives else []
