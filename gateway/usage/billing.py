@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import NamedTuple
@@ -53,6 +53,9 @@ class Billing:
         self._unpriced: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._away = False
+        #: Function that returns the cost of events which wait for the ledger; see
+        #: `UsageCheck.undelivered`.
+        self.undelivered: Callable[[str, datetime], Awaitable[int]] = _nothing
 
     async def start(self) -> None:
         """Read the prices for at most `STORE_TIMEOUT` seconds, and then refresh them regularly."""
@@ -97,6 +100,8 @@ class Billing:
     async def spent(self, owner: str, since: datetime) -> int:
         """Return the money spent by an owner since a time, in micro-dollars.
 
+        The events that dead gateways left in outboxes count too.
+
         Args:
             owner: A key id, or `tenant ID` for a tenant.
             since: The start of the period.
@@ -106,7 +111,8 @@ class Billing:
         """
         tenant = owner.removeprefix(TENANT_PREFIX) if owner.startswith(TENANT_PREFIX) else None
         query = partial(spent_micros, since=since, key_id=None if tenant else owner, tenant_id=tenant)
-        return await within(STORE_TIMEOUT, self._store.ask(query))
+        spent = await within(STORE_TIMEOUT, self._store.ask(query))
+        return spent + await self.undelivered(owner, since)
 
     async def refresh(self) -> None:
         """Read the prices from the store, and keep the last known prices on failure."""
@@ -137,6 +143,10 @@ class Billing:
         if model not in self._unpriced and self._prices is not None:
             self._unpriced.add(model)
             log.warning("The model '%s' has no price and is billed as $0; `llmops price set` gives it one.", model)
+
+
+async def _nothing(owner: str, since: datetime) -> int:
+    return 0
 
 
 def micros(price: Price, usage: Usage) -> int:

@@ -20,6 +20,7 @@ import logging
 import mmap
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -70,6 +71,8 @@ _MACHINE_ERRORS = frozenset(
 #: decoder would make the whole read fail.
 _TEXT = partial(str, encoding="utf-8", errors="replace")
 _COLUMNS = "place, id, checksum, body"
+#: Fields of an event that tell whose budget pays for it.
+_BILLED = ("key_id", "tenant_id", "at", "cost_micros")
 
 
 class OutboxRow(NamedTuple):
@@ -188,6 +191,16 @@ class UsageOutbox:
         """Return the ids among `ids` whose events are in the outbox. Reads the whole outbox."""
         statement = "SELECT id FROM events WHERE id IN (SELECT value FROM json_each(?))"
         return {row[0] for row in self._writer.execute(statement, (json.dumps(sorted(ids)),))}
+
+    def costs(self) -> Counter[tuple[str, str]]:
+        """Return the cost of all events in micro-dollars by budget, as in `Quota.of`, and day (UTC)."""
+        key, tenant, at, cost = (f"json_extract(body, '$[{UsageEvent._fields.index(name)}]')" for name in _BILLED)
+        bodies = "(SELECT CAST(body AS TEXT) AS body FROM events)"
+        sums = f"SELECT {key}, {tenant}, date({at}), sum({cost}) FROM {bodies} WHERE json_valid(body) GROUP BY 1, 2, 3"
+        found: Counter[tuple[str, str]] = Counter()
+        for key_id, tenant_id, day, micros in self._reader.execute(sums):
+            found.update({(str(key_id), str(day)): micros or 0, (f"tenant {tenant_id}", str(day)): micros or 0})
+        return found
 
     def oldest(self) -> datetime | None:
         """Return the time of the first event; None without events, or if the event is unreadable."""

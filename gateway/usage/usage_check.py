@@ -7,7 +7,9 @@ import errno
 import hashlib
 import logging
 import sqlite3
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -48,6 +50,9 @@ CHECKPOINT_INTERVAL = 1.0
 #: Seconds between two searches for outboxes of dead gateways, whose old events need no fast
 #: delivery.
 ADOPT_INTERVAL = 30.0
+#: Seconds after the start of a gateway in which the outboxes of dead gateways are usually delivered;
+#: until then, the first request of each budget waits for them.
+ADOPT_TIMEOUT = 2.0
 #: Seconds that a gateway which shuts down takes to deliver its last events.
 DRAIN_TIMEOUT = 2.0
 #: Events of a damaged outbox that are copied in one transaction, which bounds the memory they take.
@@ -154,6 +159,11 @@ class UsageCheck(Check):
         self.worker: OutboxWorker | None = None
         self._adopted: OutboxWorker | None = None
         self._adoption: asyncio.Task[None] | None = None
+        # Costs in micro-dollars of the events in the outboxes of dead gateways, until the ledger
+        # takes the first of them. The key is a key or tenant id, as in `Quota.of`, and a day.
+        self._undelivered: Counter[tuple[str, str]] = Counter()
+        self._adopted_events = 0
+        self._adopted_all = asyncio.Event()
         #: Function that returns the gateways which bill the answers with these ids; None if answers
         #: never outlive their gateway.
         self.find_owners: FindOwners | None = None
@@ -174,6 +184,7 @@ class UsageCheck(Check):
                 f"Usage cannot be written to {self._root} ({reason}); make room there, or name another folder with the "
                 "setting usage.outbox."
             ) from error
+        self._started = asyncio.get_running_loop().time()
         self._adoption = asyncio.create_task(self._adopt(), name="usage-adoption")
 
     async def settle(self, seconds: float) -> None:
@@ -193,6 +204,26 @@ class UsageCheck(Check):
         """Return the age in seconds of the oldest event that the ledger has not confirmed."""
         now = datetime.now(UTC)
         return max((worker.delivery.lag(now) for worker in (self.worker, self._adopted) if worker), default=0.0)
+
+    async def undelivered(self, owner: str, since: datetime) -> int:
+        """Return the cost of events that dead gateways left and the ledger cannot take now.
+
+        The first call waits for at most `ADOPT_TIMEOUT` seconds until the ledger has taken them.
+
+        Args:
+            owner: A key id, or `tenant ID` for a tenant.
+            since: The start of the period.
+
+        Returns:
+            The cost in micro-dollars.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self._started + ADOPT_TIMEOUT):
+                await self._adopted_all.wait()
+        if self._adopted is not None and self._adopted.outbox.count < self._adopted_events:
+            self._undelivered.clear()
+        first = since.astimezone(UTC).date().isoformat()
+        return sum(micros for (of, day), micros in self._undelivered.items() if of == owner and day >= first)
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
         if scope["method"] != "POST" or self.worker is None or self.worker.writer is None:
@@ -223,6 +254,7 @@ class UsageCheck(Check):
         """Deliver the outboxes that dead gateways left, and delete their folders afterwards."""
         while True:
             abandoned: list[FolderLock] = []
+            self._undelivered.clear()
             try:
                 for found in lock_abandoned_folders(self._root):
                     try:
@@ -250,6 +282,7 @@ class UsageCheck(Check):
             finally:
                 for lock in abandoned:
                     lock.release()
+            self._adopted_all.set()
             await asyncio.sleep(ADOPT_INTERVAL)
 
     def _limit_own_outbox(self, others: int) -> None:
@@ -264,8 +297,10 @@ class UsageCheck(Check):
             lock.release()
             raise
         worker = self._adopted = OutboxWorker(lock, outbox, self._sink)
+        self._adopted_events = outbox.count
         try:
             await worker.delivery.drain()
+            self._undelivered.clear()
         finally:
             self._adopted = None
             await worker.close()
@@ -302,6 +337,8 @@ class UsageCheck(Check):
             set_aside_special_files(lock.folder, SQLITE_FILES)
             outbox = UsageOutbox(lock.folder)
             recover_open_answers(lock.folder, outbox, self._prices, elsewhere)
+            # A new object, because the event loop may read the old one.
+            self._undelivered = self._undelivered + outbox.costs()
         except Exception as error:  # noqa: BLE001  any error is damage
             if is_machine_error(error) or (isinstance(error, OSError) and error.errno in _MACHINE_ERRNOS):
                 log.error("The outbox in %s cannot be opened now (%s); the gateway retries.", lock.folder, error)

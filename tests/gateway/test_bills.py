@@ -10,6 +10,9 @@ import pytest
 from sqlalchemy import event, select
 from sqlalchemy.engine import Engine
 
+from llmops.errors import ResourceError
+from llmops.gateway.usage import usage_check
+from llmops.gateway.usage.ledger_sink import LedgerSink
 from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.accounts.tenants import create_tenant
 from llmops.store.accounts.users import ensure_user
@@ -99,6 +102,25 @@ async def test_a_budget_pays_for_so_many_tokens_and_a_restart_does_not_refill_it
         await refused(stack, headers, "The budget of key-")
     async with gateway() as stack:
         await refused(stack, headers, "The budget of key-")
+
+
+async def test_a_budget_counts_what_dead_gateways_left_while_the_ledger_takes_nothing(account, gateway, monkeypatch):
+    async def refuse(*_):
+        raise ResourceError("The store is held by another process.")
+
+    monkeypatch.setattr(LedgerSink, "write", refuse)
+    monkeypatch.setattr(usage_check, "DRAIN_TIMEOUT", 0.1)
+    await account.price()
+    _, headers = await account.key(60 * INPUT + 12 * OUTPUT)
+    answered = []
+    for _ in range(3):
+        async with gateway() as stack:
+            answered.append(0)
+            while (await stack.client.post(CHAT, json=BODY, headers=headers)).status_code == 200:
+                answered[-1] += 1
+                await stack.idle()
+    assert answered[0] > 0
+    assert answered[1:] == [0, 0]
 
 
 async def test_a_tenants_budget_bounds_all_of_its_keys(account, gateway):
