@@ -88,7 +88,8 @@ class OidcDirectory(Directory):
             raise InvalidKeyError(
                 "This token names its tenant or user with characters that names must not have; ask the operator."
             )
-        if user != subject and _is_unverified(claims, wanted.user):
+        # A subject in the form of an address names the user of that address, too.
+        if (user != subject or "@" in subject) and _is_unverified(claims, wanted.user):
             raise InvalidKeyError(
                 "The address in this token is not verified by its issuer; verify it there and get a new token."
             )

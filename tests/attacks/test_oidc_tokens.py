@@ -165,6 +165,9 @@ async def test_an_address_that_is_not_verified_or_of_another_account_is_not_that
             token = issuer.token(sub="mallory", email="ann@acme.example", email_verified=unverified)
             with pytest.raises(InvalidKeyError, match="is not verified"):
                 await tokens.find(token)
+        for email in (None, ["eve@acme.example"], "eve@acme.example"):
+            with pytest.raises(InvalidKeyError, match="is not verified"):
+                await tokens.find(issuer.token(sub="eve@acme.example", email=email, email_verified=False))
         ann = await tokens.find(issuer.token(sub="ann", email="ann@acme.example", email_verified=True))
         # the same address, verified for another account later on
         with pytest.raises(InvalidKeyError, match="cannot be a member of its tenant"):
