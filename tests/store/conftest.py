@@ -28,8 +28,8 @@ NOW = datetime(2026, 11, 22, 13, 30, tzinfo=UTC)
 @pytest.fixture(autouse=True)
 def patient_with_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still is no store that is away."""
-    for place in ("auth.keys.STORE_TIMEOUT", "usage.billing.STORE_TIMEOUT"):
-        monkeypatch.setattr(f"llmops.gateway.{place}", 90.0)
+    for place in ("auth.keys", "usage.billing", "conversations.database"):
+        monkeypatch.setattr(f"llmops.gateway.{place}.STORE_TIMEOUT", 90.0)
 
 
 @pytest.fixture

@@ -235,7 +235,9 @@ def test_a_control_that_is_killed_in_each_state_goes_on_from_the_store(tmp_path)
     url, wanted = f"sqlite:///{path}", int(os.environ.get("LLMOPS_KILLS", "9"))
     multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.store.rollout_process"])
     killed_in: Counter[str] = Counter()
-    while killed_in.total() < wanted:
+    # a busy machine may pass a state between two looks at the file
+    needed = {"shifting", "keeping", "promoted"}
+    while killed_in.total() < wanted or (not needed <= set(killed_in) and killed_in.total() < 20 * wanted):
         asyncio.run(begin(url, min_requests=30, percent=50))
         state, stable, candidate, is_open = read_file(path)
         while is_open:
@@ -254,4 +256,4 @@ def test_a_control_that_is_killed_in_each_state_goes_on_from_the_store(tmp_path)
             state, _, _, is_open = read_file(path)
             killed_in[state] += 1
         assert state == RolloutState.PROMOTED
-    assert {"shifting", "keeping", "promoted"} <= set(killed_in), killed_in
+    assert needed <= set(killed_in), killed_in
