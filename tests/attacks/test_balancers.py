@@ -92,6 +92,18 @@ def through(port: int, sent: bytes) -> bytes:
     return answers_of(sending(port, sent))
 
 
+def passed_on(port: int, sent: bytes) -> bytes:
+    """Return the first answer of `through` that is no 503, with which a proxy answers while a busy engine is silent."""
+    answers: list[bytes] = []
+
+    def is_passed_on() -> bool:
+        answers.append(through(port, sent))
+        return not answers[-1].startswith(b"HTTP/1.1 503")
+
+    wait_until(is_passed_on, "an answer of the gateway")
+    return answers[-1]
+
+
 def sending(port: int, sent: bytes) -> socket.socket:
     made = socket.create_connection(("127.0.0.1", port), GENEROUS)
     made.sendall(sent)
@@ -138,7 +150,7 @@ def test_no_header_makes_a_caller_someone_else(proxied, tmp_path):
         b"x-http-method-override: POST",
     ]
     for header in forged:
-        answer = through(port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n%b\r\n\r\n" % header)
+        answer = passed_on(port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n%b\r\n\r\n" % header)
         assert b'"object":"list"' in answer, (header, answer)
     lines = [json.loads(line) for line in (tmp_path / "access.log").read_text().splitlines()]
     assert all(line["tenant"] is None and line["key"] is None for line in lines)
