@@ -197,7 +197,7 @@ def stored_dtype(arch: Architecture, requested: object = None) -> str:
         requested: The value of `--set dtype`, or None.
 
     Raises:
-        InputError: `requested` is another dtype.
+        InputError: `requested` is neither float16 nor bfloat16.
     """
     if requested is not None and requested not in _STORED_DTYPES:
         raise InputError(f"--set dtype={requested} is not possible; choose {' or '.join(_STORED_DTYPES)}.")

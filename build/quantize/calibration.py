@@ -34,8 +34,8 @@ _TEXT_FIELDS = ("text", "prompt", "content", "article", "instruction")
 class CalibrationSettings:
     """The settings of calibration: at most `size` sequences of `seq_len` tokens.
 
-    `batch_size` sequences run together. `resolved` replaces None. `dataset` is `bundled`, a .jsonl,
-    .txt or .parquet file, or a hub id.
+    `batch_size` sequences run together. `resolved` replaces None with a default. `dataset` is
+    `bundled`, a .jsonl, .txt or .parquet file, or a hub id.
     """
 
     dataset: str = BUNDLED

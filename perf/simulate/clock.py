@@ -24,7 +24,7 @@ class Clock:
         heappush(self._heap, (when, self._planned, happen, args))
 
     def every(self, seconds: float, happen: Callable[[], None]) -> None:
-        """Call `happen` now and after every `seconds`, as long as any single call is scheduled."""
+        """Call `happen` now and every `seconds`, until only such repeated calls are scheduled."""
         self._repeating += 1
         self._repeat(seconds, happen)
 
@@ -37,7 +37,7 @@ class Clock:
 
     @property
     def is_over(self) -> bool:
-        """Return True if no single call is scheduled any longer."""
+        """Return True if only repeated calls (see `every`) are scheduled."""
         return len(self._heap) <= self._repeating
 
     def run(self) -> None:

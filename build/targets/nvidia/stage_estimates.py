@@ -211,7 +211,7 @@ class DurationEstimate:
         """Return the minutes of the quality gate.
 
         The gate reads the source once for the texts. For each token of the golden answers, the gate
-        reads the layers that did not fit in memory again. The gate reads the export once.
+        reads again the layers that did not fit in memory. The gate reads the export once.
         """
         texts = len(bundled_texts("evaluation")) + len(golden_texts())
         kept = min(1.0, self._bytes_to_keep() / max(1, self.checkpoint.parameters * 4))

@@ -57,7 +57,7 @@ def _has_byte_level(decoder: Any) -> bool:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the bytes by the printable characters with which GPT-2 writes them."""
+    """Return the byte that each of GPT-2's printable characters stands for."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
