@@ -22,7 +22,11 @@ MAX_ERROR_MESSAGE_CHARACTERS = 2000
 #: The code of errors for more waiting requests than the limits allow.
 OVERLOADED = "overloaded"
 # The finish reasons of requests that fail with these codes; all others end with `error`.
-_FINISH_REASONS = {"cancelled": "cancelled", "engine_unavailable": "engine_lost", "engine_timeout": "engine_lost"}
+_FINISH_REASON_OF_CODE = {
+    "cancelled": "cancelled",
+    "engine_unavailable": "engine_lost",
+    "engine_timeout": "engine_lost",
+}
 
 
 def _truncate(text: str) -> str:
@@ -87,7 +91,7 @@ class ApiError(LlmopsError):
     @property
     def finish_reason(self) -> str:
         """Return the finish reason of a request that fails with this error (see `Outcome.finish`)."""
-        return _FINISH_REASONS.get(self.code or "", "error")
+        return _FINISH_REASON_OF_CODE.get(self.code or "", "error")
 
     @property
     def phrase(self) -> str:

@@ -30,7 +30,9 @@ from llmops.contract import Tensor
 #: The finish reason of a choice, set by `generation/choice.py`. Chats and completions of OpenAI's
 #: API contain the value itself. The Responses API (`conversations/response_builder.py`) and
 #: Anthropic's API (`api/anthropic/stream_events.py`) translate it. The chat page explains an early
-#: end (CUTS in `web/assets/chat.js`).
+#: end (CUTS in `web/assets/chat.js`). A reason of complete answers also belongs in
+#: `_NATURAL_FINISH_REASONS` (`ratelimit/limits.py`) and in the condition for titles
+#: (`api/conversation_chat.py`). The ledger stores at most 20 characters (`store/tables.py`).
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 #: All finish reasons of a choice. They do not include the outcome of a cancelled or failed request.
 FINISH_REASONS: frozenset[str] = frozenset(get_args(FinishReason))

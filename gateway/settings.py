@@ -289,7 +289,8 @@ class Quotas(_Section):
     Attributes:
         each: The quota of each caller without quotas of its own. A caller is a key or an address.
         all: The quota of all callers together.
-        models: Additional quotas of each such caller for a model, by the model's name.
+        models: Additional quotas for a model, by its name, of each caller without quotas of its
+            own. A key with limits is not bound by them.
     """
 
     each: QuotaSettings = QuotaSettings()

@@ -14,7 +14,11 @@ from llmops.perf.workloads.lengths import Lengths
 
 @dataclass
 class BenchOptions(RequestOptions):
-    """The options of `llmops bench`. Lengths are in tokens, times in seconds, rates per second."""
+    """The options of `llmops bench`. Lengths are in tokens, times in seconds, rates per second.
+
+    `perf/bench.py` reads them: for the load (`StopCondition`, `Runner`) and for the prompts
+    (`SyntheticSpec`). The clients read those of `RequestOptions`.
+    """
 
     url: str
     model: str | None

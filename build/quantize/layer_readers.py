@@ -1,4 +1,7 @@
-"""Read linear layers of quantised Hugging Face checkpoints as float32, one reader per format."""
+"""Read linear layers of quantised Hugging Face checkpoints as float32, one reader per storage format.
+
+All formats that llmops makes share `ModelOptReader`; `number_formats.py` knows how each is packed.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Protocol

@@ -15,7 +15,7 @@ from llmops.build.quant_formats import FORMATS
 from llmops.build.trtllm.trtllm_build_flags import Value, check_flag, effective_flags
 from llmops.errors import InputError
 
-#: Formats that can compute attention over the prompt in FP8. llmops makes no NVFP4.
+#: Formats that can compute attention over the prompt in FP8.
 FP8_ATTENTION = frozenset(name for name, quant_format in FORMATS.items() if quant_format.fp8_attention)
 #: Families with reduce fusion: LlamaForCausalLM and Gemma2ForCausalLM. llmops makes no Medusa.
 REDUCE_FUSION = frozenset({"llama", "gemma2"})

@@ -6,6 +6,7 @@ The cases cover every kind of argument that `llmops build` can produce, and ever
 from typing import Any
 
 from llmops.build.engine_folder.manifest import EngineLimits, Parallelism
+from llmops.build.quant_formats import FORMATS
 from llmops.build.trtllm.backend_parameters import PARAMETERS
 from llmops.build.trtllm.container_images import TrtllmImage
 from llmops.build.trtllm.image_selection import release_of
@@ -30,7 +31,11 @@ _SPECULATION: dict[str, dict[str, Any]] = {
     "Draft_Target": {"decoding_type": "Draft_Target", "max_draft_len": 3, "speculative_model": "/draft"},
 }
 #: Quantization algorithms of the checkpoints that target pytorch serves, in the library's names.
-_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", "W4A8_AWQ", "FP8_BLOCK_SCALES", "W4A16_MXFP4")
+_ALGORITHMS = tuple(
+    quant_format.algorithm
+    for quant_format in FORMATS.values()
+    if "pytorch" in quant_format.targets and quant_format.algorithm
+)
 _LOOKAHEAD = dict.fromkeys(("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"), "7")
 #: Parameters of TensorRT engines that differ from the defaults.
 _EXECUTOR: dict[str, dict[str, str]] = {

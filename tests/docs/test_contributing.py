@@ -31,7 +31,7 @@ calls = [piece for piece in found if hasattr(piece, "arguments")]
 assert [piece.name for piece in calls if piece.name] == ["look"], found
 assert "".join(piece.arguments for piece in calls) == '{"at": 1}', found
 """,
-    "A limit": """
+    "A limit of a request": """
 import os
 from llmops.gateway.settings import load_settings
 os.environ["LLMOPS_LIMITS__QUERY_CHARACTERS"] = "7"
@@ -50,7 +50,7 @@ from llmops.gateway.api import rerank
 }
 
 #: The most files that a change of this kind may have to touch.
-MOST_FILES = {"An endpoint": 5, "A parser of tool calls": 3, "A limit": 6, "A metric": 3}
+MOST_FILES = {"An endpoint": 5, "A parser of tool calls": 3, "A limit of a request": 6, "A metric": 3}
 
 
 @pytest.fixture(scope="module")

@@ -225,7 +225,8 @@ class AdmissionController:
             # reserve the request for its home for the time that another replica would need to compute
             # the cached prefix (docs/decisions/0017)
             request.home_until = now + cached / rate
-            # subtract the prefill: the request must be dispatched early enough for it
+            # subtract the prefill: the request must be dispatched early enough for it, and finds
+            # nothing before it there (`time_to_first_token` adds the prompts that wait now)
             prefill = max(request.routing.tokens - cached, 1) / rate + (home.step_seconds or DEFAULT_STEP_SECONDS)
             request.deadline = min(request.deadline, request.arrived + self.queue.tier(request).max_wait) - prefill
         evicted: list[QueuedRequest] = []
