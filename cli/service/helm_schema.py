@@ -99,6 +99,16 @@ class SchedulingValues(_ChartModel):
     tolerations: _Objects = []
 
 
+class GpuSchedulingValues(SchedulingValues):
+    """The nodes, the GPU resource and the container runtime of pods that use GPUs.
+
+    `gpu_resource` is the name under which the device plugin offers GPUs or their MIG slices.
+    """
+
+    gpu_resource: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")] = "nvidia.com/gpu"
+    runtime_class_name: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9.-]*)?$")] = ""
+
+
 class GatewayScaling(_ChartModel):
     enabled: bool = False
     min: _Count = 2
@@ -141,7 +151,7 @@ class PoolScaling(_ChartModel):
     requests: Annotated[float, Field(gt=0)] | None = None
 
 
-class PoolValues(SchedulingValues):
+class PoolValues(GpuSchedulingValues):
     """The engine pods that serve one repository.
 
     `nodes` above 1 makes each engine a LeaderWorkerSet. Pods with a `version` get requests through
@@ -162,7 +172,7 @@ class PoolValues(SchedulingValues):
     autoscaling: PoolScaling = PoolScaling()
 
 
-class BuildJob(SchedulingValues):
+class BuildJob(GpuSchedulingValues):
     """One build Job: its commands in order, each with the `image` in which it runs."""
 
     args: Annotated[list[str], Field(min_length=1)]

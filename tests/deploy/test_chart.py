@@ -679,3 +679,17 @@ def test_a_name_that_looks_like_a_number_stays_a_text():
     found = list(names([one for one in yaml.safe_load_all(done.stdout) if one]))
     assert {value for value in found if not isinstance(value, str)} == set()
     assert {"true", *map(str, range(11, 19))} <= set(found)
+
+
+def test_gpus_go_by_the_names_that_the_cluster_gives_them():
+    """NVIDIA's device plugin offers slices as nvidia.com/mig-<profile> with MIG_STRATEGY=mixed."""
+    named = {"gpuResource": "nvidia.com/mig-3g.40gb", "runtimeClassName": "nvidia"}
+    builds = {"one": {"args": BUILD, "resources": RESOURCES, **named}}
+    values = {**KEYS, "engines": {"one": {**ONE, **named}}, "builds": builds}
+    done = helm("template", "release", str(CHART), "--namespace", NAMESPACE, values=values)
+    assert done.returncode == 0, done.stderr
+    specs = [one["spec"]["template"]["spec"] for one in yaml.safe_load_all(done.stdout)
+             if one and one["kind"] in ("StatefulSet", "Job")]  # fmt: skip
+    limits = [spec["containers"][0]["resources"]["limits"] for spec in specs if "runtimeClassName" in spec]
+    assert [one.get("nvidia.com/mig-3g.40gb") for one in limits] == ["1", "1"]
+    assert not any("nvidia.com/gpu" in one for one in limits)

@@ -60,7 +60,7 @@ spec:
       {{- end }}
       securityContext: {{- include "llmops.container" .root | nindent 8 }}
       {{- $resources := deepCopy (default dict .pool.resources) }}
-      {{- $limits := merge (dict "nvidia.com/gpu" (default 1 .pool.gpus | toString)) (default dict $resources.limits) }}
+      {{- $limits := merge (dict (default "nvidia.com/gpu" .pool.gpuResource) (default 1 .pool.gpus | toString)) (default dict $resources.limits) }}
       resources: {{- merge (dict "limits" $limits) $resources | toYaml | nindent 8 }}
       volumeMounts:
         - {name: models, mountPath: {{ $values.storage.mountPath | quote }}, readOnly: true}

@@ -78,6 +78,9 @@ replicas: {{ max 1 (int .spec.replicas) }}
 {{- define "llmops.place.gpu" -}}
 {{- $gpu := dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule" }}
 {{- include "llmops.place" (dict "nodeSelector" .nodeSelector "tolerations" (prepend (default list .tolerations) $gpu)) }}
+{{- with .runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
 {{- end }}
 
 {{- /* Write the given Kafka settings as a dict. The gateway's defaults apply to the others. */ -}}
