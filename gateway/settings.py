@@ -822,12 +822,19 @@ def _check_replica(text: str) -> str:
 
 def _check_redis_url(url: str | None) -> str | None:
     try:
-        valid = url is None or (urlsplit(url).scheme in ("redis", "rediss", "unix") and urlsplit(url).port != 0)
+        parts = urlsplit(url or "redis:")
+        # After a / ? or # in a password, the rest of the password would be a part that messages
+        # show.
+        shown = f"{parts.hostname}{parts.path}{parts.query}#{parts.fragment}"
+        valid = parts.scheme in ("redis", "rediss", "unix") and parts.port != 0 and "@" not in shown
     except ValueError:
         valid = False
     if not valid:
         # The message does not show the URL, because it may contain a password.
-        raise ValueError("this is not the URL of a Redis or Valkey server; write one such as redis://127.0.0.1:6379/0")
+        raise ValueError(
+            "this is not the URL of a Redis or Valkey server; write one such as redis://127.0.0.1:6379/0, with @ / ? # "
+            "and % in a password as %40 %2F %3F %23 %25"
+        )
     return url
 
 

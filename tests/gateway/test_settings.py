@@ -85,6 +85,7 @@ ISSUER = "issuer: https://login.example"
         ("quotas: {all: {concurrent: 10000000000}}", r"`quotas\.all\.concurrent`.*at most 1000000000"),
         ("quotas: {models: {tiny: {rmp: 5}}}", r"did you mean `rpm`"),
         ("redis: http://u:secret@host", r"`redis`.*not the URL of a Redis"),
+        ('redis: "redis://:pass@secret#rest@host:6379/0"', r"`redis`.*in a password as %40"),
         ("redis: redis://u:secret@host:99999/0", r"`redis`.*not the URL of a Redis"),
         ("oidc: {issuer: login.example, audience: a}", "not a URL"),
         ("oidc: {issuer: 'http://login.example', audience: a}", "can read or change what is sent without https"),
