@@ -73,7 +73,10 @@ def _render(folder: Path, texts: list[str]) -> list[str] | dict[str, str]:
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    from llmops.chat_template_tags import GenerationTag
+
+    extensions = [GenerationTag, loopcontrols]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     names = {**_special_tokens(folder), **fixed_date()}
     limit_process(_MAX_SECONDS, _MAX_MEMORY)

@@ -15,11 +15,10 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
 from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
+from jinja2.ext import loopcontrols
 
+from llmops.chat_template_tags import GenerationTag
 from llmops.errors import InputError
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.control_tokens import UNMARK_FILTER, ControlTokenMarker, ControlTokens, RenderedPrompt
@@ -81,19 +80,6 @@ _FAILURES = (
 
 class TemplateRaisedError(jinja2.TemplateError):
     """An error for a conversation that the template refused with `raise_exception`."""
-
-
-class GenerationTag(Extension):
-    """A Jinja extension with the tag `{% generation %} … {% endgeneration %}`.
-
-    Templates mark assistant text for training with the tag. Only its body is rendered.
-    """
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatTemplate:

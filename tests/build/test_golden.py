@@ -69,3 +69,15 @@ def test_prompts_are_rendered_as_transformers_does_on_any_day(tiny: Path) -> Non
     for prompt in prompts:
         assert tokenizer.decode(prompt.ids) == f"<s>[01 January 2025] {prompt.text}\n> "
         assert prompt.text_ids == tokenizer(prompt.text)["input_ids"]
+
+
+def test_a_template_that_marks_the_assistants_text_has_golden_prompts(tmp_path: Path) -> None:
+    """SmolLM3 has such a template. transformers renders the text inside (chat_template_utils.py, AssistantTracker)."""
+    from transformers import AutoTokenizer
+
+    folder = write_checkpoint(tmp_path / "tiny", "llama")
+    marked = "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% endif %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(marked + "{% generation %}> {% endgeneration %}")
+    chat = [{"role": "user", "content": golden_texts()[0]}]
+    expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, add_generation_prompt=True)
+    assert golden_prompts(folder)[0].ids == expected["input_ids"]

@@ -1,0 +1,18 @@
+"""The Jinja tags of chat templates that Jinja itself lacks, as transformers has them."""
+
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+
+
+class GenerationTag(Extension):
+    """A Jinja extension with the tag `{% generation %} … {% endgeneration %}`.
+
+    Templates mark assistant text for training with the tag. Only its body is rendered.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
