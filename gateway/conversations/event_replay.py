@@ -97,8 +97,8 @@ class PolledEventStream(ReplayEventStream):
         if row is not None:
             self._past = iter(self._new(row.decoded()))
         else:
-            error = {"code": "server_error", "message": RESPONSE_GONE, "param": None}
-            self._past = iter([{"type": "error", **error, "sequence_number": self._after + 1}])
+            gone = {"code": "server_error", "message": RESPONSE_GONE, "param": None}
+            self._past = iter([{"type": "error", **gone, "sequence_number": self._after + 1}])
 
     def _new(self, entry: StoredResponse) -> list[Event]:
         events = list(events_after(self._after, entry.response, entry.cuts))
