@@ -14,7 +14,7 @@ from starlette.responses import Response
 from llmops.gateway.api.generation_response import json_response
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError
 from llmops.gateway.generation.app_state import AppState
-from llmops.gateway.generation.prompt_limits import BYTES_PER_TOKEN, check_prompt_characters
+from llmops.gateway.generation.prompt_limits import check_prompt_characters
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_context import UNKNOWN_CALLER, context_of
 from llmops.gateway.interfaces import Caller
@@ -24,6 +24,7 @@ from llmops.gateway.safety.policy import Safety
 from llmops.gateway.safety.services import Embed, ModerationFilter
 from llmops.gateway.schemas.request_fields import RequestModel
 from llmops.gateway.schemas.response_schemas import ModerationResponse
+from llmops.gateway.text.tokenizer import BYTES_PER_TOKEN
 
 #: The categories that OpenAI's responses always contain. OpenAI's SDKs require them.
 OPENAI_CATEGORIES = (

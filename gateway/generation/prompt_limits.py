@@ -11,11 +11,6 @@ from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import MessageToolCall, RequestMessage
 from llmops.gateway.settings import RequestLimits
 
-#: Bytes of text per token of the context window above which a prompt's tokens are first counted
-#: piece by piece. Most prompts that fit are shorter, and tokenizing a much longer one whole would
-#: take memory for many times the context window.
-BYTES_PER_TOKEN = 4
-
 
 def check_prompt_characters(characters: int, limits: RequestLimits, param: str) -> None:
     """Raise ContextLengthError for more text than the gateway tokenizes for one request."""
@@ -30,8 +25,6 @@ def check_prompt_text(text: str, model: GenerativeModel, param: str) -> None:
     """Raise ContextLengthError for a text that does not fit, without tokenizing the whole text."""
     most = model.card.max_seq_len
     least = model.tokenizer.min_token_count(text, most)
-    if least <= most and len(text.encode("utf-8", "replace")) > BYTES_PER_TOKEN * most:
-        least = model.tokenizer.count_in_pieces(text, most)
     if least > most:
         raise context_length_error(model.card, least, param, "at least ")
 

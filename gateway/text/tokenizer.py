@@ -27,12 +27,16 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token
 #: average token has in any language.
 _CHARACTERS_PER_TOKEN = 8
 
-#: Maximum number of tokens at the end of a cut text that may differ from the tokens of the whole
-#: text, including special tokens.
-_TOKENS_NEAR_CUT = 64
-#: Number of characters that `count_in_pieces` tokenizes at a time. Bounds memory: each token takes
+#: Maximum number of tokens next to a cut in a text that may differ from the tokens of the whole
+#: text, including special tokens. WordPiece makes one token of a word of more than 100 characters,
+#: and up to 100 of what a cut leaves of the word.
+_TOKENS_NEAR_CUT = 104
+#: Number of characters that `_count_in_pieces` tokenizes at a time. Bounds memory: each token takes
 #: 500 bytes.
 _PIECE_CHARACTERS = 2**15
+#: Bytes of text per token above which a text is first counted piece by piece. Most texts that fit
+#: are shorter, and tokenizing a much longer one whole would take memory for many times the tokens.
+BYTES_PER_TOKEN = 4
 
 
 class TextTokenizer:
@@ -98,24 +102,32 @@ class TextTokenizer:
         return self.controls
 
     def min_token_count(self, text: str, enough: int) -> int:
-        """Return a lower bound of the number of tokens in `text` without tokenizing it.
+        """Return a lower bound of the number of tokens in `text` without tokenizing all of it.
 
         The bound is 0 for a text that is too short to have more than `enough` tokens. Counting
         stops once the bound is above `enough`.
-        """
-        is_short = len(text) * MAX_TOKENS_PER_CHARACTER <= enough
-        return 0 if is_short or self._lower_bound is None else self._lower_bound.least(text, enough)
 
-    def count_in_pieces(self, text: str, enough: int) -> int:
+        Raises:
+            InvalidRequestError: A regular expression of the tokenizer takes too many steps for
+                `text`.
+        """
+        if len(text) * MAX_TOKENS_PER_CHARACTER <= enough:
+            return 0
+        least = 0 if self._lower_bound is None else self._lower_bound.least(text, enough)
+        if least <= enough and len(text.encode("utf-8", "replace")) > BYTES_PER_TOKEN * enough:
+            least = self._count_in_pieces(text, enough)
+        return least
+
+    def _count_in_pieces(self, text: str, enough: int) -> int:
         """Return a lower bound of the number of tokens in `text`, by tokenizing pieces of it.
 
-        Counting stops once the bound is above `enough`. Tokenizing a whole text takes 500 bytes of
-        memory per token, and the memory of a piece is released before the next piece.
+        Tokenizing a whole text takes 500 bytes of memory per token, and the memory of a piece is
+        released before the next piece.
         """
         count = 0
         for start in range(0, len(text), _PIECE_CHARACTERS):
             piece = text[start : start + _PIECE_CHARACTERS]
-            count += max(0, len(self.encode(piece, add_special_tokens=False)) - _TOKENS_NEAR_CUT)
+            count += max(0, len(self.encode(piece, add_special_tokens=False)) - 2 * _TOKENS_NEAR_CUT)
             if count > enough:
                 break
         return count

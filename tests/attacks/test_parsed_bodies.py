@@ -13,6 +13,7 @@ from tritonclient.grpc import service_pb2
 
 from tests.attacks.harness import MIB, Engine, connect, record, scaled
 from tests.gateway.test_encoder_servers import Vectors
+from tests.support.tokenizer_files import write_wordpiece_tokenizer
 from tests.support.waiting import GENEROUS
 
 #: Bytes by which the gateway may grow: `limits.held_bytes`, and what is parsed at the moment.
@@ -93,3 +94,24 @@ async def test_a_small_request_for_large_vectors(start, tokenizer, tokenizer_dir
     record(f"{growth / MIB:.0f} MiB more for {len(answer.content) / MIB:.0f} MiB of vectors")
     assert len(answer.json()["data"]) == inputs
     assert growth < scaled(64, 150) * MIB
+
+
+async def test_long_texts_for_an_encoder(start, tmp_path):
+    """Embeddings and queries were tokenised whole where the tokenizer has no bound: 2.2 MB took a gigabyte."""
+    shape = {"max_batch_size": 4, "max_seq_len": 256, "dimensions": 3, "vocab_size": 7}
+    card = {"target": "openvino", "tokenizer_dir": str(write_wordpiece_tokenizer(tmp_path)), "name": "vectors", **shape}
+    text = "!" * 2_200_000
+    bodies = [("embeddings", {"input": text}), ("embeddings", {"input": [text]})]
+    bodies += [("rerank", {"query": text, "documents": ["a"]}), ("rerank", {"query": "a", "documents": [text]})]
+    async with Vectors(card, None) as triton:
+        gateway = await asyncio.to_thread(start, triton.address)
+        await asyncio.to_thread(gateway.ready)
+        before = gateway.memory()
+        async with httpx.AsyncClient(timeout=GENEROUS, base_url=f"{gateway.url}/v1") as client:
+            asked = [client.post(path, json={"model": "vectors", **body}) for path, body in bodies]
+            answers = await asyncio.gather(*asked)
+        growth = gateway.peak() - before
+    record(f"{growth / MIB:.0f} MiB more for {len(answers)} texts of {len(text) / MIB:.0f} MiB")
+    assert [answer.status_code for answer in answers] == [400, 400, 400, 200]
+    assert all("maximum context length is 256 tokens" in answer.text for answer in answers[:3])
+    assert growth < 100 * MIB

@@ -9,7 +9,7 @@ from llmops.build.checkpoint import open_checkpoint
 from llmops.build.tokenizer import write_tokenizer
 from llmops.gateway.text.token_lower_bound import bound_for_tokenizer
 from llmops.gateway.text.tokenizer import TextTokenizer
-from tests.support.tokenizer_files import byte_level_tokenizer
+from tests.support.tokenizer_files import byte_level_tokenizer, write_wordpiece_tokenizer
 
 CORPUS = [
     "The capital of France is Paris.  1234567 1234",
@@ -132,6 +132,13 @@ def test_it_is_worth_something(smollm2_tokenizer) -> None:
 
 def test_it_stops_when_it_knows_enough(smollm2_tokenizer) -> None:
     assert 8192 < smollm2_tokenizer.min_token_count("7" * 16_000_000, 8192) < 1_000_000
+
+
+def test_a_cut_through_a_word_adds_no_tokens(tmp_path) -> None:
+    # what the cut leaves of the word are 100 tokens, and the whole word is one
+    tokenizer = TextTokenizer(write_wordpiece_tokenizer(tmp_path))
+    text = " " * 38 + ("x" * 129 + " ") * 253
+    assert tokenizer.min_token_count(text, 256) <= len(tokenizer.encode(text)) == 255
 
 
 def before_bytes(first: pre_tokenizers.PreTokenizer) -> Tokenizer:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 CORPUS = ["The capital of France is Paris.", "Hello world! How are you?", "<answer>42</answer>", "你好 🙂 é"]
 TEMPLATE = (
@@ -58,4 +58,15 @@ def write_tokenizer(directory: Path) -> Path:
     byte_level_tokenizer(CORPUS * 4, special_tokens=["<|end|>"]).save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
     (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+def write_wordpiece_tokenizer(directory: Path) -> Path:
+    """Write a tokenizer as BERT's, which makes one token of a word of over 100 characters, and return `directory`."""
+    special, words = ["[UNK]", "[CLS]", "[SEP]"], ["a", "x", "##x", "!"]
+    tokenizer = Tokenizer(models.WordPiece({one: at for at, one in enumerate([*special, *words])}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    tokenizer.save(str(directory / "tokenizer.json"))
     return directory
