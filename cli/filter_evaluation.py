@@ -35,7 +35,10 @@ HELD_OUT = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A text with its category. In a text with an empty category, a filter may find nothing."""
+    """A text and the category that a filter should find in it.
+
+    If the category is empty, every finding is a false positive.
+    """
 
     text: str
     category: str = ""

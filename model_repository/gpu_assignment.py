@@ -49,9 +49,8 @@ def assign_gpus(needs: Sequence[GpuRequirement], wanted: Mapping[str, tuple[int,
     names = [need.name for need in needs]
     unknown = next((name for name in wanted if name not in names), None)
     if unknown is not None:
-        raise InputError(
-            f"--gpus {unknown}=…: no GPU engine has that name; choose one of {', '.join(names) or 'none'}."
-        )
+        remedy = f"choose one of {', '.join(names)}" if names else "the repository has none, so leave --gpus out"
+        raise InputError(f"--gpus {unknown}=…: no GPU engine has that name; {remedy}.")
     chosen = {need.name: wanted.get(need.name, need.chosen) for need in needs}
     for need in needs:
         if chosen[need.name] and len(set(chosen[need.name])) != need.count:

@@ -179,7 +179,7 @@ class ModelCheckpoint:
 
     `ref` is the path or name that the user typed. `path` is the folder, or the GGUF file itself.
     `config` is the Hugging Face config.json (for GGUF the same keys, from its metadata). `states`
-    is the result of `reject_outside_symlinks`.
+    has the state of each file before the checks, by its path in the folder.
     """
 
     ref: str

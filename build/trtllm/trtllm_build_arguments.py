@@ -98,9 +98,10 @@ def _plugins(options: EngineOptions) -> dict[str, Value]:
         chosen["nccl_plugin"] = "auto"
     if subject.family == "mixtral":
         chosen["moe_plugin"] = "auto"
-    # With both flags, reduction, residual and norm run in one kernel (performance-tuning-guide/
-    # useful-build-time-flags.md); Gemma 2 can have it too, with --set flag.reduce_fusion=enable.
-    # The user buffer makes the hidden states FP8, which the LoRA plugin does not support.
+    # `reduce_fusion` and `user_buffer` let reduction, residual and norm run in one kernel
+    # (performance-tuning-guide/useful-build-time-flags.md). For Gemma 2, a user can set
+    # flag.reduce_fusion=enable. `user_buffer` makes the hidden states FP8, which the LoRA plugin
+    # does not support.
     if subject.tp_size > 1 and subject.pp_size == 1 and subject.family == "llama" and subject.quant != "fp8_pc_pt":
         chosen["reduce_fusion"] = "enable"
         if subject.quant == "fp8" and not options.features.get("lora_plugin"):

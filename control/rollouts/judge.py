@@ -358,9 +358,9 @@ class _Criterion(ABC):
 
     @abstractmethod
     def requirements(self) -> Mapping[str, RowState]:
-        """Return the states of the tests that a promotion requires, by the label of their rows.
+        """Return the state of each test that must be `ok` before a promotion, by its row's label.
 
-        Return no states if the canary has no requests.
+        The result is empty if the canary has had no requests.
         """
 
     @abstractmethod

@@ -607,7 +607,7 @@ def _no_answer(run_id: str) -> NotFoundError:
 
 
 class _ResumableChatChunks(ChatChunks):
-    """A writer of a chat's chunks, which an answer's log can replay for any reader."""
+    """The base of writers of chat chunks for answers whose log can be read again from any event."""
 
     def read(self, run: AnswerRun, after: int) -> AnswerReader:
         return AnswerReader(run, self, after)

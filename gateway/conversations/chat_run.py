@@ -275,7 +275,10 @@ class ChatRun(AnswerRun):
             return False
 
     def _show(self) -> None:
-        """Show readers the deltas that they may see now."""
+        """Make visible the deltas whose tokens the checkpoint confirms, and wake the readers.
+
+        Without a checkpoint that holds deltas back, all deltas become visible.
+        """
         checkpoint = self._checkpoint
         if checkpoint is None or not checkpoint.holds:
             self.visible = len(self.log)

@@ -129,7 +129,8 @@ class ClaimedAnswer(NamedTuple):
     Attributes:
         id: The id of the answer.
         record: The record of the request.
-        cached: Tokens of the prompt that were in the engine's cache; None if unknown.
+        cached_tokens: The number of the prompt's tokens that were in the engine's cache; None if
+            unknown.
         tokens: The encoded tokens.
         times: The number of times that the answer was taken over.
     """

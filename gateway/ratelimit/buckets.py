@@ -171,9 +171,13 @@ class Decision(NamedTuple):
 
 
 def decide(bounds: Sequence[Limit], asks: Sequence[LimitRequest], left: Sequence[Remaining]) -> Decision:
-    """Decide whether the amounts `left` cover `asks`, one for each limit of `bounds`.
+    """Decide whether a request fits into all of its limits.
 
-    All requests in `asks` must have the same money.
+    Args:
+        bounds: The limits.
+        asks: The amounts asked of each limit, in the order of `bounds`; `money` must be equal in
+            all of them.
+        left: The amounts that each limit has left, in the same order.
     """
     after = []
     for at, (requests, tokens, places, money) in enumerate(left):

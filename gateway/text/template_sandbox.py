@@ -135,9 +135,10 @@ def _call_filter(name: str, node: nodes.Node, args: list[nodes.Expr] | None = No
 
 
 def _is_text(node: nodes.Node) -> bool:
-    """Return True if an output is certainly a text that was counted when it was created.
+    """Return True if an expression of a template certainly yields a text that the budget counts.
 
-    A sum with a text is a text, or the addition fails.
+    The budget counted the characters when the text was created. A text plus another value is a
+    text, or the addition raises an error.
     """
     is_sum = isinstance(node, nodes.Filter) and node.name in (_CHARGE_TEXT, _CONCATENATE)
     return is_sum or isinstance(node, nodes.TemplateData | nodes.Const)

@@ -456,6 +456,9 @@ def _top_logprobs(outputs: dict[str, int], raw: Sequence[bytes]) -> list[TopLogp
         return None
     counts, ids = array("i", raw[outputs[STEP_TOP_COUNTS]]), array("i", raw[outputs[STEP_TOP_IDS]])
     if len(counts) + len(ids) > MAX_STEP_LOGPROBS:
-        raise ValueError(f"a step has {len(ids)} log-probabilities of {len(counts)} positions, which are too many")
+        raise ValueError(
+            f"a step has {len(ids)} log-probabilities at {len(counts)} positions; together, at most {MAX_STEP_LOGPROBS} "
+            "are allowed"
+        )
     pairs = zip(ids, array("f", raw[outputs[STEP_TOP_LOG_PROBS]]), strict=True)
     return [list(itertools.islice(pairs, count)) for count in counts]

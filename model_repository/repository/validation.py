@@ -81,7 +81,11 @@ def _check_model(folder: Path) -> Any:
             f'{path} has name: "{config.name}", but the folder is {folder.name}: make the repository again.'
         )
     if not any(child.is_dir() and child.name.isdigit() for child in folder.iterdir()):
-        raise InputError(f"{folder} has no version folder (1/): the repository was edited; make it again.")
+        raise InputError(
+            f"{folder} has no version folder (1/), because the repository was edited; make it again with `llmops repo`."
+        )
     if config.backend == "python" and not any(folder.glob("*/model.py")):
-        raise InputError(f"{folder}/1/model.py is missing: the repository was edited; make it again.")
+        raise InputError(
+            f"{folder}/1/model.py is missing, because the repository was edited; make it again with `llmops repo`."
+        )
     return config

@@ -27,7 +27,8 @@ CAUGHT_WITHIN = 200
 FAULTS = ("slow", "errors", "scrambled", "language")
 #: Number of prompts of the golden set, with which a loss of LOSS is to be found.
 PROMPTS = 1000
-#: Goal: the loss of accuracy that is found with these prompts.
+#: Goal: the smallest loss of accuracy, as a share of the answers, that the judge finds with PROMPTS
+#: golden prompts.
 LOSS = 0.03
 CONDITIONS = f"{ROLLOUTS} simulated roll-outs of {len(STEPS)} steps."
 

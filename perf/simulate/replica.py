@@ -112,7 +112,8 @@ class ReplicaVariation:
 class _View(ReplicaView):
     """A gateway's view of a replica.
 
-    The mean of successive equal steps is computed only when a gateway reads it.
+    `step_seconds`, the mean duration of the replica's last steps, is computed only when a gateway
+    reads it, because most steps pass unread.
     """
 
     def __init__(self, replica: SimulatedReplica) -> None:

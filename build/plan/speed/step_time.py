@@ -21,7 +21,7 @@ from llmops.build.quant_formats import QuantFormat
 #: throughput on H100 (perf/lab/plan_accuracy.py).
 STEP_OVERHEAD = 1.5e-3
 #: Seconds of host work per sequence and step (sampling results, stop checks, scheduling), fitted to
-#: the same figures.
+#: NVIDIA's published throughput on H100 (perf/lab/plan_accuracy.py).
 SEQUENCE_OVERHEAD = 2.0e-6
 #: Number of passes over the FP32 logits of a step: copy, penalties, soft-max, draw.
 LOGIT_PASSES = 4

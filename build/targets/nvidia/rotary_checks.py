@@ -29,8 +29,8 @@ def check_rotary(config: Mapping[str, Any], family: str, quant: str, release: tu
         )
     if kind and family == "gemma3" and release < (1, 2):
         raise InputError(
-            f"TensorRT-LLM {'.'.join(map(str, release))} scales positions in this model's local layers, too; use --set "
-            f"image={DEFAULT_TAG}."
+            f"TensorRT-LLM {'.'.join(map(str, release))} scales positions in this model's local layers, too, so the "
+            f"engine would compute other answers than the model; use --set image={DEFAULT_TAG}."
         )
 
 

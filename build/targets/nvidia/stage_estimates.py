@@ -222,9 +222,10 @@ class DurationEstimate:
         return (traffic + first + self._compute(2 * texts * EVALUATION_LENGTH) * (4 if self.gpu else 1)) / 60
 
     def _bytes_to_keep(self) -> int:
-        """Return the bytes of float32 layers that the gate keeps: on a GPU, half of the memory.
+        """Return the bytes of float32 weights that the quality gate keeps instead of reading again.
 
-        Without --gpu and a GPU in this machine, an H100 SXM is assumed, as for the rates.
+        On a GPU these are half of its memory, on a CPU CACHED_LAYERS_BYTES. If --gpu is not given
+        and this machine has no GPU, the memory of an H100 SXM is used.
         """
         if not self.gpu:
             return CACHED_LAYERS_BYTES

@@ -110,7 +110,10 @@ class _Affine:
         return cls(integers, zero, scale)
 
     def node(self, kind: ov.Type) -> Node:
-        """Return the node of the matrix in float32, (rows, groups * group_size)."""
+        """Return a node that dequantizes the matrix to float32, of shape (rows, groups * group_size).
+
+        The integers are stored with the type `kind`.
+        """
         whole = self.zero.dtype == np.uint8
         zero = ops.convert(_constant(self.zero, kind), "f16") if whole else op.Constant(self.zero)
         shifted = ops.subtract(ops.convert(_constant(self.integers, kind), "f16"), zero)

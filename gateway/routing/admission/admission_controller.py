@@ -225,8 +225,8 @@ class AdmissionController:
             # reserve the request for its home for the time that another replica would need to compute
             # the cached prefix (docs/decisions/0017)
             request.home_until = now + cached / rate
-            # subtract the prefill: the request must be dispatched early enough for it, and finds
-            # nothing before it there (`time_to_first_token` adds the prompts that wait now)
+            # Subtract the duration of the request's own prefill, so that its first token still comes
+            # before the deadline. The replica has no other prompt waiting when it gets the request.
             prefill = max(request.routing.tokens - cached, 1) / rate + (home.step_seconds or DEFAULT_STEP_SECONDS)
             request.deadline = min(request.deadline, request.arrived + self.queue.tier(request).max_wait) - prefill
         evicted: list[QueuedRequest] = []

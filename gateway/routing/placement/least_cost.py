@@ -148,12 +148,19 @@ def _prefix_candidates(
     views: Sequence[ReplicaView],
     affinity: int | None = None,
 ) -> list[int]:
-    """Return the replicas to consider for a prompt: the holders of its prefix, the longest first.
+    """Return the indices in `views` of the replicas to consider for a prompt.
 
-    The last candidate is the replica that all gateways choose for the new part of the prompt. With
-    an `affinity`, the replica that all gateways choose for the affinity comes first. It wins every
-    tie, such as between the holders of a system prompt, and loses to a longer prefix or a shorter
-    queue.
+    The holders of the prompt's prefix come in order of decreasing prefix length. Without an
+    `affinity`, they are followed by the replica that all gateways choose for the first block that
+    no replica holds. With an `affinity`, they follow the replica that all gateways choose for the
+    affinity; this replica wins ties, and loses to a longer prefix or a shorter queue.
+
+    Args:
+        hashes: The hashes of the prompt's blocks.
+        known: The number of leading blocks that each replica holds, by the replica's id.
+        places: The indices in `views` of the replicas that can serve the request.
+        views: All replicas.
+        affinity: A hash of the name that the client gave for requests that belong together.
     """
     if affinity is not None:
         return [_rendezvous_choice(affinity, places, views), *_prefix_holders(known, places, views)]

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 #: Minimum number of output tokens for a time per token, because the mean over fewer tokens says
 #: little.
 MIN_TPOT_TOKENS = 4
-#: Number of an owner's requests to a version that always count, because one conversation may have
-#: as many.
+#: Number of an owner's first requests to a version whose outcomes always count for the version,
+#: because a single conversation may have that many.
 MIN_OWNER_REQUESTS = 30
 #: Weight in percent above which a version's share of an owner's requests is not checked, because
 #: the allowance of `is_random` then includes all requests.

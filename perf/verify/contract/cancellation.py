@@ -63,7 +63,8 @@ async def cancel(engine: EngineContext) -> Finding:
     seconds = time.monotonic() - left
     after = await engine.gauges.read()
     used = (BLOCKS, "used")
-    # Some runtimes count blocks that the prefix cache keeps as used.
+    # Some runtimes count the blocks that the prefix cache keeps as blocks in use, so the blocks of
+    # this request's own tokens are allowed.
     leaked = after.get(used, 0) - before.get(used, 0)
     per = max(1.0, after.get((BLOCKS, "tokens_per"), 32))
     most = (len(engine.prompt) + len(result.ids)) / per + 2
