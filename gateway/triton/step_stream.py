@@ -457,8 +457,8 @@ def _top_logprobs(outputs: dict[str, int], raw: Sequence[bytes]) -> list[TopLogp
     counts, ids = array("i", raw[outputs[STEP_TOP_COUNTS]]), array("i", raw[outputs[STEP_TOP_IDS]])
     if len(counts) + len(ids) > MAX_STEP_LOGPROBS:
         raise ValueError(
-            f"a step has {len(ids)} log-probabilities at {len(counts)} positions; together, at most {MAX_STEP_LOGPROBS} "
-            "are allowed"
+            f"a step has {len(ids)} log-probabilities at {len(counts)} positions; at most {MAX_STEP_LOGPROBS} are "
+            "allowed in all"
         )
     pairs = zip(ids, array("f", raw[outputs[STEP_TOP_LOG_PROBS]]), strict=True)
     return [list(itertools.islice(pairs, count)) for count in counts]

@@ -133,7 +133,7 @@ def wave_seconds(replica: ReplicaModel, batch: float) -> float:
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add to `section`, in percent, the planner's median and maximum error of throughput per group of results."""
+    """Add the planner's median and maximum error of throughput, in percent, per group of results."""
     times = {row.gpu: timing_source(find_gpu(row.gpu), "auto") for row in published()}
     rows = [predict(row, times[row.gpu]) for row in published()]
     for group in dict.fromkeys(row.group for row in rows):

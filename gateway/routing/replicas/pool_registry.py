@@ -343,8 +343,8 @@ class UnstablePromptReporter:
         if divergence is None:
             return
         log.warning(
-            "%d %% of the prompts of %s for the model '%s' differ at token %d and are equal again after the difference, "
-            "so the prefix cache cannot reuse the rest. Move text that changes, such as a date, to the end of the prompt.",
+            "%d %% of the prompts of %s for the model '%s' differ at token %d and are equal again after it, so the "
+            "prefix cache cannot reuse the rest. Move text that changes, such as a date, to the end of the prompt.",
             *(round(100 * divergence.share), f"tenant '{tenant}'" if tenant else "all tenants", self._model),
             divergence.token,
         )

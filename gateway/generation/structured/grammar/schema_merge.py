@@ -131,8 +131,8 @@ def _merge_additional(merged: Mapping[str, Schema], first: FlatSchema, second: F
         if rest is not True:
             if side.get("patternProperties"):
                 raise NotEnforceableError(
-                    "a schema with both 'patternProperties' and 'additionalProperties' cannot be combined with another; "
-                    "leave out one of the two"
+                    "a schema with both 'patternProperties' and 'additionalProperties' cannot be combined with "
+                    "another; leave out one of the two"
                 )
             spend_steps(len(properties))
             for name in properties.keys() - side.get("properties", {}).keys():
@@ -223,7 +223,7 @@ class SchemaAlternatives:
             found = [both for pair in pairs if (both := _merge_if_satisfiable(*pair)) is not None]
             if len(found) > _MAX_ALTERNATIVES:
                 raise NotEnforceableError(
-                    f"the combinations of its anyOf, oneOf and allOf are more than {_MAX_ALTERNATIVES}; use fewer of them"
+                    f"the combinations of its anyOf, oneOf and allOf are more than {_MAX_ALTERNATIVES}; use fewer"
                 )
         if not found:
             raise UnsatisfiableSchemaError("the combined schemas allow no value")
