@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmops.errors import InputError, MissingDependencyError
+from llmops.input_files import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,16 @@ CACHED_LAYERS_BYTES = 512 << 20
 #: Maximum bytes of a float32 embedding, or output matrix, that the quality gate keeps in memory.
 #: Rows of a larger matrix are read from the file each time.
 CACHED_TABLE_BYTES = 256 << 20
+#: Maximum memory, in bytes, of the texts that are read from a file. Calibration with the default
+#: settings uses 1 MB of texts.
+MAX_TEXT_BYTES = 64 << 20
+#: Maximum bytes of a line. A row of a data set has a few KB.
+MAX_LINE_BYTES = 4 << 20
+#: Maximum rows of a Parquet file that are decoded together.
+MAX_ROWS = 1024
+#: Maximum characters of a text that are tokenised for each token of a sequence. A token of a text
+#: in a natural language has four characters.
+MAX_TOKEN_CHARACTERS = 64
 _TEXT_FIELDS = ("text", "prompt", "content", "article", "instruction")
 
 
@@ -71,7 +82,9 @@ def bundled_texts(name: str = "calibration") -> list[str]:
 
 
 def load_texts(settings: CalibrationSettings) -> list[str]:
-    """Return all calibration texts, shuffled with `seed`.
+    """Return the calibration texts, shuffled with `seed`.
+
+    Of a large file, only the beginning is read, up to MAX_TEXT_BYTES.
 
     Raises:
         InputError: The data cannot be used.
@@ -105,7 +118,18 @@ def _read(dataset: str) -> list[str]:
     if not path.is_file() or path.suffix not in _READERS:
         problem = "has a suffix that llmops does not read" if path.exists() else "does not exist"
         raise InputError(f"--calib-data {dataset} {problem}; give a .jsonl, .txt or .parquet file.")
-    return _READERS[path.suffix](path)
+    return _first(_READERS[path.suffix](path))
+
+
+def _first(texts: Iterable[str]) -> list[str]:
+    found, size = [], 0
+    for text in texts:
+        size += sys.getsizeof(text)
+        if size > MAX_TEXT_BYTES:
+            break
+        if text:
+            found.append(text)
+    return found
 
 
 def _is_local(dataset: str) -> bool:
@@ -113,26 +137,31 @@ def _is_local(dataset: str) -> bool:
     return path.suffix in _READERS or path.exists()
 
 
-def _jsonl(path: Path) -> list[str]:
-    texts = []
-    # `splitlines` would also split at U+2028 and U+0085, which JSON allows in strings.
-    for number, line in enumerate(_decoded(path).split("\n"), 1):
+def _jsonl(path: Path) -> Iterator[str]:
+    for number, line in enumerate(_lines(path), 1):
         if line.strip():
             try:
-                texts.append(_text_of(json.loads(line)))
+                yield _text_of(parse_json(line))
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise InputError(
                     f"{path}, line {number} has no text; each line must be a JSON object with one of "
                     f"{', '.join(_TEXT_FIELDS)} or messages."
                 ) from None
-    return [text for text in texts if text]
 
 
-def _decoded(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"--calib-data {path} is not UTF-8 (byte {error.start}); convert the file to UTF-8.") from None
+def _lines(path: Path) -> Iterator[str]:
+    start = 0
+    with path.open("rb") as file:
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            if len(line) > MAX_LINE_BYTES:
+                problem = f"has a line of more than {MAX_LINE_BYTES >> 20} MiB"
+                raise InputError(f"--calib-data {path} {problem}; give texts in shorter lines.")
+            try:
+                yield line.decode().replace("\r\n", "\n")
+            except UnicodeDecodeError as error:
+                at = start + error.start
+                raise InputError(f"--calib-data {path} is not UTF-8 (byte {at}); convert the file to UTF-8.") from None
+            start += len(line)
 
 
 def _text_of(row: Any) -> str:
@@ -155,28 +184,42 @@ def _content(content: Any) -> str:
     return "" if content is None else str(content)
 
 
-def _txt(path: Path) -> list[str]:
-    """Return the passages of a text file, separated by empty lines."""
-    return [part.strip() for part in _decoded(path).split("\n\n") if part.strip()]
+def _txt(path: Path) -> Iterator[str]:
+    """Yield the passages of a text file, separated by empty lines.
+
+    A passage that is longer than a line may be is divided.
+    """
+    passage = ""
+    for line in _lines(path):
+        if line == "\n" or len(passage) > MAX_LINE_BYTES:
+            yield passage.strip()
+            passage = ""
+        passage += line
+    yield passage.strip()
 
 
-def _parquet(path: Path) -> list[str]:
+def _parquet(path: Path) -> Iterator[str]:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise MissingDependencyError(_NO_PYARROW) from error
     try:
-        table = parquet.read_table(path)
-    except (ValueError, OSError) as error:
-        raise InputError(f"--calib-data {path} cannot be read as Parquet ({error}); give another file.") from error
-    name = next((name for name in (*_TEXT_FIELDS, "messages") if name in table.column_names), None)
-    try:
-        texts = [_text_of({name: value}) for value in table.column(name).to_pylist() if value is not None]
-    except (KeyError, TypeError, AttributeError):
+        with parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            name = next(name for name in (*_TEXT_FIELDS, "messages") if name in names)
+            # A dictionary stores a value once, so that a small row group may have a million long
+            # texts. No text is longer than its row group.
+            groups = (file.metadata.row_group(index) for index in range(file.num_row_groups))
+            largest = max((group.total_byte_size for group in groups), default=0)
+            rows = min(max(MAX_TEXT_BYTES // max(largest, 1), 1), MAX_ROWS)
+            for batch in file.iter_batches(rows, columns=[name]):
+                yield from (_text_of({name: row.as_py()}) for row in batch.column(0) if row.is_valid)
+    except (StopIteration, KeyError, TypeError, AttributeError):
         raise InputError(
             f"{path} has no column of text; name a column {', '.join(_TEXT_FIELDS)} or messages."
         ) from None
-    return [text for text in texts if text]
+    except (ValueError, OSError) as error:
+        raise InputError(f"--calib-data {path} cannot be read as Parquet ({error}); give another file.") from error
 
 
 _READERS = {".jsonl": _jsonl, ".txt": _txt, ".parquet": _parquet}
@@ -201,7 +244,7 @@ def _hub(dataset: str) -> list[str]:
         raise InputError(f"--calib-data {dataset} cannot be read from the hub ({error}); give a local file.") from error
     if found is None:
         raise InputError(f"--calib-data {dataset} has no {' or '.join(_ON_HUB)} file on the hub; give a local file.")
-    return _READERS[found.suffix](found)
+    return _first(_READERS[found.suffix](found))
 
 
 _ON_HUB = (".jsonl", ".parquet")
@@ -218,6 +261,7 @@ def pack_sequences(texts: list[str], tokenizer: Any, size: int, seq_len: int) ->
     for text in texts:
         # Of a text that is longer than a sequence, only the beginning is used, as in NVIDIA's
         # loaders.
+        text = text[: seq_len * MAX_TOKEN_CHARACTERS]
         found += [*tokenizer(text, truncation=True, max_length=seq_len)["input_ids"][: seq_len - len(end)], *end]
         if len(found) >= size * seq_len:
             break

@@ -5,6 +5,7 @@ Each is refused in one sentence: a hole of three gigabytes, JSON nested 300,000 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -18,6 +19,7 @@ from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint.lora_adapters import read_adapters
 from llmops.build.plan.build_plan import BuildPlan
 from llmops.build.plan.speed.measured_steps import MeasuredSteps
+from llmops.build.quantize.calibration import CalibrationSettings, load_texts
 from llmops.cli.filter_evaluation import read_examples
 from llmops.cli.prefix import _read_bodies
 from llmops.errors import CheckpointError, LlmopsError
@@ -72,6 +74,34 @@ def test_a_hole_takes_no_memory(tmp_path: Path, name: str) -> None:
     with pytest.raises(LlmopsError, match=r"more than|cannot be read"):
         READERS[name](path)
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < BOUND_MIB
+
+
+def _dictionary(path: Path) -> None:
+    from pyarrow import Table, parquet
+
+    parquet.write_table(Table.from_pydict({"text": ["x" * 10_000] * 150_000}), path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a.parquet"])
+def test_calibration_texts_take_no_more_memory_than_calibration_needs(tmp_path: Path, name: str) -> None:
+    """Before the fix, a hole of 3 GB took 6 GB, and a Parquet file of 848 bytes all of the memory."""
+    path = tmp_path / name
+    if path.suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+        _dictionary(path)
+    else:
+        path.write_text("a")
+        os.truncate(path, 1 << 30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with contextlib.nullcontext() if path.suffix == ".parquet" else pytest.raises(LlmopsError, match="more than 4 MiB"):
+        assert 0 < len(load_texts(CalibrationSettings(str(path)))) < 10_000
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < 2 * BOUND_MIB
+
+
+def test_a_long_passage_is_divided(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("word " * 999 + "\r\n\r\n" + ("y" * 100_000 + "\n") * 60)
+    texts = load_texts(CalibrationSettings(str(tmp_path / "a.txt")))
+    assert sorted(len(text) // 100_000 for text in texts) == [0, 18, 42]
 
 
 #: Merge keys in eight levels: before the fix, these 3 KiB took all memory.
