@@ -43,7 +43,8 @@ class AdapterCheckpoint:
 
     `name` is the model name under which the adapter is served, and `task_id` its number in requests
     (from 1). `modules` has TensorRT-LLM's names of the adapted modules. `scale` multiplies the
-    matrix B. `states` is the result of `reject_outside_symlinks`.
+    matrix B. `states` has the state of each file before the checks, by its path in `folder`;
+    `reject_changed_files` compares the state.
     """
 
     name: str

@@ -46,7 +46,10 @@ def _indexed_shards(folder: Path, index: Path) -> list[str]:
 
 
 def _is_file_name(value: Any) -> bool:
-    """Return True if `name` has no folder: a path could lead out of the checkpoint."""
+    """Return True if `value` is a file name without a folder.
+
+    A path with folders could lead out of the checkpoint.
+    """
     return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and "\0" not in value
 
 

@@ -189,7 +189,7 @@ class GgufWeights:
     def _rotary_heads(self, name: str) -> int:
         """Return the number of heads of the weight `name` whose rotary halves are interleaved.
 
-        GGUF interleaves them for q and k of the llama family only.
+        GGUF interleaves the halves only for q and k, and only in the llama family.
         """
         if self.checkpoint.metadata.get("general.architecture") != "llama":
             return 0

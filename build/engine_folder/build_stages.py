@@ -30,7 +30,7 @@ def stages_folder(output: Path) -> Path:
 
 
 def finished_stage(output: Path, name: str, inputs: dict[str, Any]) -> Path:
-    """Return the path of stage `name` made from `inputs`, whether or not it exists."""
+    """Return the path of stage `name` made from `inputs`, even if the stage does not exist."""
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()[:24]
     return stages_folder(output) / f"{name}-{digest}"
 

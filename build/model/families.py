@@ -15,8 +15,8 @@ PYTORCH_ONLY = frozenset({"pytorch"})
 class MoeFields:
     """The names of the config.json fields with a family's MoE shape.
 
-    Of each tuple, the first field that config.json has counts. `expert_bias` is True if experts
-    have biases.
+    Each tuple has alternative names, of which the first that config.json has is used. `expert_bias`
+    is True if experts have biases.
     """
 
     num_experts: tuple[str, ...]

@@ -83,7 +83,8 @@ def _float32(weight: Weight, device: str) -> Tensor:
 def load_exported(folder: Path, target: str, checkpoint: Checkpoint) -> LayerwiseModel:
     """Return the model of an export, built only from the export's files.
 
-    Wrong scales, swapped shards and wrong numbers in config.json therefore change its answers.
+    Wrong scales, swapped shards and wrong numbers in config.json therefore change the answers of
+    the model.
 
     Raises:
         BuildError: Files, architecture and source do not fit together.

@@ -210,7 +210,7 @@ class LayerwiseModel:
 def _bytes_to_keep(device: torch.device) -> int:
     """Return the bytes of float32 weights to keep instead of reading them again for each token.
 
-    On a GPU, the result is half of the free memory.
+    The result is half of the free memory of a GPU, or CACHED_LAYERS_BYTES on a CPU.
     """
     if device.type == "cpu":
         return CACHED_LAYERS_BYTES
@@ -219,9 +219,9 @@ def _bytes_to_keep(device: torch.device) -> int:
 
 
 class _LayerStub(nn.Module):
-    """A stub of a decoder layer that records its calls.
+    """A stub that records the calls of a decoder layer.
 
-    Once `result` is set, it returns `result`.
+    A call returns the hidden states that it gets, or `result` once `result` is set.
     """
 
     def __init__(self, layer: Any) -> None:

@@ -192,9 +192,10 @@ def _counterpart(name: str, source: dict[str, Tensor]) -> Tensor:
 
 
 def _error(value: Tensor, expected: Tensor) -> float:
-    """Return the relative error.
+    """Return the error of a sketch or vector of the export, relative to the norm of `expected`.
 
-    Rows that the source does not have are padding of the vocabulary.
+    The result is infinite if `value` has NaN or infinity. Rows of `value` that `expected` lacks are
+    padding of the vocabulary, and are ignored.
     """
     value = value[: len(expected)]
     if not torch.isfinite(value).all():

@@ -128,7 +128,7 @@ def _loss(quant: str) -> QualityLimits:
 
 
 def _with_cache(gates: QualityGates) -> QualityGates:
-    """Add the loss of an 8-bit KV cache. A limit that is None stays None."""
+    """Return the limits, relaxed by the loss of an 8-bit KV cache. A limit of None stays None."""
     return replace(
         gates,
         max_ppl_ratio=gates.max_ppl_ratio and gates.max_ppl_ratio * (_CACHE.max_ppl_ratio or 1),

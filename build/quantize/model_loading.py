@@ -71,7 +71,7 @@ def require_quantize_extra() -> None:
 
 
 def import_libraries() -> None:
-    """Import ModelOpt. No caller may hold a model in a local variable.
+    """Import ModelOpt. Callers must not hold a model in a local variable.
 
     ModelOpt imports pulp, which keeps the traceback of a failed import, and with the traceback the
     frames of all callers. A model in such a frame would never be freed.

@@ -43,19 +43,25 @@ def _is_packed(weight: Tensor, scale: Tensor) -> bool:
 
 
 def _per_row(scale: Tensor, dims: int) -> Tensor:
-    """Reshape a scale to multiply rows. One number, or a number per expert, needs no reshaping."""
+    """Return the scale in a shape that multiplies the rows of a weight with `dims` dimensions.
+
+    A scale of one number becomes a scalar. To other scales, dimensions of length 1 are added.
+    """
     if scale.numel() == 1:
         return scale.reshape(())
     return scale.reshape(*scale.shape, *[1] * (dims - scale.dim()))
 
 
 def round_to_e4m3(value: Tensor, scale: Tensor | float) -> Tensor:
-    """Round to E4M3 numbers times `scale`, like an FP8 tensor core's input."""
+    """Round `value` to the nearest products of `scale` and an E4M3 number.
+
+    The input of an FP8 tensor core is rounded in this way.
+    """
     return (value / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).to(value.dtype) * scale
 
 
 def round_to_int8(value: Tensor, scale: Tensor | float) -> Tensor:
-    """Round to 8-bit integers times `scale`."""
+    """Round `value` to the nearest products of `scale` and an integer from -128 to 127."""
     return (value / scale).round().clamp(-128, 127) * scale
 
 

@@ -84,7 +84,14 @@ def quantize(
 def _forward_loop(
     meter: ForwardMeter, passes: tuple[int, ...], prepared: Callable[[], Iterator[torch.Tensor]]
 ) -> Callable[[Any], None]:
-    """Return the function that ModelOpt calls for each pass over the calibration data."""
+    """Return the function that ModelOpt calls for each pass over the calibration data.
+
+    Args:
+        meter: Receives the cost of each pass.
+        passes: The costs of the passes in order, in forward passes. The last cost also counts for
+            all later passes.
+        prepared: Returns the batches of token ids.
+    """
     costs = iter(passes)
 
     def forward(model: Any) -> None:

@@ -58,8 +58,12 @@ def linears(arch: Architecture) -> Iterator[ShardedLinear]:
 def sharding_problem(arch: Architecture, tp: int, group_size: int | None, rounded: bool = False) -> str | None:
     """Return the reason for which `tp` cannot work, with layer and dimension, or None.
 
-    For group-quantised formats, the group size is checked too. The module docstring describes
-    `rounded`.
+    Args:
+        arch: The architecture of the model.
+        tp: The number of ranks that split each layer.
+        group_size: The number of weights that share a scale, which is checked too, or None.
+        rounded: True for formats whose engines round the widths of matrices up. The widths must
+            then be multiples of the unit, because those in the checkpoint are not rounded up.
     """
     if arch.num_heads % tp:
         return f"num_attention_heads {arch.num_heads} does not divide by tp {tp}"

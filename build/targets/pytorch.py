@@ -97,7 +97,10 @@ def _check_width(tp: int, what: str, width: int, parts: int, remedy: str) -> Non
 
 
 def _whole_blocks(arch: Architecture, width: int, tp: int) -> str:
-    """Return advice on how to split no block, as part of a sentence."""
+    """Return advice on parallel sizes that split no block of `width` weights, as a clause.
+
+    `width` is the number of weights along the split dimension, and `tp` the rejected size.
+    """
     sizes = [size for size in range(1, tp + 1) if tp % size == 0 and width % (tp // size * _BLOCK) == 0]
     if arch.moe is not None:
         spread = [size for size in sizes if arch.moe.num_experts % size == 0]

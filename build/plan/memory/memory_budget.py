@@ -124,7 +124,8 @@ def _attention_width(model: Architecture, layout: ParallelLayout) -> int:
 def _mlp_width(model: Architecture, layout: ParallelLayout, wide: int) -> int:
     """Return the bytes per token of the outputs of gate_up, activation and projection in an MLP.
 
-    Layers with experts also hold permuted copies of their tokens.
+    Layers with experts also hold permuted copies of their tokens. `wide` is the size in bytes of a
+    value that a matrix reads: 1 in FP8, otherwise 2.
     """
     dense = model.intermediate_size // layout.tp * (2 * 2 + wide) + 2 * model.hidden_size
     if model.moe is None:

@@ -94,7 +94,11 @@ def _highest_rate(plan: PlanResult) -> float:
 
 
 def _line(candidates: list[Candidate], rates: list[float], max_gpus: int) -> list[tuple[float, float]]:
-    """Return a step curve: the cost is constant up to the rate that needs another replica."""
+    """Return the curve of the lowest cost as pairs of requests/s and $/h.
+
+    The cost is constant up to the rate that needs another replica, so the curve has steps. It ends
+    before the first of `rates` for which `candidates` need more than `max_gpus` GPUs.
+    """
     points: list[tuple[float, float]] = []
     for rate in rates:
         cost = _cheapest(candidates, rate, max_gpus)

@@ -13,7 +13,7 @@ from llmops.contract import ENGINE_SUFFIX
 
 
 def render_rules(plan: PlanResult, name: str) -> dict[str, Any]:
-    """Return the text of a rules file for the model `name` on replicas of the best layout."""
+    """Return Prometheus rules, as JSON values, for model `name` on replicas of the best layout."""
     best, request = plan.best, plan.request
     batch = round(best.best.concurrency)
     work = step_work(request.model, request.precision, request.kv, best.layout, batch)

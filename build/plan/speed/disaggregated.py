@@ -75,12 +75,24 @@ def transfer_seconds(replica: ReplicaModel, times: OperationTimes) -> float:
 
 
 def _long_wait(busy: float, service: float, tail: float) -> float:
-    """Return the wait in seconds that a share `tail` of the requests exceeds."""
+    """Return the wait in seconds that a share `tail` of the requests exceeds.
+
+    The worker is busy for the share `busy` of the time, and for `service` seconds per request.
+    """
     return service / (2 * (1 - busy)) * math.log(busy / tail) if busy > tail else 0.0
 
 
 def _busiest(service: float, total: float, target: float, tail: float) -> float:
-    """Return the highest load at which at most a share `tail` of the requests misses the target."""
+    """Return the highest load at which at most a share `tail` of the requests misses the target.
+
+    The load is the share of the time in which the worker is busy, from 0.01 to 0.95.
+
+    Args:
+        service: The seconds for which a request keeps the worker busy.
+        total: The latency in seconds of a request that need not wait.
+        target: The maximum latency in seconds.
+        tail: The share of the requests that may exceed `target`.
+    """
     low, high = 0.01, 0.95
     for _ in range(30):
         middle = (low + high) / 2

@@ -212,10 +212,11 @@ class ReplicaModel:
     def _first_token(self, concurrency: float, rate: float, cycle: float, plain: float) -> tuple[float, float, float]:
         """Return mean, 95th and 99th percentile of the TTFT in seconds.
 
-        A request waits for the end of the running step, which is more likely a long step than a
-        short step. Then its prompt passes through all stages, together with the other prompts that
-        arrived. If a step has no room, the prompt also waits for the steps before. Prompts arrive
-        at random, so the length of a step varies with their number.
+        `cycle` and `plain` are the results of `_cycle`. A request waits for the end of the running
+        step, which is more likely a long step than a short step. Then the request's prompt passes
+        through all stages, together with the other prompts that arrived. If a step has no room, the
+        prompt also waits for the steps before. Prompts arrive at random, so the length of a step
+        varies with their number.
         """
         load, pp = self.workload, self.steps.layout.pp
         batch = max(1, round(concurrency / pp))
@@ -233,11 +234,12 @@ class ReplicaModel:
         return mean + queue + passes, high, highest
 
     def _queue(self, concurrency: float, step: float) -> tuple[float, float]:
-        """Return the mean wait for room in a step, and the steps that a long prompt takes before its last.
+        """Return two parts of the TTFT in seconds: the mean wait for room, and the first steps.
 
-        The queue has as many servers as prompts fit into a step, and a constant service time of one
-        step (Sakasegawa's formula). A prompt that is longer than the room in a step takes several
-        steps.
+        The first steps are the steps that a long prompt takes before its last step. `step` is the
+        duration of a step in seconds. The queue has as many servers as prompts fit into a step, and
+        a constant service time of one step (Sakasegawa's formula). A prompt that is longer than the
+        room in a step takes several steps.
         """
         load, pp = self.workload, self.steps.layout.pp
         room = max(1.0, self.max_num_tokens - concurrency / pp * (1 + load.draft_tokens))

@@ -12,7 +12,7 @@ from llmops.build.quant_formats import QuantFormat
 
 #: Shorter of the two cache lengths, in tokens, whose difference gives the cost of a cached token.
 SHORT = 1
-#: Longer of the two cache lengths, in tokens.
+#: Longer of the two cache lengths, in tokens, whose difference gives the cost of a cached token.
 LONG = 1025
 
 
@@ -48,7 +48,11 @@ def step_work(model: Architecture, precision: QuantFormat, kv: str, layout: Para
 
 
 def _fitted(total: Callable[[int, int], float], batch: int) -> WorkAmount:
-    """Return the linear function that passes through the amounts of three different steps."""
+    """Return the linear function that passes through the amounts of three different steps.
+
+    `total` returns the amount of a step by its number of sequences and by the number of tokens that
+    each sequence has in the KV cache. The steps have `batch` or twice as many sequences.
+    """
     once, twice, longer = total(batch, SHORT), total(2 * batch, SHORT), total(batch, LONG)
     cached = (longer - once) / ((LONG - SHORT) * batch)
     each = (twice - once) / batch

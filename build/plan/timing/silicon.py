@@ -118,7 +118,11 @@ class SiliconTimes(RooflineTimes):
         return measured or super().all_reduce(values, ranks)
 
     def _measured(self, name: str, grid: InterpolationGrid | None, point: tuple[float, ...], bound: float) -> float:
-        """Return the measured seconds at a point, or 0 if the point was not measured."""
+        """Return the seconds of the operation `name` at a point, or 0 if its tables are missing.
+
+        `grid` has the measured efficiencies, and `bound` is the lower bound in seconds by the data
+        sheet. Without a grid, the operation is added to `missing`.
+        """
         if grid is None:
             self.missing.add(name)
             return 0.0
@@ -216,10 +220,17 @@ class SiliconTimes(RooflineTimes):
         coarser: ExpertsShape,
         precision: str,
     ) -> bool:
-        """Return True if half the work takes longer than the whole work at a large batch.
+        """Return True if half of each expert takes longer than the whole at the largest batch.
 
-        Such a kernel was badly tuned when measured (Mixtral 8x22B over 8 H100). The efficiency of
-        the coarser split is a better estimate.
+        A kernel with such times was badly tuned when measured (Mixtral 8x22B over 8 H100). The
+        efficiency of the coarser split is then a better estimate.
+
+        Args:
+            fine: The efficiencies for `experts`, by number of tokens.
+            experts: The experts, split over a number of ranks.
+            coarse: The efficiencies for `coarser`, by number of tokens.
+            coarser: The same experts, split over half as many ranks.
+            precision: The format of the weights.
         """
         tokens = fine.ticks[0][-1]
         half = self.ideal(*roofline.moe_work(tokens, experts, precision)) / fine.at(tokens)
@@ -233,9 +244,10 @@ class SiliconTimes(RooflineTimes):
         )
 
     def _windowed(self, table: str, attention: AttentionShape, **equal: Any) -> list[dict[str, Any]]:
-        """Return the rows of the attention's window.
+        """Return the rows of `table` for the attention's window.
 
-        If the window was not measured, return the rows without a window.
+        If the window was not measured with this head dimension, the rows without a window are
+        returned. `equal` has the values that other columns of a row must have, by column.
         """
         found = self._rows(table, window_size=attention.window, **equal)
         like = [row for row in found if row["head_dim"] == attention.head_dim]

@@ -40,7 +40,10 @@ def _default_signals() -> None:
 
 
 def _end_with_parent(program: subprocess.Popen[bytes]) -> None:
-    """End the session when standard input closes."""
+    """End the guard's process group, which has the program, when standard input closes.
+
+    The group gets SIGTERM, and SIGKILL when the program has ended or GRACE seconds have passed.
+    """
     while os.read(0, 1024):
         pass
     os.killpg(0, signal.SIGTERM)

@@ -224,8 +224,8 @@ class DurationEstimate:
     def _bytes_to_keep(self) -> int:
         """Return the bytes of float32 weights that the quality gate keeps instead of reading again.
 
-        On a GPU these are half of its memory, on a CPU CACHED_LAYERS_BYTES. If --gpu is not given
-        and this machine has no GPU, the memory of an H100 SXM is used.
+        The result is half of the GPU's memory, or CACHED_LAYERS_BYTES on a CPU. If --gpu is not
+        given and this machine has no GPU, the memory of an H100 SXM is used.
         """
         if not self.gpu:
             return CACHED_LAYERS_BYTES

@@ -99,7 +99,11 @@ class _Decoder:
         return self.linear(merged, f"{prefix}.o_proj")
 
     def heads(self, projected: Node, count: int, norm: str | None) -> Node:
-        """Split heads: [batch, length, count * head_dim] -> [batch, count, length, head_dim]."""
+        """Split heads: [batch, length, count * head_dim] -> [batch, count, length, head_dim].
+
+        In a model with norms of queries and keys (`qk_norm`), the heads are first normed with the
+        weights of the layer `norm`, unless `norm` is None.
+        """
         split = ops.reshape(projected, int_constant([0, 0, count, self.arch.head_dim]), True)
         if norm is not None and self.arch.qk_norm:
             split = self.norm(split, f"{norm}.weight")
