@@ -35,7 +35,7 @@ LARGE = "large"
 MAX_CONVERSATIONS = 100_000
 #: Maximum number of texts whose scores are remembered, which bounds the memory.
 MAX_SCORES = 10_000
-#: Maximum number of a user's texts that are scored, the latest, which bounds the time for a long
+#: Maximum number of a user's latest texts that are scored, which bounds the time for a long
 #: conversation.
 MAX_SCORED_TEXTS = 8
 #: Maximum seconds for the embedding model, because the client waits. The request then continues
@@ -65,7 +65,7 @@ class AutoModel:
     def __init__(
         self, aliases: Mapping[str, RoutedAlias], embed: Embed, degradation: Degradation | None = None
     ) -> None:
-        """Create the aliases and read their heads.
+        """Create the aliases, and read the router head of each alias that has one.
 
         Args:
             aliases: The aliases by name.
@@ -73,7 +73,7 @@ class AutoModel:
             degradation: The degraded mode of the models.
 
         Raises:
-            InputError: A head cannot be read.
+            InputError: A router head cannot be read.
         """
         self.aliases = aliases
         self._heads = {
@@ -119,10 +119,10 @@ class AutoModel:
             )
 
     async def _score(self, head: ClassifierHead, texts: Sequence[str], tenant: str) -> float | None:
-        """Return the highest score of the texts, or None if the embedding model does not answer.
+        """Return the highest score that a router head gives to `texts`.
 
-        A score is reused for one tenant only, because the response time would reveal the texts to
-        other tenants.
+        The result is None if the embedding model does not answer. A score is reused for one tenant
+        only, because the response time would reveal the texts to other tenants.
         """
         keys = {hash((tenant, head.model, text)): text for text in texts}
         scores = {key: self._scores[key] for key in keys if key in self._scores}

@@ -22,8 +22,8 @@ DEFAULT_STEP_SECONDS = 0.02
 #: Weight of a second of decoding relative to a second until the first token, if the caches are
 #: full. The objective for a whole answer is about 80 times as long.
 DECODE_WEIGHT_WHEN_FULL = 1 / 80
-#: Weight of a second of decoding if the caches are empty. Prefill is cheaper there, because it
-#: displaces nothing.
+#: Weight of a second of decoding relative to a second until the first token, if the caches are
+#: empty. Higher than for full caches, because prefill is cheaper when it delays few other requests.
 DECODE_WEIGHT_WHEN_EMPTY = 1 / 8
 #: Exponent with which the weight changes between empty and full caches.
 DECODE_WEIGHT_EXPONENT = 5
@@ -77,7 +77,7 @@ class ReportedSteps:
             self.prefill_rate = self._prefill.add(prompt_tokens, seconds)
 
     def after(self, seconds: float, count: int) -> float:
-        """Return the mean as it will be after `count` further steps of `seconds`."""
+        """Return the mean step time as it will be after `count` further steps of `seconds`."""
         mean, first = self.seconds, min(max(STEP_TIME_STEPS - self._steps, 0), count)
         if first:
             mean = (mean * self._steps + seconds * first) / (self._steps + first)

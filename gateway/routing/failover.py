@@ -66,8 +66,8 @@ log = logging.getLogger(__name__)
 #: cause them.
 MAX_FAILOVERS = 3
 
-#: Maximum number of failovers that a trace shows, the latest, because a request may be preempted
-#: any number of times.
+#: Maximum number of the latest failovers that a trace shows, because a request may be preempted any
+#: number of times.
 MAX_RECORDED_FAILOVERS = 16
 
 #: Maximum number of replicas that may fail in sequence without producing a token, so that a request
@@ -424,9 +424,10 @@ class FailoverStream(TokenStream):
         return attempt
 
     async def _split(self, sequences: Sequence[int], failed: tuple[str, ...], failover_count: int) -> Attempt:
-        """Open each sequence as a request of its own.
+        """Open the rest of each sequence as a request of its own.
 
-        Raise the first error if any cannot be opened.
+        Raise the first error if any of the requests cannot be opened; the other requests are then
+        cancelled.
         """
         opened = await asyncio.gather(
             *(self._open_sequence(sequence, failed) for sequence in sequences), return_exceptions=True
@@ -453,8 +454,13 @@ class FailoverStream(TokenStream):
     async def _open_sequence(self, sequence: int, failed: tuple[str, ...], *, replay: bool = True) -> Attempt:
         """Open the rest of one sequence on another replica.
 
-        If only a replay restores the engine's state, the sequence is generated again from its
-        prompt.
+        The engine continues after the known tokens, which become a part of the prompt. If only a
+        replay restores the engine's state, the sequence is generated again from its prompt,
+        provided that the result is the same, or that the client has not seen the answer yet.
+
+        Raises:
+            UnavailableError: No replica can take the request, or a replay cannot restore the state
+                of the request's grammar.
         """
         request, tokens = single_sequence_request(self._request, sequence), self._known[sequence]
         if not tokens:
@@ -490,7 +496,7 @@ class FailoverStream(TokenStream):
             await asyncio.sleep(SEARCH_INTERVAL)
 
     def _enter(self, attempt: Attempt) -> None:
-        """Read `attempt` from now on, instead of the stream before."""
+        """Read `attempt` from now on, instead of the previous attempt's stream."""
         self._held = deque(batch for batch in self._held if batch.restarts)
         self._search = self._replacement = None
         self._cached_tokens, self._verified = self.cached_tokens, 0

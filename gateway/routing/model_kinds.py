@@ -24,7 +24,11 @@ from llmops.tokenizer_files import is_panic
 
 
 class ModelLoadError(LlmopsError):
-    """An error in a part of a model. `fault` names the part, and the message adds the reason."""
+    """An error in a part of a model.
+
+    Attributes:
+        fault: A sentence that names the part. The message of the error adds the reason.
+    """
 
     def __init__(self, fault: str, why: BaseException) -> None:
         super().__init__(f"{fault}: {str(why) or repr(why)}")
@@ -32,7 +36,12 @@ class ModelLoadError(LlmopsError):
 
 
 class ModelKind(ABC, Generic[M]):
-    """A kind of models. `suffix` ends the models' names in Triton, `model` is their class."""
+    """A kind of models.
+
+    Attributes:
+        suffix: The end of the name in Triton of each model of this kind.
+        model: The class of the models.
+    """
 
     suffix: str
     model: type[M]

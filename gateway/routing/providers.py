@@ -36,8 +36,8 @@ from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.settings import EVERY_TENANT, GatewaySettings, ProviderSettings
 from llmops.gateway.text.tokenizer import TextTokenizer
 
-#: Header of requests that come from another gateway's overflow. They do not overflow again, which
-#: prevents loops.
+#: Header of requests that another gateway sends to this gateway as a provider. Such requests are
+#: not sent to a provider again, which prevents loops.
 OVERFLOW_HEADER = "x-llmops-overflow"
 #: UTF-8 bytes that are counted as one token until the provider reports its count. English text has
 #: about four bytes per token; three reserve a little more than is used.
@@ -228,7 +228,8 @@ class Providers:
     """The providers of a gateway.
 
     Attributes:
-        models: For each alias, the providers' models at its end, if there are any.
+        models: The providers' models that each alias falls back to, by alias. An alias without such
+            models is missing.
     """
 
     def __init__(self, settings: GatewaySettings | None = None) -> None:
@@ -413,14 +414,17 @@ _REJECTIONS = frozenset({400, 413, 422})
 
 
 class _NoEngine(Engine):
-    """The engine of a provider's model, which rejects requests: they use `ProviderModel.open`."""
+    """The engine of a provider's model, which rejects all requests.
+
+    Chats reach a provider through `ProviderModel.open` instead.
+    """
 
     async def open(self, request: EngineRequest) -> TokenStream:
         raise UnavailableError("A provider answers chats only; send the request to /v1/chat/completions.")
 
 
 class _EstimatingTokenizer:
-    """The part of a tokenizer that cuts a long history, with estimated token counts."""
+    """A tokenizer that only estimates the number of tokens, for shortening a long history."""
 
     def encode(self, text: str, **_options: Any) -> Sequence[int]:
         return range(estimate_tokens(text))

@@ -57,8 +57,9 @@ def remaining_request(request: EngineRequest, tokens: Sequence[int]) -> EngineRe
 def needs_replay(request: EngineRequest) -> bool:
     """Return True if the engine has state that a longer prompt does not restore.
 
-    Such state is the state of a grammar, the counts of output tokens (only repetition_penalty
-    counts the prompt too), and the beginning of a stop word or banned word of several tokens.
+    A longer prompt does not restore the state of a grammar, the counts of output tokens (only
+    repetition_penalty counts the prompt too), and the beginning of a stop word or banned word of
+    several tokens.
     """
     sampling = request.sampling
     counted = sampling.presence_penalty or sampling.frequency_penalty

@@ -64,8 +64,9 @@ class AdmissionLimits:
     Attributes:
         entries: Maximum number of waiting requests.
         bytes: Maximum number of bytes that the waiting requests hold.
-        steps: Maximum prefill queued in an engine, in steps. Half of the reported prefill no longer
-            waits: it is part of the step that began since the report.
+        steps: Maximum prefill queued in an engine, in steps. Half of the prefill that an engine
+            reports no longer waits, because this half is part of the step that began since the
+            report.
         watermark: Share of the KV cache up to which requests are dispatched.
         preempt: Share of the KV cache above which a request is preempted.
         tpot: Mean step time in seconds above which a replica gets no further requests.
@@ -122,7 +123,8 @@ class AdmissionController:
     def try_dispatch(self, request: QueuedRequest, views: Sequence[ReplicaView], now: float) -> int | None:
         """Return the index of a replica if the request can be dispatched immediately, or None.
 
-        If it cannot, set `request.home` to the best replica for the request, if one exists.
+        For a request that cannot be dispatched, `request.home` is set to the best replica for the
+        request, if one exists.
         """
         place = self.policy.choose(request.routing, views)
         if place is None:
@@ -189,10 +191,10 @@ class AdmissionController:
         return max((wait / longest for longest, wait in waits if longest <= MAX_ATTENDED_WAIT), default=0.0)
 
     def retry_after(self, request: QueuedRequest, wait: float, views: Sequence[ReplicaView], now: float) -> float:
-        """Return the Retry-After of a rejected request in seconds, and expect its client to return.
+        """Return the Retry-After of a rejected request, and count its client as about to return.
 
-        While replicas start slowly, more requests will leave the queue than the measured throughput
-        predicts.
+        The measured throughput of the queue is raised while replicas start slowly, because more
+        requests will leave the queue once the replicas get their full share.
 
         Args:
             request: The rejected request.
@@ -200,6 +202,9 @@ class AdmissionController:
                 request's limit.
             views: The replicas.
             now: The current time.
+
+        Returns:
+            The Retry-After in seconds.
         """
         growth = self._slow_start.growth(now)
         departures = growth * self._throughput.rate(views) / max(self.queue.mean_cost, 1.0)
@@ -272,8 +277,8 @@ class AdmissionController:
     def victim(self, view: ReplicaView, running: Iterable[QueuedRequest]) -> QueuedRequest | None:
         """Return the request to preempt on a replica whose KV cache is full, or None.
 
-        This is the youngest request of the lowest tier, if a request of a higher tier runs there
-        too.
+        The result is the youngest request of the lowest tier among the requests `running` on the
+        replica, or None if all of them are of one tier.
         """
         if kv_cache_load(view) <= self.limits.preempt:
             return None
@@ -337,11 +342,11 @@ class AdmissionController:
         return size > 0 and view.sequences >= size - round(RESERVED_SLOT_SHARE * size)
 
     def _mean_step_time(self, view: ReplicaView, now: float) -> float:
-        """Return the mean step time of the last seconds.
+        """Return the mean step time of a replica over about STEP_TIME_WINDOW seconds, in seconds.
 
-        The mean is the time that clients notice; a single long prompt hardly changes it. The first
-        observation counts for FIRST_SAMPLE_SECONDS, because the first step of a replica reads a
-        prompt, and would otherwise keep requests away from the replica for seconds.
+        Clients notice the mean, and a single long prompt hardly changes it. The first observation
+        counts for FIRST_SAMPLE_SECONDS only, because the first step of a replica reads a prompt,
+        and would otherwise keep requests away from the replica for seconds.
         """
         updated, mean, seen = self._step_times.get(view.replica_id, (now, view.step_seconds, FIRST_SAMPLE_SHARE))
         passed = 1 - math.exp(-min(max(now - updated, 0.0), MAX_SAMPLE_AGE) / STEP_TIME_WINDOW)
@@ -355,6 +360,12 @@ class AdmissionController:
 
         The result is drawn once per step. Gateways that share a replica get steps in proportion to
         the demand that they declare.
+
+        Args:
+            view: The replica.
+            weight: The weight of a request that is not queued, used as this gateway's demand if no
+                request waits. 0 to dispatch from the queue.
+            now: The current time.
         """
         own = self.queue.demand() or weight
         total = view.demand if self.queue else view.demand + weight

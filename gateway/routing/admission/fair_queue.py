@@ -49,7 +49,10 @@ class TenantBacklog:
 class FairQueue:
     """The queue of one tier.
 
-    `cost` is the sum over all queued requests, `weight` the sum over their tenants.
+    Attributes:
+        size: Number of queued requests.
+        cost: Sum of the expected costs of all queued requests.
+        weight: Sum of the weights of all tenants with queued requests.
     """
 
     def __init__(self) -> None:
@@ -116,9 +119,14 @@ class FairQueue:
             self._drop_idle_counters()
 
     def next(self, capacity: ReplicaCapacity, now: float) -> tuple[QueuedRequest | None, list[QueuedRequest]]:
-        """Return the next request that fits, and the requests before it that do not fit.
+        """Return the next request that fits on a replica, and the earlier requests that do not fit.
 
-        No request is removed.
+        A request whose home is another replica is returned only once its time for the home has
+        passed, and if no other request fits. No request is removed.
+
+        Args:
+            capacity: The room of the replica.
+            now: The current time.
         """
         fallback: QueuedRequest | None = None
         too_large: list[QueuedRequest] = []
@@ -146,7 +154,7 @@ class FairQueue:
         return own + min(self.cost - own, own * other_weight / weight)
 
     def longest(self) -> TenantBacklog | None:
-        """Return the backlog with the highest cost relative to its weight."""
+        """Return the backlog with the highest cost relative to its weight, or None without any."""
         return max(self._backlogs.values(), key=lambda backlog: backlog.cost / backlog.weight, default=None)
 
     def backlog(self, tenant: str) -> TenantBacklog | None:
@@ -174,7 +182,10 @@ class FairQueue:
         self._counters[tenant] = max(self._counters.get(tenant, 0.0), lowest)
 
     def _first_tenant(self) -> str | None:
-        """Return the tenant to serve next. Drop or renew stale entries of the heap before it."""
+        """Return the waiting tenant with the lowest counter, or None if no tenant waits.
+
+        Stale entries at the top of the heap are dropped or renewed.
+        """
         heap, counters = self._heap, self._counters
         while heap:
             entered, _, tenant = heap[0]
@@ -207,8 +218,8 @@ class FairQueue:
     def _drop_idle_counters(self) -> None:
         """Drop the lower half of the idle tenants' counters.
 
-        A tenant whose counter is below the lowest counter of the waiting tenants would be lifted
-        anyway.
+        A dropped counter rarely matters: a tenant that returns gets at least the lowest counter of
+        the waiting tenants.
         """
         idle = sorted((counter, name) for name, counter in self._counters.items() if name not in self._backlogs)
         for _, name in idle[: len(idle) // 2]:
@@ -218,7 +229,7 @@ class FairQueue:
 def _candidates(
     backlogs: Iterable[TenantBacklog], must_yield: Callable[[QueuedRequest], bool] | None
 ) -> Iterator[QueuedRequest]:
-    """Yield the waiting requests, without tenants that must leave the slot to others."""
+    """Yield the waiting requests, except those of tenants that must leave the slot to others."""
     for backlog in backlogs:
         if must_yield is None or not must_yield(next(iter(backlog.requests))):
             yield from backlog.requests

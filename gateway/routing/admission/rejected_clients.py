@@ -18,7 +18,8 @@ RETURNS_PER_SECOND = 50.0
 RETURN_FACTOR = 2.0
 #: Range of the random factor of a predicted wait, so that clients do not all return at once.
 RETRY_AFTER_JITTER = (0.8, 1.2)
-#: Weight of the newest Retry-After in the mean, which covers about the last 100.
+#: Weight of the newest Retry-After in the mean Retry-After of a tenant, which covers about the last
+#: 100 rejections.
 SMOOTHING = 0.01
 #: Maximum number of a tenant's clients that count for the Retry-After of other tenants, so that
 #: clients that ignore Retry-After do not delay other tenants.
@@ -44,7 +45,11 @@ class RejectedClients:
         self._sum = self._summed_at = 0.0
 
     def count(self, tenant: str, now: float) -> float:
-        """Return the number of clients that are away now, for a Retry-After of `tenant`."""
+        """Return the number of rejected clients that have not returned yet.
+
+        The number determines a Retry-After of `tenant`, so all clients of `tenant` count, and at
+        most MAX_OF_TENANT clients of each other tenant.
+        """
         if not 0 <= now - self._summed_at < SUM_INTERVAL:
             self._tenants = {name: one for name, one in self._tenants.items() if one.update(now) >= 0.01}
             self._sum = sum(min(one.count, MAX_OF_TENANT) for one in self._tenants.values())

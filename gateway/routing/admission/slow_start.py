@@ -12,11 +12,14 @@ from llmops.gateway.interfaces import ReplicaView
 from llmops.gateway.routing.admission.wait_prediction import THROUGHPUT_TIME_CONSTANT
 from llmops.gateway.routing.cost_model import DEFAULT_PREFILL_RATE
 
-#: Share of its prefill rate that a replica gets at first. Small, because its caches are empty.
+#: Share of its prefill rate that a replica gets when it becomes ready. Small, because the replica's
+#: caches are empty.
 INITIAL_SHARE = 0.1
-#: Factor by which the share grows each second, so that the share is full after about 6 s.
+#: Factor by which a replica's share of its prefill rate grows each second, so that the share is
+#: full after about 6 s.
 GROWTH_PER_SECOND = 1.5
-#: Seconds until a replica gets its full share, which follow from the two constants above.
+#: Seconds until a replica gets its full prefill rate: the time in which INITIAL_SHARE grows to 1 by
+#: GROWTH_PER_SECOND.
 SLOW_START_SECONDS = math.log(1 / INITIAL_SHARE) / math.log(GROWTH_PER_SECOND)
 
 
@@ -47,8 +50,8 @@ class SlowStart:
     def growth(self, now: float) -> float:
         """Return the full share of the replicas divided by their mean share in the past.
 
-        The past is weighted as in QueueThroughput. The result is 1 unless all replicas became ready
-        recently.
+        The weight of the past falls with THROUGHPUT_TIME_CONSTANT, like the weight of observations
+        in QueueThroughput. The result is 1 unless all replicas became ready recently.
         """
         ready = self._ready or ()
         elapsed = now - max((self._started_last.get(name, -math.inf) for name in ready), default=-math.inf)
@@ -66,7 +69,10 @@ class SlowStart:
         return max(possible / max(served, INITIAL_SHARE * possible), 1.0)
 
     def allows(self, view: ReplicaView, now: float) -> bool:
-        """Return True if the replica was sent fewer tokens than its growing share allows so far."""
+        """Return True unless a replica in its slow start has got its share of tokens so far.
+
+        The share of tokens grows until the slow start ends.
+        """
         started = self._started.get(view.replica_id)
         if started is None:
             return True

@@ -11,9 +11,9 @@ from llmops.gateway.interfaces import QueuedRequest
 class TenantShares:
     """The number of running requests of each tenant, by tier.
 
-    A fair queue alone does not protect a tenant with few requests from tenants with many. The
-    tenant is always served next, but the batches are full, and the first free slot is rarely on the
-    replica that has cached its prefix.
+    A fair queue alone does not protect a tenant with few requests from tenants with many. The queue
+    always serves the small tenant next, but the batches are full, and the first free slot is rarely
+    on the replica that has cached the tenant's prefix.
     """
 
     def __init__(self, rank: Callable[[QueuedRequest], int]) -> None:
@@ -28,7 +28,7 @@ class TenantShares:
         self._totals[rank] += 1
 
     def release(self, request: QueuedRequest) -> None:
-        """Remove a request that ended, or was not sent in the end."""
+        """Remove a request that has ended, or that was dispatched and never sent."""
         rank = self._rank(request)
         running = self._running[rank]
         self._totals[rank] -= 1
@@ -37,10 +37,10 @@ class TenantShares:
             del running[request.tenant]
 
     def must_yield(self, request: QueuedRequest) -> bool:
-        """Return True if the last slots are reserved for requests of others.
+        """Return True if a request must leave the last free slots to other requests.
 
-        The others are higher tiers, and tenants of the same tier that run less than their equal
-        share.
+        The slots are left to requests of higher tiers that run, and to tenants of the same tier
+        that run fewer requests than their equal share.
         """
         rank = self._rank(request)
         if any(count > 0 for higher, count in self._totals.items() if higher < rank):

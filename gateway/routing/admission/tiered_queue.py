@@ -114,7 +114,10 @@ class TieredQueue:
         self._tier_queue(request).queue.begin(request)
 
     def served(self, request: QueuedRequest, prompt: int, output: int) -> None:
-        """Charge the tokens beyond the charge on dispatch. A negative number is a refund."""
+        """Charge a request's tenant for tokens beyond the charge on dispatch.
+
+        A negative number of tokens is a refund.
+        """
         self._tier_queue(request).queue.charge(request, service_cost(prompt, output))
 
     def ahead(self, request: QueuedRequest) -> float:

@@ -20,7 +20,10 @@ MAX_INTERVAL = 60.0
 
 
 class QueueThroughput:
-    """The cost per second that leaves the queue. Time without waiting requests does not count."""
+    """The cost per second that leaves the queue, in prompt tokens per second.
+
+    Time without waiting requests does not count.
+    """
 
     def __init__(self) -> None:
         self._cost = self._seconds = 0.0
@@ -40,7 +43,8 @@ class QueueThroughput:
     def rate(self, views: Sequence[ReplicaView]) -> float:
         """Return the cost that leaves the queue per second.
 
-        The less was observed, the more the prefill rates of the replicas count.
+        Until requests have waited for some seconds, the result follows from the prefill rates of
+        the ready replicas.
         """
         capacity = sum(view.prefill_rate or DEFAULT_PREFILL_RATE for view in views if view.state == "ready")
         return max((self._cost + capacity * PRIOR_SECONDS) / (self._seconds + PRIOR_SECONDS), 1.0)

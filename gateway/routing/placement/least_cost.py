@@ -106,7 +106,7 @@ class LeastCostPolicy:
         return _cached_blocks(held, self.index.bit(view.replica_id)) * view.tokens_per_block
 
     def _sample(self, places: list[int]) -> list[int]:
-        """Return two random replicas, or all replicas in a random rotation if they are few.
+        """Return two of `places` at random, or all of them in a random rotation if they are few.
 
         Without the random rotation, the first replica would win every tie.
         """
@@ -119,7 +119,14 @@ class LeastCostPolicy:
     def _cheapest(
         self, request: RoutingRequest, views: Sequence[ReplicaView], candidates: Sequence[int], known: Mapping[str, int]
     ) -> int | None:
-        """Return the cheapest candidate below the watermark, or None if all are above it."""
+        """Return the cheapest candidate below the watermark, or None if no candidate is below.
+
+        Args:
+            request: The request.
+            views: The replicas.
+            candidates: The indices in `views` of the replicas to compare.
+            known: The number of the prompt's blocks that each replica holds, by replica id.
+        """
         tokens, answer, best, below = request.tokens, request.answer, None, float("inf")
         size = views[0].tokens_per_block
         loads = [kv_cache_load(views[place]) for place in candidates]
@@ -172,10 +179,16 @@ def _prefix_candidates(
 
 
 def _prefix_holders(known: Mapping[str, int], places: Sequence[int], views: Sequence[ReplicaView]) -> list[int]:
-    """Return the replicas that hold the longest part of a prefix.
+    """Return the indices in `views` of the replicas that hold most of a prompt's prefix.
 
-    If many hold the same part, those with the most room are returned, because otherwise the first
-    replica would get every request.
+    The holders of the longest part come first. At most MAX_PREFIX_HOLDERS holders are returned in a
+    large fleet. Among holders of equal parts, the least occupied are then returned, because
+    otherwise the first replica would get every request.
+
+    Args:
+        known: The number of the prompt's blocks that each replica holds, by replica id.
+        places: The indices in `views` of the replicas that can be chosen.
+        views: The replicas.
     """
     holders = [(-known[view.replica_id], place) for place in places if (view := views[place]).replica_id in known]
     holders.sort()
@@ -188,9 +201,10 @@ def _prefix_holders(known: Mapping[str, int], places: Sequence[int], views: Sequ
 
 
 def _rendezvous_choice(key: int, places: Sequence[int], views: Sequence[ReplicaView]) -> int:
-    """Choose a replica by rendezvous hashing, so that all gateways choose the same replica.
+    """Return the index in `views` of the replica that rendezvous hashing chooses for `key`.
 
-    When a replica leaves, only its own keys move to other replicas.
+    All gateways choose the same replica of those at `places`. When a replica leaves, only the keys
+    of this replica move to other replicas.
     """
     scores = [xxh3_64_intdigest(views[place].replica_id.encode(), key) for place in places]
     return places[scores.index(max(scores))]

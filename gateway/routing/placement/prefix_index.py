@@ -104,7 +104,10 @@ class PrefixIndex:
         self._use(replica_id, ())
 
     def has_limit(self, replica_id: str) -> bool:
-        """Return True if blocks must be stored again whenever they are used."""
+        """Return True if the index keeps a limited number of the replica's blocks.
+
+        The blocks of such a replica must be stored again whenever they are used, to be kept.
+        """
         return replica_id in self._limits
 
     def _use(self, replica_id: str, hashes: Sequence[int]) -> None:

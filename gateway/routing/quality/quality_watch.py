@@ -91,9 +91,10 @@ class ShadowSample:
 
 
 def similarity(one: Answers, other: Answers) -> float | None:
-    """Return the mean share of the common beginning of answers to the same prompts.
+    """Return the mean similarity of two replicas' answers to the same prompts, from 0 to 1.
 
-    Return None if both replicas answered none of the same prompts.
+    The similarity of two answers is the share of their tokens before the first difference. Return
+    None if no prompt was answered by both replicas.
     """
     shares = [_common_share(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
     return sum(shares) / len(shares) if shares else None

@@ -65,7 +65,7 @@ class EncoderReplica:
 class EncoderLoadBalancer:
     """A load balancer that sends the batches of a model to its replicas.
 
-    It is called in the same way as the client of one encoder.
+    Callers call the balancer in the same way as the client of a single encoder.
     """
 
     def __init__(self, silence: float) -> None:

@@ -39,7 +39,7 @@ class HealthCheck:
         self._disconnected = self._last_report is not None
 
     def record_failure(self, now: float) -> None:
-        """Record that the replica could not take a request that others may be able to take."""
+        """Record that the replica failed to take a request that other replicas may take."""
         self._failed, self._failed_until = True, now + FAILURE_COOLDOWN
 
     def set_loaded(self, is_loaded: bool) -> None:

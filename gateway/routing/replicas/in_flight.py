@@ -18,7 +18,8 @@ class InFlightRequest:
         prompt: Number of prompt tokens.
         tokens: Number of prompt tokens that were not cached, as far as the gateway knows.
         slot: Slot of the request, on a replica that reports its state.
-        sent_at: Time at which the request was sent to a measured replica, in seconds.
+        sent_at: Time in seconds at which the request was sent, on a replica that does not report
+            its state.
         step: Number of the step with the latest token, negative before the first token.
         output: Number of output tokens so far.
     """

@@ -65,9 +65,15 @@ class EngineGauges(NamedTuple):
 
 
 class _StepTotals:
-    """Sums over engine steps: sequences, cached tokens, prompt tokens and seconds.
+    """Sums over engine steps.
 
-    `reading` is the sum of the seconds of steps with prefill.
+    Attributes:
+        count: Number of steps.
+        batches: Number of sequences that got a token.
+        contexts: Number of tokens in the cache of all sequences.
+        prompt_tokens: Number of prompt tokens that were computed.
+        seconds: Duration of the steps.
+        reading: Duration of the steps with prefill, in seconds.
     """
 
     def __init__(self) -> None:
@@ -217,7 +223,7 @@ class LoadEstimator:
         self._publish()
 
     def _add_merged(self) -> None:
-        """Add the merged steps to the previous step, and handle each further step alone."""
+        """Add the merged steps to the totals of the previous step, and merge no further steps."""
         last, count = self._last_step, self._merged
         if count:
             last.count += count
@@ -227,7 +233,7 @@ class LoadEstimator:
         self._steady = self._merged = 0
 
     def _begin_totals(self, last: _StepTotals, now: float) -> None:
-        """Add `last` to its group, and begin new totals with the step that ended now.
+        """Add the totals `last` to their group, and begin totals with the step that ended at `now`.
 
         In a small batch without prompts, only the context changes between steps. The next steps are
         therefore merged until they have enough tokens for an observation.
@@ -258,7 +264,7 @@ class LoadEstimator:
         self._publish()
 
     def _join(self, step: _StepTotals) -> None:
-        """Add a step to its group.
+        """Add the totals of a step to the open group of steps, which becomes one observation.
 
         A group ends with a finished prefill, or after some steps without prefill.
         """
@@ -284,7 +290,7 @@ class LoadEstimator:
                 self._rate(group.prompt_tokens, group.reading)
 
     def _rate(self, tokens: float, seconds: float) -> None:
-        """Record that `tokens` prompt tokens were computed in `seconds`."""
+        """Record that `tokens` prompt tokens were computed in `seconds`, for the prefill rate."""
         self._rates.append((tokens / max(seconds, 1e-6), tokens))
         self._next_rate -= 1
         if self._next_rate <= 0:
@@ -292,7 +298,10 @@ class LoadEstimator:
             self._view.prefill_rate = _weighted_median(self._rates)
 
     def _idle(self) -> None:
-        """Close the open group of steps: no steps are visible while no own sequence decodes."""
+        """End the open group of steps when this gateway's last sequence on the replica has ended.
+
+        Without a sequence of its own, the gateway sees no steps.
+        """
         self._add_merged()
         if self._last_step.count:
             self._join(self._last_step)
@@ -312,7 +321,7 @@ class LoadEstimator:
 
 
 def _weighted_median(rates: deque[tuple[float, float]]) -> float:
-    """Return the median of the rates, weighted by their tokens.
+    """Return the median of prefill rates, each with the number of its prompt tokens as its weight.
 
     Short prompts only show how long a step takes, so they must not count as much as long prompts.
     """

@@ -362,8 +362,12 @@ def create_pool_registry(
 ) -> PoolRegistry | None:
     """Return the registry, or None if a single server needs no admission control or quality watch.
 
-    `versions` and `degradation` are as for PoolRegistry. `on_prompt` is called with a model and the
-    token ids (INT32) of each of its prompts.
+    Args:
+        settings: The settings of the gateway.
+        metrics: The metrics of the gateway.
+        versions: The versions of the models' replicas, or None if no model has versions.
+        degradation: Receives the saturation of all models several times a second.
+        on_prompt: Called with a model and the token ids (INT32) of each of its prompts.
     """
     if not settings.replicas and not settings.queues_requests and settings.quality.interval is None:
         return None

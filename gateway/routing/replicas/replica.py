@@ -193,7 +193,7 @@ class Replica:
         self.health.record_failure(self._clock())
 
     def assume_cached(self, prompt: RoutingRequest, output: bytes) -> None:
-        """Assume that a measured replica has cached a prompt and its answer.
+        """Assume that a replica that does not report its state has cached a prompt and its answer.
 
         `output` has the token ids (INT32) of the answer.
         """
@@ -202,7 +202,10 @@ class Replica:
         self._policy.stored(self.replica_id, hashes)
 
     def update_gauges(self, gauges: EngineGauges | None) -> None:
-        """Update a measured replica from its server's gauges, or from None if they are missing."""
+        """Update a replica that does not report its state from its server's gauges.
+
+        `gauges` is None if the gauges cannot be read.
+        """
         if self.load_estimator is None:
             return
         if gauges is None:

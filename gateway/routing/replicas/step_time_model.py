@@ -93,7 +93,13 @@ class FittedStepTimeModel:
 
 
 def _solve_non_negative(matrix: NDArray, target: NDArray, before: NDArray) -> NDArray:
-    """Solve the normal equations with a ridge towards `before`. Negative coefficients become 0."""
+    """Return non-negative coefficients that solve the normal equations, with a ridge penalty.
+
+    Args:
+        matrix: The matrix of the normal equations.
+        target: The right-hand side of the normal equations.
+        before: The coefficients that the ridge penalty pulls the solution towards.
+    """
     used = np.ones(len(target), dtype=bool)
     ridge = RIDGE_WEIGHT * np.diag(matrix) + 1e-12
     matrix, target = matrix + np.diag(ridge), target + ridge * before

@@ -29,10 +29,11 @@ MAX_OWNERS = 10_000
 
 
 class OwnerSample:
-    """The requests of each owner to each version, to find owners that choose their version.
+    """The numbers of each owner's requests to each version, to find owners that choose a version.
 
-    A client can try out names of conversations until a version with few requests answers. Its
-    requests are then not a random sample, and tell about the owner instead of the version.
+    A client can try out names of conversations until a version with few requests answers. The
+    requests of such a client are not a random sample, and tell about the owner instead of the
+    version.
     """
 
     def __init__(self) -> None:
