@@ -43,6 +43,6 @@ def slurm_script(plan: MultiNodePlan) -> str:
 
 
 def _quoted(words: list[str], inside: bool) -> str:
-    """Return a shell command. `inside` a single-quoted text, its quotes are escaped."""
+    """Return a shell command. If `inside` is True, escape quotes for a single-quoted text."""
     text = join_shell_command(words)
     return text.replace("'", "'\\''") if inside else text

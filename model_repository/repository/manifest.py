@@ -150,7 +150,8 @@ def _files(folder: Path, folders: bool = False) -> Iterator[Path]:
 def _digest(path: Path, max_bytes: float) -> str:
     """Return the SHA-256 of a file, or of the path in a link.
 
-    The target of a link is not read, because it may be any file.
+    The target of a link is not read, because the target may be any file. For an empty folder, a
+    file of more than `max_bytes` bytes or a pipe, the result is a fixed text instead.
     """
     if path.is_symlink():
         return hashlib.sha256(str(path.readlink()).encode()).hexdigest()

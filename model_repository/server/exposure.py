@@ -29,7 +29,15 @@ def describe_exposure(host: str, http_host: str, metrics: bool) -> str:
 
 
 def describe_stack_exposure(host: str, url: str, grpc: str, metrics: str, keys: bool) -> str:
-    """Return the lines of `llmops up`. `keys` is True if the gateway requires API keys."""
+    """Return the lines in which `llmops up` says who can reach the gateway and Triton.
+
+    Args:
+        host: The address of the gateway.
+        url: The URL of the gateway.
+        grpc: The address of Triton's gRPC.
+        metrics: The address of Triton's metrics.
+        keys: True if the gateway requires API keys.
+    """
     who = "this machine only" if is_loopback(host) else f"anyone who reaches {host}"
     flag = "--host opens it to others" if is_loopback(host) else "--host 127.0.0.1 closes it"
     return (

@@ -17,7 +17,7 @@ def find_target(name: str, serving: str = "") -> RepositoryTarget:
         serving: The server of the engine: `llmops`, `nvidia`, or empty for the target's default.
 
     Raises:
-        InputError: The target is unknown, or NVIDIA's backend cannot run it.
+        InputError: The target is unknown, or NVIDIA's backend cannot run engines of the target.
     """
     if name not in NAMES:
         raise InputError(

@@ -208,7 +208,11 @@ class EngineLoop:
                 self._preparing.append(active)
 
     def _try(self, active: ActiveRequest, action: Callable[[ActiveRequest], None], what: str) -> bool:
-        """Call `action`. If it raises, fail the request and return False; otherwise return True."""
+        """Call `action` with the request, and return True.
+
+        If the call raises an error, fail the request and return False. `what` is the participle for
+        the log, such as "started".
+        """
         try:
             action(active)
         except RequestRejectedError as rejection:

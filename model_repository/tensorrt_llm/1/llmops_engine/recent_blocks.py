@@ -14,7 +14,10 @@ from .engine_runtime import KvCacheEvent
 
 
 class RecentBlocks:
-    """The `capacity` most recently used blocks. The end of a text is evicted before its beginning."""
+    """An estimate of the blocks in a cache: the `capacity` most recently used blocks.
+
+    The last blocks of a text are evicted before the first.
+    """
 
     def __init__(self, capacity: int, tokens_per_block: int) -> None:
         self._capacity, self._tokens_per_block = capacity, tokens_per_block

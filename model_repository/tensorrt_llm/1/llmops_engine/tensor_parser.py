@@ -282,7 +282,11 @@ def _number(value: np.ndarray, tensor: Tensor, default: Any) -> Any:
 
 
 def _within(scalars: dict[str, Any], tensor: Tensor, low: int, high: int) -> int:
-    """Return a number after a check of bounds that depend on the model or the request."""
+    """Return the number of `tensor` in `scalars`. Both bounds are allowed values.
+
+    Raises:
+        RequestRejectedError: The number is smaller than `low` or larger than `high`.
+    """
     value: int = scalars[tensor.name]
     _check(tensor, value, low, high)
     return value

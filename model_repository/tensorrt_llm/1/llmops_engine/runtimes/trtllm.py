@@ -351,6 +351,12 @@ class TrtllmRuntime(EngineRuntime):
         of events with a timeout of 0 raises asyncio.QueueEmpty out of the iteration, and an
         iteration that timed out stays exhausted (executor/result.py, IterationResult.__anext__).
         The synchronous calls block for a round trip, so they run in a thread.
+
+        Args:
+            what: The name of the values in the log, "statistics" or "KV-cache events".
+            method: The name of the method.
+            keep: Receives the values of each call.
+            period: The seconds between two calls.
         """
         while True:
             try:
