@@ -463,7 +463,10 @@ class _ValueCriterion(_Criterion):
         self._no_worse = {share: NoWorseTest(QUANTILE_MARGIN) for share in self._tests}
 
     def follow(self, value: float) -> None:
-        """Update the level with a request of the stable version or its twin."""
+        """Update the level with the latency of a request to the stable version or its twin.
+
+        The level is the moving geometric mean of these latencies, by which values are divided.
+        """
         self._level += (LEVEL_SMOOTHING if self._followed else 1.0) * (math.log(value) - self._level)
         self._followed += 1
         while self._waiting and self._waiting[0][0] <= self._followed:
@@ -471,9 +474,9 @@ class _ValueCriterion(_Criterion):
             self._compare(waiting / math.exp(max(level, self._level)), size_class)
 
     def observe(self, value: float, canary: bool, size_class: int = 0) -> None:
-        """Count a value.
+        """Count the value of a request to the canary or to the stable version.
 
-        A canary's value is compared with the stable version's in the same class.
+        A value of the canary is compared with the stable version's values of the same class.
         """
         if not canary:
             self._stable[size_class].add(value / math.exp(self._level))
@@ -521,7 +524,10 @@ class _ValueCriterion(_Criterion):
         return f"{self.name} p{share * 100:.0f}"
 
     def _values(self, share: float) -> tuple[float | None, float | None]:
-        """Return a quantile of the stable version and of the canary, at the current level."""
+        """Return the quantile `share` of the stable version's values, and of the canary's.
+
+        Both are in the unit of the table, and None without values.
+        """
         level = math.exp(self._level)
         stable, canary = self._expected(share), self._canary.quantile(share)
         return (
@@ -530,7 +536,11 @@ class _ValueCriterion(_Criterion):
         )
 
     def _expected(self, share: float) -> float | None:
-        """Return the stable version's quantile, with its classes weighted as the canary's are."""
+        """Return the quantile `share` of the stable version's values, divided by the level.
+
+        Each class of requests has the weight that the class has among the canary's requests. The
+        result is None if no class has values of both versions.
+        """
         weighted = sorted(
             (value, self._classes[size_class] / len(window))
             for size_class, window in self._stable.items()
@@ -608,7 +618,10 @@ class _GoldenCriterion(_Criterion):
 
 
 def _size_class(outcome: RequestOutcome) -> int:
-    """Return the class of requests whose uncached tokens differ by at most a quarter."""
+    """Return the number of the request's class by its uncached prompt tokens.
+
+    The tokens of two requests in a class differ by about a quarter at most.
+    """
     uncached = outcome.prompt_tokens if outcome.uncached_tokens is None else outcome.uncached_tokens
     # the latency of short prompts hardly depends on their length
     return round(3 * math.log2(max(uncached, 0) + 32))
