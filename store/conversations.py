@@ -51,7 +51,7 @@ LIKE_LENGTH = 8
 class Conversation:
     """A conversation without its messages.
 
-    `metadata` is JSON. `size` is the number of characters of its messages and its system prompt.
+    `metadata` is JSON. `size` is the number of characters of the messages and the system prompt.
     """
 
     id: str

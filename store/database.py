@@ -73,7 +73,7 @@ class Store:
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """Open a transaction for writing.
 
-        It is committed at the end of the block and rolled back if the block raises.
+        The transaction is committed at the end of the block and rolled back if the block raises.
 
         Raises the errors of `read`. Transactions cannot be nested.
         """
@@ -142,8 +142,8 @@ def _postgres_engine(location: StoreUrl, pool: dict[str, int]) -> AsyncEngine:
 def _discard_closed_connection(_: object, record: ConnectionPoolEntry, __: object) -> None:
     """Discard a connection that the server has closed.
 
-    The driver knows this without a round trip to the server, which `pool_pre_ping` would cost for
-    each use.
+    The driver knows the state of the connection without a round trip to the server, which
+    `pool_pre_ping` would cost for each use.
     """
     driver = record.driver_connection
     if driver is not None and driver.is_closed():

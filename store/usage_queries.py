@@ -182,9 +182,9 @@ def _group(row: RowMapping, by: Sequence[str]) -> dict[str, Any]:
 
 
 def _conditions(filters: frozenset[str], table: Table, tenant: ColumnElement[Any]) -> Iterator[ColumnElement[bool]]:
-    """Yield the conditions.
+    """Yield an SQL condition for each filter in `filters`, which are fields of UsageFilter.
 
-    Their values are bound at execution, by the names of UsageFilter's fields.
+    The values are bound at execution, by the names of the fields.
     """
     day = table.c.day
     if "first" in filters:

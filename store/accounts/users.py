@@ -66,7 +66,7 @@ async def find_user_by_identity(connection: AsyncConnection, issuer: str, subjec
 async def bind_identity(connection: AsyncConnection, user: User, issuer: str, subject: str, by: AuditContext) -> User:
     """Bind a user to a subject of an identity provider.
 
-    Call it in the transaction that found or created the user.
+    Call this function in the transaction that found or created the user.
 
     Raises:
         InputError: The user is bound to another subject of this provider. Providers can reassign an
