@@ -20,6 +20,9 @@ MAX_YAML_BYTES = 2**20
 #: with ten thousand models has half as many.
 MAX_MERGED_KEYS = 200_000
 
+#: Maximum number of brackets that are open at once. The scanner's time grows with their square.
+MAX_BRACKETS = 64
+
 
 def read_yaml(path: Path, advice: str = "name a YAML file that can be read") -> Any:
     """Return the content of a YAML file.
@@ -93,6 +96,11 @@ class _StrictLoader(yaml.SafeLoader):
 
     PyYAML itself keeps the last value without a warning.
     """
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+        if self.flow_level >= MAX_BRACKETS:
+            raise RecursionError
+        super().fetch_flow_collection_start(TokenClass)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[Any, int] = {}

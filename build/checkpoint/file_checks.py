@@ -3,6 +3,7 @@
 Every fault becomes a CheckpointError that names the file.
 """
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
@@ -16,6 +17,10 @@ from llmops.untrusted_text import json_texts
 
 #: Maximum number of different texts in one settings file. Each text is looked up on disk.
 MAX_TEXTS = 1 << 17
+
+#: Maximum product of the sizes of a tensor that are not zero. A larger product overflows in NumPy,
+#: also for a tensor without values.
+_MAX_PRODUCT = 1 << 59
 
 #: Fields that make transformers read weights, a config.json or a tokenizer.json that were not
 #: checked.
@@ -171,7 +176,8 @@ def check_tensor_ranges(path: Path, tensors: Iterable[TensorInfo], size: int) ->
     """Check that the tensors of a file lie within its `size` bytes and do not overlap.
 
     Raises:
-        CheckpointError: A tensor reaches past the end of the file or into another tensor.
+        CheckpointError: A tensor reaches past the end of the file or into another tensor, or has
+            sizes that no file can have.
     """
     placed = sorted(tensors, key=lambda tensor: (tensor.offset, tensor.nbytes))
     end = max((tensor.offset + tensor.nbytes for tensor in placed), default=0)
@@ -179,6 +185,9 @@ def check_tensor_ranges(path: Path, tensors: Iterable[TensorInfo], size: int) ->
         raise CheckpointError(
             f"{path} is truncated: it has {size:,} bytes, its tensors need {end:,}; download it again."
         )
+    for tensor in placed:
+        if math.prod(filter(None, tensor.shape)) > _MAX_PRODUCT:
+            raise CheckpointError(f"{path} is damaged: {tensor.name} has the shape {tensor.shape}; download it again.")
     for before, after in pairwise(placed):
         if before.offset + before.nbytes > after.offset:
             raise CheckpointError(

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import resource
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -124,6 +125,25 @@ def test_a_file_of_levels_that_is_no_file_sets_no_level(tmp_path: Path, put: Cal
     levels = LevelFile(path)
     levels.reload()
     assert levels.level("m") is None
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 4000, "m: 2\n" * 20_000])
+def test_a_file_of_levels_holds_the_event_loop_for_a_moment(tmp_path: Path, caplog, text: str) -> None:
+    """Before the fix, brackets took 0.8 s of the event loop, and 100 KB of levels 0.4 s."""
+    (tmp_path / "levels.yaml").write_text(text)
+    levels, begun = LevelFile(tmp_path / "levels.yaml"), time.process_time()
+    levels.reload()
+    assert time.process_time() - begun < 0.2
+    assert "cannot be read" in caplog.text
+    assert levels.level("m") is None
+
+
+def test_brackets_of_a_yaml_file_take_no_second(tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text("[" * 3000)
+    begun = time.process_time()
+    with pytest.raises(LlmopsError, match="nested too deeply"):
+        read_yaml(tmp_path / "f.yaml")
+    assert time.process_time() - begun < 0.2
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         pytest.param(json.dumps({"a": entry(), "b": entry(data_offsets=[8, 24])}), id="overlap"),
         pytest.param(json.dumps({"a": entry(dtype="?", shape=[2]), "b": entry()}), id="overlap of an unknown type"),
         pytest.param(json.dumps({"a": [1]}), id="no object"),
+        pytest.param(json.dumps({"a": entry(shape=[2**62, 4, 0], data_offsets=[0, 0])}), id="no values, great sizes"),
     ],
 )
 def test_safetensors_headers(tmp_path: Path, header: str) -> None:

@@ -53,6 +53,10 @@ RISE_SECONDS = 10.0
 #: load does not end the restrictions.
 FALL_SECONDS = 30.0
 
+#: Maximum size in bytes of the file of levels, which the event loop parses in up to 60 ms. Levels
+#: of a thousand models fit.
+MAX_FILE_BYTES = 16 << 10
+
 
 class DegradationState:
     """The current level of one model, and its smoothed saturation."""
@@ -128,13 +132,18 @@ class LevelFile:
         self._stamp = stamp
         try:
             # opening a pipe would block the event loop until another process writes to it
-            self._levels = _parse_levels(read_yaml(self._path)) if self._path.is_file() else {}
-        except (InputError, ValueError) as error:
+            self._levels = self._read() if self._path.is_file() else {}
+        except (InputError, OSError, ValueError) as error:
             self._levels = {}
             message = (
                 "The levels of degraded mode in %s cannot be read: %s Write a number from 0 to 4, or MODEL: NUMBER."
             )
             log.error(message, self._path, error)
+
+    def _read(self) -> dict[str, DegradedLevel]:
+        if self._path.stat().st_size > MAX_FILE_BYTES:
+            raise InputError(f"It has more than {MAX_FILE_BYTES >> 10} KiB.")
+        return _parse_levels(read_yaml(self._path))
 
 
 def _parse_levels(content: Any) -> dict[str, DegradedLevel]:
