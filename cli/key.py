@@ -121,7 +121,8 @@ def rotate(key: str, overlap: timedelta, admin: AdminClient, as_json: bool) -> N
     """Give a key a new secret and print it; id, limits and spending stay.
 
     With --overlap 0 the old secret stops working at once; use it if the secret has leaked. An older
-    secret that an earlier rotation still allows always stops working at once.
+    secret that an earlier rotation still allows always stops working at once. When a secret stops
+    working, its running answers end within 30 seconds; those of the new secret go on.
     """
     from llmops.control.admin.schemas import KeyRotate, KeyWithSecret
 

@@ -94,7 +94,10 @@ def update(name: str, admin: AdminClient, as_json: bool, **limits: Any) -> None:
 @click.argument("name")
 @admin_options
 def delete(name: str, admin: AdminClient, as_json: bool) -> None:
-    """Delete a tenant: its keys stop working, its usage is kept, and `restore` undoes it."""
+    """Delete a tenant: its keys stop working, its usage is kept, and `restore` undoes it.
+
+    Its running answers end within 30 seconds.
+    """
     from llmops.control.admin.schemas import TenantRead
 
     deleted = admin.request("DELETE", ("tenants", name), TenantRead)

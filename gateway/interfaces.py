@@ -129,6 +129,7 @@ class Caller:
         models: The names of the models that the caller may use, None for all.
         quotas: The caller's limits, the narrowest first.
         until: The Unix time at which the credential expires, in seconds.
+        secret_hash: The SHA-256 of the API key's secret, empty for a token.
     """
 
     tenant_id: str = ""
@@ -141,6 +142,7 @@ class Caller:
     models: frozenset[str] | None = None
     quotas: tuple[Quota, ...] = ()
     until: float = math.inf
+    secret_hash: str = ""
 
     @property
     def owner(self) -> str:

@@ -42,7 +42,8 @@ REVOCATION_INTERVAL = 10.0
 class RevocationWatch:
     """A watch over requests in progress, which ends the answers of revoked keys.
 
-    No key is looked up while no request with a key is in progress.
+    Replaced secrets and deleted tenants are treated like revoked keys. Nothing is looked up while
+    no request with a key or a token is in progress.
     """
 
     def __init__(self, directory: Directory, interval: float) -> None:
@@ -64,23 +65,26 @@ class RevocationWatch:
     async def _watched(self) -> None:
         while True:
             await asyncio.sleep(self._interval)
-            keys = {context.caller.key_id for context, _ in self._requests.values()}
-            if not keys:
+            callers = {context.caller for context, _ in self._requests.values()}
+            if not callers:
                 self._watch = None
                 return
             try:
-                ended = await self._directory.ended(sorted(keys))
+                ended = await self._directory.ended(callers)
             except UnavailableError:
                 # The directory has logged that it is unavailable.
                 continue
             for context, scope in list(self._requests.values()):
-                if context.caller.key_id in ended:
+                if context.caller in ended:
                     _abort_request(context, scope)
 
 
 def _abort_request(context: RequestContext, scope: Scope) -> None:
     """End the request as if its client had left."""
-    log.info("The answer of request %s ends, because its key was revoked with --now.", context.request_id)
+    log.info(
+        "The answer of request %s ends, because its key was revoked with --now or rotated, or its tenant was deleted.",
+        context.request_id,
+    )
     if context.background_task is not None:
         context.background_task.cancel()
     transport = getattr(getattr(scope.get(SERVER_SEND_KEY), "__self__", None), "transport", None)
@@ -159,12 +163,12 @@ class Authentication(Check):
                 f"This API key does not have the scope '{scopes[0]}', which {path} asks for; use a key that has this "
                 "scope."
             )
-        if caller.key_id:
+        if caller.tenant_id:
             self._running.enter(context, scope)
 
     def adopt(self, context: RequestContext) -> None:
         # The key may be revoked during this request, too.
-        if context.caller.key_id:
+        if context.caller.tenant_id:
             self._running.enter(context, {})
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:

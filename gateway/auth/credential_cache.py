@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from llmops.background import cancel_tasks
@@ -117,8 +117,8 @@ class CachedDirectory(Directory):
             self._any_at = now
         return bool(self._any)
 
-    async def ended(self, keys: Sequence[str]) -> Collection[str]:
-        return await self._directory.ended(keys)
+    async def ended(self, callers: Collection[Caller]) -> Collection[Caller]:
+        return await self._directory.ended(callers)
 
     async def close(self) -> None:
         await cancel_tasks(*self._looking.values())

@@ -86,8 +86,8 @@ class Directory(ABC):
             UnavailableError: The directory cannot be reached.
         """
 
-    async def ended(self, keys: Sequence[str]) -> Collection[str]:
-        """Return the key ids among `keys` whose running answers must end.
+    async def ended(self, callers: Collection[Caller]) -> Collection[Caller]:
+        """Return the callers among `callers` whose running answers must end.
 
         Raises:
             UnavailableError: The directory cannot be reached.
@@ -132,8 +132,8 @@ class CombinedDirectory(Directory):
                 return True
         return False
 
-    async def ended(self, keys: Sequence[str]) -> Collection[str]:
-        return {key for directory in self._directories for key in await directory.ended(keys)}
+    async def ended(self, callers: Collection[Caller]) -> Collection[Caller]:
+        return {caller for directory in self._directories for caller in await directory.ended(callers)}
 
     async def close(self) -> None:
         for directory in self._directories:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -22,9 +22,9 @@ from llmops.gateway.auth.directory import CredentialUnavailableError, Directory,
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.interfaces import Budget, Caller, Quota
 from llmops.store.accounts.key_secrets import hash_secret, is_secret
-from llmops.store.accounts.keys import KeyRow, find_keys, find_keys_to_end, has_any_key
+from llmops.store.accounts.keys import KeyRow, find_keys, has_any_key
 from llmops.store.accounts.limits import Limits
-from llmops.store.accounts.tenants import find_tenant
+from llmops.store.accounts.tenants import find_deleted_tenants, find_tenant
 from llmops.store.accounts.users import bind_identity, ensure_user, find_user_by_identity
 from llmops.store.audit import AuditContext, record_action
 from llmops.store.columns import DAMAGED
@@ -71,23 +71,33 @@ class KeyDirectory(Directory):
         return is_secret(credential)
 
     async def find(self, credential: str) -> Caller | None:
-        row = await self._row(hash_secret(credential))
+        hashed = hash_secret(credential)
+        row = await self._row(hashed)
         if row is None:
             return None
         state = row.state(datetime.now(UTC))
         if state != "active":
             raise InvalidKeyError(_REJECTION_MESSAGES[state])
-        return _caller(row)
+        return _caller(row, hashed)
 
     async def has_credentials(self) -> bool:
         return await self._ask(has_any_key)
 
-    async def ended(self, keys: Sequence[str]) -> Collection[str]:
-        async def find(connection: AsyncConnection) -> Collection[str]:
-            batches = [keys[at : at + MAX_KEYS_PER_QUERY] for at in range(0, len(keys), MAX_KEYS_PER_QUERY)]
-            return {key for batch in batches for key in await find_keys_to_end(connection, batch)}
+    async def ended(self, callers: Collection[Caller]) -> Collection[Caller]:
+        now, found, deleted = datetime.now(UTC), dict[str, _Found](), set[str]()
+        for hashes in _batches({caller.secret_hash for caller in callers}):
+            found.update(await self._ask(partial(_find_each, hashes=hashes)))
+        for names in _batches({caller.tenant_id for caller in callers if not caller.secret_hash}):
+            deleted.update(await self._ask(partial(find_deleted_tenants, names=names)))
 
-        return await self._ask(find)
+        def ends(caller: Caller) -> bool:
+            if not caller.secret_hash:
+                return caller.tenant_id in deleted
+            # A secret that was replaced twice is not in the store any longer.
+            key = found.get(caller.secret_hash)
+            return key is None or (isinstance(key, KeyRow) and key.ends_answers(now))
+
+        return {caller for caller in callers if ends(caller)}
 
     async def close(self) -> None:
         if self._looking is not None:
@@ -251,7 +261,13 @@ async def store_has_keys(url: str) -> bool:
         return await has_any_key(connection)
 
 
-def _caller(row: KeyRow) -> Caller:
+def _batches(values: Collection[str]) -> Iterable[Sequence[str]]:
+    """Return the values that are not empty, in lists for one query each."""
+    ordered = sorted(filter(None, values))
+    return (ordered[at : at + MAX_KEYS_PER_QUERY] for at in range(0, len(ordered), MAX_KEYS_PER_QUERY))
+
+
+def _caller(row: KeyRow, hashed: str) -> Caller:
     ends = [moment.timestamp() for moment in (row.spec.expires_at, row.secret_until) if moment is not None]
     caller = Caller(
         tenant_id=row.tenant_id,
@@ -262,6 +278,7 @@ def _caller(row: KeyRow) -> Caller:
         scopes=frozenset(row.spec.scopes),
         models=None if row.spec.models is None else frozenset(row.spec.models),
         quotas=(*_quotas(row.id, row.spec.limits), *_quotas(f"tenant {row.tenant_id}", row.tenant_limits)),
+        secret_hash=hashed,
     )
     return replace(caller, until=min(ends)) if ends else caller
 

@@ -97,6 +97,17 @@ class KeyRow:
             return "rotated"
         return "active"
 
+    def ends_answers(self, now: datetime) -> bool:
+        """Return True if running answers of the key, begun with this secret, must end.
+
+        Such a key has a deleted tenant, or was revoked with `now`, or its secret was replaced and
+        is no longer valid.
+        """
+        expires = self.spec.expires_at
+        revoked = self.revoked_at is not None and expires is not None and expires <= self.revoked_at
+        replaced = self.secret_until is not None and self.secret_until <= now
+        return revoked or replaced or self.tenant_deleted_at is not None
+
 
 _KEYS = (
     select(
@@ -248,7 +259,7 @@ async def revoke_key(connection: AsyncConnection, key: KeyRow, by: AuditContext,
     """Revoke a key with all its secrets, permanently.
 
     With `now`, answers that are being generated for the key end too: its expiry is set to the
-    revocation, which `find_keys_to_end` looks for.
+    revocation, which `KeyRow.ends_answers` looks for.
 
     Raises:
         InputError: The key is already revoked and `now` is False.
@@ -263,19 +274,11 @@ async def revoke_key(connection: AsyncConnection, key: KeyRow, by: AuditContext,
     await record_action(connection, by, "key.revoke", key.id, key.tenant_id, {"now": True} if now else None)
 
 
-async def find_keys_to_end(connection: AsyncConnection, ids: Sequence[str]) -> list[str]:
-    """Return the keys among `ids` whose running answers must end.
-
-    Such keys are revoked, and expired at their revocation or before it.
-    """
-    ended = select(api_keys.c.id).where(api_keys.c.id.in_(ids), api_keys.c.expires_at <= api_keys.c.revoked_at)
-    return list((await connection.execute(ended)).scalars())
-
-
 async def rotate_key(connection: AsyncConnection, key: KeyRow, overlap: timedelta, by: AuditContext) -> str:
     """Give a key a new secret and return the secret.
 
-    The previous secret stays valid for `overlap`; older secrets become invalid at once.
+    The previous secret stays valid for `overlap`; older secrets become invalid at once. Running
+    answers of a secret end when it becomes invalid.
 
     Raises:
         InputError: The key is revoked.

@@ -128,6 +128,12 @@ async def list_tenants(connection: AsyncConnection, deleted: bool = False) -> Se
     return [one for one in found if one is not None]
 
 
+async def find_deleted_tenants(connection: AsyncConnection, names: Sequence[str]) -> Sequence[str]:
+    """Return the deleted tenants among `names`."""
+    statement = select(tenants.c.id).where(tenants.c.id.in_(names), tenants.c.deleted_at.is_not(None))
+    return (await connection.execute(statement)).scalars().all()
+
+
 async def update_tenant(connection: AsyncConnection, tenant_id: str, limits: Limits, by: AuditContext) -> Tenant:
     """Replace the limits of a tenant. Raises the errors of `require_tenant`."""
     found = await require_tenant(connection, tenant_id)
@@ -137,9 +143,10 @@ async def update_tenant(connection: AsyncConnection, tenant_id: str, limits: Lim
 
 
 async def delete_tenant(connection: AsyncConnection, tenant_id: str, by: AuditContext) -> Tenant:
-    """Delete a tenant. Requests with its keys are rejected from now on; its usage and bill remain.
+    """Delete a tenant. Its usage and bill remain.
 
-    Raises the errors of `require_tenant`.
+    Requests with its keys are rejected from now on, and its running answers end. Raises the errors
+    of `require_tenant`.
     """
     found = await require_tenant(connection, tenant_id)
     await connection.execute(tenants.update().where(tenants.c.id == tenant_id).values(deleted_at=by.at))

@@ -9,7 +9,7 @@ import threading
 import time
 import tracemalloc
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import jwt
 import pytest
@@ -30,6 +30,8 @@ from llmops.gateway.auth.keys import KeyDirectory
 from llmops.gateway.auth.oidc import OidcDirectory
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.interfaces import Caller
+from llmops.store.accounts.key_secrets import hash_secret
+from llmops.store.accounts.keys import KeySpec, create_key, rotate_key
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant, delete_tenant
 from llmops.store.accounts.users import ensure_user
@@ -243,6 +245,30 @@ async def test_a_token_that_no_database_takes_is_no_outage_for_others(issuer, st
         while await outcome(cached, gone) == "caller":
             await asyncio.sleep(0.05)
         assert await outcome(cached, gone) == "refused"
+
+
+async def test_running_answers_of_a_deleted_tenants_tokens_end(issuer, store, url):
+    """Before the fix, requests with tokens were not watched. A key replaced twice is not in the store."""
+    async with store.write() as connection:
+        for tenant in ("acme", "gone"):
+            await create_tenant(connection, tenant, Limits(), BY)
+        key, secret = await create_key(
+            connection, await ensure_user(connection, "acme", "k@acme.example", BY), KeySpec(), BY
+        )
+    directory = KeyDirectory(url)
+    async with tokens_at(issuer, directory) as tokens:
+        gone = await tokens.find(issuer.token(sub="gone", email="g@gone.example", tenant="gone"))
+        callers = {gone, await tokens.find(issuer.token()), await directory.find(secret)}
+        assert await directory.ended(callers) == set()
+        async with store.write() as connection:
+            await delete_tenant(connection, "gone", BY)
+            for _ in range(2):
+                newest = await rotate_key(connection, key, timedelta(0), BY)
+        callers.add(await directory.find(newest))
+        assert await directory.ended(callers) == {
+            gone,
+            *(one for one in callers if one.secret_hash == hash_secret(secret)),
+        }
 
 
 @pytest.mark.parametrize("other", ["\u212aate", "\u212bsa", "\u2126mar", "\u03f4eo"])

@@ -34,17 +34,18 @@ def begun(start, programs, tmp_path, card):
     # looks three times as often as keys are looked up: by default each 10 s
     fresh = scaled({"lookups": {"fresh": "3s"}}, {})
     gateway = start(engine.address, store=store, usage={"outbox": str(tmp_path / "outbox")}, **fresh)
-    streams = []
-    for key in keys:
-        body = json.dumps({"model": "tiny", "prompt": "Hello", "max_tokens": 200, "stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
-        sent = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-        wait_until(lambda: gateway.alive, "a gateway")
-        made = programs.enter_context(connect(gateway))
-        made.sendall(sent)
-        assert made.recv(12) == b"HTTP/1.1 200"
-        streams.append(made)
-    return store, keys, streams, gateway
+    return store, keys, [programs.enter_context(stream(gateway, key)) for key in keys], gateway
+
+
+def stream(gateway, key: str):
+    """A connection with an answer that runs for minutes."""
+    body = json.dumps({"model": "tiny", "prompt": "Hello", "max_tokens": 200, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
+    wait_until(lambda: gateway.alive, "a gateway")
+    made = connect(gateway)
+    made.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    assert made.recv(12) == b"HTTP/1.1 200"
+    return made
 
 
 def ended_after(stream, seconds: float) -> float | None:
@@ -119,3 +120,28 @@ def test_running_answers_of_a_revoked_key_go_on_unless_it_is_revoked_now(begun):
     # before the fix, nothing could end the answers of a key that was revoked without --now
     llmops("key", "revoke", second, "--now", "--store", store)
     assert ended_after(other, BOUND) is not None
+
+
+def test_running_answers_of_a_replaced_secret_end_and_those_of_the_new_one_go_on(begun):
+    """Before the fix, they went on to their ends after `--overlap 0`, which is advised after a leak."""
+    store, (first, _), (leaked, other), gateway = begun
+    new = llmops("key", "rotate", first, "--overlap", "1h", "--store", store)
+    with stream(gateway, new) as kept:
+        assert ended_after(leaked, 6) is None
+        newest = llmops("key", "rotate", new, "--overlap", "0", "--store", store)
+        began = time.monotonic()
+        assert ended_after(kept, BOUND) is not None
+        assert ended_after(leaked, BOUND) is not None
+        record(f"ended {time.monotonic() - began:.1f} s after the command")
+    with stream(gateway, newest) as kept:
+        assert ended_after(kept, 6) is None
+    assert ended_after(other, 1) is None
+
+
+def test_running_answers_of_a_deleted_tenant_end(begun):
+    """Before the fix, they went on to their ends."""
+    store, _, streams, _ = begun
+    llmops("tenant", "delete", "acme", "--store", store)
+    began = time.monotonic()
+    assert all(ended_after(one, BOUND) is not None for one in streams)
+    record(f"ended {time.monotonic() - began:.1f} s after the command")
