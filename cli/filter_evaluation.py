@@ -220,6 +220,7 @@ async def train_head(
 def logistic_regression(vectors: NDArray[np.float64], positive: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the weights of a logistic regression, [dimensions + 1].
 
+    The last weight is the constant. `positive` is True for each vector of the class to find.
     Newton's method minimizes the loss with an L2 penalty, in which both classes have the same
     weight.
     """

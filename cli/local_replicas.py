@@ -288,9 +288,19 @@ class LocalReplicas(CheckedReplicas):
     def _make_room(
         self, manifest: EngineManifest, key: tuple[str, str], old: tuple[str, str], settings: RolloutSettings
     ) -> tuple[int, ...]:
-        """Return free GPUs for a replica, or an empty text for an engine without GPUs.
+        """Return the numbers of free GPUs for a replica, or no numbers for an engine without GPUs.
 
-        Raises InputError if no GPUs are free.
+        If too few GPUs are free and `settings` allow a loss of capacity, replicas of `old` are
+        stopped first.
+
+        Args:
+            manifest: The manifest of the engine.
+            key: The model and the version of the replica.
+            old: The model and the version whose replicas may be stopped.
+            settings: The settings of the roll-out.
+
+        Raises:
+            InputError: Too few GPUs are free.
         """
         from llmops.model_repository.gpu_assignment import count_gpus
 
@@ -340,8 +350,8 @@ async def restore_versions(
     Args:
         store_url: The URL of the store.
         replicas: The object that starts and stops the servers.
-        models: The models of the servers that run already, with their engine folders.
-        base: The addresses of these servers, the replicas of the oldest version.
+        models: The engine folder of each model that the servers in `base` serve.
+        base: The servers that run already, which are replicas of the oldest version.
     """
     from llmops.store.factory import open_store
     from llmops.store.rollouts import INITIAL_VERSION, RETIRED, list_versions, open_rollouts, set_replicas

@@ -52,7 +52,7 @@ class RichProgress:
         class TimeLeft(rich_progress.TimeRemainingColumn):
             """A progress column with the remaining time as `0:01:10 left`.
 
-            It is empty if the amount of work is unknown or done.
+            The column is empty if the amount of work is unknown or done.
             """
 
             def render(self, task: rich_progress.Task) -> Text:

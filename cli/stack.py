@@ -171,8 +171,8 @@ class Stack:
         The checks happen before minutes of building.
 
         Args:
-            host: The gateway's address. None leaves it to the settings, as for `port`, `store` and
-                `open_`.
+            host: The gateway's address. None takes the address of the settings; `port`, `store`
+                and `open_` treat None in the same way.
             port: The gateway's port.
             config: The gateway's settings.
             store: The store's URL. A gateway that others can reach gets one by default, and its

@@ -85,9 +85,9 @@ def size(value: float | None) -> str:
 
 
 def _highlight(text: str, value: float | None, limits: tuple[float, float]) -> Text:
-    """Return yellow from the first limit on, and red from the second limit on.
+    """Return `text`, in yellow if `value` exceeds the first limit, in red if the second.
 
-    If the second limit is smaller, low values are bad.
+    If the second limit is the smaller one, values below the limits are coloured instead.
     """
     if value is None:
         return Text(text)

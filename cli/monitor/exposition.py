@@ -135,7 +135,7 @@ class LabelSums:
 def quantile(share: float, buckets: Mapping[str, float]) -> float | None:
     """Return a quantile of cumulative bucket counts by upper bound (`le`).
 
-    It is computed like PromQL's histogram_quantile.
+    The quantile is computed like PromQL's histogram_quantile.
 
     Values are assumed to be evenly distributed within a bucket. The result is the highest finite
     bound for values above it, and None without observations.

@@ -166,7 +166,7 @@ def _place(text: str) -> str | DnsAddress:
 
 
 def _servers(gateways: Sequence[PolledGateway]) -> list[str]:
-    """Return port 8002 of the hosts of the gateways' Tritons."""
+    """Return HOST:8002, Triton's usual address of metrics, for each host of gateways' Tritons."""
     hosts = {
         labels["server"].rpartition(":")[0]
         for one in gateways

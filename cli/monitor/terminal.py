@@ -65,7 +65,10 @@ def _handle_key(view: ViewOptions, key: str) -> ViewOptions:
 
 @contextlib.contextmanager
 def _quit_on_signals(tell: Callable[[str], None]) -> Iterator[None]:
-    """Report QUIT on a signal that ends processes, so that the terminal can be restored first."""
+    """Call `tell` with QUIT on a signal that would end the process, inside the block.
+
+    The terminal can then be restored before the process ends.
+    """
     loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for one in signals:
         loop.add_signal_handler(one, tell, QUIT)
@@ -78,7 +81,7 @@ def _quit_on_signals(tell: Callable[[str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _read_keys(tell: Callable[[str], None]) -> Iterator[None]:
-    """Read keys as they are pressed, without Enter."""
+    """Call `tell` with each key when the key is pressed, without Enter, inside the block."""
     if not sys.stdin.isatty():
         yield
         return

@@ -31,7 +31,11 @@ class ServiceChange(NamedTuple):
 
 
 def engine_changes(loaded: LoadedService) -> Iterator[ServiceChange]:
-    """Return the changes for which `llmops build -f` would build engines."""
+    """Yield the differences between the built engines and the service file.
+
+    `llmops build -f` would build each engine that is missing or differs from the file. Engines of
+    models that the file does not describe are differences too.
+    """
     for name in loaded.service.models:
         folder = loaded.engine(name)
         if not (folder / FILE_NAME).is_file():
@@ -68,7 +72,10 @@ def _compared(manifest: EngineManifest, loaded: LoadedService, name: str) -> dic
 
 
 def served_model_changes(loaded: LoadedService, served: Sequence[str]) -> Iterator[ServiceChange]:
-    """Return the models that a gateway lacks, and the models that it should not have."""
+    """Yield the models of the file that a gateway lacks, and its models that are not in the file.
+
+    `served` are the names of the models that the gateway serves.
+    """
     models = loaded.service.models
     yield from (ServiceChange(name, "served", None, "by the gateway") for name in models if name not in served)
     yield from (ServiceChange(name, "served", "by the gateway", None) for name in served if name not in models)
