@@ -8,7 +8,7 @@ from jinja2.parser import Parser
 class GenerationTag(Extension):
     """A Jinja extension with the tag `{% generation %} … {% endgeneration %}`.
 
-    Templates mark assistant text for training with the tag. Only its body is rendered.
+    Templates mark assistant text for training with the tag. Only the tag's body is rendered.
     """
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own interface

@@ -73,8 +73,8 @@ class Tensor:
         optional: True if a request may leave out the tensor.
         scalar: True if the backend sees the shape [batch] instead of [batch, 1].
         ragged: True if the lengths differ within a batch.
-        taken: True if this project's engine models use the input. They reject an input that is
-            neither taken nor has a neutral value.
+        taken: True if this project's engine models use the input. The models reject an input
+            that is neither taken nor has a neutral value.
         default: The value of an absent input.
         bounds: The smallest and the largest valid value, both included.
         neutral: Values without an effect, which this project's engine models ignore.
