@@ -16,8 +16,8 @@ from llmops.perf.workloads.lengths import Lengths
 class BenchOptions(RequestOptions):
     """The options of `llmops bench`. Lengths are in tokens, times in seconds, rates per second.
 
-    `perf/bench.py` reads them: for the load (`StopCondition`, `Runner`) and for the prompts
-    (`SyntheticSpec`). The clients read those of `RequestOptions`.
+    `perf/bench.py` passes the options to the load (`StopCondition`, `Runner`) and to the prompts
+    (`SyntheticSpec`). The clients read the options of `RequestOptions`.
     """
 
     url: str

@@ -48,7 +48,7 @@ class Record:
         text: The answer's text, if it is kept.
         ids: The answer's token ids, if they are kept.
         tool_calls: The number of tool calls in the answer.
-        tool_calls_valid: The number of these with valid arguments.
+        tool_calls_valid: The number of tool calls with valid arguments.
     """
 
     start: float

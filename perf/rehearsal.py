@@ -155,7 +155,7 @@ class RehearsalReport:
     Attributes:
         requests: Number of requests of the load.
         failed: Number of requests without a complete answer.
-        failed_by_fault: Number of these that the planted fault failed.
+        failed_by_fault: Number of requests without a complete answer because of the planted fault.
         doubled_tokens: Number of tokens beyond those that the requests asked for.
         lowest_throughput_ratio: Completed ÷ offered requests in the worst window. A window has 30
             seconds, or the time of 40 requests if that is longer.

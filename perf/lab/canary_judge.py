@@ -146,7 +146,7 @@ def golden_sweep(seed: int, loss: float, prompts: int = PROMPTS) -> tuple[list[b
 
     Args:
         seed: Seed of the random numbers.
-        loss: Accuracy that the second version loses, of 0.7.
+        loss: Accuracy that the second version loses. The accuracy of the first version is 0.7.
         prompts: Number of prompts.
     """
     draw = random.Random(seed).gauss
@@ -170,7 +170,7 @@ def golden_verdict(seed: int, loss: float, by_probability: bool) -> Decision:
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add all figures of this benchmark. `engine` is not used."""
+    """Add all figures of this benchmark to `section`. `engine` is not used."""
     for twin in (False, True):
         name = "with a twin" if twin else "without a twin"
         runs = [simulate(seed, None, twin) for seed in range(ROLLOUTS)]

@@ -51,7 +51,7 @@ class Sample(NamedTuple):
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add all figures of this benchmark."""
+    """Add all figures of this benchmark to `section`."""
     with mock_engine(engine, PERIOD, text=TEXT) as (_, front):
         run_async(_measure(front.address.removesuffix("/v1"), section))
 
@@ -112,6 +112,9 @@ def _add_figures(section: Section, samples: list[Sample]) -> None:
 
 
 def _per_token(samples: list[Sample], per_byte: float) -> float:
-    """Return the CPU seconds of the page's main thread per token."""
+    """Return the CPU seconds of the page's main thread per token.
+
+    `per_byte` is the number of tokens in a byte that the page receives.
+    """
     first, last = samples[0], samples[-1]
     return (last.busy - first.busy) / ((last.received - first.received) * per_byte)

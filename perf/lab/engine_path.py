@@ -68,7 +68,7 @@ def through_gateway(front: Service) -> Measure:
 
 
 def compare(systems: Sequence[Measure], section: Section) -> None:
-    """Add the ratio of the median tokens/s of the gateway to those of the bare pipeline.
+    """Add to `section` the ratio of the gateway's median tokens/s to the bare pipeline's.
 
     The two systems run alternately, so that a change of the machine's load affects both.
     """
@@ -80,7 +80,10 @@ def compare(systems: Sequence[Measure], section: Section) -> None:
 
 
 def prefix_cache(front: Service, section: Section) -> None:
-    """Add the TTFT of a prompt of 2,000 tokens, at first and repeated."""
+    """Add to `section` the TTFT of a repeated prompt of 2,000 tokens.
+
+    The goal is a fifth of the TTFT at the first time.
+    """
     cold: list[float] = []
     warm: list[float] = []
     for _ in range(3):
@@ -94,7 +97,7 @@ def prefix_cache(front: Service, section: Section) -> None:
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add all figures of this benchmark."""
+    """Add all figures of this benchmark to `section`."""
     with bare(engine) as pipeline, engine_on_triton(engine) as server, gateway(server.address) as front:
         compare((through_gateway(front), pipeline), section)
         prefix_cache(front, section)

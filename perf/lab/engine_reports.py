@@ -31,7 +31,7 @@ CONDITIONS = "KV-cache events and statistics of TensorRT-LLM, which a stand-in r
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add all figures of this benchmark. `engine` is not used."""
+    """Add all figures of this benchmark to `section`. `engine` is not used."""
     with tempfile.TemporaryDirectory() as folder:
         copy_model_code("tensorrt_llm", Path(folder))
         sys.path.insert(0, folder)

@@ -29,7 +29,7 @@ CONDITIONS = "Mock engine at 20 ms per token on the real Triton, gateway and loa
 
 
 def cpu_per_token(triton_: Service, gateway_: Service, section: Section, streams: int = 128) -> None:
-    """Add the CPU time of gateway and Triton per streamed token while `streams` answers run."""
+    """Add to `section` the CPU µs of gateway and Triton per token while `streams` answers run."""
     meter = CpuMeter({"gateway": gateway_.pids, "triton": triton_.pids})
     output = int((SETTLE + WINDOW + 1.0) / PERIOD)
     # The stop string never occurs. Gateways usually search for one, so its cost is measured.
@@ -44,7 +44,10 @@ def cpu_per_token(triton_: Service, gateway_: Service, section: Section, streams
 
 
 def cpu_per_request(gateway_: Service, section: Section) -> None:
-    """Add the gateway's CPU time per request with 64 prompt tokens and 1 answer token, unstreamed."""
+    """Add to `section` the gateway's CPU time per request in ms.
+
+    The requests have 64 prompt tokens and 1 answer token, and are not streamed.
+    """
     meter = CpuMeter({"gateway": gateway_.pids})
     run(gateway_.address, output=1, concurrency=16, requests=64, stream=False)
     before = meter.read()
@@ -54,7 +57,7 @@ def cpu_per_request(gateway_: Service, section: Section) -> None:
 
 
 def added_latency(triton_: Service, gateway_: Service, section: Section, streams: int = 64, rounds: int = 2) -> None:
-    """Add the differences of TTFT and ITL between the gateway and the same requests sent to Triton.
+    """Add to `section` by how much TTFT and ITL are longer through the gateway than without.
 
     Runs through the gateway alternate with runs straight to Triton.
     """
@@ -89,7 +92,7 @@ def _values(document: Document, metric: str) -> list[float]:
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add all figures of this benchmark."""
+    """Add all figures of this benchmark to `section`."""
     with mock_engine(engine, PERIOD) as (triton_, gateway_):
         cpu_per_token(triton_, gateway_, section)
         cpu_per_request(gateway_, section)

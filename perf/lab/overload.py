@@ -72,7 +72,7 @@ def _overloaded(stage: Engines, words: Sequence[int], section: Section, times: i
 
 
 def _tiers(stage: Engines, words: Sequence[int], section: Section) -> None:
-    """Add the figures of two tiers at twice the capacity.
+    """Add to `section` the TTFT p95 of interactive requests at twice the capacity, in two tiers.
 
     Interactive requests are 0.6 of the capacity, and batch requests are the rest of the load.
     """
@@ -82,10 +82,10 @@ def _tiers(stage: Engines, words: Sequence[int], section: Section) -> None:
 
 
 def _flood(stage: Engines, words: Sequence[int], section: Section) -> None:
-    """Add the figures of tenants beside a tenant that floods.
+    """Add to `section` the TTFT p95 of three tenants during a flood, relative to no flood.
 
-    Of four tenants, three send half of their share each, and one sends ten times as much as each of
-    these.
+    Each of the three tenants sends half of its share of the capacity. The fourth tenant, which
+    floods, sends ten times as much as one of them.
     """
     others = {"one": 1 / 8, "two": 1 / 8, "three": 1 / 8}
     alone, _ = _run(stage, words, others, SLO, FLOOD_SECONDS)

@@ -133,7 +133,10 @@ def wave_seconds(replica: ReplicaModel, batch: float) -> float:
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add the planner's median and maximum error of throughput, in percent, per group of results."""
+    """Add to `section` the planner's errors of throughput, in percent.
+
+    The figures are the median and the maximum error of each group of published results.
+    """
     times = {row.gpu: timing_source(find_gpu(row.gpu), "auto") for row in published()}
     rows = [predict(row, times[row.gpu]) for row in published()]
     for group in dict.fromkeys(row.group for row in rows):

@@ -51,7 +51,7 @@ CONDITIONS = "The choice of a replica, the queue, and their effect on a fleet in
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add all figures of this benchmark. `engine` is not used."""
+    """Add all figures of this benchmark to `section`. `engine` is not used."""
     _times(section)
     _caches(section)
     _fairness(section)

@@ -34,7 +34,7 @@ CONDITIONS = "Rules on prose without a match; tokens of 4 characters."
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add all figures of this benchmark. Only the tokenizer of `engine` is used."""
+    """Add all figures of this benchmark to `section`. Only the tokenizer of `engine` is used."""
     filters = {
         "patterns": rule_filter("patterns", "secrets", PATTERNS, [], ignore_case=True),
         "words": rule_filter("words", "abuse", [], WORDS, ignore_case=True),

@@ -56,7 +56,10 @@ def usage(command: list[str], cache: Path | None = None) -> tuple[float, float]:
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add all figures of this benchmark. Random checkpoints get the tokenizer of `engine`."""
+    """Add all figures of this benchmark to `section`.
+
+    Random checkpoints get the tokenizer of `engine`.
+    """
     tokenizer = engine / EngineManifest.load(engine).tokenizer.directory
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -72,7 +75,7 @@ def measure(engine: Path, section: Section) -> None:
 
 
 def _memory(name: str, checkpoint: Path, quant: str, folder: Path, section: Section) -> None:
-    """Add a build's peak memory as a multiple of the checkpoint's size.
+    """Add to `section` a build's peak memory as a multiple of the checkpoint's size.
 
     A build must never hold two copies of a checkpoint, except for golden answers, which run the
     unchanged checkpoint.

@@ -26,7 +26,11 @@ CONDITIONS = "Mock engine on the real Triton, gateway and load generator on the 
 
 
 def many_streams(front: Service, section: Section, streams: int = 1000) -> None:
-    """Add the gateway's memory per open answer, and the number of failures among `streams` answers."""
+    """Add to `section` the figures of `streams` answers.
+
+    The figures are the number of failures, the largest number of answers that were open at the same
+    time, and the gateway's memory per answer.
+    """
     run(front.address, output=4, concurrency=50, requests=200)
     before = footprint(front.pids)
     during, document = run_async(_peak(front, streams))
@@ -62,7 +66,10 @@ def _most_open(document: Document) -> int:
 
 
 def long_prompt(front: Service, section: Section, streams: int = 64) -> None:
-    """Add the ITL p99 of short streams alone, and while long prompts arrive."""
+    """Add to `section` the ITL p99 of short streams while long prompts arrive.
+
+    The goal is twice the ITL p99 of the same streams alone.
+    """
     run(front.address, output=8, concurrency=streams, requests=2 * streams)
     alone = run_async(_beside(front, streams, 0.0))
     beside = run_async(_beside(front, streams, 5.0))
@@ -89,7 +96,7 @@ async def _beside(front: Service, streams: int, seconds: float) -> Document:
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add all figures of this benchmark."""
+    """Add all figures of this benchmark to `section`."""
     with mock_engine(engine, SLOW) as (_, front):
         many_streams(front, section)
     with mock_engine(engine, PERIOD, text=PLAIN) as (_, front):

@@ -44,7 +44,7 @@ CONDITIONS = "One process without HTTP, whose CPU time is measured. A batch of t
 
 
 def measure(engine: Path, section: Section) -> None:
-    """Add all figures of this benchmark. `engine` is not used."""
+    """Add all figures of this benchmark to `section`. `engine` is not used."""
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(_measure(Path(folder), section))
 
@@ -74,7 +74,11 @@ def _metering(folder: Path, section: Section) -> None:
 
 
 async def _ledger(url: str, name: str, section: Section) -> None:
-    """Add the events per CPU second from a message to a committed row of the ledger."""
+    """Add to `section` the events that the ledger writes per second of its CPU time.
+
+    The time is from an event's message to its committed row in the store at `url`. `name` is the
+    name of the store in the figure.
+    """
     async with await open_store(url) as store:
         own = []
         for batch in range(BATCHES + 1):

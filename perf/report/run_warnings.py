@@ -47,7 +47,7 @@ def _sweep_notes(document: Document) -> list[str]:
 
 
 def _too_few(requests: int, share: float) -> list[str]:
-    """Return a warning if the run has too few requests to confirm the share.
+    """Return a warning if too few requests ran to show that `share` of them met the objectives.
 
     By the rule of three, the share is above 1 - 3/n with 95 % confidence if all of n requests
     succeed.

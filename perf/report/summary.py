@@ -60,7 +60,7 @@ class Distribution:
         Args:
             seconds: The values.
             independent: False for values that depend on each other, such as the gaps within one
-                answer. They get no intervals.
+                answer. Such values get no intervals.
         """
         if not seconds:
             return None

@@ -71,9 +71,14 @@ class PlannedStepTimes:
         return added + self.decode(batch, length) if batch else added
 
     def _added(self, beside: int, chunk: int, before: int) -> float:
-        """Return the seconds that prompts add to a step of `beside` sequences.
+        """Return the seconds that prompt tokens add to a step.
 
-        Without sequences, these are the seconds of the whole step.
+        Without other sequences, the result is the seconds of the whole step.
+
+        Args:
+            beside: The number of other sequences, which get one token each.
+            chunk: The number of prompt tokens, as a multiple of CHUNK.
+            before: The number of cached tokens before the prompt tokens, as a multiple of BEFORE.
         """
         key = (beside, chunk, before)
         known = self._reading.get(key)

@@ -237,8 +237,7 @@ class SimulatedFleet:
     def _arrive(self, jobs: Iterator[SimulatedRequest]) -> None:
         """Schedule the next arrival.
 
-        The arrival after that is scheduled when this one happens, because the stream may be
-        endless.
+        Each arrival schedules the arrival after it, because `jobs` may be endless.
         """
         job = next(jobs, None)
         if job is not None:

@@ -59,7 +59,11 @@ class PrefixCache:
         return known
 
     def was_read(self, hashes: Sequence[int], known: int) -> None:
-        """Add a prompt that was computed to the cache, so that other requests find it."""
+        """Add a prompt that was computed to the cache, so that other requests find the prompt.
+
+        `hashes` are the hashes of the prompt's whole blocks, of which the first `known` were found
+        in the cache.
+        """
         counts, held, size = self._known, self._held_of(hashes, known), len(hashes)
         self.reserved -= size - known
         if known < size:
@@ -114,7 +118,10 @@ class PrefixCache:
         self.evicted.clear()
 
     def _held_of(self, hashes: Sequence[int], low: int) -> int:
-        """Return how many of the first hashes are held. At least the first `low` are."""
+        """Return the number of leading blocks of `hashes` that sequences hold.
+
+        At least the first `low` blocks are held.
+        """
         counts, high = self._known, len(hashes)
         while low < high:
             middle = (low + high) // 2

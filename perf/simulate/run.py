@@ -124,7 +124,7 @@ def make_cells(
     """Return the cells of a fleet.
 
     `work` is called with the beginning and end of each cell's part of the fleet, such as 0.25 and
-    0.5, and the cell's number. It returns the arrivals of the cell.
+    0.5, and the cell's number. `work` returns the arrivals of the cell.
     """
     total, parts = sum(sizes), []
     for number, size in enumerate(sizes):

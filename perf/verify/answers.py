@@ -227,7 +227,7 @@ def _alike(weights: str) -> str:
 def limits(manifest: EngineManifest, tokens: int) -> tuple[float, float]:
     """Return the lowest acceptable agreement and the highest mean difference of log-probabilities.
 
-    They are the limits of the build's quality gate, widened by the random variation of `tokens`
+    Both are limits of the build's quality gate, widened by the random variation of `tokens`
     tokens. If the build measured the agreement of its own weights, that figure minus its variation
     is a limit too.
     """

@@ -65,7 +65,7 @@ Subject = TypeVar("Subject")
 class VerifyCheck:
     """A named check.
 
-    Its function raises WrongError for a fault, and UnseenError if no fault could show.
+    The function raises WrongError for a fault, and UnseenError if no fault could show.
     """
 
     name: str

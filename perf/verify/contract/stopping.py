@@ -35,7 +35,18 @@ def _first(tokens: list[int], word: list[int]) -> int:
 
 
 def _ended(found: list[int], plain: list[int], at: int, length: int, what: str) -> None:
-    """Return the tokens up to the stop, including the tokens that stopped the answer."""
+    """Check that a stop ended an answer: `found` is the beginning of `plain` up to the stop.
+
+    Args:
+        found: The tokens of the answer.
+        plain: The tokens of the same answer without a stop.
+        at: The index in `plain` at which the stop begins.
+        length: The number of tokens of the stop, which the answer may include.
+        what: The name of the stop for the error message.
+
+    Raises:
+        WrongError: The answer did not end at the stop.
+    """
     expect(len(found) < len(plain), f"{what} at position {at} did not end the answer")
     expect(
         at <= len(found) <= at + length and found == plain[: len(found)],
