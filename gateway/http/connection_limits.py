@@ -47,6 +47,10 @@ EVICTION_DIVISOR = 64
 #: Rank of connections that do not read their response in the order of eviction: after the
 #: connections whose `progress` is 0, 1 or 2.
 UNREAD = 3
+#: Seconds after its last change for which a connection is among the last to be closed. Most clients
+#: send a request within this time of connecting, so that held connections are closed in place of
+#: theirs.
+RECENT_SECONDS = 1.0
 #: Seconds until the next search after a search that found no connection to close. Bounds the cost
 #: of searches while all connections are busy.
 EVICTION_RETRY_DELAY = 0.1
@@ -57,9 +61,12 @@ class Connection(Protocol):
 
     Attributes:
         address: The network of the client, None for a connection that does not count.
+        changed: The time at which the connection was opened, a request or a pause between requests
+            began, or the client stopped reading, whichever was last.
     """
 
     address: str | None
+    changed: float
 
     @property
     def progress(self) -> int | None:
@@ -152,6 +159,7 @@ class ConnectionLimits:
     descriptors: int = field(default_factory=lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     _lines: RepeatedLines = field(default_factory=lambda: RepeatedLines(LOG_INTERVAL))
     _next_eviction: float = 0.0
+    _evicted: int = 0
     _answered: deque[Connection] = field(default_factory=deque)
 
     def queue_pipelined(self, connection: Connection) -> None:
@@ -176,9 +184,11 @@ class ConnectionLimits:
         """
         if self.per_client and len(self.clients.get(address, ())) >= self.per_client:
             return f"{address} has {self.per_client} connections, as many as limits.connections_per_client allows"
-        if descriptor >= self.descriptors - RESERVED_DESCRIPTORS and not self._make_room():
+        # The descriptors of evicted connections become free in the next iteration of the event loop.
+        in_use = descriptor - self._evicted
+        if in_use >= self.descriptors - RESERVED_DESCRIPTORS and not self._make_room(address):
             return f"the process has nearly all of its {self.descriptors} file descriptors in use; raise `ulimit -n`"
-        if self.open >= self.connections and not self._make_room():
+        if self.open >= self.connections and not self._make_room(address):
             return f"{self.connections} connections are open, as many as limits.connections allows"
         return None
 
@@ -241,35 +251,45 @@ class ConnectionLimits:
         if (suffix := self._lines.suffix(reason)) is not None:
             log.warning("%s%s", message, suffix)
 
-    def _make_room(self) -> bool:
+    def _make_room(self, address: str) -> bool:
         """Close some of the connections without a complete request, or with an unread response.
 
-        Return False if there are no such connections.
+        Return False if there are no such connections that may be closed for one of `address`.
 
-        The order is: connections that never had a request, idle connections, connections whose
-        request is incomplete, and connections that do not read a response. Within each kind, the
-        connections of the address with the most connections come first, the oldest first.
+        The connections that have changed in the last RECENT_SECONDS come last, and stay open if
+        their address has fewer connections than `address`. Otherwise, those of the address with the
+        most connections of these kinds come first, because a client chooses the kinds of its own
+        connections. Within an address, the order is: connections that never had a request, idle
+        connections, connections whose request is incomplete, and connections that do not read a
+        response; and within each kind, those that changed the longest ago.
         """
         if monotonic() < self._next_eviction:
             return False
-        evicted = heapq.nsmallest(max(self.connections // EVICTION_DIVISOR, 1), self._evictable())
+        evicted = heapq.nsmallest(max(self.connections // EVICTION_DIVISOR, 1), self._evictable(address))
         for *_, connection in evicted:
             connection.evict()
-        if not evicted:
+        if evicted:
+            self._evicted += len(evicted)
+            asyncio.get_running_loop().call_soon(self._forget_evicted, len(evicted))
+        else:
             self._next_eviction = monotonic() + EVICTION_RETRY_DELAY
         return bool(evicted)
 
-    def _evictable(self) -> Iterator[tuple[int, int, int, Connection]]:
+    def _forget_evicted(self, count: int) -> None:
+        self._evicted -= count
+
+    def _evictable(self, address: str) -> Iterator[tuple[bool, int, int, float, int, Connection]]:
+        recent, count = monotonic() - RECENT_SECONDS, len(self.clients.get(address, ()))
         # The unique number keeps `nsmallest` from comparing connections, which have no order.
         number = 0
         for same_client in self.clients.values():
-            for connection in same_client:
+            ranks = {one: UNREAD if one in self.unread else one.progress for one in same_client}
+            evictable = {one: rank for one, rank in ranks.items() if rank is not None}
+            for connection, rank in evictable.items():
                 number += 1
-                progress = connection.progress
-                if progress is None and connection in self.unread:
-                    progress = UNREAD
-                if progress is not None:
-                    yield progress, -len(same_client), number, connection
+                is_recent = connection.changed > recent
+                if not is_recent or len(same_client) >= count:
+                    yield is_recent, -len(evictable), rank, connection.changed, number, connection
 
 
 def _worst_first(held: Mapping[Connection, int]) -> list[Connection]:

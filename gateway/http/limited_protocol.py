@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from importlib.metadata import version
+from time import monotonic
 from typing import Any
 
 import httptools
@@ -122,6 +123,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         limits: The limits of all connections.
         flow: uvicorn's flow control of the connection.
         address: The network of the client, None for a connection that does not count.
+        changed: The time at which the connection was opened, a request or a pause between requests
+            began, or the client stopped reading, whichever was last.
         _head: Bytes received since the last request was complete, -1 within a request's body.
         _pipelined: The bytes received behind a request that is being answered.
         _length: The length of the body in bytes, 0 for a chunked body, None if it is not known yet.
@@ -139,6 +142,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     limits: ConnectionLimits
     flow: _HoldingFlowControl
     address: str | None = None
+    changed = 0.0
     _head = 0
     _pipelined = b""
     _length: int | None = None
@@ -169,6 +173,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = _HoldingFlowControl(transport)
         self._parts = []
+        self.changed = monotonic()
         if self.client is not None:
             address = client_network(self.client[0])
             reason = self.limits.reason_to_reject(transport.get_extra_info("socket").fileno(), address)
@@ -348,6 +353,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._head = self._head or 1
+        self.changed = monotonic()
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -387,6 +393,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self.changed = monotonic()
         if self._head < 0 and self.cycle.response_complete and not self.transport.is_closing():
             # Closing the connection at once would discard the response of a client that is still
             # sending.
@@ -404,6 +411,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self.changed = monotonic()
         self._watch_unread()
         if self.address is not None:
             self.limits.hold_unread(self, self.transport.get_write_buffer_size())

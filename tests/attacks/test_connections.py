@@ -7,7 +7,12 @@ import resource
 import socket
 import threading
 import time
+from dataclasses import dataclass
 
+import pytest
+
+from llmops.gateway.http.connection_limits import ConnectionLimits, connection_limits
+from llmops.gateway.settings import GatewaySettings
 from tests.attacks.harness import LIVE, MIB, Engine, Neighbour, connect, exchange, record, scaled, status
 
 #: Bytes that a connection may cost which has sent no whole request.
@@ -38,6 +43,68 @@ def test_idle_connections_keep_nobody_out(start):
             record(f"{len(other.seconds)} answered, {other.failures} failed, after {sent[:20]!r}")
             assert other.failures == 0
             assert other.seconds
+
+
+BEGUN = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n{"
+
+
+@pytest.mark.parametrize("sent", [BEGUN, BEGUN.replace(b"/v1/completions", b"/health/live"), LIVE])
+def test_strangers_who_connect_again_and_again_end_nobodys_connection(start, sent):
+    """Before the fix, a connection without a request was closed first, even in the moment before its request came."""
+    limit = scaled(150, 4096)
+    gateway = start(limits={"connections": limit})
+    with contextlib.ExitStack() as stack:
+        hold(stack, gateway, limit, 40, sent)
+        for _ in range(5):
+            with connect(gateway, "127.0.0.99") as other:
+                for _ in range(2):  # the second request finds the connection idle
+                    hold(stack, gateway, limit // 10, 40, sent)
+                    other.sendall(LIVE)
+                    answer = b""
+                    while not answer.endswith(b'"live"}'):
+                        answer += (part := other.recv(4096))
+                        assert part, "the gateway closed the connection"
+
+
+@dataclass(eq=False)
+class Silent:
+    """A connection that has sent nothing."""
+
+    limits: ConnectionLimits
+    address: str
+    changed: float = 0.0
+    progress: int | None = 0
+
+    def evict(self) -> None:
+        self.limits.remove(self.address, self)
+
+    def abort(self) -> None:
+        raise AssertionError("only evicted")
+
+    def read_pipelined(self) -> None:
+        raise AssertionError("nothing was sent")
+
+
+async def test_a_burst_without_free_descriptors_ends_no_more_connections_than_it_needs():
+    """Before the fix, each of a burst closed 64 connections, until even those of other clients were closed."""
+    limits = connection_limits(GatewaySettings())
+    limits.descriptors = 1000
+    for number in range(900):
+        limits.add(f"10.0.0.{number % 3}", Silent(limits, f"10.0.0.{number % 3}"))
+    for descriptor in range(936, 966):
+        assert limits.reason_to_reject(descriptor, "10.0.0.9") is None
+    assert limits.open == 900 - 64
+
+
+def test_a_busy_gateway_ends_no_recent_connection_for_an_address_with_more():
+    """Before the fix, while all others ran requests, each new connection closed one whose request was on its way."""
+    limits = connection_limits(GatewaySettings(limits={"connections": 12}))
+    for _ in range(11):
+        limits.add("10.0.0.1", Silent(limits, "10.0.0.1", progress=None))
+    limits.add("10.0.0.2", Silent(limits, "10.0.0.2", changed=time.monotonic()))
+    limits.per_client = 0
+    assert limits.reason_to_reject(20, "10.0.0.1") is not None
+    assert limits.open == 12
 
 
 def test_clients_that_leave_without_reading_leave_nothing(start):
