@@ -301,9 +301,9 @@ class Answer:
             self._stream.cancel()
 
     def _replace_choice(self, choice: Choice) -> Choice:
-        """Return an empty choice that replaces a choice whose tokens are replayed.
+        """Return an empty choice in place of a choice whose tokens are replayed.
 
-        A choice that has ended is not replaced.
+        The choice itself is returned if it has ended, or if the answer is not sent as a whole.
         """
         if choice.done or self._make_choice is None:
             return choice

@@ -67,9 +67,10 @@ class AnswerEvents(EventSource):
         return (f": continued {quality}\n\n".encode() if quality else b"") + self.end()
 
     def attach(self, writer: ChunkedWriter) -> None:
-        """Render and write tokens in one plain call, without waking this stream's coroutine.
+        """Let the engine's tokens be rendered and written to `writer` in one plain call.
 
-        docs/decisions/0003 has the reason.
+        The coroutine of this stream is then not woken for each token; docs/decisions/0003 has the
+        reason.
         """
 
         def sink(batch: TokenBatch) -> bool:

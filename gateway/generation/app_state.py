@@ -466,7 +466,10 @@ def _failure_outcome(error: BaseException) -> GoodputOutcome | None:
 
 
 def _describe_answer(tokenizer: TextTokenizer, prompt: Sequence[int], stream: TokenStream) -> Mapping[str, bool]:
-    """Return a description of an answer's form, from its first tokens and the end of its prompt."""
+    """Return the features of an answer, from its first tokens and the end of its prompt.
+
+    The result is empty for an answer without tokens.
+    """
     ids = list(stream.beginning()[:DESCRIBED_TOKENS])
     if not ids:
         return {}
@@ -474,7 +477,10 @@ def _describe_answer(tokenizer: TextTokenizer, prompt: Sequence[int], stream: To
 
 
 async def _open_merged(engine: Engine, requests: Sequence[EngineRequest]) -> TokenStream:
-    """Return one stream for all requests. Sequence s of request r becomes sequence r * n + s."""
+    """Return one stream for all requests, each of which has n sequences.
+
+    Sequence s of request r becomes sequence r * n + s of the stream.
+    """
     streams: list[TokenStream] = []
     try:
         for request in requests:

@@ -343,9 +343,9 @@ class OutputParsing(NamedTuple):
 
 
 def _output_parsing(tools: ToolPlan, template: str, prompt: str) -> OutputParsing:
-    """Return the parsing of thinking and tool calls.
+    """Return how a choice's text is split into content, thinking and tool calls.
 
-    Under a grammar the answer starts at once, without thinking.
+    An answer that follows a grammar starts at once, without thinking.
     """
     if tools.guide is not None:
         return OutputParsing(tools.processor)

@@ -129,7 +129,7 @@ def _content(message: RequestMessage, position: int) -> str:
 
 
 def _may_be_empty(message: RequestMessage) -> bool:
-    """Return True for an assistant's message that may have no content: one with calls or thinking."""
+    """Return True if a message may lack content: the assistant's, with tool calls or thinking."""
     return message.role == "assistant" and bool(
         message.tool_calls or message.function_call or message.reasoning_content or message.reasoning
     )

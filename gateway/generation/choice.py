@@ -194,9 +194,10 @@ class Choice:
         return self._whole_calls(deltas) if self.guard is not None and self.guard.holds else deltas
 
     def _whole_calls(self, deltas: list[OutputDelta]) -> list[OutputDelta]:
-        """Hold tool calls back until the whole answer was judged.
+        """Return `deltas` without tool calls until the filters have judged the whole answer.
 
-        An answer that a filter cut sends none of its tool calls.
+        The deltas of the judged answer are followed by all tool calls that were held back. An
+        answer that a filter cut sends none of its tool calls.
         """
         calls = [piece for piece in deltas if isinstance(piece, ToolCallDelta)]
         passed: list[OutputDelta] = [piece for piece in deltas if not isinstance(piece, ToolCallDelta)]
@@ -243,7 +244,7 @@ class Choice:
 
 
 class TokenOffsets:
-    """The offsets of tokens in a choice's text, from which the tokens of any part are counted."""
+    """The offsets of tokens in a choice's text, for counting the tokens of a part of the text."""
 
     def __init__(self, markers: Mapping[int, int]) -> None:
         """Create an empty table.
@@ -282,10 +283,10 @@ class LogprobBuffer:
 
         Args:
             token_bytes: Returns the bytes of a token.
-            most: The number of values after which the buffer is full; None for a stream, which
-                keeps none.
-            hold: Called with additional bytes of memory; returns False if they are too many, which
-                makes the buffer full.
+            most: The number of values after which the buffer is full; None for a stream, whose
+                values are sent with their text.
+            hold: Called with additional bytes of memory; returns False if the gateway cannot hold
+                that many bytes, which makes the buffer full.
         """
         self._token_bytes, self._hold = token_bytes, hold
         self._left, self._uncounted = most, 0

@@ -248,7 +248,11 @@ def _check_token_ids(model: GenerativeModel, ids: list[int]) -> list[int]:
 
 
 def _start_token(model: GenerativeModel) -> int:
-    """Return the single token that stands for an empty prompt."""
+    """Return the id of the token that stands for an empty prompt.
+
+    Raises:
+        InvalidRequestError: The model has no such token.
+    """
     if model.card.bos_id is None:
         raise InvalidRequestError("A prompt must not be empty; send some text.", param="prompt")
     return model.card.bos_id

@@ -71,7 +71,8 @@ async def start_provider_chat(chat: Generation[ChatRequest], model: ProviderMode
 
     Raises:
         UnavailableError: The request has a field that providers do not support.
-        RateLimitError: The caller's quota or budget does not allow it at the provider's price.
+        RateLimitError: The caller's quota or budget does not allow the chat at the provider's
+            price.
     """
     body, context, default = chat.body, chat.context, chat.state.default_tokens
     fields = _translate(body, model, context)

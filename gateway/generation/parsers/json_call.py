@@ -136,7 +136,10 @@ class JsonCallParser:
         return end
 
     def _check_key(self, piece: str, pos: int) -> None:
-        """Raise NotAToolCallError at the first character that no key of a call has there."""
+        """Raise NotAToolCallError if `piece` cannot continue a key that calls have.
+
+        The error has the position of the first wrong character. `pos` is the position of `piece`.
+        """
         before = "".join(self._collected)
         for size in range(1, len(piece) + 1):
             word = (before + piece[:size])[1:]
@@ -241,9 +244,10 @@ def _accept_any(name: str) -> bool:
 
 
 def _as_object_text(text: str) -> str:
-    """Return the JSON text of an object for arguments that are not an object.
+    """Return arguments that are not a JSON object as the text of an object, where possible.
 
-    Some models write JSON inside a string, some write null.
+    Some models write the object inside a JSON string, and some write null for no arguments. All
+    other text is returned unchanged.
     """
     value = _loads(text)
     if not value:

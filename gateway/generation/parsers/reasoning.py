@@ -135,7 +135,7 @@ class ReasoningParser(OutputProcessor):
         return False
 
     def _send_thinking(self, text: str, deltas: list[OutputDelta]) -> None:
-        """Send `text`, the beginning of the buffer."""
+        """Remove `text` from the beginning of the buffer, and add it to `deltas` as thinking."""
         self._buffer = self._buffer[len(text) :]
         if not self._has_sent:
             text = text.lstrip()

@@ -212,7 +212,7 @@ class ToolParser(CallProcessor):
         self._candidate, self._raw = False, []
 
     def _send(self, events: Sequence[OutputDelta]) -> None:
-        """Send deltas. From now on, the text counts as a call for certain."""
+        """Send deltas. The text of the call can then no longer be passed as plain text."""
         if events:
             self._events.extend(events)
             self._candidate, self._raw = False, []

@@ -189,6 +189,15 @@ def _answer_or_calls(guide: Guide, offered: dict[str, Tool], many: bool, limits:
     """Return a guide for either the JSON object of `response_format` or a list of calls.
 
     The first character, { or [, determines which of the two the text is.
+
+    Args:
+        guide: The guide of `response_format`.
+        offered: The offered functions by name.
+        many: True to allow several calls.
+        limits: The limits of the schema that combines the two.
+
+    Raises:
+        InvalidRequestError: `guide` is not for a JSON object, or the schema exceeds a limit.
     """
     schema = json.loads(guide.text) if guide.kind == "json_schema" else None
     if not isinstance(schema, dict) or schema.get("type") != "object":

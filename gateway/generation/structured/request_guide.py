@@ -92,7 +92,7 @@ def _unusable(param: str, reason: object) -> InvalidRequestError:
 
 
 def _asks_for_guide(field: str, request: SamplingFields) -> bool:
-    """Return False for a response_format of type `text`."""
+    """Return True unless `field` is a `response_format` that is missing or of type `text`."""
     form = request.response_format
     return field != "response_format" or (form is not None and form.type != "text")
 

@@ -15,8 +15,8 @@ from functools import lru_cache
 
 from llmops.gateway.generation.parsers.tool_parser import ToolParser
 
-#: Rank and sign of templates whose tool calls no parser reads. They take precedence over signs of a
-#: higher rank.
+#: Rank and sign of templates whose tool calls no parser reads. These signs take precedence over
+#: signs of a higher rank.
 _UNSUPPORTED_FORMATS = ((1, "<｜DSML｜"),)
 
 

@@ -31,9 +31,9 @@ class _DeepSeekState(Enum):
 
 
 class DeepSeekParser(ToolParser):
-    """The parser of both DeepSeek formats.
+    """The parser of the formats of DeepSeek V3 and R1, and of DeepSeek V3.1.
 
-    The markers of the list may be missing, because models sometimes leave them out.
+    The markers around the list of calls may be missing, because models sometimes leave them out.
     """
 
     family = "deepseek"

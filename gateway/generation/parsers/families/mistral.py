@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 
 class MistralParser(JsonToolParser):
-    """The parser of both Mistral formats.
+    """The parser of Mistral's format before v11 and of the format since v11.
 
     Since v11, each call has its own marker and may have `[CALL_ID]id` before its arguments.
     """

@@ -33,9 +33,9 @@ class _TaggedState(Enum):
 
 
 class TaggedCallParser(ToolParser):
-    """The common states of both formats: head, arguments and tail.
+    """The base of the parsers of calls that have a head, tagged arguments and a tail.
 
-    A call whose head does not match is passed as text.
+    A call whose head does not match the format is passed as text.
     """
 
     markers: tuple[str, ...] = (_OPEN,)
@@ -66,7 +66,7 @@ class TaggedCallParser(ToolParser):
 
     @abstractmethod
     def _head(self) -> bool:
-        """Consume the function's name and `_start` the call.
+        """Consume the function's name, and call `_start` to begin the call.
 
         Raise NotAToolCallError if the text is not a call.
         """
@@ -75,7 +75,7 @@ class TaggedCallParser(ToolParser):
     def _between(self) -> bool:
         """Consume the key of an argument, or the end of the call.
 
-        A key begins a value (`_key`); the end of the call is handled by `_end_arguments`.
+        Subclasses call `_key` for a key, and `_end_arguments` at the end of the call.
         """
 
     @abstractmethod

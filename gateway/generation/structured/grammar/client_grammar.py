@@ -135,7 +135,10 @@ def find_ebnf_error(text: str) -> str | None:
 
 
 def _find_misplaced(text: str) -> str | None:
-    """Return the first error of a part at a wrong place (xgrammar 0.1.25 cpp/grammar_parser.cc)."""
+    """Return the first error of a part at a wrong place, or None.
+
+    The rules are those of xgrammar 0.1.25 (cpp/grammar_parser.cc).
+    """
     tokens, begins_line = [_END], True
     for match in _TOKEN.finditer(text):
         if match.lastgroup == "nothing":
@@ -166,7 +169,14 @@ def _find_misplaced(text: str) -> str | None:
 
 
 def _find_wrong_name(token: _Token, following: str, ends_rule: bool, rules: set[str]) -> str | None:
-    """Return the error in a rule's name or beside it, or None; add a new rule to `rules`."""
+    """Return the error in the name of a rule or next to the name, or None.
+
+    Args:
+        token: The token to check.
+        following: The kind of the next token.
+        ends_rule: True if a new rule or the end of the grammar follows.
+        rules: The names of the rules so far. A new name is added.
+    """
     kind, part, begins_line = token
     if kind == "other":
         return f"it has {part!r} outside of a string"
@@ -187,7 +197,13 @@ def _find_wrong_name(token: _Token, following: str, ends_rule: bool, rules: set[
 
 
 def _find_wrong_part(token: _Token, following: str, ends_rule: bool) -> str | None:
-    """Return the error in an alternative, a repetition or a terminal, or None."""
+    """Return the error in an alternative, a repetition or a terminal, or None.
+
+    Args:
+        token: The token to check.
+        following: The kind of the next token.
+        ends_rule: True if a new rule or the end of the grammar follows.
+    """
     kind, part, _ = token
     ends_alternative = ends_rule or following in ("or", "close")
     if (kind in ("defines", "or") and ends_alternative) or (kind, following) == ("open", "or"):
@@ -333,7 +349,10 @@ def _group_name(rules: _Rules) -> str:
 
 
 def _repeat_last(rules: _Rules, sequence: _Sequence, mark: str) -> None:
-    """Repeat the last item of `sequence`. An item with a repetition is first wrapped in a group."""
+    """Apply the repetition `mark`, such as `*` or `{2,5}`, to the last item of `sequence`.
+
+    An item that has a repetition already is first replaced by a group, which is added to `rules`.
+    """
     if not sequence:
         return
     bounds = _BOUNDS.fullmatch(mark)
@@ -386,7 +405,7 @@ def _unit_rules(sequence: _Sequence, nullable: set[str]) -> Iterator[str]:
 def _adjacent_rules(sequence: _Sequence, nullable: set[str]) -> list[str]:
     """Return the rules of a sequence that can be adjacent, without a character between them.
 
-    Repeated rules are returned twice.
+    A repeated rule is returned twice, because it can be adjacent to itself.
     """
     needed = [item for item in sequence if item.least > 0 and item.name not in nullable]
     if len(needed) > 2 or any(item.name == _TERMINAL for item in needed):

@@ -97,9 +97,15 @@ def _item_schemas(flat: Mapping[str, Any]) -> tuple[list[Schema], Schema]:
 
 
 def _array_elements(rules: GrammarBuilder, names: list[str], item: str | None, tail: str, least: int) -> str:
-    """Return the rule for the text after `[`.
+    """Return the rule for the text of an array after `[`.
 
-    The array may end after any item from item number `least` on.
+    Args:
+        rules: The grammar.
+        names: The names of the rules of the first items.
+        item: The name of the rule of all further items; None to allow no further items.
+        tail: The rule text for the items after the first items, or after the first further item if
+            `names` is empty.
+        least: The number of items after which the array may end.
     """
     rest = rules.add(f"{tail} {_END_ARRAY}".strip())
     if not names:
@@ -113,9 +119,10 @@ def _array_elements(rules: GrammarBuilder, names: list[str], item: str | None, t
 
 
 def _repeated(rules: GrammarBuilder, item: str, least: int, most: int | None) -> str:
-    """Return `item` repeated within bounds.
+    """Return the rule text for `least` to `most` repetitions of `item`.
 
-    Optional repetitions are nested, so that each repetition requires the previous one.
+    `most` is None for any number of repetitions from `least` on. Optional repetitions are nested,
+    so that each repetition requires the previous one.
     """
     if most is None:
         rest = rules.reserve()

@@ -94,7 +94,7 @@ class GrammarBuilder:
         self._bodies[name] = body
 
     def language(self, language: RegularLanguage) -> str:
-        """Return the name of the rule for a regular language.
+        """Return the name of the rule for a regular language. The rule is added if it is new.
 
         Raises:
             UnsatisfiableSchemaError: The language contains no text.
@@ -170,9 +170,15 @@ def _without_dead_states(edges: Edges) -> Edges:
 def _literal_run(
     ranges: Ranges, target: RegularLanguage, edges: Edges, entries: Counter[RegularLanguage]
 ) -> tuple[str, RegularLanguage]:
-    """Return a terminal and the state after it.
+    """Return a terminal and the state after the terminal.
 
-    A sequence of characters without alternatives becomes one literal.
+    A run of characters without alternatives becomes one literal.
+
+    Args:
+        ranges: The characters that lead to `target`.
+        target: The state after these characters.
+        edges: The next states of each state, by the characters that lead there.
+        entries: The number of edges to each state. A run ends before a state with several.
     """
     text = _single(ranges)
     if text is None:

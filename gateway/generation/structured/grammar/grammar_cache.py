@@ -61,7 +61,7 @@ def regex_grammar(pattern: str) -> str:
 
 
 def choice_grammar(choices: tuple[str, ...]) -> str:
-    """Return the grammar of one of `choices`.
+    """Return the grammar that allows only the texts in `choices`.
 
     Raises:
         NotEnforceableError: The choices have no grammar.

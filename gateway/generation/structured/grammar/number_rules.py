@@ -120,9 +120,9 @@ def _plain(value: Decimal) -> str:
 
 
 def _signed(bounds: NumberRange, with_fraction: bool) -> RegularLanguage:
-    """Return the language of the numbers within `bounds`.
+    """Return the language of the numbers within `bounds`, with a minus sign if they are negative.
 
-    Here and in the functions below, values are integers in units of the last digit.
+    If `with_fraction` is True, the numbers may have digits after the decimal point.
     """
     places = _fraction_digits(bounds) if with_fraction else 0
     low, high = bounds.low, bounds.high
@@ -159,7 +159,10 @@ def _fraction_digits(bounds: NumberRange) -> int:
 def _unsigned(low: int, high: int | None, places: int) -> RegularLanguage:
     """Return the language of the numbers from `low` to `high` without a sign.
 
-    The numbers have up to `places` digits after the decimal point.
+    Args:
+        low: The smallest number, in units of 10 ** -places.
+        high: The largest number, in units of 10 ** -places; None without an upper bound.
+        places: The maximum number of digits after the decimal point.
     """
     least = len(str(low // 10**places))
     limit = 10 ** (max(_MAX_DIGITS, least + 1) + places) - 1
@@ -180,7 +183,12 @@ def _unsigned(low: int, high: int | None, places: int) -> RegularLanguage:
 def _digits(count: int, low: int, high: int, places: int, first: int = 0) -> RegularLanguage:
     """Return the language of the numbers from `low` to `high` with `count` integer digits.
 
-    The first of these digits is `first` or more.
+    Args:
+        count: The number of digits before the decimal point.
+        low: The smallest number, in units of 10 ** -places.
+        high: The largest number, in units of 10 ** -places.
+        places: The maximum number of digits after the decimal point.
+        first: The smallest first digit.
     """
     if first == 0 and low <= 0 and high >= 10 ** (count + places) - 1:
         return concat(repeat(_DIGIT, count, count), _any_fraction(places))
@@ -200,7 +208,10 @@ def _any_fraction(places: int) -> RegularLanguage:
 
 
 def _fraction(low: int, high: int, places: int) -> RegularLanguage:
-    """Return the language of 1 to `places` digits after the point, from `low` to `high`."""
+    """Return the language of 1 to `places` digits after the point, from `low` to `high`.
+
+    `low` and `high` are in units of 10 ** -places.
+    """
     if low <= 0 and high >= 10**places - 1:
         return repeat(_DIGIT, 1, places)
     unit, parts = 10 ** (places - 1), []

@@ -142,7 +142,7 @@ def repeat(part: RegularLanguage, least: int = 0, most: int | None = None) -> Re
 
 
 def optional(part: RegularLanguage) -> RegularLanguage:
-    """Return the language of `part` and the empty text."""
+    """Return the union of `part` and the language of the empty text."""
     return any_of((EMPTY_TEXT, part))
 
 
@@ -176,7 +176,7 @@ def derivative(language: RegularLanguage, code: int) -> RegularLanguage:
 
 
 def character_classes(language: RegularLanguage) -> list[list[tuple[int, int]]]:
-    """Return sets of characters, as ranges. `language` treats all characters of a set alike."""
+    """Return all characters in sets, as ranges. `language` treats the characters of a set alike."""
     # By character: bit masks of the sets with a range that begins or ends there.
     changes: defaultdict[int, int] = defaultdict(int, {0: 0, LAST_CODE_POINT + 1: 0})
     for at, ranges in enumerate(_distinguished_ranges(language)):

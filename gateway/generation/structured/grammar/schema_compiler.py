@@ -118,9 +118,19 @@ class SchemaCompiler:
         return self._flat_rule(self._alternatives(keywords), path)
 
     def _any_of_rule(self, parts: Sequence[tuple[Schema, str]], direct: bool) -> str:
-        """Return a rule with the alternatives of `parts`.
+        """Return the alternatives of rules for the values that any of `parts` allows.
 
-        Containers and references become rules of their own; all other parts become one rule.
+        A part that refers to or combines other schemas has alternatives of its own. All other parts
+        share one alternative for their scalar values.
+
+        Args:
+            parts: Parts of the root schema, each with its place for errors.
+            direct: True if the schema of `parts` is itself the target of a reference, without a
+                keyword around it.
+
+        Raises:
+            UnsatisfiableSchemaError: No part allows a value.
+            NotEnforceableError: A grammar cannot express a part.
         """
         rules: list[str] = []
         flats: list[FlatSchema] = []

@@ -124,7 +124,14 @@ def merge_schemas(first: FlatSchema, second: FlatSchema) -> FlatSchema:
 
 
 def _merge_additional(merged: Mapping[str, Schema], first: FlatSchema, second: FlatSchema) -> dict[str, Schema]:
-    """Apply each schema's `additionalProperties` to properties that only the other schema declares."""
+    """Return `merged`, the properties of two combined schemas, restricted further.
+
+    The `additionalProperties` of each schema apply to the properties that only the other schema
+    declares.
+
+    Raises:
+        NotEnforceableError: A schema has `patternProperties` too, which cannot be combined.
+    """
     properties = dict(merged)
     for side in (first, second):
         rest = side.get("additionalProperties", True)
