@@ -81,7 +81,7 @@ def available_memory() -> int | None:
 
 
 def _cgroup_free() -> int:
-    """Return the bytes left within the container's memory limit, or None without a limit."""
+    """Return the bytes left within the container's memory limit, or 2**62 without a limit."""
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())

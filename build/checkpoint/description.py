@@ -243,7 +243,7 @@ class Checkpoint(ModelCheckpoint):
 
     @property
     def kept_quantisation(self) -> ExistingQuantisation | None:
-        """Return the quantisation that an engine keeps. GGUF files are dequantised."""
+        """Return the quantisation that an engine keeps: None for GGUF, which is dequantised."""
         return None if self.format == "gguf" else self.quantisation
 
     @cached_property

@@ -145,7 +145,7 @@ def reject_named_files(folder: Path, settings: Mapping[str, Any]) -> None:
 
     Args:
         folder: The checkpoint's folder.
-        settings: The content of its JSON files, by file name.
+        settings: The content of the checkpoint's JSON files, by file name.
 
     Raises:
         CheckpointError: A text is the path of a file outside the folder, a field names files that

@@ -103,7 +103,7 @@ def _special_tokens(metadata: dict[str, Any]) -> SpecialTokens:
 
 
 def _quantisation(header: gguf_header.GgufHeader) -> ExistingQuantisation | None:
-    """Return the GGML format of most weights. Norms do not count: they are always F32."""
+    """Return the GGML block format of most weights, or None if most weights are plain floats."""
     by_dtype: dict[str, int] = {}
     for tensor in header.tensors.values():
         by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + tensor.numel

@@ -135,8 +135,8 @@ def build_problem(checkpoint: Checkpoint, plan: BuildPlan) -> str | None:
 def gpu_target(checkpoint: Checkpoint, precision: QuantFormat, kv: str, ep: int = 1) -> str:
     """Return the default target of a plan.
 
-    This is the planner's choice, or pytorch if no TensorRT engine of this family and precision can
-    be built.
+    The result is the planner's choice, or pytorch if no TensorRT engine of this family and
+    precision can be built.
     """
     first, model = default_target(checkpoint.architecture, precision, kv, ep), checkpoint.architecture
     if first != ENGINE or TORCH not in model.targets:

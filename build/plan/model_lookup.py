@@ -86,7 +86,7 @@ def _decoder_config(known: KnownModel) -> dict[str, Any]:
 def _look_up_file(path: Path) -> NamedModel:
     """Return the model of a config.json.
 
-    Its name is `_name_or_path` of config.json, or else the name of the file or its folder.
+    The model's name is `_name_or_path` of config.json, or else the name of the file or its folder.
     """
     checkpoint = _described(str(path), path)
     saved_name = str(checkpoint.config.get("_name_or_path") or "").strip("/").split("/")[-1]

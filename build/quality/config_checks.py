@@ -21,7 +21,7 @@ def check_engine_config(exported: dict[str, Any], arch: Architecture, source: di
     """Check config.json of a TensorRT-LLM checkpoint against the source.
 
     Raises:
-        BuildError: A field differs. The message names it.
+        BuildError: A field differs. The message names the field.
     """
     expected: dict[str, Any] = {
         "hidden_size": arch.hidden_size,

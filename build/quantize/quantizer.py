@@ -113,7 +113,7 @@ def _title(quant_format: QuantFormat, count: int, tokens: int, settings: Calibra
 def _bfloat16_products() -> Iterator[None]:
     """Compute float32 products on a CPU in bfloat16 with float32 sums inside the block.
 
-    bfloat16 halves the time. Its error of 0.2 % changes neither the largest values nor the choice
+    bfloat16 halves the time. The error of 0.2 % changes neither the largest values nor the choice
     of a strength of smoothing.
     """
     import torch

@@ -212,7 +212,7 @@ class GeneratorJob(TargetJob[Checkpoint]):
 
 
 class BuildTarget(ABC, Generic[C_contra]):
-    """A build target. Its module exports an instance as `target`."""
+    """A build target. The module of each subclass exports an instance as `target`."""
 
     name: TargetName
 

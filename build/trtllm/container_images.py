@@ -73,8 +73,8 @@ class TrtllmImage:
     """An image `tritonserver:<tag>-trtllm-python-py3`, or an image of llmops on `base`.
 
     `openai` is the version of the openai package in the image, and `openai_needed` the first
-    version with which the image's tensorrt_llm.serve can be imported. Both are empty if the image
-    needs no other version. `sources` names the upstream file of each fact.
+    version with which the image's tensorrt_llm.serve can be imported. Both versions are empty if
+    the image needs no other version. `sources` names the upstream file of each fact.
     """
 
     tag: str

@@ -104,8 +104,8 @@ def plan_memory(
 def activation_bytes(model: Architecture, precision: QuantFormat, layout: ParallelLayout, limits: PlannedLimits) -> int:
     """Return the bytes of the buffers in use at the peak of a step of `max_num_tokens` tokens.
 
-    These are the residual stream and the normed input, the larger of attention and MLP, and the
-    logits of a full batch in FP32.
+    The buffers are the residual stream and the normed input, the larger of attention and MLP, and
+    the logits of a full batch in FP32.
     """
     wide = 1 if precision.compute == "fp8" else 2
     stream = 2 * model.hidden_size * 2 + model.hidden_size * wide

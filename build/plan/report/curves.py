@@ -96,8 +96,8 @@ def _highest_rate(plan: PlanResult) -> float:
 def _line(candidates: list[Candidate], rates: list[float], max_gpus: int) -> list[tuple[float, float]]:
     """Return the curve of the lowest cost as pairs of requests/s and $/h.
 
-    The cost is constant up to the rate that needs another replica, so the curve has steps. It ends
-    before the first of `rates` for which `candidates` need more than `max_gpus` GPUs.
+    The cost is constant up to the rate that needs another replica, so the curve has steps. The
+    curve ends before the first of `rates` for which `candidates` need more than `max_gpus` GPUs.
     """
     points: list[tuple[float, float]] = []
     for rate in rates:

@@ -161,9 +161,10 @@ def search_layouts(
 def _alternative(
     request: PlanRequest, times_of: Callable[[GpuSpec], OperationTimes], refusal: Callable[[Candidate], str | None]
 ) -> Candidate | None:
-    """Return the cheapest deployment on more GPUs, or else on GPUs with more memory.
+    """Return the cheapest deployment that would serve the request, or None.
 
-    The number of GPUs is at most four times the requested number.
+    Deployments on up to four times as many GPUs as requested are tried first, then deployments on
+    kinds of GPUs with more memory.
     """
     largest = max(gpu.memory for gpu in request.gpus)
     larger = [gpu for gpu in GPUS.values() if gpu.memory > largest]

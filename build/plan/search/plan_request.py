@@ -186,7 +186,7 @@ class PlanRequest:
     def seq_len(self) -> int:
         """Return the maximum sequence length of the engine, in tokens.
 
-        This is the requested length, or else the sum of the mean lengths, rounded up.
+        The result is the requested length, or else the sum of the mean lengths, rounded up.
         """
         rounded = -(-self.workload.length // SEQ_LEN_STEP) * SEQ_LEN_STEP
         return self.max_seq_len or min(rounded, self.model.max_position_embeddings)

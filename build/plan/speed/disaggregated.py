@@ -56,7 +56,7 @@ def prefill_worker(replica: ReplicaModel, times: OperationTimes) -> WorkerPool |
 def prefill_latency(service: float, unloaded: float, rate: float) -> tuple[float, float, float]:
     """Return mean, 95th and 99th percentile of the TTFT in seconds, at `rate` requests/s.
 
-    The worker is an M/D/1 queue. The percentiles are computed from its exponential tail.
+    The worker is an M/D/1 queue. The percentiles are computed from the queue's exponential tail.
     """
     busy = rate * service
     wait = busy * service / (2 * (1 - busy))

@@ -277,10 +277,10 @@ def _as_gated(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _grid_of(points: Iterable[tuple[tuple[int, ...], float, float]], ceiling: float = 1.0) -> InterpolationGrid | None:
-    """Return a grid of efficiencies, at most `ceiling`.
+    """Return a grid of efficiencies of at most `ceiling`, or None without measurements.
 
-    A measurement has coordinates, the data sheet's lower bound in seconds, and the measured
-    seconds.
+    A measurement in `points` has coordinates, the data sheet's lower bound in seconds, and the
+    measured seconds. The efficiency is the lower bound divided by the measured seconds.
     """
     # A time below the data sheet's lower bound was measured with data in a cache, which a real run
     # does not have.

@@ -183,10 +183,10 @@ def _check_installed(checkpoint: Checkpoint) -> None:
 
 
 def _group_size(spec: BuildSpec, checkpoint: Checkpoint) -> int | None:
-    """Return the group size of int4.
+    """Return the group size of int4, or None for other formats.
 
     GGUF blocks have 32 elements, and groups of this size lose least. For other checkpoints, the
-    size is 128, OpenVINO's default, if 128 divides all layers.
+    default is the first of 128 (OpenVINO's default), 64 and 32 that divides all layers.
     """
     if spec.quant != "int4":
         return None

@@ -188,7 +188,7 @@ def uses_paged_context(argv: list[str]) -> bool:
 def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[str]) -> None:
     """Raise InputError for parameters with which the engine would not load or answer wrongly.
 
-    These conditions are NVIDIA's
+    The conditions are NVIDIA's
     (`cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp`), except the scheduler policy,
     the families and the last condition; NVIDIA ignores reuse without paged context. The last
     condition is about pipeline stages: the backend's caches count the layers of a stage from 0
