@@ -67,7 +67,11 @@ def check_server(manifest: RepositoryManifest, models: dict[str, Any], backends:
 
 
 def required_image(manifest: RepositoryManifest) -> TrtllmImage | None:
-    """Return the newest image that runs all engines. Raise VersionMismatchError without one."""
+    """Return the newest image that runs the TensorRT-LLM engines, or None without such engines.
+
+    Raises:
+        VersionMismatchError: No known image runs the engines.
+    """
     engines = [engine for engine in manifest.engines.values() if engine.tensorrt_llm]
     # engines of target tensorrt need exactly the version that built them, other engines at least
     # that version

@@ -196,8 +196,8 @@ def _assemble_backends(root: Path, stub: Path) -> Path:
     """Return a backend folder that consists of links.
 
     The links lead to the wheel's Python backend and the stub for this Python version. The folder
-    lies in the user's cache. Its name is a digest of the link targets, so all servers share the
-    folder.
+    lies in the user's cache. The folder's name is a digest of the link targets, so all servers
+    share the folder.
     """
     key = hashlib.sha256(f"{root}:{stub}".encode()).hexdigest()[:16]
     backends = cache_dir() / "triton-backends" / key

@@ -167,7 +167,7 @@ _ABORT = re.compile(
 
 
 def last_error(lines: Iterable[LogLine]) -> LogLine | None:
-    """Return the last line that may explain why a server ended."""
+    """Return the last line that may explain why a server ended, or None."""
     return next((line for line in reversed(list(lines)) if _is_error(line)), None)
 
 

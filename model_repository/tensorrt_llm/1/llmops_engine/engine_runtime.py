@@ -163,7 +163,7 @@ class EngineRuntime(ABC):
 
     @abstractmethod
     def submit(self, key: int, request: RuntimeRequest, sequence: int) -> None:
-        """Start the sequence with index `sequence` of `request`. Its StepOutputs carry `key`.
+        """Start the sequence with index `sequence` of `request`, whose StepOutputs carry `key`.
 
         Raises:
             RequestRejectedError: The library cannot serve the request.
@@ -171,7 +171,7 @@ class EngineRuntime(ABC):
 
     @abstractmethod
     def cancel(self, key: int) -> None:
-        """Remove a sequence before the next step. None of its tokens are returned afterwards."""
+        """Remove a sequence before the next step. Later steps return no tokens of the sequence."""
 
     @abstractmethod
     def has_work(self) -> bool:

@@ -130,7 +130,7 @@ def _processor_time(thread: int) -> float | None:
 def _queued() -> float:
     """Return the seconds that this thread has waited for a processor.
 
-    The result is 0 if the kernel does not count them.
+    The result is 0 if the kernel does not count this time.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(_SCHEDULE).read_bytes().split()[1]) / 1e9

@@ -37,8 +37,8 @@ def mean_seconds(steps: Sequence[MeasuredStep], chunk: int, prompt_length: int) 
     """Return the mean duration of the steps that read a prompt in chunks.
 
     Args:
-        steps: Measured steps of at least two depths. All have `chunk` tokens, or they have at least
-            two other sizes.
+        steps: Measured steps of at least two depths. All steps have `chunk` tokens, or the steps
+            have at least two other sizes.
         chunk: The number of prompt tokens that each step reads.
         prompt_length: The length of the prompt in tokens.
     """
