@@ -260,7 +260,7 @@ class RolloutRunner(LeaderJob):
     async def _restore(self, rollout: Rollout) -> None:
         """Start the old replicas that were stopped to make room.
 
-        Until they run, both versions share the remaining replicas.
+        Until the old replicas run, both versions share the remaining replicas.
         """
         stable, candidate = await self._versions(rollout, rollout.stable, rollout.candidate)
         addresses = await self._replicas.restore(stable, candidate)

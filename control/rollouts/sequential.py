@@ -38,7 +38,7 @@ class BettingTest:
         self._reserve = math.log(RESERVE)
 
     def observe(self, event: bool, p0: float) -> None:
-        """Count whether the event happened. Its probability should be at most `p0`."""
+        """Count whether the event happened. The probability of the event should be at most `p0`."""
         wealth = self._reserve
         for index, (ratio, share) in enumerate(ODDS_RATIOS):
             p1 = p0 * ratio / (p0 * ratio + 1 - p0)
@@ -57,7 +57,7 @@ class NoWorseTest:
         self._margin, self._evidence = margin, 0.0
 
     def observe(self, event: bool, p0: float) -> None:
-        """Count whether the event happened. Its probability should be `p0`."""
+        """Count whether the event happened. The probability of the event should be `p0`."""
         self.count += 1
         self._evidence += _log_ratio(event, p0, min(p0 + self._margin, (1 + p0) / 2))
 
