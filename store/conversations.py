@@ -224,7 +224,7 @@ async def read_messages(connection: AsyncConnection, conversation_id: str) -> Se
 
 
 async def lock_conversation(connection: AsyncConnection, user_id: str, conversation_id: str) -> Conversation | None:
-    """Return the user's conversation, and lock it until the transaction ends."""
+    """Return the user's conversation, locked until the transaction ends, or None."""
     statement = select(*_CONVERSATION).where(_own(user_id, conversation_id)).with_for_update()
     row = (await connection.execute(statement)).mappings().first()
     return None if row is None else Conversation(**row)
@@ -296,7 +296,7 @@ async def update_message(
 
 
 async def delete_message(connection: AsyncConnection, conversation: Conversation, message: StoredMessage) -> None:
-    """Delete a message. Its children become children of its parent."""
+    """Delete a message, whose children become children of the message's parent."""
     children = messages.c.conversation_id == conversation.id, messages.c.parent_id == message.id
     await connection.execute(update(messages).where(*children).values(parent_id=message.parent_id))
     await connection.execute(delete(messages).where(messages.c.id == message.id))
@@ -350,7 +350,7 @@ async def list_inactive(
 
 
 async def read_conversation(connection: AsyncConnection, conversation_id: str) -> Conversation | None:
-    """Return a conversation of any user, even if it is deleted."""
+    """Return a conversation of any user, even if it is deleted, or None if no such row exists."""
     statement = select(*_CONVERSATION).where(conversations.c.id == conversation_id)
     row = (await connection.execute(statement)).mappings().first()
     return None if row is None else Conversation(**row)

@@ -52,7 +52,7 @@ class ListedLetter(NamedTuple):
 
 
 def add_dead_letters(connection: Connection, parked: Iterable[DeadLetter], at: datetime) -> None:
-    """Store each value once, and count its arrivals.
+    """Store each value once, and count how often the value arrived.
 
     All values are stored in one statement, because other writers of the topic can send records
     faster than one statement each could store.

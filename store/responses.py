@@ -100,7 +100,7 @@ async def evict_responses(connection: AsyncConnection, owner: str, before: datet
 async def find_response(
     connection: AsyncConnection, response_id: str, owner: str, since: datetime
 ) -> RowMapping | None:
-    """Return the owner's response if it was written at or after `since`."""
+    """Return the owner's response if it was written at or after `since`, otherwise None."""
     wanted = select(responses).where(_own(response_id, owner), responses.c.written_at >= since)
     return (await connection.execute(wanted)).mappings().first()
 

@@ -144,7 +144,10 @@ async def list_versions(connection: AsyncConnection, model: str | None = None) -
 
 
 async def put_version(connection: AsyncConnection, version: ModelVersion, at: datetime) -> None:
-    """Insert a version, or update its engine, replicas and state. Its weight is not updated."""
+    """Insert a version, or update the engine, replicas and state of a stored version.
+
+    The weight of a stored version is not updated.
+    """
     values = {"engine": version.engine, "replicas": list(version.replicas), "state": version.state}
     statement = insert(connection, model_versions).values(
         model=version.model, name=version.name, weight=version.weight, created_at=version.created_at or at, **values

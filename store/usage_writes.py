@@ -138,8 +138,8 @@ _LAST_SQLITE = "SELECT id FROM usage_records ORDER BY rowid DESC LIMIT ?"
 def _insert_as_only_writer(connection: Connection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
     """Insert records as SQLite's only writer, and return the ids of the new records.
 
-    The new records are the last rows of the table, because nothing else writes. Their ids are read
-    only if some records were not new.
+    The new records are the last rows of the table, because nothing else writes. The ids of these
+    rows are read only if some records were not new.
     """
     ids = sorted(offered)
     rows = [(one, *(of := offered[one])[1:_AT], sqlite_timestamp(of.created_at), *of[_AT + 1 : _WIDTH]) for one in ids]

@@ -65,8 +65,8 @@ class KeySpec:
 class KeyRow:
     """A key, with its user, its tenant and all else that a request with the key needs.
 
-    `secret_until` is the end of the secret with which the key was looked up. It is None for the
-    newest secret.
+    `secret_until` is the end of the secret with which the key was looked up. `secret_until` is
+    None for the newest secret.
     """
 
     id: str

@@ -34,7 +34,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant. Its limits apply to all of its keys together."""
+    """A tenant. The limits apply to all keys of the tenant together."""
 
     id: str
     limits: Limits
@@ -143,10 +143,10 @@ async def update_tenant(connection: AsyncConnection, tenant_id: str, limits: Lim
 
 
 async def delete_tenant(connection: AsyncConnection, tenant_id: str, by: AuditContext) -> Tenant:
-    """Delete a tenant. Its usage and bill remain.
+    """Delete a tenant. The usage and bill of the tenant remain.
 
-    Requests with its keys are rejected from now on, and its running answers end. Raises the errors
-    of `require_tenant`.
+    Requests with the tenant's keys are rejected from now on, and running answers for the keys end.
+    Raises the errors of `require_tenant`.
     """
     found = await require_tenant(connection, tenant_id)
     await connection.execute(tenants.update().where(tenants.c.id == tenant_id).values(deleted_at=by.at))
