@@ -52,6 +52,7 @@ class FilterReport:
         found: The number of examples of the filter's categories in which the filter found a match.
         expected: The number of examples of the filter's categories.
         false_positives: The number of `clean` examples in which the filter found a match.
+        clean: The number of examples without a category.
         leaks: The number of characters of matches that left a stream in mode `hold`.
         missed: At most ten texts in which the filter missed its category.
     """

@@ -18,7 +18,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def admin_options(command: Command) -> Command:
     """Add the options `--store`, `--url` and `--json`.
 
-    They become the parameters `admin` (an AdminClient) and `as_json`.
+    The options become the parameters `admin` (an AdminClient) and `as_json`.
     """
 
     @functools.wraps(command)

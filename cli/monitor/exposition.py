@@ -56,12 +56,12 @@ class MetricsPage:
             raise ValueError(f"it is not a page of metrics ({type(error).__name__})") from error
 
     def series(self, name: str) -> Iterator[tuple[Labels, float]]:
-        """Return labels and value of each sample of a metric."""
+        """Yield the labels and the value of each sample of the metric `name`."""
         for labels, value in self._series.get(name, {}).items():
             yield dict(labels), value
 
     def increases(self, name: str, before: MetricsPage) -> Iterator[tuple[Labels, float]]:
-        """Return the increase of each counter since an earlier page.
+        """Yield the labels and the increase of each counter `name` since the earlier page `before`.
 
         A counter that fell was restarted from 0.
         """
