@@ -20,8 +20,8 @@ CANCEL_INTERVAL = 1.0
 async def cancel_tasks(*tasks: asyncio.Future[Any] | None) -> None:
     """Cancel tasks until they have ended. Skip None, which stands for a task that was not started.
 
-    One cancellation may not suffice, because libraries can swallow it: a database driver that is
-    connecting, and redis-py while it sends (`asyncio.wait_for` before Python 3.12).
+    One cancellation can be too few, because libraries can swallow a cancellation: a database driver
+    that is connecting, and redis-py while it sends (`asyncio.wait_for` before Python 3.12).
     """
     started = [task for task in tasks if task is not None]
     while running := [task for task in started if not task.done()]:
