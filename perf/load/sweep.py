@@ -82,7 +82,7 @@ async def highest_rate(
 
     Args:
         measure: A function that runs the load at a rate.
-        start: The first rate. The search gives up below a 32nd of it.
+        start: The first rate. The search gives up below a 32nd of `start`.
         ceiling: The highest rate to try.
     """
     step = await measure(start)

@@ -57,8 +57,8 @@ def _tokens(document: Document) -> list[tuple[float, float]]:
 def _goodput(document: Document) -> Interval | None:
     """Return the confidence interval of the goodput rate.
 
-    This is Wilson's interval of the goodput share, multiplied by the run's request rate. Return
-    None for too few requests.
+    The result is Wilson's interval of the goodput share, multiplied by the run's request rate.
+    Return None for too few requests.
     """
     summary = document.summary
     count = summary.requests - summary.cancelled

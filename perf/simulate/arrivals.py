@@ -35,7 +35,7 @@ class ConversationArrivals:
         seconds: Length of the arrivals.
         turns: Number of turns of a session.
         system: Tokens of a system prompt.
-        apps: Number of system prompts. Their frequencies follow Zipf's law.
+        apps: Number of system prompts, whose frequencies follow Zipf's law.
         message: Distribution of the tokens of a message.
         answer: Distribution of the tokens of an answer.
         think: Mean seconds between an answer and the next turn.

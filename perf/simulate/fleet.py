@@ -305,7 +305,7 @@ class SimulatedFleet:
                 self.clock.at(failure.at + failure.back, self.set, name, "ready")
 
     def fail(self, name: str) -> None:
-        """Remove a replica and its cache. Its requests continue on other replicas."""
+        """Remove a replica and its cache. The replica's requests continue on other replicas."""
         lost = self.replicas[name].fail()
         for gateway in self._gateways:
             gateway.policy.forget(name)
@@ -342,7 +342,7 @@ class AutoscaledFleet:
     """A fleet with an autoscaler that decides every `period`.
 
     The decisions end when nothing else is scheduled. The newest replica is removed first, as in a
-    StatefulSet. Its answers continue on other replicas.
+    StatefulSet. The answers of this replica continue on other replicas.
     """
 
     def __init__(self, fleet: SimulatedFleet, scaling: AutoscalingSpec) -> None:

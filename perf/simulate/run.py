@@ -73,7 +73,8 @@ def simulate(parts: Sequence[FleetCell], jobs: int = 1, on_progress: OnProgress 
         parts: The cells.
         jobs: Number of processes.
         on_progress: A function that is called now and then with the simulated seconds and the
-            finished requests of a cell. It works only with one process.
+            finished requests of a cell. The function is called only if there
+            is one process or one cell.
     """
     whole = SimulationResult(LoadRun(0.0))
     for rows, sums, simulated, cpu in _all(parts, jobs, on_progress):

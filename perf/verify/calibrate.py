@@ -90,9 +90,9 @@ async def _decodes(engine: EngineContext, manifest: EngineManifest, on_point: Ca
 
 
 async def _decode(engine: EngineContext, batch: int, context: int, new: int) -> StepTime | None:
-    """Return the seconds between the tokens of a sequence while the batch is full.
+    """Return the duration of a decode step with a full batch, or None if too few were measured.
 
-    All `batch` sequences generate `new` tokens each.
+    Each of `batch` sequences generates at most `new` tokens after a prompt of `context` tokens.
     """
     arrivals: list[list[float]] = [[] for _ in range(batch)]
 

@@ -14,7 +14,7 @@ PARTS = ("contract", "answers", "capacity", "speed", "gateway")
 class Finding:
     """The result of a check.
 
-    `detail` is a clause. For the verdict `wrong`, it names the fault.
+    `detail` is a clause. For the verdict `wrong`, the clause names the fault.
     """
 
     verdict: Verdict

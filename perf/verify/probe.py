@@ -113,8 +113,8 @@ class Probe:
         Args:
             ids: Token ids of the prompt.
             new: Maximum number of tokens to generate.
-            on_response: A function that is called after each response. It returns True to cancel
-                the request.
+            on_response: A function that is called after each response. The function returns True to
+                cancel the request.
             request_id: Triton's id of the request.
             greedy: True to always choose the most likely token.
             tensors: Additional or other tensors by name; None omits a tensor.
