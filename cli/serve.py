@@ -152,7 +152,7 @@ def command(
     if dry_run:
         from llmops.model_repository.dry_run import describe_launch
 
-        click.echo(describe_launch(repository, options))
+        click.echo(describe_launch(repository, options, strict))
         return None
     stop, sources, budget = _stop_event(), _fault_sources(gpu_faults, hang_timeout), RestartBudget(restarts)
 

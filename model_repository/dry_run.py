@@ -7,7 +7,7 @@ from llmops.build.trtllm.container_images import bind_mount
 from llmops.model_repository.multi_gpu.launch_plan import launch_command, plan_launch
 from llmops.model_repository.repository.compatibility import required_image, serving_image
 from llmops.model_repository.repository.manifest import RepositoryManifest, ServedEngine
-from llmops.model_repository.repository.validation import check_repository
+from llmops.model_repository.repository.validation import check_repository, check_unedited
 from llmops.model_repository.server.command import LaunchOptions
 from llmops.model_repository.server.installation import CONTAINER_ROOT, container_installation, find_installation
 
@@ -18,13 +18,15 @@ _MEANING = {
 }
 
 
-def describe_launch(repository: Path, options: LaunchOptions) -> str:
+def describe_launch(repository: Path, options: LaunchOptions, strict: bool = False) -> str:
     """Return the command of `llmops serve` as text for a shell.
 
-    Raises InputError where `llmops serve` raises it.
+    Raises InputError where `llmops serve` raises it for the repository.
     """
     check_repository(repository)
     manifest, repository = RepositoryManifest.load(repository), repository.resolve()
+    if strict:
+        check_unedited(repository, manifest, strict)
     plan, image = plan_launch(manifest, options.launch), required_image(manifest)
     lines = [_describe_engine(name, engine) for name, engine in manifest.engines.items()]
     meaning, gpus = f"# {_MEANING[plan.mode]}", f"{plan.gpus} GPU{'s' if plan.gpus != 1 else ''}"

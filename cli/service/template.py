@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from llmops.untrusted_text import escape_unsafe
 from llmops.yaml_files import is_plain
 
 if TYPE_CHECKING:
@@ -112,11 +113,14 @@ def _flow(values: dict[str, Any]) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """Return a value as YAML that is also valid inside a mapping on one line."""
+    """Return a value as YAML that is also valid inside a mapping on one line.
+
+    Characters that an editor obeys or does not show are escaped.
+    """
     text = f"{value:g}" if isinstance(value, float) else str(value)
     plain = re.fullmatch(r"[A-Za-z0-9./][\w./-]*", text, re.ASCII) and (is_plain(text) or not isinstance(value, str))
     quoted: str = yaml.safe_dump(text, default_style='"', width=sys.maxsize, allow_unicode=True)
-    return text if plain else quoted.rstrip("\n")
+    return text if plain else escape_unsafe(quoted.rstrip("\n"), most=sys.maxsize)
 
 
 def _duration(seconds: float | None) -> str | None:

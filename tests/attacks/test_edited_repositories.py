@@ -133,9 +133,10 @@ def test_an_edit_is_named_and_refused_where_asked(copied: Path, named: str) -> N
     assert first.rpartition("/")[0] in check_unedited(copied, marker, strict=False)
     with pytest.raises(InputError, match="make it again"):
         check_unedited(copied, marker, strict=True)
-    refused = CliRunner().invoke(cli, ["serve", str(copied), "--strict"])
-    assert isinstance(refused.exception, InputError)
-    assert "was edited since" in str(refused.exception)
+    for flags in ((), ("--dry-run",)):
+        refused = CliRunner().invoke(cli, ["serve", str(copied), "--strict", *flags])
+        assert isinstance(refused.exception, InputError)
+        assert "was edited since" in str(refused.exception)
 
 
 @pytest.mark.parametrize("name", [".", ENGINE, f"{ENGINE}/1/model.py", ".llmops-repository.json"])

@@ -49,6 +49,15 @@ def test_a_word_of_yaml_is_the_name_of_a_pool_and_a_claim(word: str) -> None:
     assert list(_odd_values(list(yaml.safe_load_all(done.stdout)))) == []
 
 
+def test_a_new_llmops_yaml_shows_the_characters_of_a_path(tmp_path: Path) -> None:
+    """Before the fix, the file had U+202E as it is, which turns the line around in an editor."""
+    path, checkpoint = tmp_path / "llmops.yaml", "/models/\u202egnp.é\u200b"
+    done = CliRunner().invoke(cli, ["init", checkpoint, "-o", str(path), "--name", "m"])
+    assert done.exit_code == 0, done.output
+    assert 'checkpoint: "/models/\\u202egnp.é\\u200b"\n' in path.read_text()
+    assert yaml.safe_load(path.read_text())["models"]["m"]["checkpoint"] == checkpoint
+
+
 def test_a_printed_command_runs_nothing_of_a_folders_name(folder: Path, tmp_path: Path) -> None:
     """Before the fix, who pasted the docker command of `build --dry-run` ran what the folder's name said."""
     assert CONFIG
