@@ -44,7 +44,7 @@ _EVENT_ID = re.compile(r"([0-9a-f]{6})-(\d{1,9})")
 class AnswerLog:
     """The deltas of an answer: one text in UTF-8, and two bytes for the size of each delta.
 
-    Delta `n` is event `n + 1` of the stream; event 0 opens it.
+    Delta `n` is event `n + 1` of the stream; event 0 opens the stream.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class AnswerLog:
 
     @property
     def nbytes(self) -> int:
-        """The memory that the deltas take, in bytes."""
+        """Return the memory that the deltas take, in bytes."""
         return len(self._text) + 2 * len(self._sizes)
 
     def append(self, piece: OutputDelta) -> None:
@@ -210,7 +210,7 @@ class AnswerRun(ABC):
 
 
 class AnswerReader(EventSource):
-    """A reader of an answer's events from some number on.
+    """A reader of an answer's events after a given number.
 
     A reader that leaves does not stop the answer at once.
     """

@@ -56,7 +56,7 @@ class BackgroundFormat(BaseModel):
 
 
 class BackgroundReader(AnswerReader):
-    """A reader of a background response's events after some number.
+    """A reader of a background response's events after a given sequence number.
 
     Each reader has its own builder, which makes the events again.
     """

@@ -210,7 +210,12 @@ class ChatRun(AnswerRun):
             self.wake()
 
     async def _end(self, finish: str) -> None:
-        """Store the end, and then show the end to readers, which says whether the answer is stored."""
+        """Store the end of the answer, and then show the end to the readers.
+
+        The end is shown last because it says whether the answer is stored. An answer that this
+        gateway offers to other gateways gets no end; only its text so far is stored. Nothing is
+        stored if another gateway has taken the answer over.
+        """
         recorder = self._context.usage_recorder
         if not self._offered and await self._is_owner():
             self.finish, self.ended_at = finish, int(time.time())

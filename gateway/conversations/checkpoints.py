@@ -90,7 +90,10 @@ def _checked(replies: Any, count: int | None, is_valid: Callable[[Any], bool] = 
 
 
 def _is_damage(reply: Any) -> bool:
-    """Return True if the error means that one key has a wrong type. Other keys are then usable."""
+    """Return True if `reply` is Redis' error for a key that has a wrong type.
+
+    The other keys of the same call are usable.
+    """
     return isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE")
 
 
@@ -131,7 +134,7 @@ class ClaimedAnswer(NamedTuple):
         record: The record of the request.
         cached_tokens: The number of the prompt's tokens that were in the engine's cache; None if
             unknown.
-        tokens: The encoded tokens.
+        tokens: The output tokens so far, as `encode_batch` writes them.
         times: The number of times that the answer was taken over.
     """
 
@@ -219,9 +222,10 @@ class AnswerCheckpoint:
         return not self.lost
 
     async def finish(self, end: bytes) -> bool:
-        """Write the end. Return False if another gateway has taken the answer over.
+        """Write the end of the answer. Return False if another gateway has taken the answer over.
 
-        If Redis takes longer than `TIMEOUT` seconds, return True; the end is written later.
+        `end` is an encoded EndedAnswer. If Redis takes longer than `TIMEOUT` seconds, the result is
+        True, and the end is written later.
         """
         if not self._registered:
             return not self.lost
@@ -342,7 +346,7 @@ class CheckpointStore:
             asyncio.get_running_loop().call_later(KEPT_SECONDS, self._records.give_back, _owner(answer_id), size)
 
     def changed(self, one: AnswerCheckpoint) -> None:
-        """Include an answer in the next call."""
+        """Include the answer of `one` in the next call of the Redis script that writes answers."""
         self._changed[one.id] = one
         self._wake.set()
 
@@ -374,7 +378,10 @@ class CheckpointStore:
         self._followed.discard(tokens)
 
     async def usage_owners(self, answer_ids: Sequence[str]) -> Mapping[str, UsageOwner] | None:
-        """Return the gateway that bills each answer of a dead gateway; None without Redis."""
+        """Return the gateway that bills each answer of a dead gateway, by the answer's id.
+
+        Return None if Redis is unavailable.
+        """
         keys = [f"{PREFIX}:{kind}:{one}" for one in answer_ids for kind in ("answer", "billed")]
         try:
             pipe = self._client.pipeline(transaction=False)

@@ -160,9 +160,10 @@ class ConversationStore:
         after: str | None = None,
         text: str | None = None,
     ) -> tuple[Sequence[Conversation], bool]:
-        """Return a page like `list`, read one by one and without damaged conversations.
+        """Return a page of conversations like `list`, without damaged conversations.
 
-        `check` raises an error of MALFORMED for a conversation that cannot be used.
+        The conversations are read one by one. `check` raises an error of MALFORMED for a
+        conversation that cannot be used.
         """
         before = await self.find(caller, after) if after else None
         user = owner_id(caller)
@@ -543,7 +544,10 @@ def make_title(messages: Sequence[NewMessage]) -> str | None:
 
 
 def branch_path(every: Sequence[StoredMessage], head_id: str | None) -> list[StoredMessage]:
-    """Return the messages from the beginning of the conversation to the message `head_id`."""
+    """Return the messages from the beginning of the conversation to the message `head_id`.
+
+    `every` has the messages of all branches.
+    """
     known = {message.id: message for message in every}
     path: list[StoredMessage] = []
     while head_id is not None and head_id in known:

@@ -33,7 +33,10 @@ def encode_events(events: Iterable[Event]) -> bytes:
 
 
 def events_after(number: int, response: dict[str, Any], cuts: list[list[int]]) -> Iterator[Event]:
-    """Yield the events of a response whose sequence number is greater than `number`."""
+    """Yield the events of a response whose sequence number is greater than `number`.
+
+    `cuts` has the sizes of each output item's deltas, in characters.
+    """
     return (event for event in replay_events(response, cuts) if event["sequence_number"] > number)
 
 

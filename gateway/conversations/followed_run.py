@@ -123,7 +123,7 @@ class FollowedRun(AnswerRun):
             self.wake()
 
     def _end_refreshing(self, number: int) -> None:
-        """Wake the waiters for the reply `number` or an earlier reply."""
+        """Wake the callers of `refresh` that wait for Redis' reply `number` or an earlier reply."""
         for wanted, waiter in self._refreshing:
             if wanted <= number and not waiter.done():
                 waiter.set_result(None)

@@ -229,7 +229,10 @@ _EMPTY_ITEMS: dict[str, dict[str, Any]] = {
 
 
 def replay_events(response: dict[str, Any], cuts: Sequence[Sequence[int]]) -> list[Event]:
-    """Return all events of a response so far, equal to the events during its generation."""
+    """Return all events of a response so far, equal to the events that were sent before.
+
+    `cuts` has the sizes of each output item's deltas, in characters.
+    """
     fresh = {key: value for key, value in response.items() if key != "completed_at"}
     fresh.update(status="in_progress", output=[], usage=None, error=None, incomplete_details=None)
     builder = ResponseBuilder(fresh)
@@ -259,7 +262,7 @@ def _part(kind: str, text: str) -> dict[str, Any]:
 
 
 def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy that later deltas do not change."""
+    """Return a copy of an item or a response that later deltas do not change."""
     return {**value, **({"output": [dict(item) for item in value["output"]]} if "output" in value else {})}
 
 

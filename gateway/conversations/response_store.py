@@ -53,7 +53,9 @@ class StoredResponse:
     def to_row(self, began: datetime | None = None, group: str = "") -> ResponseRecord:
         """Return the encoded form of the response for the store.
 
-        `began` and `group` are as in `ResponseRecord`.
+        Args:
+            began: The time when the generation began; None for a response that is already stored.
+            group: The owner's `Caller.group`.
         """
         named = (*self.items, *self.response["output"])
         return ResponseRecord(
@@ -102,7 +104,7 @@ class ResponseRecord:
 
     @property
     def size(self) -> int:
-        """The size of the row for the limits, in characters."""
+        """Return the size of the row that counts towards the limits, in characters."""
         return len(self.response) + len(self.items) + len(self.cuts)
 
     def decoded(self) -> StoredResponse:
@@ -280,7 +282,11 @@ class MemoryResponses(ResponseStore):
                 self._remove(owner, response_id)
 
     def _evict(self, amounts: Mapping[str, int]) -> None:
-        """Evict one response. `amounts` has each owner's part of the exceeded limit."""
+        """Evict a response, the least recently used of the owner who has the most.
+
+        The owner is chosen from the group that has the most. `amounts` has the number or size of
+        the responses of each owner, whichever exceeds its limit.
+        """
         groups: Counter[str] = Counter()
         for owner, amount in amounts.items():
             groups[self._groups[owner]] += amount

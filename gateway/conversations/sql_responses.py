@@ -26,7 +26,7 @@ PURGE_MEMORY = timedelta(days=1)
 
 
 class SqlResponses(ResponseStore):
-    """The responses in the store at `url`. Each owner has its own `limits`."""
+    """The responses in the store at `url`. The `limits` apply to each owner alone."""
 
     shared = True
 

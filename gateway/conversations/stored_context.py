@@ -112,7 +112,10 @@ class StoredContext:
         self._hold(characters)
 
     def _count_text(self, text: str, times: int = 1) -> None:
-        """Count the JSON values of a stored text, and the memory that the values take once parsed."""
+        """Count the JSON values of a stored text, and the memory that the values take once parsed.
+
+        `times` is the number of occurrences of the text that are not counted yet.
+        """
         cost = json_cost(text) * times
         self._values += cost
         if self._values > self._limits.json_values:

@@ -38,7 +38,10 @@ class TitleWriter:
     def schedule(
         self, store: ConversationStore, caller: Caller, conversation_id: str, question: str, text: str
     ) -> None:
-        """Write a title in the background. A title that changes in the meantime is kept."""
+        """Write a title in the background. A title that changes in the meantime is kept.
+
+        `question` is the first question of the conversation, and `text` the answer to it.
+        """
         work = self._retitle(store, caller, conversation_id, question, text)
         self._tasks.start(work, "title")
 

@@ -228,7 +228,8 @@ def _waits(bound: Limit, ask: LimitRequest, left: Remaining) -> tuple[float, flo
 def _seconds_until(amount: int, level: float, limit: float) -> float:
     """Return the seconds until a bucket at `level` grants `amount`.
 
-    An amount above `limit` is granted by a full bucket, as debt.
+    The bucket holds `limit` and gets `limit` per minute. A full bucket grants an amount above
+    `limit` as debt.
     """
     missing = min(amount, limit) - level
     return missing * MINUTE / limit if amount and missing > TOLERANCE else 0.0

@@ -13,8 +13,8 @@ class FairShares:
     A single address gets half of the slots, two addresses get a third each, and a new address
     always finds free slots. Within an address, the same rule applies to its keys.
 
-    The pool has another `free` slots that any client can take first. A client's slots among them
-    count against the client once more than `free` slots are in use.
+    The pool has another `free` slots that any client can take first. Once more than `free` slots
+    are in use, a client's slots among these count against the client too.
     """
 
     def __init__(self, places: int, free: int = 0) -> None:

@@ -59,13 +59,17 @@ def anthropic_headers(levels: Iterable[Level], now: datetime) -> Headers:
 
 @lru_cache(maxsize=1024)
 def _openai_header_names(of: str, limit: float) -> tuple[tuple[bytes, bytes], bytes, bytes]:
-    """Return the complete limit header, and the names of the remaining and reset headers."""
+    """Return the name and value of the limit header, and the names of two further headers.
+
+    The further headers have the amount that remains and the time of the reset. `of` is the limited
+    quantity, `requests` or `tokens`.
+    """
     limit_of, remaining, reset = (f"x-ratelimit-{what}-{of}".encode() for what in ("limit", "remaining", "reset"))
     return (limit_of, b"%d" % limit), remaining, reset
 
 
 def _seconds_until_full(limit: float, left: float) -> float:
-    """Return the seconds until a bucket is full."""
+    """Return the seconds until a bucket with `left` of `limit` is full."""
     return (limit - left) * MINUTE / limit if left < limit else 0.0
 
 

@@ -48,7 +48,13 @@ def rate_exceeded(quota: Quota, of: str, limit: float, left: float, amount: int,
 
 
 def request_exceeds_limit(quota: Quota, prompt: int, most: int) -> TokenRateLimitError:
-    """Return the error for a request larger than its limit, for which waiting does not help."""
+    """Return the error for a request larger than its limit, for which waiting does not help.
+
+    Args:
+        quota: The quota with the limit.
+        prompt: Tokens of the prompt.
+        most: The maximum tokens of all answers that the client set, 0 if the client set none.
+    """
     asked = f"{prompt:,} in the prompt" + (f" and up to {most:,} in the answer" if most else "")
     shorter = "ask for a shorter answer" if most and quota.tpm is not None and prompt < quota.tpm else "shorten it"
     return TokenRateLimitError(

@@ -286,6 +286,14 @@ class Reservation(QuotaReservation):
 
         A maximum length that the client set is reserved in full. Otherwise the estimated length of
         this model's answers to the caller is reserved, but no more than a full bucket holds.
+
+        Args:
+            bounds: The limits for the request's model.
+            prompt: Tokens of the prompt.
+            most: The maximum tokens of all answers together.
+
+        Raises:
+            TokenRateLimitError: The request has more tokens than a limit allows in a minute.
         """
         limit, bounded = bounds.tokens, self._bounded
         if prompt + (most if bounded else 0) > limit:
@@ -329,7 +337,10 @@ class _CostByLength(Sequence[int]):
 
 
 def _unpriced(prompt: int, cached: int, answer: int) -> int:
-    """Return the smallest cost that a used-up budget rejects. The settlement refunds this cost."""
+    """Return the cost to reserve for a request without a model, in micro-dollars.
+
+    A used-up budget rejects even this smallest cost. The settlement refunds the cost.
+    """
     return 1
 
 
@@ -338,6 +349,6 @@ def _total_tokens(usage: Usage) -> int:
 
 
 def _body_bytes(scope: Scope) -> int:
-    """Return the length of the request's body in bytes, or 0 if it is unknown."""
+    """Return the length of the request's body in bytes, or 0 if the length is unknown."""
     size = dict(scope["headers"]).get(b"content-length", b"")
     return int(size) if size.isdigit() else 0

@@ -99,7 +99,8 @@ class InMemoryLimiter(Limiter):
     def _forget(self, now: float) -> None:
         """Drop the records of full buckets without a budget.
 
-        A bucket in debt takes longer than a minute to fill.
+        A bucket that is not in debt is full again a minute after its last change. A bucket in debt
+        takes longer to fill.
         """
         self._records = {
             name: record

@@ -90,7 +90,7 @@ class CallerLimits:
         """Update `room` from the amounts left in the limits of `plain`.
 
         Args:
-            left: The amounts; those of other limits may follow.
+            left: The amounts left in each limit of `plain`. Amounts of other limits may follow.
             gateways: The number of processes that share the limits.
             settled: The value of `RateLimits.settled` before the amounts were read.
         """

@@ -221,7 +221,9 @@ class RedisLimiter(Limiter):
     async def _call(self, calls: Sequence[_Call], restore: bool = False) -> list[Any] | None:
         """Run the script and return its decisions in the order of `calls`.
 
-        Return None if Redis is unavailable.
+        Return None if Redis is unavailable. If `restore` is True, this process reports what it
+        holds under a new name, because Redis may have lost or changed what is held under the old
+        name.
         """
         async with self._calling:
             return await self._call_next(calls, restore)

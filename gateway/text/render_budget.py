@@ -58,7 +58,7 @@ def within_budget(seconds: float, work: Callable[P, T], *args: P.args, **kwargs:
     """Call `work` with a new budget and return the result.
 
     Args:
-        seconds: The CPU time of the budget. Its characters are MAX_TOTAL_CHARACTERS.
+        seconds: The CPU seconds of the budget, which also has MAX_TOTAL_CHARACTERS characters.
         work: The function to call.
         args: Positional arguments of `work`.
         kwargs: Keyword arguments of `work`.
@@ -99,7 +99,7 @@ def check_result_size(characters: int) -> None:
 
 
 def checked_count(count: Any) -> int:
-    """Return `count` if it is a number, as a width or number of repetitions, and 0 otherwise.
+    """Return `count`, a width or number of repetitions, as an integer, or 0 for other values.
 
     Raises:
         SecurityError: The number is too large.
@@ -112,7 +112,7 @@ def checked_count(count: Any) -> int:
 
 
 def charge_value(value: Any) -> Any:
-    """Count the characters or slots of `value`, and return `value`."""
+    """Count the characters of a text, or the slots of a list or tuple, and return `value`."""
     kind = type(value)
     if kind is str:
         spend_characters(len(value))

@@ -76,7 +76,7 @@ _NUMBER = re.compile(r"\d+", re.ASCII)
 
 
 class _CheckInserter(NodeTransformer):
-    """A transformer that inserts the checks into a template's syntax tree."""
+    """A transformer that inserts checks of time and size into a template's syntax tree."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -89,7 +89,7 @@ class _CheckInserter(NodeTransformer):
         return node
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:
-        """Count the characters that a chain of `+` produces as a whole.
+        """Insert a check of the characters that a chain of `+` produces as a whole.
 
         Long chains become a single call, without intermediate results.
         """
@@ -149,7 +149,7 @@ def _checked(node: nodes.Expr) -> nodes.Expr:
 
 
 class _CheckedCodeGenerator(CodeGenerator):
-    """A code generator that inserts the checks into a template's syntax tree first."""
+    """A code generator that first inserts checks of time and size into the syntax tree."""
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         environment = cast(LimitedSandbox, self.environment)
