@@ -136,9 +136,10 @@ class QuantFormat:
         return bool(self.groups)
 
     def linear_bytes(self, inputs: int, outputs: int, part: str, dtype_bytes: int) -> int:
-        """Return the bytes of a weight matrix with its scales.
+        """Return the bytes of a weight matrix [outputs, inputs] with its scales.
 
-        An unquantised weight takes `dtype_bytes`.
+        Linear layers of a `part` outside `parts` are not quantised, and take `dtype_bytes` bytes
+        per weight.
         """
         if part not in self.parts or self.bits == 16:
             return inputs * outputs * dtype_bytes
@@ -148,7 +149,8 @@ class QuantFormat:
     def table_bytes(self, rows: int, width: int, dtype_bytes: int) -> int:
         """Return the bytes of `rows` rows of the embedding or the output head in this format.
 
-        In 8 bits, each row has a scale and a zero point.
+        A row has `width` weights of `dtype_bytes` bytes each, or of 8 bits with a scale and a zero
+        point per row.
         """
         return rows * width * dtype_bytes if self.table_bits == 16 else rows * (width + 3)
 

@@ -98,6 +98,11 @@ def reject_changed_files(folder: Path, states: Mapping[str, FileState | None], n
     The check also finds a file that was replaced by a link and put back before the build ended: a
     program cannot set the time at which an inode changed.
 
+    Args:
+        folder: The checkpoint's folder.
+        states: The result of `reject_outside_symlinks`: the state of each file before its check.
+        names: The paths in `folder` of the files to check.
+
     Raises:
         CheckpointError: A file was changed.
     """

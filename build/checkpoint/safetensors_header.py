@@ -56,6 +56,8 @@ def _is_file_name(value: Any) -> bool:
 def read_header(path: Path, relative: str) -> dict[str, TensorInfo]:
     """Return the descriptions of the tensors in one file.
 
+    `relative` is the path of the file in the checkpoint.
+
     Raises:
         CheckpointError: The header is damaged, or the file is truncated.
     """

@@ -199,7 +199,7 @@ class GgufWeights:
 
 
 def _unpermute(data: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Undo the interleaving of rotary halves.
+    """Return the rows of `heads` heads without the interleaving of their rotary halves.
 
     Whole rows are moved, so no block format is unpacked.
     """

@@ -273,7 +273,7 @@ def _input_hook(rounding: InputRounding) -> Callable[[nn.Module, tuple[Tensor, .
 
 
 def _output_hook(kind: str, scale: Tensor) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-    """Return a hook that rounds the keys or values that a projection returns.
+    """Return a hook that rounds the keys or values of a projection to E4M3 or INT8 (`kind`).
 
     The hook rounds keys before their rotation. TensorRT-LLM rounds keys after the rotation, with
     errors of the same size.

@@ -76,9 +76,10 @@ def cache_if_small(table: EmbeddingTable) -> EmbeddingTable:
 
 
 def stored_table(parts: Sequence[tuple[Path, str]], rows: int | None = None) -> EmbeddingTable | None:
-    """Return the table that is stored in tensors of safetensors files, or None.
+    """Return the table whose shards are `parts`, pairs of a safetensors file and a tensor, or None.
 
-    The result is None if a tensor is missing or is not a plain matrix.
+    The result is None if a tensor is missing or is not a plain matrix. The table has only the first
+    `rows` rows of the shards, or all rows for None.
     """
     shards = [SafetensorsFile(path).get(name) for path, name in parts]
     found = [shard for shard in shards if shard is not None and len(shard.shape) == 2]

@@ -104,7 +104,7 @@ class RankFileReader:
             self._mlp(model, stage, f"{source}.mlp", f"{target}.mlp")
 
     def _linears(self, stage: int, name: str) -> list[QuantizedLinear]:
-        """Return the part of a linear layer that each rank has."""
+        """Return the parts of the linear layer `name`, one for each rank of a pipeline stage."""
         later = self.quant_format.bits if self.quant_format and self.quant_format.quantized_by_builder else None
         stored = self._stored(stage, name)
         return [QuantizedLinear(*tensors, later_bits=later if tensors[1] is None else None) for tensors in stored]

@@ -146,7 +146,11 @@ def _add_special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> No
 
 
 def _add_template(tokenizer: Tokenizer, metadata: Mapping[str, Any], default: bool) -> None:
-    """Add the post-processor that surrounds a text with special tokens."""
+    """Add the post-processor that surrounds a text with special tokens.
+
+    Where the metadata does not say, a text begins with the begin token if `default` is True or the
+    pre-tokenizer is Llama 3's.
+    """
     from tokenizers.processors import TemplateProcessing
 
     bos, eos = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("bos", "eos"))

@@ -161,9 +161,10 @@ def _check_written(checkpoint: Checkpoint, directory: Path, warn: Callable[[str]
 
 
 def _drop_tokens(path: Path, limit: int) -> None:
-    """Remove added tokens without an embedding, on which the engine would fail.
+    """Remove added tokens without an embedding, whose ids are `limit` or larger.
 
-    Such tokens are, for example, image placeholders of text-only models.
+    The engine would fail on these tokens. Such tokens are, for example, image placeholders of
+    text-only models.
     """
     content = json.loads(path.read_text())
     content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < limit]

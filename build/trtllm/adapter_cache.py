@@ -81,7 +81,15 @@ def _sizes(arch: Architecture, tp: int, modules: Sequence[str]) -> dict[int, int
 
 
 def _pages(rows: Rows, layers: range, sizes: Mapping[int, int], width: int, page: int) -> int:
-    """Return the number of pages of an adapter. A pair of matrices lies within one page."""
+    """Return the number of cache pages of an adapter. A pair of matrices lies within one page.
+
+    Args:
+        rows: The module id, layer and rank of each pair.
+        layers: The layers that one GPU has.
+        sizes: The number of values of a pair of rank 1, by module id.
+        width: The number of values of a row of a page.
+        page: The number of rows of a page.
+    """
     pages, used = 1, 0
     for module, layer, rank in rows:
         if layer in layers:

@@ -44,9 +44,10 @@ def read_extra_options(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _flat(content: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    """Return nested groups as dotted names.
+    """Return the values of nested groups with their dotted names, which begin with `prefix`.
 
-    An empty group (`speculative_config: {}`) is kept.
+    Groups are mappings whose names end in `_config`. `speculative_config` and empty groups are
+    returned as they are.
     """
     found: list[tuple[str, Any]] = []
     for name, value in content.items():

@@ -51,7 +51,7 @@ def _has(choice: str, minor: tuple[int, int]) -> bool:
 
 
 def _until(field: Field, gone: str = "") -> Field:
-    """Return a copy of the field that is removed in 1.3."""
+    """Return a copy of `field` that is marked as removed in 1.3, with the reason `gone`."""
     return replace(field, until=_LATER, gone=gone)
 
 

@@ -56,7 +56,9 @@ def prefill_worker(replica: ReplicaModel, times: OperationTimes) -> WorkerPool |
 def prefill_latency(service: float, unloaded: float, rate: float) -> tuple[float, float, float]:
     """Return mean, 95th and 99th percentile of the TTFT in seconds, at `rate` requests/s.
 
-    The worker is an M/D/1 queue. The percentiles are computed from the queue's exponential tail.
+    The worker is an M/D/1 queue: a request keeps the worker busy for `service` seconds, and without
+    waiting has a TTFT of `unloaded` seconds. The percentiles are computed from the queue's
+    exponential tail.
     """
     busy = rate * service
     wait = busy * service / (2 * (1 - busy))
@@ -165,8 +167,9 @@ class Disaggregated:
 def match_workers(prefill: WorkerPool, decode: WorkerPool, qps: float | None, max_gpus: int) -> Disaggregated | None:
     """Return the best numbers of prefill and decode workers, or None if no set fits.
 
-    For a required rate, each kind gets as many workers as the rate needs. Otherwise, the set with
-    the most requests/s per GPU is the best.
+    For the required rate `qps` in requests/s, each kind gets as many workers as the rate needs.
+    Without a required rate, the set with the most requests/s per GPU is the best. A set may have at
+    most `max_gpus` GPUs.
     """
     if qps is not None:
         pair = Disaggregated(prefill, decode, math.ceil(qps / prefill.rate), math.ceil(qps / decode.rate))

@@ -137,7 +137,10 @@ class ReplicaModel:
         return self.workload.tokens_per_step * self.workload.new_tokens / self.workload.osl
 
     def at(self, concurrency: float, bursts: bool = True) -> OperatingPoint:
-        """Return the operating point with a mean of `concurrency` sequences in flight."""
+        """Return the operating point with a mean of `concurrency` sequences in flight.
+
+        With `bursts`, the percentiles include random changes of the number of sequences.
+        """
         load, pp = self.workload, self.steps.layout.pp
         mean, plain = self._cycle(concurrency)
         burst, highest = self._bursts(concurrency, mean) if bursts else (concurrency, concurrency)

@@ -268,9 +268,10 @@ class StepModel:
         return mixer + self._linears(self._dense_mlp, batch) + 2 * self._block(batch) + self._head(batch)
 
     def _first_and_last(self, tokens: int, answers: int) -> float:
-        """Return the seconds of embedding, output head and sampling.
+        """Return the seconds of embedding `tokens` tokens, and of output head and sampling.
 
-        Only one pipeline stage has the output head, and all stages wait for it.
+        The output head and sampling compute `answers` tokens. Only one pipeline stage has the
+        output head, and all stages wait for it.
         """
         embedding = self.times.memory(tokens * self.model.hidden_size * 4)
         send = self.times.send(tokens * self.model.hidden_size * 2, self.nodes) if self.layout.pp > 1 else 0.0

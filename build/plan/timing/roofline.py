@@ -73,7 +73,10 @@ class RooflineTimes:
         return bytes_ / (self.gpu.network if nodes else self.gpu.link) / LINK_EFFICIENCY + NETWORK_LATENCY
 
     def ideal(self, flops: float, bytes_: float, compute: str) -> float:
-        """Return the seconds at the peaks of the data sheet, a lower bound for every kernel."""
+        """Return the seconds of `flops` FLOPs or `bytes_` bytes at the data sheet's peaks.
+
+        The longer time of both is a lower bound for every kernel that computes in `compute`.
+        """
         return max(flops / self.gpu.flops(compute), bytes_ / self.gpu.bandwidth)
 
     def _bound(self, flops: float, bytes_: float, compute: str, efficiency: float) -> float:
@@ -82,14 +85,20 @@ class RooflineTimes:
 
 
 def gemm_work(m: int, n: int, k: int, precision: str) -> tuple[float, float, str]:
-    """Return the FLOPs, the bytes and the compute dtype of a linear layer."""
+    """Return the FLOPs, the bytes and the compute dtype of a linear layer.
+
+    The input is [m, k], and the weight [n, k] has the format `precision`.
+    """
     kind = FORMATS[precision]
     inputs = 2 if kind.compute == "bf16" else 1
     return 2.0 * m * n * k, n * k * kind.bits / 8 + m * k * inputs + 2 * m * n, kind.compute
 
 
 def prefill_work(prompts: int, tokens: int, prefix: int, attention: AttentionShape) -> tuple[float, float]:
-    """Return the FLOPs and the bytes of causal attention over prompts."""
+    """Return the FLOPs and the bytes of causal attention over `prompts` prompts.
+
+    Each prompt has `tokens` new tokens after `prefix` cached tokens.
+    """
     seen = min(prefix, attention.window) if attention.window else prefix
     flops = 4.0 * prompts * _pairs(tokens, prefix, attention.window) * attention.heads * attention.head_dim
     bytes_ = prompts * ((seen + tokens) * attention.kv_bytes + 4 * tokens * attention.heads * attention.head_dim)
@@ -97,7 +106,11 @@ def prefill_work(prompts: int, tokens: int, prefix: int, attention: AttentionSha
 
 
 def _pairs(tokens: int, prefix: int, window: int) -> float:
-    """Return the number of pairs of a new token and a token that it attends to, itself included."""
+    """Return the number of pairs of a new token and a token to which the new token attends.
+
+    Each of `tokens` new tokens attends to itself and to all tokens before it, of which `prefix` are
+    cached, or to the last `window` of these tokens if `window` is not 0.
+    """
     if not window or prefix + tokens <= window:
         return tokens * prefix + tokens * (tokens + 1) / 2
     growing = max(0, window - prefix)  # Number of new tokens that attend to all tokens before them.
@@ -105,7 +118,10 @@ def _pairs(tokens: int, prefix: int, window: int) -> float:
 
 
 def decode_work(batch: int, length: int, attention: AttentionShape) -> tuple[float, float]:
-    """Return the FLOPs and the bytes of attention for one new token per sequence."""
+    """Return the FLOPs and the bytes of attention for one new token per sequence.
+
+    Each of `batch` sequences has `length` cached tokens.
+    """
     length = min(length, attention.window) if attention.window else length
     width = attention.latent or attention.head_dim
     flops = 4.0 * batch * length * attention.heads * width

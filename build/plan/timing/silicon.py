@@ -304,7 +304,10 @@ def _nearest_heads(
 
 
 def _nearest(rows: list[dict[str, Any]], names: tuple[str, ...], requested: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Return the rows of the measured shape whose sizes are nearest to the request, by ratio."""
+    """Return the rows of the measured shape that is nearest to `requested`, by ratio of sizes.
+
+    A shape is the values of the columns `names`.
+    """
     if not rows:
         return []
 

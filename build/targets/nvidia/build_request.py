@@ -343,7 +343,11 @@ def _image_of_version(target: str, version: str) -> TrtllmImage:
 
 
 def positive_option(spec: BuildSpec, name: str, default: int) -> int:
-    """Return an option as a whole number of at least 1."""
+    """Return the option `name`, or `default`, as a whole number.
+
+    Raises:
+        InputError: The value is not a whole number of at least 1.
+    """
     value = spec.options.get(name, default)
     try:
         number = int(value)
@@ -356,7 +360,11 @@ def positive_option(spec: BuildSpec, name: str, default: int) -> int:
 
 
 def boolean_option(spec: BuildSpec, name: str, default: bool) -> bool:
-    """Return an option as True or False."""
+    """Return the option `name`, or `default`, as True or False.
+
+    Raises:
+        InputError: The value is neither true nor false.
+    """
     value = str(spec.options.get(name, default)).lower()
     if value not in ("true", "false"):
         raise InputError(f"--set {name}={value} is not possible; give true or false.")
@@ -364,7 +372,7 @@ def boolean_option(spec: BuildSpec, name: str, default: bool) -> bool:
 
 
 def unknown_options(spec: BuildSpec, known: frozenset[str], prefixes: tuple[str, ...]) -> None:
-    """Raise InputError for an option that is unknown and starts with none of the prefixes."""
+    """Raise InputError for an option not in `known` that starts with none of `prefixes`."""
     import difflib
 
     for name in spec.options:

@@ -134,7 +134,7 @@ def _modelopt(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSp
 
 
 def _modelopt_cache(algorithm: str, spec: BuildSpec) -> str:
-    """Return the problem of the KV cache that the description names, or an empty text.
+    """Return the problem of the KV cache's `algorithm` in the description, or an empty text.
 
     `_torch/pyexecutor/model_loader.py`, validate_and_set_kv_cache_quant, accepts only the
     checkpoint's dtype or `auto`.

@@ -110,9 +110,10 @@ class _Decoder:
         return ops.transpose(split, int_constant([0, 2, 1, 3]))
 
     def cached(self, new: Node, variable_id: str) -> Node:
-        """Append keys or values to the cache, a state of the graph, and return the whole cache.
+        """Append the keys or values `new` to a cache, and return the whole cache.
 
-        The cache starts with length 0. `beam_idx` reorders its sequences.
+        The cache is the state `variable_id` of the graph, and starts with length 0. `beam_idx`
+        reorders the sequences of the cache.
         """
         arch = self.arch
         info = op.util.VariableInfo()
