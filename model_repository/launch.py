@@ -578,7 +578,14 @@ def _choose_ports(server: ServerOptions) -> Ports:
 
 
 def _reserve(stack: contextlib.ExitStack, host: str, name: str, port: int) -> int:
-    """Return `port`, or a free port if it is 0, and reserve the port until the stack is closed."""
+    """Return `port`, or a free port if `port` is 0.
+
+    The port of `host` is reserved until the stack is closed. `name` is the server's name in the
+    message.
+
+    Raises:
+        ResourceError: The port cannot be used.
+    """
     listener = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -147,7 +147,7 @@ def check_cpp_backend(image: TrtllmImage, root: Path) -> Iterator[DeepCheckResul
 def parse_ldd_output(name: str, output: str, image: TrtllmImage) -> DeepCheckResult:
     """Return the outcome of `ldd -r` for one file.
 
-    Missing libraries, and symbols that no library has, are faults.
+    Missing libraries, except the driver's, and symbols that no library has are faults.
     """
     name, lines = f"backend: {name}", output.splitlines()
     missing = [line.split()[0] for line in lines if "not found" in line]

@@ -190,7 +190,17 @@ class Subscription:
         error: str = "",
         tops: list[Alternatives] | None = None,
     ) -> None:
-        """Add tokens or the end of a sequence to the next step."""
+        """Add tokens or the end of a sequence to the next step.
+
+        Args:
+            slot: The slot of the request.
+            sequence: The index of the sequence in the request.
+            tokens: The new token ids.
+            log_probs: The log-probability of each token, or no values.
+            flags: The bit flags of the entry, from the contract.
+            error: The error that ended the request, or an empty text.
+            tops: The most likely tokens in place of each token, if the request asks for them.
+        """
         entry = self._pending.get((slot, sequence))
         if entry is None:
             entry = self._pending[slot, sequence] = _Entry()
