@@ -171,7 +171,10 @@ def _text(client: ChatClient, prompt: Prompt, start: int, end: int, most: int | 
 
 
 def _different_fields(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of the values in which two bodies differ, such as `messages[0].content`."""
+    """Yield the paths of the values in which two bodies differ, such as `messages[0].content`.
+
+    `path` is the path of the two values in the bodies, or empty for the bodies themselves.
+    """
     if isinstance(one, dict) and isinstance(other, dict):
         for name in [*one, *(name for name in other if name not in one)]:
             yield from _different_fields(one.get(name), other.get(name), f"{path}.{name}" if path else name)

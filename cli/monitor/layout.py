@@ -60,7 +60,11 @@ def _heading(board: FleetSnapshot, view: ViewOptions, keys: str) -> Text:
 
 
 def _replicas(rows: Sequence[ReplicaRow], width: int, room: int | None) -> list[RenderableType]:
-    """Return the table of replicas: replicas with problems first, then by load."""
+    """Return the table of replicas: replicas with problems first, then by load.
+
+    `room` is the maximum number of lines, or None for no limit. If there are more replicas, the
+    last line has the number of the others.
+    """
     rows = sorted(
         rows, key=lambda row: (row.state in ("ready", ""), not row.doubts, descending(row.kv_use), row.replica)
     )
