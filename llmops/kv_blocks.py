@@ -24,7 +24,11 @@ def adapter_salt(salt: int, adapter: int) -> int:
 
 
 def block_hashes(ids: bytes, tokens_per_block: int, salt: int = 0) -> list[int]:
-    """Return the unsigned 64-bit hashes of the complete blocks of a sequence."""
+    """Return the unsigned 64-bit hashes of the complete blocks of a sequence.
+
+    `ids` are the INT32 token ids as bytes. The hash of a block depends on `salt` and on all blocks
+    before it.
+    """
     size = tokens_per_block * _TOKEN_BYTES
     hashes = []
     for (block,) in iter_unpack(f"{size}s", memoryview(ids)[: len(ids) // size * size]):
