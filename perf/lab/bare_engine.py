@@ -28,7 +28,14 @@ class Bare:
         self._rng = random.Random(0)
 
     def run(self, concurrency: int, requests: int, input_: int, output: int) -> float:
-        """Return the output tokens per second of a closed loop."""
+        """Return the output tokens per second of a closed loop.
+
+        Args:
+            concurrency: The number of sequences that run at the same time.
+            requests: The number of requests in total.
+            input_: The number of tokens of each prompt.
+            output: The number of tokens of each answer.
+        """
         running: list[Any] = []
         tokens, left = 0, requests
         begun = time.perf_counter()

@@ -159,7 +159,11 @@ def golden_sweep(seed: int, loss: float, prompts: int = PROMPTS) -> tuple[list[b
 
 
 def golden_verdict(seed: int, loss: float, by_probability: bool) -> Decision:
-    """Return the judge's decision after one sweep of the golden prompts."""
+    """Return the judge's decision after one sweep of the golden prompts.
+
+    `golden_sweep` describes `seed` and `loss`. With `by_probability`, the judge compares
+    log-probabilities of answers instead of correct answers.
+    """
     judge = CanaryJudge(JudgeSettings(stable="stable", canary="canary"), lambda: 0.0)
     before, after, changes = golden_sweep(seed, loss)
     stable, canary = ([0.0] * len(changes), changes) if by_probability else (before, after)

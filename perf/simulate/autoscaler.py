@@ -91,7 +91,11 @@ class Autoscaler:
 
 
 def _recommend(total: float, target: float, current: int) -> int:
-    """Return the number of replicas that one metric recommends."""
+    """Return the number of replicas that one metric recommends.
+
+    `total` is the sum of the metric over the `current` replicas, and `target` the value per replica
+    to reach.
+    """
     if current and abs(total / (target * current) - 1) <= TOLERANCE:
         return current
     return math.ceil(total / target)

@@ -192,7 +192,10 @@ def _longest(outcome: SimulationOutcome) -> int:
 
 
 def _seen(jobs: Sequence[SimulatedRequest], size: int) -> Iterable[tuple[SimulatedRequest, int]]:
-    """Yield each request with the number of its prompt tokens that an earlier request had."""
+    """Yield each request with the number of its prompt tokens that an earlier request had.
+
+    Only whole blocks of `size` tokens at the beginning of the prompt count.
+    """
     known: set[int] = set()
     for job in sorted(jobs, key=lambda one: one.arrived):
         count = 0

@@ -121,7 +121,8 @@ async def measure(engine: EngineContext, streams: int, planned: bool, rate: floa
     """Return the speed of the engine model without gateway and HTTP.
 
     The load is a closed loop of `streams`, or the steady state of `rate` random arrivals per
-    second, for which the planner predicts the speed.
+    second, for which the planner predicts the speed. With `planned`, prompts and answers have the
+    lengths of the plan.
     """
     predicted = _predicted(engine)
     isl = int(predicted.get("isl", _INPUT)) if planned else _INPUT
