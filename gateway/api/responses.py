@@ -311,9 +311,7 @@ class ResponsesEndpoints:
     async def _lost(self, row: ResponseRecord) -> ResponseRecord:
         """Store a response as failed because its gateway is lost, and return the row."""
         entry = row.decoded()
-        message = "The gateway that generated this response was lost; create the response again."
-        entry.response.update(status="failed", error={"code": "server_error", "message": message})
-        entry.running = False
+        entry.fail("The gateway that generated this response was lost; create the response again.")
         failed = entry.to_row(group=row.group)
         await self._store.put(failed, new=False)
         return failed

@@ -103,6 +103,8 @@ class BackgroundSaver:
         self._new = taken_over and not saver.store.shared
         self._builder = form.builder()
         self._delta = self._offset = 0
+        # The latest state that is not too large for the store.
+        self._fitting = self._entry(running=True).to_row(group=saver.group)
 
     async def announce(self) -> None:
         """Store that the response is being generated.
@@ -110,7 +112,7 @@ class BackgroundSaver:
         Raises:
             UnavailableError: The store is unavailable.
         """
-        await self._store.put(self._entry(running=True).to_row(group=self._saver.group))
+        await self._store.put(self._fitting)
 
     async def save(self, run: ChatRun) -> bool:
         """Store the current state, and stop a response that another gateway cancelled or deleted."""
@@ -122,17 +124,35 @@ class BackgroundSaver:
             _end(self._builder, run, stored=True)
             entry = self._entry(running=False)
             saved = await self._saver.try_save(entry, self._new)
+            if not saved and (excess := self._store.excess(entry.to_row())):
+                await self._store.put(self._cut(entry, excess).to_row(group=self._saver.group), self._new)
             if self._form.response.get("conversation"):
                 # The last event that readers see names the conversation, or None if the response
                 # was not added.
                 self._form.response["conversation"] = entry.response["conversation"]
             return saved
-        if self._store.shared and not await self._store.put(self._entry(running=True).to_row(), new=False):
+        if not self._store.shared:
+            return True
+        row = self._entry(running=True).to_row()
+        if not self._store.excess(row):
+            self._fitting = row
+        if not await self._store.put(self._fitting, new=False):
             if await self._store.find(run.id, self._owner) is None:
                 log.info("The response %s ends: a client deleted it, or its row in the store is lost.", run.id)
                 run.discard()
             run.answer.cancel()
         return True
+
+    def _cut(self, entry: StoredResponse, excess: str) -> StoredResponse:
+        """Return an ended response that is too large for the store, with the output that fits."""
+        kept = self._fitting.decoded()
+        kept.response, kept.running = {**entry.response, "output": kept.response["output"]}, False
+        if entry.response["status"] in ("completed", "incomplete"):
+            kept.fail(
+                f"The response is too large to be stored, so at most its beginning is: it has {excess}. Ask for a "
+                "shorter answer, leave out background, or have the setting raised."
+            )
+        return kept
 
     def _entry(self, running: bool) -> StoredResponse:
         cuts = [list(sizes) for sizes in self._builder.cuts]

@@ -75,14 +75,9 @@ class ResponseSaver:
             self._add = None
         if self.store is None:
             return True
-        row, limit = entry.to_row(self._began if new else None, self.group), self.store.limits.item_bytes
-        if row.size > limit:
-            log.warning(
-                "Response %s was not stored: it has %d characters, and the setting responses.item_bytes allows %d.",
-                row.id,
-                row.size,
-                limit,
-            )
+        row = entry.to_row(self._began if new else None, self.group)
+        if excess := self.store.excess(row):
+            log.warning("Response %s was not stored: it has %s.", row.id, excess)
             return False
         return await self.store.put(row, new=new)
 

@@ -50,6 +50,16 @@ class StoredResponse:
     def id(self) -> str:
         return str(self.response["id"])
 
+    def fail(self, message: str) -> None:
+        """Mark the response as failed midway. Its output stays."""
+        for item in self.response["output"]:
+            if item.get("status") == "in_progress":
+                item["status"] = "incomplete"
+        error = {"code": "server_error", "message": message}
+        self.response.update(status="failed", error=error, incomplete_details=None)
+        self.response.pop("completed_at", None)
+        self.running = False
+
     def to_row(self, began: datetime | None = None, group: str = "") -> ResponseRecord:
         """Return the encoded form of the response for the store.
 
@@ -130,6 +140,13 @@ class ResponseStore(ABC):
 
     def __init__(self, limits: ResponseStoreSettings) -> None:
         self.limits = limits
+
+    def excess(self, row: ResponseRecord) -> str:
+        """Return the size and the limit of a response that is too large, for a message; else ''."""
+        limit = self.limits.item_bytes
+        if row.size <= limit:
+            return ""
+        return f"{row.size:,} characters, and the setting responses.item_bytes allows {limit:,}"
 
     @abstractmethod
     async def put(self, row: ResponseRecord, new: bool = True) -> bool:

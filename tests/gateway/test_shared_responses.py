@@ -134,6 +134,28 @@ async def test_a_response_whose_gateway_is_gone_has_failed(pair, monkeypatch):
     assert (await pair.ask(1, "GET", f"/{running['id']}")).json() == lost
 
 
+@pytest.mark.parametrize("shared", [True, False])
+async def test_a_response_that_outgrows_the_store_says_so(card, tokenizer, tmp_path, monkeypatch, shared):
+    """Before, it failed as if its gateway had been lost; creating it again costs as much and fails again."""
+    monkeypatch.setattr("llmops.gateway.conversations.chat_run.SAVE_INTERVAL", 0.05)
+    monkeypatch.setattr("llmops.gateway.api.responses.LOST_RUN_TIMEOUT", 0.0)
+    where = {"store": f"sqlite:///{tmp_path}/store.db"} if shared else {}
+    async with running(card, tokenizer, **where, open=True, responses={"item_bytes": 2000}) as stack:
+        pair = Pair([stack.client], stack.triton, tokenizer)
+        pair.say("Hello world! " * 50, wait=0.005)
+        large = await pair.create(0, background=True)
+        followed = (await pair.ask(0, "GET", f"/{large['id']}?stream=true")).text
+        stored = (await pair.ask(0, "GET", f"/{large['id']}")).json()
+        again = (await pair.ask(0, "GET", f"/{large['id']}?stream=true")).text
+    last = json.loads(followed.rsplit("data: ", 1)[1])["response"]
+    assert (last["status"], last["store"]) == ("completed", False)
+    assert (stored["status"], stored["error"]["code"], stored["usage"]) == ("failed", "server_error", last["usage"])
+    assert "the setting responses.item_bytes allows 2,000" in stored["error"]["message"]
+    # the store in memory is written at the end alone
+    assert [item["status"] for item in stored["output"]] == (["incomplete"] if shared else [])
+    assert "response.failed" in again
+
+
 async def test_many_at_once(pair):
     pair.say("Paris.")
     made = await asyncio.gather(*(pair.create(at % 2) for at in range(60)))
