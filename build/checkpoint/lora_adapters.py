@@ -160,7 +160,7 @@ def _modules(folder: Path, arch: Architecture, rank: int) -> tuple[str, ...]:
         pairs.setdefault((match[1], match[2]), {})[match[3]] = info.shape
     if not found:
         raise CheckpointError(f"{folder} has no LoRA weights; save the adapter again.")
-    # The bounds are the model's widest layers, also where one matrix holds two layers.
+    # No matrix is wider than two of the model's widest layers, which one matrix may hold together.
     attention = (arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim
     widest = 2 * max(arch.hidden_size, attention, arch.intermediate_size)
     for (layer, module), pair in pairs.items():

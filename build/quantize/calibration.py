@@ -84,7 +84,7 @@ def bundled_texts(name: str = "calibration") -> list[str]:
 def load_texts(settings: CalibrationSettings) -> list[str]:
     """Return the calibration texts, shuffled with `seed`.
 
-    Of a large file, only the beginning is read, up to MAX_TEXT_BYTES.
+    Only the beginning of a large file is read, up to MAX_TEXT_BYTES in memory.
 
     Raises:
         InputError: The data cannot be used.

@@ -74,7 +74,7 @@ def make_llm_args(
     if is_mixture:
         arguments["moe_expert_parallel_size"] = parallel.ep_size
         arguments["moe_tensor_parallel_size"] = parallel.tp_size // parallel.ep_size
-    # With this field, the library chooses the sizes.
+    # If the maximum batch size of graphs is set, the library itself chooses the batch sizes.
     if overrides.get("cuda_graph_config.max_batch_size"):
         del arguments["cuda_graph_config"]["batch_sizes"]
     for path, value in overrides.items():

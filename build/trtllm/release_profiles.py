@@ -100,8 +100,8 @@ def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> R
         wishes = {"generation_config": "trtllm", **stats}
         return ReleaseProfile(minor, resolved, wishes, _sampling_1_3(arguments), log_probs=0)
     if _one_model(resolved):
-        # Before 1.3, speculation without this field samples the most likely token at every
-        # temperature (_torch/speculative/interface.py, _sample_tokens_for_batch).
+        # Before 1.3, speculation without allow_advanced_sampling samples the most likely token at
+        # every temperature (_torch/speculative/interface.py, _sample_tokens_for_batch).
         resolved["speculative_config"].setdefault("allow_advanced_sampling", True)
     full_sampler = _has_full_sampler(arguments)
     wishes = {"sampler_type": "TRTLLMSampler"} if full_sampler and "sampler_type" not in resolved else {}

@@ -131,7 +131,7 @@ def fit_layout(
         raise LayoutRejected(reason)
     batch, limits, memory = MAX_BATCH, PlannedLimits(1, 1, 1), None
     # A larger batch has larger logits, which leave less memory for the KV cache of the batch. Two
-    # rounds settle both.
+    # rounds settle the batch and the cache, and the third computes the memory for this batch.
     for _ in range(3):
         limits = PlannedLimits(batch, request.num_tokens, request.seq_len, request.kv_fraction)
         memory = plan_memory(request.model, request.precision, request.kv, layout, gpu, limits)

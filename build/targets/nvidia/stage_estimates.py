@@ -92,7 +92,7 @@ def stage_needs(request: BuildRequest, gpu: bool) -> list[StageRequirements]:
             )
         )
     if spec.target == "tensorrt":
-        # Every worker holds the weights of its rank, and the engine too.
+        # Every worker holds the weights of its rank and the engine that it builds from them.
         title = f"trtllm-build, {spec.tp * spec.pp} ranks" if spec.tp * spec.pp > 1 else "trtllm-build"
         stages.append(StageRequirements(title, stored * 2, stored + _GPU_FIXED, stored, time.engine()))
     stages.append(StageRequirements("serving, weights only", stored, stored, 0))
