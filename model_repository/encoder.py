@@ -76,7 +76,7 @@ def _metadata(name: str, directory: Path, manifest: EngineManifest) -> dict[str,
 
 
 def _width(manifest: EngineManifest) -> int:
-    """Return how many numbers the response has for each row."""
+    """Return the length of the response for each row: of the vector, or 1 for a score."""
     return 1 if is_cross_encoder(manifest) else manifest.extra_as(EncoderExtra).embedding.dimensions
 
 

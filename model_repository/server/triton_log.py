@@ -95,9 +95,9 @@ _WORKER_FAILED = re.compile(
 
 
 def parse_worker_failure(line: LogLine) -> str:
-    """Return where and why the workers of a model failed to load, or an empty text.
+    """Return the end of the sentence "TensorRT-LLM failed …" if workers failed to load.
 
-    The result is empty for every other line.
+    The text says on which rank and why. The result is empty for every other line.
     """
     match = _WORKER_FAILED.search(line.message)
     if match is None:

@@ -100,7 +100,7 @@ class EngineLoop:
         # numbers of prompt and generated tokens of each request that ended since the last report
         self._ended_lengths: list[tuple[int, int]] = []
         self.failure = ""
-        # of the last step: the duration, and the length of the prompts whose first token came
+        # seconds of the last step, and tokens of the prompts whose first token came in the step
         self._step_seconds, self._prefilled = 0.0, 0
         self.after_step: Callable[[bool], float | None] = lambda idle: None
         self._pause: float | None = None

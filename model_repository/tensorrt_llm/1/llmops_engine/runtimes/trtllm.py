@@ -494,7 +494,8 @@ def sampling_params(
     Raises:
         RequestRejectedError: The request needs a feature that the library does not have.
     """
-    # only stop words of one token; with min_tokens StopWordMatcher finds them
+    # pass only stop words of one token; with `min_tokens`, StopWordMatcher finds these words
+    # instead
     stop_tokens = [word[0] for word in request.stop_words if len(word) == 1 and not request.min_tokens]
     # A request without end tokens gets the model's end token, which is then ignored. The library
     # would use an id of -1 in its computations.
