@@ -198,7 +198,7 @@ def _contains(connection: AsyncConnection, text: str) -> ColumnElement[bool]:
         folded = content.collate("C") if text.isascii() else content
         return func.strpos(func.lower(folded), func.lower(text)) > 0
     # LIKE finds candidates twice as fast as `lower` and `instr`, but takes time in proportion to
-    # the length of its text, so it is passed only the beginning.
+    # the length of its text, so LIKE gets only the beginning of the text.
     short = content.contains(text[:LIKE_LENGTH], autoescape=True)
     return and_(short, func.instr(func.lower(content), func.lower(text)) > 0)
 

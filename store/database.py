@@ -53,8 +53,8 @@ class Store:
         alike = location.file is None and not location.pooled
         self._reading = engine.execution_options(isolation_level="AUTOCOMMIT") if alike else engine
         self._writing = engine.execution_options(**{_WRITES: True})
-        # SQLite has one writer and makes the others poll. A lock makes them wait in a queue
-        # instead.
+        # SQLite lets one connection write, and makes other writers poll. With a lock, the other
+        # writers wait in a queue instead.
         self._turn: AbstractAsyncContextManager[None] = asyncio.Lock() if location.file else nullcontext()
 
     @asynccontextmanager
