@@ -323,7 +323,7 @@ def _print_status(rollout: RolloutRead) -> None:
 
 
 def _next(rollout: RolloutRead) -> str:
-    """Return what a user can do next in a roll-out's state, or "" if the judge acts."""
+    """Return the next step that a user can take, or an empty text if the judge acts next."""
     if rollout.state == "shifting" and (rollout.settings.get("auto") or rollout.settings.get("approve")):
         return ""
     return _NEXT.get(rollout.state, "")
