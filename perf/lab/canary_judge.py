@@ -150,7 +150,8 @@ def golden_sweep(seed: int, loss: float, prompts: int = PROMPTS) -> tuple[list[b
         prompts: Number of prompts.
     """
     draw = random.Random(seed).gauss
-    # the density of the certainties at 0 is 0.35, so that this shift makes the loss
+    # The density of the certainties at 0 is 0.35, so a shift of loss / 0.348 takes the share `loss`
+    # of the answers from correct to wrong.
     shift = loss / 0.348
     before = [draw(0.524, 1) for _ in range(prompts)]
     changes = [draw(-shift, 0.15) for _ in range(prompts)]

@@ -103,7 +103,7 @@ async def _samples(page: Any) -> list[Sample]:
 def _add_figures(section: Section, samples: list[Sample]) -> None:
     per_byte = TOKENS / samples[-1].received
     # The figure is computed from the CPU time per token, because tokens arrive more slowly on a
-    # busy machine. It is an upper estimate.
+    # busy machine. The figure is an upper estimate.
     busy = _per_token(samples, per_byte)
     section.add("main thread of the page at 1,000 tokens/s", 100 * 1000 * busy, "% of a core", 30)
     part = len(samples) // 5

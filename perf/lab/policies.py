@@ -36,7 +36,7 @@ TTFT = 0.5
 ENGINE = EngineSpec(LinearStepTimes(0.01, 0.0003, 0.00005), blocks=4000, block_tokens=100, max_batch_size=64)
 # Conversations of 5 turns with system prompts of 2,000 tokens.
 TALK = ConversationArrivals(rate=40.0, seconds=120.0, system=2000, apps=12, think=5.0, block_tokens=100)
-# Approximate number of requests per second that 8 of these replicas answer in time.
+# Approximate number of requests per second that 8 replicas of ENGINE answer in time.
 FULL = 38.0
 # The setup in which Dynamo's and SMG's routers were measured: 4 workers with 2,048 blocks of 16
 # tokens and 8 sequences. Figures start after WARM seconds, because spreading requests gains nothing

@@ -19,8 +19,8 @@ class PrefixCache:
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        # Number of blocks of sequences without a hash yet, and number of these that are still
-        # empty. Until a sequence fills an empty block, a kept block stays in it.
+        # Number of blocks that sequences hold and that have no hash yet, and number of these blocks
+        # that are still empty. Until a sequence fills an empty block, a kept block stays in it.
         self.reserved = self.unused = 0
         self.added: list[int] = []
         self.evicted: list[int] = []
@@ -28,7 +28,7 @@ class PrefixCache:
         # block, the negative time of its release.
         self._known: dict[int, int] = {}
         self._held = 0
-        # The blocks released at each time. Some of them have been held or evicted since.
+        # The blocks released at each time. Some of the blocks were held again or evicted since.
         self._let_go: deque[tuple[int, list[int]]] = deque()
         self._time = 0
 
