@@ -809,7 +809,10 @@ class RoutingRequest:
 
 
 class RoutingPolicy(Protocol):
-    """An interface to the choice of a replica for a request. It has no clock and does not wait."""
+    """An interface to the choice of a replica for a request.
+
+    A policy has no clock and does not wait.
+    """
 
     def choose(self, request: RoutingRequest, views: Sequence[ReplicaView]) -> int | None:
         """Return the index of a view, or None if no replica can take the request."""

@@ -154,7 +154,10 @@ class CompletedText:
 
 
 async def collect_texts(answer: Answer, echoes: Sequence[str] = ()) -> list[CompletedText]:
-    """Read an answer to its end and return the texts of its choices, which start with `echoes`."""
+    """Read an answer to its end and return the texts of its choices.
+
+    `echoes` has the prompt with which the text of each choice begins, by the choice's index.
+    """
 
     def begun(choice: Choice) -> CompletedText:
         return CompletedText(choice, list(echoes[choice.index : choice.index + 1]), [])

@@ -74,7 +74,13 @@ def report_ignored_fields(
 
 
 def _warn_of_unknown(context: RequestContext, unknown: Sequence[str], fields: Sequence[str], service: AppState) -> None:
-    """Warn the client of each unknown field, and log each field name once."""
+    """Warn the client of each unknown field, and log each field name once.
+
+    `fields` has the names of the known fields, of which a similar name is suggested.
+
+    Raises:
+        InvalidRequestError: The setting `strict_fields` is set.
+    """
     for name in unknown[:MAX_UNKNOWN_FIELDS]:
         shown = _printable(name)
         nearest = difflib.get_close_matches(name[:64], fields, n=1, cutoff=0.75)

@@ -180,7 +180,7 @@ def _group(entry: AuditCount) -> _Group:
 def _without_details(entry: AuditCount) -> AuditCount:
     """Return the entry without the details that its caller chose.
 
-    A rejection keeps its status: only a few statuses exist.
+    The details of a rejection stay, because they are a status, of which only a few exist.
     """
     return entry if entry.action == REJECTED else replace(entry, details=())
 

@@ -184,7 +184,14 @@ class Authentication(Check):
         await self._directory.close()
 
     async def _has_credentials(self, probe: bool) -> bool:
-        """Return True if requests need keys. Health checks must not depend on the store."""
+        """Return True if requests need keys.
+
+        `probe` is True for a health check, which must not depend on the store: the result is then
+        True if the store is unavailable.
+
+        Raises:
+            UnavailableError: The store is unavailable, and the request is not a health check.
+        """
         try:
             return await self._directory.has_credentials()
         except UnavailableError:

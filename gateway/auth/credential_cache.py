@@ -21,10 +21,10 @@ STALE_SECONDS = 3600.0
 #: Seconds between two attempts to use a directory that is unavailable: short, so that callers get
 #: in soon after its return.
 RETRY_SECONDS = 1.0
-#: Maximum number of valid credentials in the cache.
+#: Maximum number of valid credentials in the cache, which bounds the memory.
 MAX_KNOWN_CREDENTIALS = 100_000
-#: Maximum number of invalid credentials in the cache. They have a bound of their own, so that an
-#: attacker's invalid credentials cannot evict the credentials of callers.
+#: Maximum number of invalid credentials in the cache. The bound is separate, so that an attacker's
+#: invalid credentials cannot evict the credentials of callers.
 MAX_REJECTED_CREDENTIALS = 20_000
 EXPIRED_KEY_MESSAGE = "This API key has expired; use another."
 
@@ -209,7 +209,7 @@ def _digest(credential: str) -> bytes:
 
 
 def _put(kept: dict, digest: bytes, found: _KnownCredential | _RejectedCredential, most: int) -> None:
-    """Store `found` as the newest entry; drop the oldest entry if there are more than `most`."""
+    """Store `found` in `kept` as the newest entry, and drop the oldest beyond `most` entries."""
     kept[digest] = found
     if len(kept) > most:
         del kept[next(iter(kept))]
@@ -228,7 +228,9 @@ def _raise_rejection(refused: _RejectedCredential) -> Caller | None:
 
 
 def keys_unavailable(detail: str | None = None) -> UnavailableError:
-    """Return a new error each time, because an error that is raised again grows its traceback.
+    """Return the error for credentials that cannot be checked now.
+
+    Each call creates a new error, because an error that is raised again grows its traceback.
 
     Args:
         detail: The cause, for the log only.

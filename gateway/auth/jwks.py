@@ -47,9 +47,9 @@ DISCOVERY_PATH = "/.well-known/openid-configuration"
 class JwksCache:
     """A cache of the public keys of `issuer`.
 
-    The keys are fetched from `url`, or from the address in the issuer's discovery document. They
-    are fetched every `refresh` seconds in the background, and at once for an unknown key id, but at
-    most once every `MIN_REFRESH_INTERVAL` seconds.
+    The keys are fetched from `url`, or from the address in the issuer's discovery document. A fetch
+    starts every `refresh` seconds in the background, and at once for an unknown key id, but at most
+    once every `MIN_REFRESH_INTERVAL` seconds.
     """
 
     def __init__(
@@ -100,9 +100,12 @@ class JwksCache:
         return now - self._read_at >= self._refresh and now - self._tried_at >= MIN_REFRESH_INTERVAL
 
     async def _next_reading(self, kid: str | None, begun: int) -> None:
-        """Wait until the key is known or a fetch that started after number `begun` has ended.
+        """Wait until the key `kid` is known or a fetch that started after number `begun` has ended.
 
         A fetch that is already running may return the keys from before a rotation.
+
+        Raises:
+            CredentialUnavailableError: The fetch failed, or too many tokens wait.
         """
         if self._waiting >= MAX_WAITING:
             raise CredentialUnavailableError
@@ -121,7 +124,10 @@ class JwksCache:
             raise CredentialUnavailableError
 
     def _knows(self, kid: str | None, begun: int) -> bool:
-        """Return True if the key is known, or the keys come from a fetch after number `begun`."""
+        """Return True if the key `kid` is known, or if a fetch after number `begun` has ended.
+
+        After such a fetch, a key that is not known does not exist.
+        """
         return self._keys_from > begun or kid in (self._keys or ())
 
     async def close(self) -> None:

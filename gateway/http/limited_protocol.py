@@ -107,7 +107,7 @@ def protocol_class(limits: ConnectionLimits) -> type[LimitedHttpProtocol]:
 
 
 class _HoldingFlowControl(FlowControl):
-    """uvicorn's flow control, except that reading is not resumed while `held` is True."""
+    """The flow control of uvicorn, except that reading does not resume while `held` is True."""
 
     held = False
 
@@ -267,9 +267,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.limits.unfinished.release(self)
 
     def _end_of_piece(self, data: bytes, start: int) -> int:
-        """Return the offset in `data` up to which the parser may read.
+        """Return the offset in `data` up to which the parser may read from offset `start` on.
 
-        The bytes up to the offset contain the end of at most one request.
+        The bytes up to the returned offset contain the end of at most one request.
         """
         size = len(data)
         if self._head >= 0:

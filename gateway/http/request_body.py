@@ -178,6 +178,10 @@ class BodyReader:
 
         The bound on the whole body prevents a client that sends the first bytes fast from being
         silent for hours.
+
+        Args:
+            elapsed: Seconds since the gateway began to read the body.
+            size: Bytes of the body received so far.
         """
         slowest = self.timeout + size / MIN_BODY_BYTES_PER_SECOND
         return min(self.timeout, min(slowest, MAX_BODY_TIMEOUT_FACTOR * self.timeout) - elapsed)

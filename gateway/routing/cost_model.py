@@ -20,12 +20,13 @@ OUTLIER_FACTOR = 3.0
 #: Seconds per step that are assumed until a replica's step time is known: 50 tokens/s per answer.
 DEFAULT_STEP_SECONDS = 0.02
 #: Weight of a second of decoding relative to a second until the first token, if the caches are
-#: full. The objective for a whole answer is about 80 times as long.
+#: full. The usual objective for a whole answer is about 80 times the objective for the first token.
 DECODE_WEIGHT_WHEN_FULL = 1 / 80
 #: Weight of a second of decoding relative to a second until the first token, if the caches are
 #: empty. Higher than for full caches, because prefill is cheaper when it delays few other requests.
 DECODE_WEIGHT_WHEN_EMPTY = 1 / 8
-#: Exponent with which the weight changes between empty and full caches.
+#: Exponent of the free share of the KV caches, by which the weight of decoding falls from
+#: DECODE_WEIGHT_WHEN_EMPTY to DECODE_WEIGHT_WHEN_FULL.
 DECODE_WEIGHT_EXPONENT = 5
 #: Cost of a second of prefill for the other requests of a full replica, because it delays all
 #: running requests and all that arrive meanwhile. On a half-full replica, the cost is a quarter:

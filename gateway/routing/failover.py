@@ -137,8 +137,8 @@ class FailoverStream(TokenStream):
     ) -> None:
         """Create a stream that starts with `attempt`.
 
-        The last three arguments describe a sequence that is split from a request, or that another
-        gateway began.
+        `known`, `failed_replicas` and `failover_count` describe a sequence that is split from a
+        request, or that another gateway began.
 
         Args:
             engine: The engine that opens replacements.

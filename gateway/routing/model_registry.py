@@ -64,7 +64,7 @@ class ReplicaRegistry(Protocol):
     async def close(self) -> None: ...
 
     def combine(self, places: Mapping[str, Sequence[ModelReplica[Any]]]) -> Mapping[str, ModelReplica[Any]]:
-        """Return the model to use for each name. `places` has all current replicas."""
+        """Return the model to use for each name. `places` has the current replicas by model."""
         ...
 
     def is_idle(self, server: str) -> bool:

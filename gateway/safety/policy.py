@@ -48,13 +48,13 @@ LOG_INTERVAL = 1.0
 
 
 class FindingAudit(Protocol):
-    """An interface to the audit log of findings, which receives everything but the text."""
+    """An interface to the audit log of findings, which never receives the judged text."""
 
     def note_finding(self, caller: Caller, filter_name: str, **details: str) -> None: ...
 
 
 class _FairFilter(TextFilter):
-    """A model or service that judges texts, whose waiting callers take turns."""
+    """A filter for one caller that asks a model or service. Callers take turns at the service."""
 
     def __init__(self, judge: TextFilter, slots: FairSlots, caller: Caller) -> None:
         self.name, self.categories = judge.name, judge.categories

@@ -46,7 +46,8 @@ PASSAGE_OVERLAP = 100
 GUARD_PASSAGE = 4000
 #: Maximum number of passages that a guard model reads at once for one filter.
 MAX_GUARD_REQUESTS = 8
-#: Maximum length of a guard model's verdict, in tokens.
+#: Maximum length of a guard model's verdict, in tokens: enough for a word such as `unsafe` and the
+#: codes of a few categories.
 MAX_VERDICT_TOKENS = 32
 
 #: Pattern of a category as guard models write it, such as S1.
@@ -99,10 +100,12 @@ _HEAD = TypeAdapter(ClassifierHead)
 
 
 def read_head(path: Path, kind: str = "safety head", command: str = "llmops safety train") -> ClassifierHead:
-    """Return a head of this kind from a file that `command` wrote.
+    """Return the classifier head in a file that `command` wrote.
+
+    `kind` names the head in errors.
 
     Raises:
-        InputError: The file cannot be read, or is not such a head.
+        InputError: The file cannot be read, or has no such head.
     """
     try:
         found = read_json(path, MAX_HEAD_BYTES)
@@ -246,5 +249,5 @@ class ModerationFilter(TextFilter):
 
 
 def _passages(text: str, size: int = PASSAGE) -> list[str]:
-    """Return the overlapping passages of a text, each short enough for a model to read whole."""
+    """Return the overlapping passages of a text, each of at most `size` characters."""
     return [text[at : at + size] for at in range(0, max(1, len(text) - PASSAGE_OVERLAP), size - PASSAGE_OVERLAP)]

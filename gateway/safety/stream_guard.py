@@ -133,7 +133,7 @@ class StreamGuard:
 
         Args:
             stages: The filters of the policy.
-            notify: Called with each finding and with the mode that it is treated by.
+            notify: Called with each finding, and with the mode of the filter that found it.
         """
         self._stages, self._notify = list(stages), notify
         self.finding: Finding | None = None

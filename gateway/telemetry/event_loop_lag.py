@@ -26,8 +26,8 @@ from llmops.gateway.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two heartbeats of the event loop, and between two looks of the sampling thread.
-#: Each costs about 50 µs.
+#: Seconds between two heartbeats of the event loop, and between two checks of the sampling thread.
+#: A heartbeat and a check each cost about 50 µs.
 HEARTBEAT_INTERVAL = 0.04
 #: Seconds between two heartbeats above which the event loop counts as blocked: a heartbeat that is
 #: 10 ms late.

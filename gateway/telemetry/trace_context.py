@@ -51,7 +51,13 @@ class TraceContext:
     marks: tuple[tuple[str, float], ...] = ()
 
     def __init__(self, parent: bytes, scheme: str = "http", path: str = "") -> None:
-        """Create the trace of a request to `path`. `parent` is a result of `parse_traceparent`."""
+        """Create the trace of a request.
+
+        Args:
+            parent: The client's `traceparent`, as `parse_traceparent` returned it.
+            scheme: The scheme of the request's URL.
+            path: The path of the request, which is cut to MAX_PATH_LENGTH.
+        """
         self.parent, self.scheme, self.path = parent, scheme, path[:MAX_PATH_LENGTH]
 
     @property
@@ -79,5 +85,5 @@ class TraceContext:
 
     @property
     def onward(self) -> str:
-        """Return the `traceparent` for the engine's server, or an empty string if not exported."""
+        """Return the `traceparent` for the engine's server, empty for a request without export."""
         return f"00-{self.trace_id}-{self.call_id}-01" if self.chosen else ""

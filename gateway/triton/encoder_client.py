@@ -44,10 +44,11 @@ class TritonEncoder:
         """Create a client.
 
         Args:
-            infer: Sends a request, with call metadata if it is given, and returns the response.
+            infer: Sends a request, with call metadata if any is given, and returns the response.
             model: Name of the model in Triton.
             card: Metadata of the model.
-            queued: Maximum number of rows that wait in this process. No client can fill all of it.
+            queued: Maximum number of rows that wait in this process. No client can fill the whole
+                queue.
         """
         self._infer, self._model, self._card = infer, model, card
         self._capacity = BATCHES_PER_SERVER * card.max_batch_size

@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 
 #: Events in one batch, which is one transaction of the ledger.
 BATCH_SIZE = 500
-#: Maximum number of events sent and not yet confirmed. The ledger reports gaps in the numbers above
-#: a multiple of this as an error.
+#: Maximum number of events sent and not yet confirmed, which bounds how many are sent again. Far
+#: below the ledger's MAX_SEQUENCE_LEAD: the ledger does not look for missing events after a larger
+#: jump of their numbers.
 MAX_UNCONFIRMED = 20_000
 #: Maximum number of event ids in one query of the ledger.
 MAX_CONFIRMATIONS = 2000
@@ -67,7 +68,7 @@ class UsageDelivery:
 
     @property
     def behind(self) -> int:
-        """The number of readable events that the ledger has not confirmed."""
+        """Return the number of readable events that the ledger has not confirmed."""
         return self._outbox.count - len(self._outbox.damaged)
 
     def lag(self, now: datetime) -> float:
@@ -140,6 +141,10 @@ class UsageDelivery:
         """Delete the oldest events that the ledger has, or schedule them to be sent again.
 
         Return True if events were deleted.
+
+        Args:
+            places: The places of the unconfirmed events by event id; None to read them from the
+                outbox.
         """
         if places is None:
             places = await self._outbox.ids(self._cursor, MAX_CONFIRMATIONS)
@@ -170,7 +175,10 @@ class UsageDelivery:
         self._hurry.clear()
 
     def _report(self, trouble: str) -> None:
-        """Log the start of a failure once, and its end once."""
+        """Log the start of a failure once, and the end of the failure once.
+
+        `trouble` is the reason of the failure, empty without a failure.
+        """
         if trouble and not self.trouble:
             log.error("Usage cannot be delivered (%s); the outbox keeps it, and the delivery is retried.", trouble)
         elif self.trouble and not trouble:

@@ -94,9 +94,9 @@ def write_events(connection: Connection, events: Sequence[UsageEvent]) -> WriteR
 
 
 def parked_event(event: UsageEvent, reason: str) -> DeadLetter:
-    """Return the event as a dead letter.
+    """Return the event as a dead letter with the `reason` why it cannot be billed.
 
-    The ledger confirms it, so its gateway does not send it again.
+    The ledger confirms a parked event, so the event's gateway does not send it again.
     """
     return DeadLetter(reason, f"gateway {event.gateway_id} number {event.seq}", to_cloud_event(event), event.id)
 
@@ -194,7 +194,7 @@ def _count(value: int | None) -> int | None:
 
 
 def _text(name: str, value: str | None) -> str | None:
-    """Return the beginning of the text that fits into its column."""
+    """Return the longest beginning of `value` that fits into the column `name`."""
     if value is None or (value.isascii() and value.isprintable() and len(value) <= _LENGTHS[name]):
         return value
     # Count bytes and not characters, because a database without an encoding limits bytes.

@@ -131,7 +131,7 @@ class UsageOutbox:
 
     @property
     def size(self) -> int:
-        """The size of the pages that hold events, in bytes."""
+        """Return the size of the pages that hold events, in bytes."""
         pages, free, size = (
             self._writer.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("page_count", "freelist_count", "page_size")
@@ -249,10 +249,13 @@ class UsageOutbox:
             raise sqlite3.DatabaseError(state.splitlines()[-1])
 
     def _recover_position(self, last: int) -> None:
-        """Compare the events in the file with the position that its process wrote.
+        """Compare the events in the file with the position that the file's last process wrote.
 
         Missing events are reported, because SQLite silently ends a log at the first incomplete
         frame.
+
+        Args:
+            last: The place of the last event in the file.
         """
         written, deleted = self._position
         if not 0 <= deleted <= written <= _MAX_PLACE:

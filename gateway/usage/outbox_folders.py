@@ -35,7 +35,7 @@ class FolderLock:
 
     @property
     def size(self) -> int:
-        """The disk space of the files in the folder, in bytes."""
+        """Return the disk space of the files in the folder, in bytes."""
         return sum(file.lstat().st_blocks * 512 for file in self.folder.iterdir())
 
     def release(self) -> None:

@@ -133,7 +133,7 @@ class OutboxWriter:
 
     @property
     def pending(self) -> int:
-        """The number of events that are not in the outbox yet."""
+        """Return the number of events that are not in the outbox yet."""
         return len(self._pending)
 
 

@@ -36,7 +36,7 @@ STEP_TIME_WINDOW = 4.0
 #: Seconds for which the first step time of a replica counts in the mean. Short, because the first
 #: step reads a prompt.
 FIRST_SAMPLE_SECONDS = 0.5
-#: Weight of FIRST_SAMPLE_SECONDS in the mean.
+#: Weight of the first step time of a replica in the mean, which follows from FIRST_SAMPLE_SECONDS.
 FIRST_SAMPLE_SHARE = 1 - math.exp(-FIRST_SAMPLE_SECONDS / STEP_TIME_WINDOW)
 #: Maximum seconds for which a step time counts in the mean. If it is older, the replica may have
 #: been idle before.

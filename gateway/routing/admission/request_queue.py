@@ -161,7 +161,10 @@ class RequestQueue:
 def create_queued_request(
     scheduling: SchedulingParams, routing: RoutingRequest, held_bytes: int = 0, moved: bool = False
 ) -> QueuedRequest:
-    """Return a request to queue, which holds `held_bytes` of memory while it waits."""
+    """Return a request to queue, which holds `held_bytes` of memory while it waits.
+
+    `moved` is True for a request that failed over from another replica.
+    """
     return QueuedRequest(
         tenant=scheduling.tenant,
         routing=routing,

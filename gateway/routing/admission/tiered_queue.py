@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from llmops.gateway.interfaces import QueuedRequest, ReplicaCapacity
 from llmops.gateway.routing.admission.fair_queue import FairQueue, expected_service_cost, service_cost
 
-#: Maximum seconds after which room is reserved for a request that does not fit.
+#: Maximum seconds that a request which does not fit waits until room is reserved for it. Short,
+#: because smaller requests overtake the request until then.
 RESERVATION_DELAY = 2.0
-#: Share of the tier's maximum wait after which room is reserved for a request that does not fit.
-#: The shorter of both delays applies.
+#: Share of a tier's maximum wait after which room is reserved for a request that does not fit, if
+#: this time is shorter than RESERVATION_DELAY.
 RESERVATION_DELAY_SHARE = 0.1
 
 

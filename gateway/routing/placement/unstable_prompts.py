@@ -10,10 +10,10 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 _BYTES_PER_TOKEN = 4
-#: Number of tokens that must be equal after the difference. So many equal tokens are not a
-#: coincidence.
+#: Number of tokens that must be equal after the difference of two prompts: enough that the equality
+#: is not a coincidence.
 SAMPLE_TOKENS = 32
-#: Maximum number of tokens that may differ. Dates and ids have fewer tokens.
+#: Maximum number of tokens in the difference of two prompts. Dates and ids have fewer tokens.
 MAX_CHANGED_TOKENS = 64
 #: Minimum number of a tenant's prompts before the tenant is reported, so that a few prompts cause
 #: no report.
