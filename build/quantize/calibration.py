@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,8 +15,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmops.build.checkpoint.chat_template import limit_process
 from llmops.errors import InputError, MissingDependencyError
 from llmops.input_files import parse_json
+from llmops.process import module_command
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +37,11 @@ CACHED_TABLE_BYTES = 256 << 20
 MAX_TEXT_BYTES = 64 << 20
 #: Maximum bytes of a line. A row of a data set has a few KB.
 MAX_LINE_BYTES = 4 << 20
-#: Maximum rows of a Parquet file that are decoded together.
-MAX_ROWS = 1024
+#: Maximum rows of a Parquet file that are decoded together. A dictionary stores a value once, so
+#: that a small file may have a million long texts.
+MAX_ROWS = 64
+#: CPU seconds and bytes of memory that the process which reads a Parquet file may use.
+_PARQUET_SECONDS, _PARQUET_MEMORY = 60, 1 << 30
 #: Maximum characters of a text that are tokenised for each token of a sequence. A token of a text
 #: in a natural language has four characters.
 MAX_TOKEN_CHARACTERS = 64
@@ -199,20 +206,46 @@ def _txt(path: Path) -> Iterator[str]:
 
 
 def _parquet(path: Path) -> Iterator[str]:
+    """Yield the texts of a Parquet file, which its own process reads.
+
+    A file of a few hundred bytes can have a row of any size.
+    """
+    if find_spec("pyarrow") is None:
+        raise MissingDependencyError(_NO_PYARROW)
+    command = module_command("llmops.build.quantize.calibration", str(path))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        for line in process.stdout or ():
+            found = json.loads(line)
+            if not isinstance(found, str):
+                raise InputError(found[0])
+            yield found
+    if process.returncode:
+        too_much = f"takes more than {_PARQUET_SECONDS} s or {_PARQUET_MEMORY >> 20} MiB to read"
+        raise InputError(f"--calib-data {path} {too_much}; write it again with shorter rows.")
+
+
+def _print_texts(path: Path) -> None:
+    """Print the first texts of a Parquet file, or a list with an error, as one line of JSON each."""
+    import pyarrow.parquet
+
+    # The default pool reserves 1 GiB of addresses at a time.
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    limit_process(_PARQUET_SECONDS, _PARQUET_MEMORY)
     try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise MissingDependencyError(_NO_PYARROW) from error
+        for text in _first(_parquet_rows(path)):
+            print(json.dumps(text))
+    except InputError as error:
+        print(json.dumps([error.message]))
+
+
+def _parquet_rows(path: Path) -> Iterator[str]:
+    import pyarrow.parquet as parquet
+
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
             names = file.schema_arrow.names
             name = next(name for name in (*_TEXT_FIELDS, "messages") if name in names)
-            # A dictionary stores a value once, so that a small row group may have a million long
-            # texts. No text is longer than its row group.
-            groups = (file.metadata.row_group(index) for index in range(file.num_row_groups))
-            largest = max((group.total_byte_size for group in groups), default=0)
-            rows = min(max(MAX_TEXT_BYTES // max(largest, 1), 1), MAX_ROWS)
-            for batch in file.iter_batches(rows, columns=[name]):
+            for batch in file.iter_batches(MAX_ROWS, columns=[name], use_threads=False):
                 yield from (_text_of({name: row.as_py()}) for row in batch.column(0) if row.is_valid)
     except (StopIteration, KeyError, TypeError, AttributeError):
         raise InputError(
@@ -282,3 +315,7 @@ def batches(found: list[list[int]], batch_size: int) -> Iterator[torch.Tensor]:
         step = math.ceil(len(same) / math.ceil(len(same) / batch_size))
         for start in range(0, len(same), step):
             yield torch.tensor(same[start : start + step])
+
+
+if __name__ == "__main__":
+    _print_texts(Path(sys.argv[1]))

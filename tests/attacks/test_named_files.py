@@ -5,7 +5,6 @@ Each is refused in one sentence: a hole of three gigabytes, JSON nested 300,000 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -77,26 +76,35 @@ def test_a_hole_takes_no_memory(tmp_path: Path, name: str) -> None:
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < BOUND_MIB
 
 
-def _dictionary(path: Path) -> None:
-    from pyarrow import Table, parquet
-
-    parquet.write_table(Table.from_pydict({"text": ["x" * 10_000] * 150_000}), path)
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a.parquet"])
-def test_calibration_texts_take_no_more_memory_than_calibration_needs(tmp_path: Path, name: str) -> None:
-    """Before the fix, a hole of 3 GB took 6 GB, and a Parquet file of 848 bytes all of the memory."""
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_calibration_reads_no_hole(tmp_path: Path, name: str) -> None:
+    """Before the fix, a hole of 3 GB took 6 GB."""
     path = tmp_path / name
-    if path.suffix == ".parquet":
-        pytest.importorskip("pyarrow")
-        _dictionary(path)
-    else:
-        path.write_text("a")
-        os.truncate(path, 1 << 30)
+    path.write_text("a")
+    os.truncate(path, 1 << 30)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with contextlib.nullcontext() if path.suffix == ".parquet" else pytest.raises(LlmopsError, match="more than 4 MiB"):
-        assert 0 < len(load_texts(CalibrationSettings(str(path)))) < 10_000
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < 2 * BOUND_MIB
+    with pytest.raises(LlmopsError, match="more than 4 MiB"):
+        load_texts(CalibrationSettings(str(path)))
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < BOUND_MIB
+
+
+def test_calibration_reads_the_beginning_of_equal_rows(tmp_path: Path) -> None:
+    """Before the fix, a Parquet file of a few hundred bytes took all of the memory."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 150_000), ["x" * 10_000])
+    parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "a.parquet", store_schema=False)
+    assert 1000 < len(load_texts(CalibrationSettings(str(tmp_path / "a.parquet")))) < 10_000
+
+
+@pytest.mark.parametrize("column", ["text", "messages"])
+def test_calibration_refuses_a_row_that_is_too_large(tmp_path: Path, column: str) -> None:
+    """Before the fix, such a row took 2 GB, and a larger one all of the memory."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    row = ["x" * 300_000_000] if column == "text" else [[{"content": "x" * 10_000}] * 50_000]
+    options = {"compression": "zstd", "use_dictionary": column == "messages", "write_statistics": False}
+    parquet.write_table(pyarrow.table({column: row}), tmp_path / "a.parquet", **options)
+    with pytest.raises(LlmopsError, match="1024 MiB to read"):
+        load_texts(CalibrationSettings(str(tmp_path / "a.parquet")))
 
 
 def test_a_long_passage_is_divided(tmp_path: Path) -> None:
