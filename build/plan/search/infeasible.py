@@ -69,8 +69,9 @@ def explain_infeasible(
 def _unbuildable(request: PlanRequest, rejected: list[TriedLayout], alternative: Callable[[], Candidate | None]) -> str:
     """Return the error message for layouts that the build rejects.
 
-    A reason that all layouts share is about the request. Otherwise, the reason is about the
-    smallest layout.
+    If all layouts are rejected for one reason, and the reason is not a parallel size that the
+    planner chose, the message has only the reason. Otherwise, the message is about the smallest
+    layout.
     """
     smallest = min(rejected, key=lambda attempt: attempt.layout.gpus)
     reason = smallest.rejection.unbuildable.rstrip(".")

@@ -222,9 +222,9 @@ def _rank(request: PlanRequest) -> Callable[[Candidate], tuple[float, int, float
 def _disaggregated(
     request: PlanRequest, gpu: GpuSpec, fitted: list[FittingLayout], times: OperationTimes
 ) -> list[Candidate]:
-    """Return the cheapest pair of prefill and decode workers.
+    """Return the cheapest pair of prefill and decode workers, or no candidates if no pair fits.
 
-    This pair needs the fewest GPUs for the requested rate, or per request/s without a rate.
+    The cheapest pair needs the fewest GPUs for the requested rate, or per request/s without a rate.
     """
     prefills = [worker for fitting in fitted if (worker := prefill_worker(fitting.replica, times))]
     decodes = [(worker, fitting) for fitting in fitted if (worker := decode_worker(fitting.replica))]

@@ -112,7 +112,8 @@ class StepModel:
     def _corrected(self, batch: int, length: int, prefill: Prefill | None = None, drafts: int = 0) -> float:
         """Return the seconds of a stage's step, corrected by measured ratios.
 
-        The part for decoding sequences and the part for prompts have one ratio each.
+        The part for decoding sequences and the part for prompts have one ratio each. `_seconds`
+        describes the arguments.
         """
         correction = self.correction
         if correction is None:
@@ -206,7 +207,7 @@ class StepModel:
         return self._linears(self._attention_linears, tokens) + rope
 
     def _block(self, tokens: int) -> float:
-        """Return the seconds of the norm and the all-reduce of a mixer or an MLP."""
+        """Return the seconds of the norm and the all-reduce of one mixer or MLP for `tokens`."""
         values = tokens * self.model.hidden_size
         return self.times.memory(values * 2 * 4) + self.times.all_reduce(values, self.layout.tp)
 
