@@ -284,11 +284,12 @@ class OpenVINORuntime(EngineRuntime):
     def _end_slow_grammar(self, seconds: float, guides: Sequence[tuple[str, str]]) -> Iterator[StepOutput]:
         """End the sequences of the most suspect grammar after a slow step.
 
-        A step is slow if its grammars took too many `seconds`. The slow grammar's answer may have
-        ended in this step. If only one grammar ran, the grammar is rejected at once. If several
-        grammars ran, the suspect is rejected once a step of the others stays within the budget. If
-        one of the others has ended by then, nothing is rejected, because the ended grammar may have
-        been the slow one.
+        `seconds` is the result of `GrammarWatchdog.stop`, which is 0 unless the step is slow, and
+        `guides` are the grammars of the step. The slow grammar's answer may have ended in this
+        step. If only one grammar ran, the grammar is rejected at once. If several grammars ran, the
+        suspect is rejected once a step of the others stays within the budget. If one of the others
+        has ended by then, nothing is rejected, because the ended grammar may have been the slow
+        one.
         """
         if not seconds:
             if self._accused is not None:
