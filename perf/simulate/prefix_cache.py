@@ -78,9 +78,9 @@ class PrefixCache:
             self._held += size - held
 
     def use(self, unused: int) -> None:
-        """Set the number of reserved blocks that are still empty.
+        """Set `unused`, the number of reserved blocks that are still empty.
 
-        The other reserved blocks are full, so kept blocks in them are evicted.
+        The other reserved blocks are full, so kept blocks in their place are evicted.
         """
         self.unused = unused
         over = self.reserved - unused + len(self._known) - self.blocks
@@ -88,10 +88,11 @@ class PrefixCache:
             self._evict(min(over, len(self._known) - self._held))
 
     def end(self, hashes: Sequence[int], rest: int, after: Sequence[int]) -> None:
-        """Release a sequence's blocks: its prompt's, and `rest` reserved blocks.
+        """Release the blocks of a sequence: the blocks of the prompt, and `rest` reserved blocks.
 
-        Their contents and the answer's blocks (`after`) are kept until their room is needed. The
-        last blocks are evicted first, because a block cannot be found without the blocks before it.
+        The blocks of the prompt (`hashes`) and of the answer (`after`) are kept until other
+        sequences need the room. The last blocks are evicted first, because a block cannot be found
+        without the blocks before it.
         """
         counts = self._known
         self.reserved -= rest

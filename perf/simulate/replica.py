@@ -327,9 +327,9 @@ class SimulatedReplica:
         self._tell()
 
     def _use(self) -> None:
-        """Update the number of filled blocks among the blocks reserved for answers.
+        """Update the number of empty blocks among the blocks reserved for answers.
 
-        The count assumes that each answer begins where another one ends in a block.
+        The tokens of all answers are counted as if the answers shared blocks.
         """
         unused = self._answers + (self._beginning - self._context) // self.spec.block_tokens
         self.cache.use(unused if unused > 0 else 0)

@@ -219,7 +219,7 @@ def _format(manifest: EngineManifest) -> str:
 
 
 def _alike(weights: str) -> str:
-    """Return the weight format with known limits whose rounding is most similar to `weights`."""
+    """Return the format with known limits whose rounding is most like the format `weights`."""
     form = FORMATS.get(weights)
     return (form.equivalent_rounding if form else "") or "int4_wo"
 

@@ -242,7 +242,8 @@ async def greedy(api: ApiContext) -> Finding:
 def _least_shared(agreement: float, tokens: int) -> float:
     """Return the number of leading tokens that two answers must share.
 
-    The limit is half of the expected number, because the number varies.
+    Each of `tokens` tokens is equal with the probability `agreement` if all tokens before it are
+    equal. The limit is half of the expected number, because the number varies.
     """
     expected = sum(agreement**position for position in range(1, tokens + 1)) / tokens
     return expected / 2
