@@ -54,9 +54,9 @@ class QuantFormat:
         targets: Targets that run the format.
         mixtures: Targets that run the format for mixtures of experts.
         bits: Bits per weight.
-        group: Weights of an output channel that share `scale_bytes`.
-        block: `block` × `block` weights share `scale_bytes`. Without `group` and `block` a tensor
-            has the scale once.
+        group: The number of weights of an output channel that share a scale, None without groups.
+        block: The width and height of the blocks of weights that share a scale, None without
+            blocks. A tensor without groups and blocks has one scale.
         scale_bytes: Bytes of a scale.
         pre_scale: True if there is a 2-byte factor per input channel (AWQ).
         parts: The quantised linear layers.

@@ -52,9 +52,10 @@ class HfCheckpointReader:
         return DenseTable(model.weights[f"{module}.weight"])
 
     def layer(self, names: Sequence[str]) -> ExportedModel:
-        """Return the weights of one decoder layer, or of the modules outside layers.
+        """Return the weights of the decoder layer that `names` belong to.
 
-        Other tensors that are stored for these modules are returned too.
+        If `names` belong to no layer, return the weights of the modules outside layers. All weights
+        of the layer or modules are returned, also weights that `names` lacks.
         """
         model, layers = ExportedModel(), {name.split(".")[2] for name in names if ".layers." in name}
         for module in self.modules:

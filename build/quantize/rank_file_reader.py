@@ -58,7 +58,10 @@ class RankFileReader:
         return stored_table(parts, self._vocab())
 
     def layer(self, names: Sequence[str]) -> ExportedModel:
-        """Return the weights of one decoder layer, or of the modules outside layers."""
+        """Return the weights of the decoder layer that `names` belong to.
+
+        If `names` belong to no layer, return the weights of the modules outside layers.
+        """
         model, numbers = ExportedModel(), {int(name.split(".")[2]) for name in names if ".layers." in name}
         for number in numbers:
             self._layer(model, number)

@@ -190,7 +190,10 @@ OWN_SPECULATIVE: dict[str, tuple[str, ...]] = {
 
 
 def owners(name: str, minor: tuple[int, int]) -> list[str]:
-    """Return the types of speculation that have a field, or nothing for a field of all types."""
+    """Return the types of speculation that alone have the field `name` in a minor release.
+
+    The result is empty for a field that all types have.
+    """
     return [
         kind
         for kind in SPECULATIVE["decoding_type"].choices_of(minor)

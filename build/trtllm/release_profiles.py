@@ -121,9 +121,9 @@ def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> R
 
 
 def _one_model(resolved: Mapping[str, Any]) -> bool:
-    """Return True for speculation inside the model, which has its own sampler.
+    """Return True if the arguments select speculation inside the model, which has its own sampler.
 
-    The types are MTP, and Eagle 3 as one model.
+    The types of such speculation are MTP, and Eagle 3 as one model.
     """
     speculative = resolved.get("speculative_config") or {}
     kind = speculative.get("decoding_type")
