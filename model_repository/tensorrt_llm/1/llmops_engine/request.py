@@ -52,6 +52,7 @@ class RuntimeRequest:
         embedding_bias: Values that are added to the logits, FP32 [vocabulary], or None.
         min_tokens: Minimum number of new tokens. Earlier end tokens and stop words have no effect.
         num_sequences: The number of independent answers to the prompt.
+        sampling: The sampling parameters.
         log_probs: Return the log-probability of each token.
         top_log_probs: The number of most likely tokens to report for each new token.
         prompt_log_probs: The number of most likely tokens to report for each prompt token; -1 turns

@@ -297,9 +297,9 @@ class Subscription:
 
 
 def _load(state: EngineState) -> tuple[int, ...]:
-    """Return the numbers whose change makes a state worth sending.
+    """Return the numbers of a state whose change is sent after STATE_INTERVAL.
 
-    The other numbers of a state change all the time.
+    The other numbers of a state change all the time, so their changes wait for the next message.
     """
     return (state.running, state.waiting, state.subscribers, state.demand, state.draining)
 
