@@ -90,7 +90,10 @@ class Supervisor:
                 self._run_worker(index, parent)
 
     def _run_worker(self, index: int, parent: int) -> None:
-        """Run the worker's function in the child process, then end the process."""
+        """Run the worker's function in the child process, then end the process.
+
+        `parent` is the process id of the supervisor.
+        """
         code = 1
         try:
             self._leave_supervisor(parent)
@@ -104,7 +107,8 @@ class Supervisor:
     def _leave_supervisor(self, parent: int) -> None:
         """Reset process group, signal handlers and death signal in a worker's process.
 
-        Signals stay blocked until their handlers are reset.
+        Signals stay blocked until their handlers are reset. The worker exits if `parent`, the
+        process id of the supervisor, is not its parent any longer.
         """
         # Ctrl-C sends SIGINT to a whole process group. In its own group, a worker receives the
         # signal only once, from the supervisor.

@@ -51,7 +51,7 @@ class StoredResponse:
         return str(self.response["id"])
 
     def fail(self, message: str) -> None:
-        """Mark the response as failed midway. Its output stays."""
+        """Mark the response as failed midway. The output so far stays in the response."""
         for item in self.response["output"]:
             if item.get("status") == "in_progress":
                 item["status"] = "incomplete"
@@ -338,10 +338,10 @@ def referenced_item_ids(items: Iterable[Item]) -> Iterator[str]:
 
 
 def ensure_item_id(item: Item, param: str) -> Item:
-    """Return the item, with a new id if it has none.
+    """Return the item, with a new id if the item has no id.
 
     Raises:
-        InvalidRequestError: The id that the client chose cannot be stored.
+        InvalidRequestError: The id that the client chose cannot be stored. `param` names the field.
     """
     given = item.get("id")
     if given is None:

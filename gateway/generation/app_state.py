@@ -365,7 +365,17 @@ class Generation(Generic[B]):
         make_choice: Callable[[int], Choice] | None = None,
         on_tokens: TokenCallback | None = None,
     ) -> Answer:
-        """Return the running answer, which records its usage and releases the slots at its end."""
+        """Return the running answer, which records its usage and releases the slots at its end.
+
+        Args:
+            kind: The class of the answer.
+            stream: The stream of the engine's tokens.
+            choices: The choices by the number of their sequence.
+            prompt_tokens: Tokens of all prompts.
+            begun: The known part of an answer that another gateway began.
+            make_choice: Makes the choice with the given number; see Answer.
+            on_tokens: Called with each batch of tokens.
+        """
         assert self._release_slots is not None
         context = self.context
         # The gateway that began the answer counted its prompt.

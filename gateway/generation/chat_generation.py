@@ -227,7 +227,10 @@ class ChatGeneration(Generation[ChatRequest]):
         """Return the maximum number of tokens of each choice, and reserve them.
 
         The maximum is the highest that the request, the context window and the caller's quota
-        allow.
+        allow. If `fit` is True, an answer that does not fit into the context window is shortened.
+
+        Raises:
+            ContextLengthError: The answer does not fit, and `fit` is False.
         """
         body, model, context = self.body, self.model, self.context
         field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"

@@ -194,7 +194,8 @@ make_decision = namedtuple_factory(Decision)
 def _decide_short(bounds: Sequence[Limit], asks: Sequence[LimitRequest], left: Sequence[Remaining]) -> Decision:
     """Decide a request that cannot be granted in full.
 
-    The request is granted if only money is short and at least `least` of it is left.
+    The request is granted if only money is short and each limit has at least the `least` money of
+    the request left. The arguments are those of `decide`.
     """
     waits = [
         (wait, at, of)
@@ -215,7 +216,7 @@ def _decide_short(bounds: Sequence[Limit], asks: Sequence[LimitRequest], left: S
 
 
 def _waits(bound: Limit, ask: LimitRequest, left: Remaining) -> tuple[float, float, float, float]:
-    """Return the seconds until each amount is available; 0 if it is available now or not requested."""
+    """Return the seconds until each amount of `ask` is available, 0 for available amounts."""
     requests, tokens, places, money = left
     return (
         _seconds_until(ask.requests, requests, bound.requests),

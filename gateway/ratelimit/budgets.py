@@ -102,7 +102,14 @@ class Budgets:
         return until
 
     def settled(self, budgets: Sequence[tuple[Quota, Limit]], micros: int) -> None:
-        """Add the cost of a settled request to running queries, which may not include the request."""
+        """Count the cost of a settled request for queries that run now.
+
+        The result of such a query may not include the request, so the cost is added to the result.
+
+        Args:
+            budgets: The budgets that pay for the request, with their limits.
+            micros: The cost in micro-dollars.
+        """
         if self._looking:
             self._settled.update({bound.name: micros for _, bound in budgets})
 
@@ -114,7 +121,7 @@ class Budgets:
         self._looks.start(self._look(quota, bound, since), "budget")
 
     async def _look(self, quota: Quota, bound: Limit, since: datetime) -> None:
-        """Query the ledger for the spending of one budget.
+        """Query the ledger for the spending of one budget since the start of the period.
 
         If the ledger is unavailable, requests continue and the last known spending is used.
         """

@@ -412,7 +412,10 @@ class RedisLimiter(Limiter):
         return share
 
     def _carry(self, bounds: Iterable[Limit], spent: int) -> None:
-        """Remember money that is spent while Redis is unavailable, and report it to Redis later."""
+        """Remember money spent while Redis is unavailable, and report it to Redis later.
+
+        `spent` is in micro-dollars and counts for each of `bounds`.
+        """
         for bound in bounds:
             add_settlement(self._settled, bound, Settlement(spent=spent))
 

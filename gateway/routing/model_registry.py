@@ -44,7 +44,7 @@ class ModelReplica(Generic[M]):
 
 
 def first_ready(places: Sequence[ModelReplica[M]]) -> ModelReplica[M]:
-    """Return the first replica that is ready, or the first replica if none is ready.
+    """Return the first of `places` that is ready, or the first if none is ready.
 
     The engine of a replica that is not ready explains why.
     """

@@ -187,7 +187,7 @@ class Provider:
         )
 
     def log_detail(self, kind: str, detail: str) -> str | None:
-        """Return an error's detail for the log, or None if such an error was logged just now."""
+        """Return an error's detail for the log, or None if this `kind` was logged just now."""
         suffix = self._log_lines.suffix(kind)
         return None if suffix is None else detail + suffix
 

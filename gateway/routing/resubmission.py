@@ -40,8 +40,8 @@ def has_finished(request: EngineRequest, tokens: Sequence[int]) -> bool:
 def remaining_request(request: EngineRequest, tokens: Sequence[int]) -> EngineRequest:
     """Return the request for the rest of an answer.
 
-    Its prompt is the old prompt and the known tokens. A seed is changed, because the same seed
-    would draw the same random numbers again.
+    The prompt of the new request is the old prompt and the known tokens. A seed is changed, because
+    the same seed would draw the same random numbers again.
     """
     done = len(tokens)
     return replace(

@@ -41,7 +41,10 @@ class RuleStage:
         self._answer = self._context = self._searched = len(self._text)
 
     def feed(self, text: str, final: bool) -> tuple[str, Finding | None]:
-        """Return the text to release, and the finding after this text, if there is one."""
+        """Return the text to release, and the finding after this text, if there is one.
+
+        `final` is True for the last text of the choice.
+        """
         self._text += text
         holds = self.mode == "hold"
         if not final and len(self._text) - self._searched < SEARCH_STEP:
@@ -82,7 +85,10 @@ class WindowStage:
         self._tokens = 0
 
     async def feed(self, text: str, final: bool) -> tuple[str, Finding | None]:
-        """Return the text to release, and the finding after this text, if there is one."""
+        """Return the text to release, and the finding after this text, if there is one.
+
+        `final` is True for the last text of the choice.
+        """
         self._pending += text
         full = bool(self._pending) and (final or len(self._pending) >= self._window)
         if self.mode == "hold":
@@ -141,7 +147,10 @@ class StreamGuard:
         self.waits = any(isinstance(stage, WindowStage) for stage in stages)
 
     def feed(self, text: str, final: bool) -> str:
-        """Return the text to release now. Use this method only if `waits` is False."""
+        """Return the text to release now. Use this method only if `waits` is False.
+
+        `final` is True for the last text of the choice.
+        """
         for stage in tuple(self._stages):
             assert isinstance(stage, RuleStage)
             text, found = stage.feed(text, final or self.finding is not None)
@@ -150,7 +159,10 @@ class StreamGuard:
         return text
 
     async def judge(self, text: str, final: bool) -> str:
-        """Return the text to release now."""
+        """Return the text to release now, after awaiting filters that are due.
+
+        `final` is True for the last text of the choice.
+        """
         for stage in tuple(self._stages):
             ending = final or self.finding is not None
             text, found = stage.feed(text, ending) if isinstance(stage, RuleStage) else await stage.feed(text, ending)

@@ -130,10 +130,12 @@ class _InterpreterTuning:
 
     The event loop requests the GIL after each system call and would wait Python's default of 5 ms
     each time, so the switch interval is shorter while text threads work. Without text threads, a
-    short interval costs more (docs/decisions/0008-untrusted-text.md). The garbage collector holds
-    the GIL while it examines the millions of objects of a large grammar, without finding a cycle.
-    It is therefore turned off meanwhile; if text threads work without a break, it runs every
-    GC_INTERVAL, between two large grammars.
+    short interval costs more (docs/decisions/0008-untrusted-text.md).
+
+    The garbage collector holds the GIL while it examines the millions of objects of a large
+    grammar, without finding a cycle. The collector is therefore off while text threads work. If
+    text threads work without a break, a collection runs about every GC_INTERVAL, while no work is
+    in the long lane.
     """
 
     def __init__(self) -> None:

@@ -119,10 +119,10 @@ class TextTokenizer:
         return least
 
     def _count_in_pieces(self, text: str, enough: int) -> int:
-        """Return a lower bound of the number of tokens in `text`, by tokenizing pieces of it.
+        """Return a lower bound of the number of tokens in `text`, by tokenizing pieces of the text.
 
-        Tokenizing a whole text takes 500 bytes of memory per token, and the memory of a piece is
-        released before the next piece.
+        Counting stops once the bound is above `enough`. Tokenizing a whole text takes 500 bytes of
+        memory per token, and the memory of a piece is released before the next piece.
         """
         count = 0
         for start in range(0, len(text), _PIECE_CHARACTERS):

@@ -354,7 +354,10 @@ class UsageCheck(Check):
         return None
 
     def _salvage(self, damaged: FolderLock, error: Exception, elsewhere: frozenset[str]) -> FolderLock:
-        """Copy the readable events of a damaged outbox to a new one, and set the damaged one aside."""
+        """Copy the readable events of a damaged outbox to a new one, and set the damaged one aside.
+
+        `elsewhere` has the ids of answers that other gateways billed.
+        """
         lock = lock_new_folder(self._root)
         outbox = UsageOutbox(lock.folder)
         try:

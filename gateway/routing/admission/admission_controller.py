@@ -162,8 +162,8 @@ class AdmissionController:
     def predicted_wait(self, request: QueuedRequest, views: Sequence[ReplicaView]) -> float:
         """Return the predicted seconds until the first token of a request that cannot start now.
 
-        This is the time until the requests before it and the request itself leave the queue, plus
-        the prefill on its home replica.
+        The prediction is the time until the request and all requests before it have left the queue,
+        plus the prefill on the request's home replica.
         """
         wait = (self.queue.ahead(request) + expected_service_cost(request)) / self._throughput.rate(views)
         home = self._home(request, views)
@@ -379,9 +379,10 @@ class AdmissionController:
         return is_mine
 
     def _reserved_replica(self, views: Sequence[ReplicaView]) -> int | None:
-        """Return the replica to keep free for a request that has waited too long for room, or None.
+        """Return the index of the replica to keep free for a request that waits for room, or None.
 
-        This is the replica with the most room.
+        The request is `queue.held`, which has waited too long. The replica is the one with the most
+        room.
         """
         held = self.queue.held
         if held is None:

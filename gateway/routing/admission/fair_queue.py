@@ -142,11 +142,10 @@ class FairQueue:
         return fallback, too_large
 
     def ahead(self, tenant: str, weight: float) -> float:
-        """Return the cost that is served before a new request of a tenant.
+        """Return the cost that is served before a new request of a tenant with this weight.
 
-        This is the backlog of the tenant itself and the cost that other tenants are served
-        meanwhile. Other tenants are served in proportion to their weights, and at most their
-        backlogs.
+        The cost is the backlog of the tenant itself, and what other tenants are served meanwhile.
+        Other tenants are served in proportion to their weights, and at most their backlogs.
         """
         backlog = self._backlogs.get(tenant)
         own = backlog.cost if backlog else 0.0

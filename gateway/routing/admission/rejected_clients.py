@@ -32,7 +32,7 @@ MAX_SPREAD = 3600.0
 
 
 class RejectedClients:
-    """An estimate, by tenant, of a tier's rejected clients. It decays as clients return.
+    """An estimate, by tenant, of a tier's rejected clients, which decays as clients return.
 
     A client that ignores Retry-After is counted again with each request, so that the estimate of
     its tenant grows without bound. Only MAX_OF_TENANT of a tenant's clients therefore count for

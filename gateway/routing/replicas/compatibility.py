@@ -59,10 +59,15 @@ def incompatible_replicas(
     places: Sequence[ModelReplica[Any]],
     describe: Callable[[Any, Any], str] = describe_model_differences,
 ) -> dict[str, str]:
-    """Return the replicas to exclude and why: all outside the largest group of equal replicas.
+    """Return the replicas of a model to exclude, each with the reason.
 
-    Of groups of the same size, the first counts. All gateways come to the same result, in whatever
-    order they found the replicas.
+    All replicas outside the largest group of equal replicas are excluded. Of groups of the same
+    size, the first counts, so that gateways with the same settings come to the same result.
+
+    Args:
+        model: The name of the model.
+        places: The replicas of the model, in the order of the settings.
+        describe: Returns the differences of two models as text, empty for equal models.
     """
     groups: list[list[ModelReplica[Any]]] = []
     for place in places:
@@ -81,7 +86,7 @@ def incompatible_replicas(
 
 
 def log_incompatible_replicas(model: str, problems: Mapping[str, str], before: Mapping[str, str]) -> None:
-    """Log why replicas are excluded, except those with an unchanged problem."""
+    """Log why replicas are excluded, except replicas that `before` lists with the same problem."""
     for replica, problem in problems.items():
         if before.get(replica) != problem:
             log.warning("Replica %s gets no requests for model %s: %s", replica, model, problem)

@@ -244,7 +244,7 @@ class PoolRegistry:
     def _combine_model(self, key: PoolKey, places: Sequence[ModelReplica[Any]]) -> ModelReplica[Any]:
         """Return one model that stands for all its replicas.
 
-        Its batch size is the sum of all replicas' batches and the queue.
+        The batch size of the model is the sum of all replicas' batches and the queue.
         """
         first = first_ready(places)
         base = key._replace(model=first.model.parent or key.model)
@@ -424,9 +424,9 @@ def _reads_same_tokens(one: ModelMetadata, other: ModelMetadata) -> bool:
 
 
 def _duplicate_addresses(replicas: Iterable[Replica]) -> dict[str, str]:
-    """Return the replicas that are other replicas under a second address.
+    """Return the replicas that are other replicas under a second address, each with the reason.
 
-    These replicas are excluded; the value of each is the reason.
+    The returned replicas get no requests.
     """
     first: dict[str, str] = {}
     problems = {}

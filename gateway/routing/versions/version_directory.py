@@ -31,7 +31,7 @@ MAX_OUTCOMES = 200
 
 
 class VersionDirectory(VersionSource):
-    """The current versions of models. They remain unchanged while the store cannot be reached.
+    """The current versions of models, which remain unchanged while the store cannot be reached.
 
     Attributes:
         on_change: Called after the versions have changed.

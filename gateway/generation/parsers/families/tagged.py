@@ -247,7 +247,10 @@ class GlmParser(TaggedCallParser):
         return self._end_arguments(self._pos)
 
     def _arg_key(self, start: int) -> bool:
-        """Consume the key and the tag before its value. Any other text ends the call."""
+        """Consume the key at offset `start`, and the tag before its value.
+
+        Any other text ends the call.
+        """
         middle = _GLM_KEY.match(self._buffer, start)
         if middle:
             return self._key(middle[1].strip(), middle.end())

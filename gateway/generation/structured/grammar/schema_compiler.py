@@ -305,7 +305,10 @@ class SchemaCompiler:
 
 
 def number_range(flat: Mapping[str, Any]) -> NumberRange:
-    """Return the tightest range of the minimum, the maximum and their exclusive forms."""
+    """Return the range of numbers that a flat schema allows.
+
+    The range has the tighter of each bound and its exclusive form.
+    """
     low, high = _decimal(flat, "minimum"), _decimal(flat, "maximum")
     above, below = _decimal(flat, "exclusiveMinimum"), _decimal(flat, "exclusiveMaximum")
     open_low = above is not None and (low is None or above >= low)

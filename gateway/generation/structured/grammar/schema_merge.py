@@ -106,7 +106,7 @@ def merge_schemas(first: FlatSchema, second: FlatSchema) -> FlatSchema:
     """Return the flat schema of the values that both schemas allow.
 
     Raises:
-        NotEnforceableError: One schema cannot express both.
+        NotEnforceableError: No flat schema expresses the values that both schemas allow.
     """
     spend_steps(5 + len(first) + len(second))
     result = dict(first)
