@@ -28,8 +28,8 @@ _libc = ctypes.CDLL(None)
 class Supervisor:
     """A supervisor that keeps `count` workers running until SIGTERM or Ctrl-C.
 
-    The supervisor handles signals from its creation on. It forwards them to the workers, which
-    drain. A second signal ends the workers immediately.
+    The supervisor handles signals from its creation on. The first signal is forwarded to the
+    workers, which drain. A second signal ends the workers immediately.
     """
 
     def __init__(self, count: int) -> None:

@@ -304,8 +304,8 @@ async def _check_total_cost(body: bytes, values: int, characters: int) -> tuple[
     """Return the cost of a body including the contents of strings, and the bytes of its text.
 
     The bytes are an estimate of the memory: a Python string takes the width of its widest character
-    (1, 2 or 4 bytes) for each character. Commas, colons and brackets in strings are not values.
-    They are excluded only if the total is over the limit, because excluding them is slow.
+    (1, 2 or 4 bytes) for each character. Commas, colons and brackets in strings are not values. A
+    cost over the limit is therefore computed again without strings, which is slow.
 
     Raises:
         InvalidRequestError: The body has more JSON values than allowed.

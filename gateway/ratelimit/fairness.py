@@ -25,7 +25,7 @@ class FairShares:
     def take(self, share: str, count: int = 1) -> bool:
         """Take `count` slots for a client.
 
-        Return False, and take none, if the client may not have them.
+        Return False, and take none, if the client's share has no room for `count` slots.
 
         Args:
             share: The client, in the form of `Caller.share`: an address, or `address/key`.

@@ -138,8 +138,8 @@ class Reservation(QuotaReservation):
     async def enter(self) -> None:
         """Reserve one request and one slot.
 
-        If much of both is left, this reservation is postponed and made together with the tokens in
-        one step.
+        If many requests and slots are left in the caller's limits, both are reserved later, in one
+        step with the tokens.
 
         Raises:
             RateLimitError: A limit is reached.

@@ -50,7 +50,7 @@ class EngineIdentity(NamedTuple):
 class EngineObserver(Protocol):
     """A receiver of an engine's reports.
 
-    Its methods run on the event loop, between two messages.
+    The methods run on the event loop, between two messages of the engine.
     """
 
     def on_state(self, state: EngineState) -> None: ...

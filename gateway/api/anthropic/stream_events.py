@@ -173,8 +173,8 @@ def tool_input(arguments: str) -> dict[str, Any]:
 def thinking_signature(thinking: str) -> str:
     """Return a signature for thinking.
 
-    The signature proves nothing and is never checked. It is sent because clients drop thinking that
-    has no signature.
+    The signature proves nothing and is never checked. Messages have a signature because clients
+    drop thinking without a signature.
     """
     return base64.b64encode(hashlib.sha256(thinking.encode("utf-8", "replace")).digest()).decode()
 

@@ -222,8 +222,8 @@ def _character_class(ranges: Ranges) -> str:
     """Return the character class of `ranges`.
 
     xgrammar 0.1.25 supports characters beyond ASCII only in classes that exclude characters, and no
-    version supports classes that exclude only some characters beyond ASCII. Such a class also
-    matches bytes that are not UTF-8, but only if a model writes them.
+    version supports classes that exclude only some characters beyond ASCII. A class that excludes
+    characters also matches bytes that are not UTF-8, but only if a model writes such bytes.
     """
     beyond = [(max(low, 0x80), high) for low, high in ranges if high >= 0x80]
     if beyond != _BEYOND_ASCII:
