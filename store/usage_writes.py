@@ -31,7 +31,7 @@ MAX_SEQUENCE = 2**53 - 1
 #: Maximum of a sum in a row of the totals. A thousand such rows add up to less than 2**63, above
 #: which a database's sum would fail or become a float.
 MAX_SUM = MAX_SEQUENCE
-#: Maximum distance of an event's number from the high-water mark: ten times the window of
+#: Maximum distance of an event's number from the high-water mark: fifty times the window of
 #: unconfirmed events. After a larger jump (a ledger restored from a backup), counting continues
 #: after the gap.
 MAX_SEQUENCE_LEAD = 1_000_000
