@@ -184,4 +184,4 @@ async def test_a_tenant_whose_prompts_begin_with_the_time_is_told_where_they_par
         (await fleet.open(EngineRequest("x", ids, 1, caller="acme/key1"))).cancel()
         (await fleet.open(EngineRequest("y", [*range(300)], 1, caller="other/key2"))).cancel()
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "of the prompts of acme for tiny differ from token 20 on" in said
+    assert "of the prompts of tenant 'acme' for the model 'tiny' differ at token 20" in said

@@ -256,6 +256,7 @@ class QuantAlgo(enum.Enum):
     FP8_BLOCK_SCALES = "FP8_BLOCK_SCALES"
     W4A16_AWQ = "W4A16_AWQ"
     W4A8_AWQ = "W4A8_AWQ"
+    W8A16 = "W8A16"
     W4A16_MXFP4 = "W4A16_MXFP4"
 
 
