@@ -29,6 +29,8 @@ CLOSE_TIMEOUT = 1.0
 #: Maximum number of connections beyond the pool, for bursts. They are opened while all others are
 #: in use and closed after use.
 MAX_OVERFLOW = 10
+#: Maximum number of times that a connection tries to switch a new file to the write-ahead log.
+_WAL_ATTEMPTS = 5
 _WRITES = "llmops_writes"
 _FILE_IDS = "llmops_file_ids"
 _FileId = tuple[int, int]
@@ -241,8 +243,17 @@ def _transacted(engine: Engine, work: Callable[[Connection], ResultT]) -> Result
 
 def _set_up(connection: Any) -> None:
     cursor = connection.cursor()
-    # with a write-ahead log, readers and the writer do not wait for each other
-    cursor.execute("PRAGMA journal_mode = WAL")
+    # With a write-ahead log, readers and the writer do not wait for each other. SQLite waits for a
+    # writer, but not for a process that switches a new file to the log at the same time.
+    for attempt in range(_WAL_ATTEMPTS):
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError:
+            if attempt + 1 == _WAL_ATTEMPTS:
+                raise
+            cursor.execute("BEGIN IMMEDIATE")
+            cursor.execute("ROLLBACK")
     cursor.execute("PRAGMA foreign_keys = ON")
     # A gateway deletes its copy of an event once the ledger has it, so each commit must be on the
     # disk.

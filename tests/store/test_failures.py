@@ -5,8 +5,10 @@ import shutil
 import socket
 import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
+from sqlalchemy import text
 
 from llmops.errors import InputError, LlmopsError, ResourceError
 from llmops.store.accounts.limits import Limits
@@ -133,6 +135,16 @@ async def test_a_file_that_another_process_holds(newest_file, folder, by):
         async with store.write() as connection:
             await create_tenant(connection, "acme", Limits(), by)
     holder.close()
+
+
+async def test_a_new_file_that_another_process_sets_up_at_the_same_time(folder):
+    """SQLite refuses the switch to a write-ahead log at once while another process writes a file without one."""
+    path = folder / "new.db"
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        threading.Timer(0.3, other.execute, ["ROLLBACK"]).start()
+        async with await open_store(f"sqlite:///{path}") as store, store.read() as connection:
+            assert await connection.scalar(text("PRAGMA journal_mode")) == "wal"
 
 
 async def test_a_full_database_keeps_what_it_had(newest_file, folder, by):
