@@ -1,4 +1,4 @@
-"""Processes of this machine: tie a child to its parent, read a process from /proc, and stop it.
+"""Processes of this machine: limit one, tie it to its parent, read it from /proc, and stop it.
 
 The module needs only Linux and Python's standard library. `llmops repo` copies the file beside the
 engine model that runs inside Triton, as `llmops_process.py`. Run as a script, the module starts a
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -143,6 +144,13 @@ def end_with_parent(parent_pid: int, signal_number: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent_pid:
         sys.exit(1)
+
+
+def limit_process(seconds: int, memory: int) -> None:
+    """Limit the CPU seconds and bytes of memory of this process, and turn off its core dumps."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def kill_after_parent(grace: float = PARENT_DEATH_GRACE) -> None:

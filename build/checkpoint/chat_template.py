@@ -8,7 +8,6 @@ a template from files and from Python's internals; limits of the process bound i
 """
 
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.errors import CheckpointError
-from llmops.process import module_command
+from llmops.process import limit_process, module_command
 
 TEMPLATE = "chat_template.jinja"
 #: CPU seconds that the rendering process may use. Published templates take milliseconds.
@@ -102,13 +101,6 @@ def _special_tokens(folder: Path) -> dict[str, str]:
     tokens = {name: value for name, value in config.items() if name.endswith("_token")}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
-
-
-def limit_process(seconds: int, memory: int) -> None:
-    """Limit the CPU seconds and bytes of memory of this process, and turn off its core dumps."""
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmops.build.checkpoint.chat_template import limit_process
 from llmops.errors import InputError, MissingDependencyError
 from llmops.input_files import parse_json
-from llmops.process import module_command
+from llmops.process import limit_process, module_command
 
 if TYPE_CHECKING:
     import torch

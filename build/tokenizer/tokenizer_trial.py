@@ -17,10 +17,9 @@ from statistics import median
 from time import process_time
 from typing import TYPE_CHECKING
 
-from llmops.build.checkpoint.chat_template import limit_process
 from llmops.errors import CheckpointError
 from llmops.input_files import MAX_TABLE_BYTES, read_json
-from llmops.process import module_command
+from llmops.process import limit_process, module_command
 from llmops.tokenizer_files import check_growth, patterns
 
 if TYPE_CHECKING:
