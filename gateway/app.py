@@ -121,8 +121,8 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     usage = create_usage_check(settings, billing)
     if usage is not None:
         metrics.numbers(metric_definitions.USAGE_LAG).labels().read = usage.lag
-    if usage is not None and billing is not None:
-        billing.undelivered = usage.undelivered
+        if billing is not None:
+            billing.undelivered = usage.undelivered
     traces, access_log = create_trace_check(settings, metrics), create_access_log_check(settings, metrics)
     exporters: list[ExportingCheck] = [check for check in (traces, access_log) if check is not None]
     findings = create_audit(settings.store) if settings.store is not None and settings.safety.filters else None

@@ -92,6 +92,10 @@ class Budget:
         return begun + timedelta(days=7 if self.period == "week" else 1)
 
 
+#: Beginning of the name of a tenant's quotas. The name of a key's quotas is the key's id.
+TENANT_PREFIX = "tenant "
+
+
 @dataclass(frozen=True, slots=True)
 class Quota:
     """Limits on all callers of a name together. None is no limit.

@@ -20,7 +20,7 @@ from llmops.gateway.auth.audit import AuditCount, AuditLog
 from llmops.gateway.auth.credential_cache import EXPIRED_KEY_MESSAGE, keys_unavailable
 from llmops.gateway.auth.directory import CredentialUnavailableError, Directory, Identity
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
-from llmops.gateway.interfaces import Budget, Caller, Quota
+from llmops.gateway.interfaces import TENANT_PREFIX, Budget, Caller, Quota
 from llmops.store.accounts.key_secrets import hash_secret, is_secret
 from llmops.store.accounts.keys import KeyRow, find_keys, has_any_key
 from llmops.store.accounts.limits import Limits
@@ -175,7 +175,7 @@ class KeyDirectory(Directory):
                     raise InvalidKeyError(_NOT_A_MEMBER_MESSAGE) from error
         if known.tenant_id != tenant:
             raise InvalidKeyError(_NOT_A_MEMBER_MESSAGE)
-        quotas = _quotas(f"tenant {tenant}", of.limits)
+        quotas = _quotas(f"{TENANT_PREFIX}{tenant}", of.limits)
         share = f"{tenant}/{known.id}"
         return Caller(tenant, known.id, "", share, known.tier, quotas=tuple(quotas))
 
@@ -277,7 +277,7 @@ def _caller(row: KeyRow, hashed: str) -> Caller:
         tier=row.spec.tier,
         scopes=frozenset(row.spec.scopes),
         models=None if row.spec.models is None else frozenset(row.spec.models),
-        quotas=(*_quotas(row.id, row.spec.limits), *_quotas(f"tenant {row.tenant_id}", row.tenant_limits)),
+        quotas=(*_quotas(row.id, row.spec.limits), *_quotas(f"{TENANT_PREFIX}{row.tenant_id}", row.tenant_limits)),
         secret_hash=hashed,
     )
     return replace(caller, until=min(ends)) if ends else caller

@@ -16,7 +16,7 @@ from llmops.background import cancel_tasks
 from llmops.clocks import utc_now
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ModelNotPricedError, UnavailableError
-from llmops.gateway.interfaces import Usage
+from llmops.gateway.interfaces import TENANT_PREFIX, Usage
 from llmops.store.factory import LazyStore, within
 from llmops.store.prices import Price, price_in_force, prices_by_model
 from llmops.store.usage_queries import spent_micros
@@ -30,7 +30,6 @@ REFRESH_INTERVAL = 30.0
 RETRY_INTERVAL = 1.0
 #: Seconds without a response after which the store counts as unavailable.
 STORE_TIMEOUT = 2.0
-TENANT_PREFIX = "tenant "
 
 
 class Bill(NamedTuple):

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from llmops.gateway.interfaces import UsageEvent
+from llmops.gateway.interfaces import TENANT_PREFIX, UsageEvent
 from llmops.gateway.usage.event_formats import EncodedEvent, decode_event
 from llmops.gateway.usage.outbox_folders import keep_damaged
 
@@ -199,7 +199,7 @@ class UsageOutbox:
         sums = f"SELECT {key}, {tenant}, date({at}), sum({cost}) FROM {bodies} WHERE json_valid(body) GROUP BY 1, 2, 3"
         found: Counter[tuple[str, str]] = Counter()
         for key_id, tenant_id, day, micros in self._reader.execute(sums):
-            found.update({(str(key_id), str(day)): micros or 0, (f"tenant {tenant_id}", str(day)): micros or 0})
+            found.update({(str(key_id), str(day)): micros or 0, (f"{TENANT_PREFIX}{tenant_id}", str(day)): micros or 0})
         return found
 
     def oldest(self) -> datetime | None:
