@@ -423,7 +423,7 @@ class ResumeSettings(_Section):
     """Settings of streams that continue when their gateway is lost. They need `redis`.
 
     Attributes:
-        lease: The time without a sign of life after which other gateways continue a gateway's
+        lease: The time without a heartbeat of a gateway after which other gateways continue its
             answers.
     """
 

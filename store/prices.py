@@ -36,10 +36,12 @@ class Price:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.model) <= 255:
-            raise InputError("A model's name has 1 to 255 characters; give a shorter name.")
+            raise InputError(f"A model's name has 1 to 255 characters, not {len(self.model)}; give another name.")
         for micros in (self.input_micros, self.cached_micros, self.output_micros):
             if not 0 <= micros <= MAX_PRICE_MICROS:
-                raise InputError(f"A price is $0 to ${MAX_PRICE_MICROS // MILLION:,} per million tokens.")
+                raise InputError(
+                    f"A price is $0 to ${MAX_PRICE_MICROS // MILLION:,} per million tokens; give one in this range."
+                )
 
     @cached_property
     def id(self) -> str:

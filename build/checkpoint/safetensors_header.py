@@ -121,5 +121,5 @@ def _counts(values: Any) -> list[int]:
     if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
         raise ValueError(f"{str(values)[:40]} is not a list of whole numbers")
     if len(values) > _MAX_DIMS:
-        raise ValueError(f"it has {len(values):,} numbers, and at most {_MAX_DIMS} are read")
+        raise ValueError(f"a list has {len(values):,} numbers, and at most {_MAX_DIMS} are read")
     return values

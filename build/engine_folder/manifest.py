@@ -240,7 +240,7 @@ class EngineManifest(_ManifestModel):
     @field_validator("extra", mode="before")
     @classmethod
     def _extra_of_target(cls, value: Any, info: ValidationInfo) -> Any:
-        """Parse `extra` as the model of the target, which is validated before this field."""
+        """Parse `extra` with the pydantic model of `target`, a field that is validated earlier."""
         if isinstance(value, ManifestExtra) or not isinstance(value, dict) or "target" not in info.data:
             return value
         try:

@@ -170,7 +170,10 @@ class CompressedTensorsReader:
         return values * scales
 
     def _values(self, stored: Stored) -> tuple[Tensor, Tensor | None]:
-        """Return the values, float32 (out, in), and zero points in the shape of the scales."""
+        """Return a layer's unscaled weights, float32 (out, in), and zero points, None without any.
+
+        The zero points have the shape of `weight_scale`.
+        """
         zeros = stored.get("weight_zero_point")
         if "weight_packed" not in stored:
             return stored["weight"].float(), zeros

@@ -118,7 +118,7 @@ class BudgetFields(AdminSchema):
     def _complete(self) -> Self:
         usd, micros = self.usd, self.micros
         if usd is None and micros is None:
-            raise ValueError("a budget is in US dollars: give usd, or micros")
+            raise ValueError("a budget needs an amount; give `usd`, or `micros` (millionths of a dollar)")
         if usd is not None and micros is not None and to_micros(usd) != micros:
             raise ValueError("usd and micros are not the same amount; give one of them")
         object.__setattr__(self, "micros", to_micros(usd or Decimal(0)) if micros is None else micros)

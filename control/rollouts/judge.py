@@ -451,7 +451,7 @@ class _ValueCriterion(_Criterion):
         self._stable: dict[int, QuantileWindow] = defaultdict(lambda: QuantileWindow(WINDOW))
         self._canary = QuantileWindow(WINDOW)
         self._classes: Counter[int] = Counter()
-        # logarithm of the level by which values are divided
+        # logarithm of the moving mean of the stable version's values, by which values are divided
         self._level = 0.0
         # number of requests that the level has followed, and the canary's requests that wait until
         # the level has followed LEVEL_DELAY more

@@ -328,7 +328,8 @@ class ResumableChats:
             raise run.failure
         if run.moved:
             raise UnavailableError(
-                "Another gateway continues this answer; stream its rest with GET, by its id.", code="stream_moved"
+                f"Another gateway continues this answer; read the rest from GET /api/chat/completions/{run.id}.",
+                code="stream_moved",
             )
         assert isinstance(run.format, ResumableChunks)
         return run.format.complete(run)

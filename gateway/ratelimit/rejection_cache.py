@@ -31,7 +31,7 @@ class RejectionCache:
         Args:
             caller: The caller's name.
             size: Bytes of the request's body; 0 if the rejection applies to requests of any size.
-            until: The time at which the wait ends, in seconds of the clock.
+            until: The time at which the wait ends, in seconds of the clock given to `find`.
             error: The error that the client got.
         """
         refusals = self._callers.setdefault(caller, OrderedDict())

@@ -306,9 +306,9 @@ class UsageOutbox:
 
 
 def is_machine_error(error: Exception) -> bool:
-    """Return True if the machine lacks something (space, permissions, memory).
+    """Return True if an SQLite error says that the machine lacks space, permissions or memory.
 
-    The file may then be intact.
+    The database file may be intact despite such an error.
     """
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in _MACHINE_ERRORS

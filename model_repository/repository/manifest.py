@@ -135,7 +135,12 @@ def open_to_all(repository: Path) -> list[str]:
 
 
 def _files(folder: Path, folders: bool = False) -> Iterator[Path]:
-    """Yield all files except the manifest, and empty folders, or all folders with `folders`."""
+    """Yield the paths below a folder: all files except the manifest, and empty folders.
+
+    Args:
+        folder: The folder to walk.
+        folders: True to yield all folders, not only empty folders.
+    """
     for path in sorted(folder.iterdir()):
         if path.name == REPOSITORY_FILE:
             continue

@@ -47,9 +47,9 @@ class Installation:
     def server_options(self, repository: Path, options: LaunchOptions) -> ServerOptions:
         """Return the options of a server on `repository`.
 
-        The wheel's HTTP server (2.51) listens on this machine only, because a body of many small
-        chunks ends it with SIGSEGV, whatever APIs are restricted (CVE-2025-23310 and 23311, fixed
-        in 25.07).
+        The HTTP server of the nvidia-pytriton wheel (Triton 2.51) listens on this machine only,
+        because a body of many small chunks ends the server with SIGSEGV, even if its APIs are
+        restricted (CVE-2025-23310 and 23311, fixed in 25.07).
         """
         http_host = options.host if self.kind == "container" else "127.0.0.1"
         return ServerOptions(

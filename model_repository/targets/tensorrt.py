@@ -201,6 +201,11 @@ def _lora(directory: Path, manifest: EngineManifest, chosen: dict[str, str]) -> 
     """Return the parameters that load all LoRA adapters with the model.
 
     The host cache is large enough for all adapters. A request then needs only a `lora_task_id`.
+
+    Args:
+        directory: The engine folder.
+        manifest: The manifest of the engine folder.
+        chosen: The engine's serving parameters, whose `lora_…` values override the defaults.
     """
     if not manifest.adapters:
         return {}

@@ -166,9 +166,10 @@ class TritonBenchClient:
 
 
 async def first_model(address: str) -> str:
-    """Return the served NAME of the first ready engine model.
+    """Return the served name of the first ready engine model.
 
-    Raise ServerError if there is none.
+    Raises:
+        ServerError: No engine model is ready, or Triton cannot be reached.
     """
     async with aio.insecure_channel(address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -179,6 +180,7 @@ async def first_model(address: str) -> str:
     names = sorted(m.name.removesuffix(ENGINE_SUFFIX) for m in index.models if m.name.endswith(ENGINE_SUFFIX))
     if not names:
         raise ServerError(
-            f"Triton at {address} has no model NAME{ENGINE_SUFFIX} ready; load one that `llmops repo` has made."
+            f"Triton at {address} has no ready model whose name ends in {ENGINE_SUFFIX}; load a repository that "
+            "`llmops repo` has made."
         )
     return str(names[0])

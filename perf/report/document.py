@@ -80,7 +80,7 @@ def read_document(path: Path) -> Document:
         return TypeAdapter(Document).validate_python({**shown, "records": data["records"], "origin": data["origin"]})
     except (ValidationError, KeyError) as error:
         problem = first_validation_error(error) if isinstance(error, ValidationError) else f"it has no {error}"
-        raise InputError(f"{path} is a damaged report ({problem}); name a file as `llmops bench` wrote it.") from error
+        raise InputError(f"{path} is a damaged report ({problem}); name a report that was not edited.") from error
 
 
 def _shown(value: Any) -> Any:

@@ -56,7 +56,13 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class ReplicaFailure:
-    """A failure of replica number `replica` at `at` seconds, which lasts `back` seconds."""
+    """A failure of a replica.
+
+    Attributes:
+        replica: The number of the replica.
+        at: The time of the failure, in seconds.
+        back: The number of seconds after which the replica is back.
+    """
 
     replica: int
     at: float

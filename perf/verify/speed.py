@@ -160,10 +160,17 @@ def _counted(streams: int) -> int:
 
 
 def steady(document: Document, streams: int) -> MeasuredSpeed:
-    """Return the measured part of an open loop, without its beginning and end.
+    """Return the speed of an open loop for the time in which its batch is full.
 
-    `streams` sessions fill the batch at the start, and further sessions keep the batch full until
-    the last measured session has ended.
+    The first sessions fill the batch, and the last sessions keep the batch full until the last
+    measured session has ended. Neither are measured.
+
+    Args:
+        document: The report of the load.
+        streams: The number of sessions that fill the batch.
+
+    Raises:
+        WrongError: Requests failed.
     """
     _mean(document.summary)
     records = sorted(document.records, key=lambda record: record["start"])

@@ -134,7 +134,7 @@ BAD = [
     ("POST", "/tenants", {"id": "zeta", "tpm": 10**30}, 400, "a limit is 1 to"),
     ("POST", "/tenants", {"id": "zeta", "rpm": "many"}, 400, "Invalid value for 'rpm'"),
     ("POST", "/tenants", {"id": "zeta", "budget": 50}, 400, "a budget is US dollars per period"),
-    ("POST", "/tenants", {"id": "zeta", "budget": {"period": "day"}}, 400, "a budget is in US dollars"),
+    ("POST", "/tenants", {"id": "zeta", "budget": {"period": "day"}}, 400, "a budget needs an amount"),
     ("POST", "/tenants", {"id": "zeta", "budget": {"eur": 5, "period": "day"}}, 400, "Invalid value for 'budget"),
     ("POST", "/tenants", {"id": "zeta", "budget": {"usd": 5, "period": "year"}}, 400, "Invalid value for 'budget.per"),
     ("POST", "/tenants", {"id": "zeta", "budget": {"usd": -5, "period": "day"}}, 400, "Invalid value for 'budget.usd"),

@@ -293,7 +293,7 @@ REFUSED = [
     *(((*CREATE, *given), said) for given, said in REFUSED_KEYS),
     (("price", "set", "m", "--input", "-1", "--output", "1"), "'-1' is not an amount; write US dollars"),
     (("price", "set", "m", "--input", "0.0000001", "--output", "1"), "with at most six decimals"),
-    (("price", "set", "m", "--input", "1000001", "--output", "1"), "A price is $0 to $1,000,000 per million tokens."),
+    (("price", "set", "m", "--input", "1000001", "--output", "1"), "A price is $0 to $1,000,000 per million tokens;"),
     (("price", "set", "m", "--input", "1", "--output", "free"), "'free' is not an amount"),
     (("usage", "--user", "who@acme.example"), "There is no user who@acme.example; "),
     (("usage", "--tenant", "zeta"), "There is no tenant zeta; "),

@@ -125,7 +125,7 @@ def fit_layout(
         LayoutRejected: TensorRT-LLM cannot run the layout, or the layout does not fit.
     """
     if layout.gpus > request.max_gpus:
-        raise LayoutRejected(f"one replica needs {layout.gpus} GPUs; {request.max_gpus} given", wider=True)
+        raise LayoutRejected(f"one replica needs {layout.gpus} GPUs, and {request.max_gpus} are given", wider=True)
     reason = layout_problem(request.model, request.precision, gpu, layout)
     if reason:
         raise LayoutRejected(reason)
@@ -190,7 +190,9 @@ def evaluate_layout(request: PlanRequest, gpu: GpuSpec, fitted: FittingLayout) -
     gpus, rate = replicas * layout.gpus, qps or best.rate
     if gpus > request.max_gpus:
         each = f"{best.rate:.2f} each{f', {spares} spare' if spares else ''}"
-        raise LayoutRejected(f"{gpus} GPUs for {rate:g} requests/s ({each}); {request.max_gpus} given", needs=gpus)
+        raise LayoutRejected(
+            f"{rate:g} requests/s need {gpus} GPUs ({each}), and {request.max_gpus} are given", needs=gpus
+        )
     point = at_rate(replica, rate / replicas, best) if qps or spares else best
     capacity = best.rate * replicas
     return Candidate(

@@ -115,7 +115,7 @@ class PlanRequest:
                 raise InputError(f"--{flag} {name} runs on --target {sole_target} only; change one of them.")
         if not 0 < self.kv_fraction <= 1:
             raise InputError(
-                f"--kv-fraction {self.kv_fraction:g} is no share of the free memory; give a number above 0 and at "
+                f"--kv-fraction {self.kv_fraction:g} is not a share of the free memory; give a number above 0 and at "
                 "most 1."
             )
 

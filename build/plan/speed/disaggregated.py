@@ -67,9 +67,9 @@ def prefill_latency(service: float, unloaded: float, rate: float) -> tuple[float
 
 
 def transfer_seconds(replica: ReplicaModel, times: OperationTimes) -> float:
-    """Return the seconds to send a prompt's KV cache and states from rank to rank.
+    """Return the seconds to send a prompt's KV cache and states to a decode worker.
 
-    Each rank sends its own part.
+    Each rank of the prefill worker sends its own part at the same time.
     """
     steps, load = replica.steps, replica.workload
     size = kv_sizes.sequence_bytes(steps.model, steps.kv, steps.layout, load.isl)

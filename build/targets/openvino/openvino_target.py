@@ -226,6 +226,6 @@ def _runtime(spec: BuildSpec, checkpoint: Checkpoint) -> OpenVinoRuntime:
     shape = checkpoint.architecture
     cache = {"layers": shape.num_layers, "kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
     runtime = OpenVinoRuntime(device="CPU", properties=properties, kv_cache=cache, graph=_graph_origin(checkpoint))
-    # With --max-num-tokens, each chunk has this size. Otherwise, the engine chooses a size at
-    # start.
+    # With --max-num-tokens, each chunk has this size, so no duration of a step is wanted. Otherwise,
+    # the engine chooses at start the size of chunk whose steps take `step_seconds`.
     return runtime if spec.max_num_tokens is None else runtime.model_copy(update={"step_seconds": None})

@@ -29,7 +29,7 @@ Functions = Mapping[str, Mapping[str, Any] | None]
 _NO_FUNCTIONS: Functions = {}
 
 #: Maximum length of white space next to a marker that belongs to the marker, in characters. Longer
-#: white space is text, which bounds the text held back.
+#: white space is passed as text, so that a parser does not hold back any amount of white space.
 MAX_HELD_SPACE = 64
 
 

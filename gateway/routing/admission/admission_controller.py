@@ -417,6 +417,6 @@ class AdmissionController:
 
 
 def _counted_step_time(view: ReplicaView) -> float:
-    """Return the seconds of a step, at most MAX_COUNTED_STEP."""
+    """Return the seconds of a step of the replica, at most MAX_COUNTED_STEP."""
     seconds = view.step_seconds or DEFAULT_STEP_SECONDS
     return seconds if seconds < MAX_COUNTED_STEP else MAX_COUNTED_STEP

@@ -19,7 +19,7 @@ from llmops.gateway.interfaces import QueuedRequest, ReplicaCapacity
 
 #: Cost of a prompt token. The unit of all costs.
 PROMPT_TOKEN_COST = 1.0
-#: Cost of an output token in prompt tokens, as in the paper.
+#: Cost of an output token in prompt tokens, as in the paper on Virtual Token Counter.
 OUTPUT_TOKEN_COST = 2.0
 #: Maximum number of waiting requests that are examined to find one that fits a replica, which
 #: bounds the time of a dispatch.

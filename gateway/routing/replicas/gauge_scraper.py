@@ -79,7 +79,7 @@ class GaugeScraper:
         except (TimeoutError, httpx.HTTPError, ValueError) as error:
             if self._log_once.is_new(url, "unreadable"):
                 log.warning(
-                    "%s cannot be read (%s); requests of other gateways to this server are ignored until it can",
+                    "%s cannot be read (%s); until it is readable again, requests of other gateways are ignored",
                     url,
                     error,
                 )

@@ -43,7 +43,7 @@ class VersionDirectory(VersionSource):
 
         Args:
             url: URL of the store.
-            replicas: The replicas of the settings.
+            replicas: The addresses of the replicas in the settings.
         """
         self.table = VersionTable()
         self.on_change: Callable[[], object] = lambda: None

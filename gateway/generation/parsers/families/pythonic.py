@@ -184,7 +184,10 @@ class PythonicParser(ToolParser):
         return True
 
     def _other(self) -> bool:
-        """Collect a literal other than a plain string, up to the next comma or bracket."""
+        """Collect a part of a literal other than a plain string, up to a quote, comma or bracket.
+
+        Return False if more text is needed.
+        """
         match = _VALUE_STEP.search(self._buffer, self._pos)
         end = match.start() if match else len(self._buffer)
         self._literal.append(self._buffer[self._pos : end])

@@ -283,9 +283,9 @@ class EngineLoop:
             self._record_lengths(active)
 
     def fail_open(self, message: str) -> None:
-        """Fail all requests, including those that wait for a preparation.
+        """Fail all requests, also requests that are still being prepared.
 
-        On the engine thread only.
+        Call on the engine thread only.
         """
         for active in self._open_requests():
             self._forget(active)
