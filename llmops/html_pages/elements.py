@@ -26,13 +26,11 @@ td:first-child,th:first-child{text-align:left;padding-left:0;font-weight:400}th{
 .plots,.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,27rem),1fr));gap:1.4rem}
 figure{margin:0}svg{width:100%;height:auto;display:block}svg text{font-size:12px;fill:var(--soft)}
 .grid{stroke:var(--line)}.mark{stroke:var(--soft);stroke-dasharray:3 3}
-.band>rect{fill:transparent}.tip{visibility:hidden;pointer-events:none}.band:hover>.tip{visibility:visible}
-.tip line{stroke:var(--fg)}.tip rect{fill:var(--bg);stroke:var(--soft)}svg .tip text{fill:var(--fg)}
 .note{border-left:3px solid var(--b);padding-left:.7rem;margin:.4rem 0}code{font-size:.9em;overflow-wrap:anywhere}
 .wide{overflow-x:auto}summary{cursor:pointer;color:var(--soft)}
 @media(max-width:36rem){body{font-size:13px}td,th{padding:.25rem .35rem}td{overflow-wrap:anywhere}}
 @media print{:root{color-scheme:light}body{margin:0;max-width:none;font-size:11px}
-figure,tr,.key div{break-inside:avoid}h2{break-after:avoid}.tip{display:none}.plots{grid-template-columns:1fr 1fr}
+figure,tr,.key div{break-inside:avoid}h2{break-after:avoid}.plots{grid-template-columns:1fr 1fr}
 details::details-content{content-visibility:visible;height:auto}summary{list-style:none}}
 """
 STYLE = re.sub(r"/\*.*?\*/|\n\s*", "", PALETTE) + _RULES

@@ -1,4 +1,4 @@
-"""Plots as inline SVG: lines and points on linear axes, with values on hover and without scripts."""
+"""Plots as inline SVG without scripts: lines and points on linear axes."""
 
 import math
 from collections.abc import Sequence
@@ -11,11 +11,6 @@ COLOURS = tuple(f"var(--{letter})" for letter in "abcdefg")
 #: Maximum number of points per series. More points than pixels cannot be told apart and make the
 #: page heavy.
 MAX_POINTS = 1500
-#: Number of positions on the x axis that show their values on hover: one for each 7 pixels.
-TIPS = 60
-#: Width of the box with the values on hover, in pixels of the plot: enough for a series name and a
-#: number.
-TIP_WIDTH = 205
 BAR_WIDTH, LEGEND_COLUMNS = 1000, 4
 
 Points = list[tuple[float, float]]
@@ -59,18 +54,14 @@ class Series:
         name: The name in the legend.
         points: The points (x, y) in data units, sorted by x for a line.
         dots: True to draw separate dots instead of a line.
-        labels: A text for each point, shown on hover. A line with labels also gets a dot per point.
+        labels: A text for each point. A line with labels has a dot for each point, with the text as
+            the dot's tooltip.
     """
 
     name: str
     points: Points
     dots: bool = False
     labels: tuple[str, ...] = ()
-
-    def tip(self, point: tuple[float, float]) -> str:
-        """Return the text that is shown for a point on hover."""
-        label = f", {self.labels[self.points.index(point)]}" if self.labels else ""
-        return f"{self.name}: {format_number(point[1])}{label}"
 
 
 @dataclass
@@ -100,7 +91,7 @@ class Plot:
             return f"<figure><figcaption>{escape(self.title)}</figcaption><p>No data.</p></figure>"
         x, y = self._axes(series)
         parts = [_grid(x, y), *(_draw(s, x, y, _colour(i)) for i, s in enumerate(series)), self._marks(x)]
-        parts += [self._labels(), _legend(series) if len(series) > 1 else "", self._tips(series, x, y)]
+        parts += [self._labels(), _legend(series) if len(series) > 1 else ""]
         box = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self._description(series))}"'
         return f"<figure><figcaption>{escape(self.title)}</figcaption><svg {box}>{''.join(parts)}</svg></figure>"
 
@@ -143,46 +134,6 @@ class Plot:
             )
         return "; ".join([*said, *(f"{label} at {format_number(value)}" for value, label in self.marks)])
 
-    def _tips(self, series: list[Series], x: Axis, y: Axis) -> str:
-        """Return invisible bands across the plot.
-
-        The style sheet (`.tip`) shows the values of the band under the pointer.
-        """
-        width = (WIDTH - RIGHT - LEFT) / TIPS
-        bands = []
-        for index in range(TIPS):
-            middle = LEFT + width * (index + 0.5)
-            near = [(i, s, _nearest(s.points, x, middle)) for i, s in enumerate(series)]
-            shown = [(i, s.tip(point), point) for i, s, point in near if abs(x.at(point[0]) - middle) < 4 * width]
-            if shown:
-                bands.append(self._tip(LEFT + width * index, width, shown, (x, y)))
-        return "".join(bands)
-
-    def _tip(
-        self,
-        left: float,
-        width: float,
-        shown: list[tuple[int, str, tuple[float, float]]],
-        axes: tuple[Axis, Axis],
-    ) -> str:
-        x, y = axes
-        at = x.at(shown[0][2][0])
-        dots = "".join(
-            f'<circle cx="{x.at(a)}" cy="{y.at(min(b, y.high))}" r="3.5" fill="{_colour(i)}"/>'
-            for i, _, (a, b) in shown
-        )
-        lines = [f"{format_number(shown[0][2][0])} {self.x_label}", *(said for _, said, _ in shown)]
-        start = LEFT + 4 if at > WIDTH / 2 else WIDTH - RIGHT - TIP_WIDTH
-        text = "".join(f'<text x="{start + 8}" y="{TOP + 18 + 15 * n}">{escape(t)}</text>' for n, t in enumerate(lines))
-        box = f'<rect x="{start}" y="{TOP + 4}" width="{TIP_WIDTH}" height="{8 + 15 * len(lines)}" rx="4"/>'
-        band = f'<rect x="{left:.1f}" y="{TOP}" width="{width:.1f}" height="{HEIGHT - BOTTOM - TOP}"/>'
-        rule = f'<line x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-        return f'<g class="band">{band}<g class="tip">{rule}{dots}{box}{text}</g></g>'
-
-
-def _nearest(points: Points, x: Axis, pixel: float) -> tuple[float, float]:
-    return min(points, key=lambda point: abs(x.at(point[0]) - pixel))
-
 
 def _thin(points: Points) -> Points:
     if len(points) <= MAX_POINTS:
@@ -210,7 +161,11 @@ def _draw(series: Series, x: Axis, y: Axis, colour: str) -> str:
         return "".join(f'<circle cx="{a}" cy="{b}" r="2" fill="{colour}" fill-opacity=".5"/>' for a, b in placed)
     path = " ".join(f"{a},{b}" for a, b in placed)
     line = f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>'
-    return line + "".join(f'<circle cx="{a}" cy="{b}" r="3" fill="{colour}"/>' for a, b in placed if series.labels)
+    dots = [
+        f'<circle cx="{a}" cy="{b}" r="3" fill="{colour}"><title>{escape(label)}</title></circle>'
+        for (a, b), label in zip(placed, series.labels, strict=False)
+    ]
+    return line + "".join(dots)
 
 
 def _legend(series: list[Series]) -> str:

@@ -142,9 +142,7 @@ def _panel(panel: Mapping[str, Any], lines: Lines, at: str) -> str:
     drawn = re.search(r"<svg (.*)</svg>", plot.svg(), re.S)
     if drawn is None:
         return f'<svg {at} viewBox="0 0 {WIDTH} {HEIGHT}"><text x="20" y="40">No data.</text></svg>'
-    # nothing hovers over a picture
-    inner = re.sub(r'<g class="band">.*?</g></g>', "", drawn[1])
-    return f"<svg {at} {inner}</svg>"
+    return f"<svg {at} {drawn[1]}</svg>"
 
 
 if __name__ == "__main__":
