@@ -19,12 +19,10 @@ class Habits:
     Attributes:
         alike: True if their prompts share a beginning.
         leaving: True if all but every third leave as soon as their answer begins.
-        tokens: Number of tokens of an answer.
     """
 
     alike: bool = True
     leaving: bool = False
-    tokens: int = 2
 
 
 class _Client(threading.Thread):
@@ -47,13 +45,7 @@ class _Client(threading.Thread):
         habits = self._habits
         own = f"{self._number}.{asked} "
         text = SYSTEM + own if habits.alike else own * 60 + SYSTEM
-        body = {
-            "model": self._model,
-            "prompt": text,
-            "max_tokens": habits.tokens,
-            "ignore_eos": True,
-            "stream": True,
-        }
+        body = {"model": self._model, "prompt": text, "max_tokens": 2, "ignore_eos": True, "stream": True}
         with closing(http.client.HTTPConnection(self._address, timeout=60)) as connection:
             connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
             response = connection.getresponse()

@@ -48,12 +48,6 @@ class Prometheus:
         found: list[dict[str, Any]] = self._get("query", query=expression)["result"]
         return found
 
-    def range(self, expression: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
-        """Series of a range query; Unix seconds."""
-        asked = {"query": expression, "start": str(start), "end": str(end), "step": str(step)}
-        found: list[dict[str, Any]] = self._get("query_range", **asked)["result"]
-        return found
-
     def firing(self) -> set[str]:
         """The names of the alerts that fire now."""
         return {alert["labels"]["alertname"] for alert in self._get("alerts")["alerts"] if alert["state"] == "firing"}
