@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from llmops.cli.options import ANY_PATH, Duration, reject_options, serving_option
+from llmops.cli.options import ANY_PATH, Duration, reject_options
 from llmops.cli.output import print_line
 from llmops.connection_errors import check_url
 from llmops.errors import InputError, ServerError
@@ -70,7 +70,6 @@ PORT = click.IntRange(0, 65535)
     default="auto",
     help="TensorRT engines of several GPUs: one tritonserver per GPU (leader), or one that starts workers.",
 )
-@serving_option
 @click.option("--dry-run", is_flag=True, help="Print the exact command that would be run; start nothing.")
 @click.option(
     "--export",
@@ -100,7 +99,6 @@ def command(
     gpu_faults: tuple[str, ...],
     restarts: int,
     launch: str,
-    serving: str | None,
     dry_run: bool,
     export: str | None,
     gpus_per_node: int,
@@ -111,10 +109,9 @@ def command(
 ) -> None:
     """Run Triton on REPOSITORY (see `llmops repo`) until Ctrl-C or SIGTERM.
 
-    An engine of NVIDIA's C++ backend for several GPUs is started under mpirun. With --serving, a
-    repository whose TensorRT engines have the other server is made again first. Triton is ready
-    only when every model is loaded. At shutdown, running requests are finished first, for at most
-    --exit-timeout; then no process and no shared memory is left. A second signal ends running
+    An engine of NVIDIA's C++ backend for several GPUs is started under mpirun. Triton is
+    ready only when every model is loaded. At shutdown, running requests are finished first, for at
+    most --exit-timeout; then no process and no shared memory is left. A second signal ends running
     requests at once.
     """
     from llmops.model_repository.launch import start_triton
@@ -128,11 +125,6 @@ def command(
     if not metrics:
         reject_options("--no-metrics leaves Triton's metrics server off", "metrics_port")
     _check_export_options(export)
-    if serving is not None:
-        from llmops.model_repository.generate import change_serving
-
-        if change_serving(repository, serving):
-            click.echo(f"Made {repository} again, served by {serving}.", err=True)
     options = LaunchOptions(
         host=host,
         ports=Ports(http=http_port, grpc=grpc_port, metrics=metrics_port),

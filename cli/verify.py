@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.options import EXISTING_FOLDER, OutputFile, serving_option
+from llmops.cli.options import EXISTING_FOLDER, OutputFile
 from llmops.cli.output import console
 from llmops.cli.service.command_defaults import verify_defaults
 from llmops.cli.service.service_command import file_options, for_each_model
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     type=EXISTING_FOLDER,
     help="Engine folder to check against; served for the checks unless --triton or --url is given.",
 )
-@serving_option
 @click.option("--triton", metavar="HOST:PORT", help="A running Triton's gRPC address.")
 @click.option(
     "--url",

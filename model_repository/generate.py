@@ -125,39 +125,6 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
     return [folder.name for folder in folders]
 
 
-def change_serving(repository: Path, serving: str) -> bool:
-    """Make a repository again, with its TensorRT engines served by `serving`.
-
-    Returns:
-        False if `serving` serves the engines already, so that nothing is written.
-
-    Raises:
-        InputError: The repository has no TensorRT engine, or was edited.
-    """
-    manifest = RepositoryManifest.load(repository)
-    found = {name: engine for name, engine in manifest.engines.items() if engine.target == "tensorrt"}
-    if not found:
-        raise InputError(
-            f"{repository} has no TensorRT engine, and --serving only applies to TensorRT engines: leave --serving out."
-        )
-    if all(engine.serving == serving for engine in found.values()):
-        return False
-    edits = manifest.edits(repository)
-    if edits:
-        raise InputError(
-            f"{repository} was edited since `llmops repo` made it ({edits[0]}), and --serving {serving} "
-            "would overwrite the edits: make the repository again with `llmops repo --serving`."
-        )
-    gpus = {
-        name: tuple(map(int, engine.gpu_device_ids.split(",")))
-        for name, engine in manifest.engines.items()
-        if engine.gpu_device_ids and ";" not in engine.gpu_device_ids
-    }
-    arguments = [f"{name}={engine.directory}" for name, engine in manifest.engines.items()]
-    generate_repository(read_engines(arguments, None, gpus, dict.fromkeys(found, serving)), repository)
-    return True
-
-
 def model_folders(entry: EngineEntry) -> Iterator[ModelFolder]:
     """Yield the four models of a served name, or the one model of an encoder."""
     if is_encoder(entry.manifest):

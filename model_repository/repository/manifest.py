@@ -52,14 +52,6 @@ class ServedEngine:
         return self.tp_size * self.pp_size
 
     @property
-    def serving(self) -> str:
-        """Return the server of a TensorRT engine: `llmops` or `nvidia`.
-
-        `llmops` stands for our engine model, `nvidia` for NVIDIA's C++ backend.
-        """
-        return "nvidia" if self.is_mpi else "llmops"
-
-    @property
     def is_mpi(self) -> bool:
         """Return True for NVIDIA's C++ backend, which needs one MPI rank per GPU.
 

@@ -71,7 +71,6 @@ class VerifyOptions:
         only: The parts to run.
         quick: True to run only checks that take seconds and do not disturb other requests.
         calibrate: True to measure step times too.
-        serving: Server of a TensorRT engine during the checks.
     """
 
     engine: Path | None = None
@@ -83,7 +82,6 @@ class VerifyOptions:
     quick: bool = False
     api_key: str | None = None
     calibrate: bool = False
-    serving: str | None = None
 
     def check(self) -> None:
         """Raise InputError for options that cannot be combined."""
@@ -91,10 +89,6 @@ class VerifyOptions:
             raise InputError("--triton and --url exclude each other; give the one to check.")
         if not (self.engine or self.triton or self.url):
             raise InputError("Nothing is named to check; give --engine ENGINE, --triton HOST:PORT or --url GATEWAY.")
-        if self.serving and (self.triton or self.url):
-            raise InputError(
-                "--serving applies only to a Triton that verify starts; leave out --serving, or --triton and --url."
-            )
         if self.calibrate and self.url:
             raise InputError("--calibrate measures an engine: give --engine or --triton instead of --url.")
         of = ("gateway",) if self.url else tuple(_ENGINE_PARTS)
@@ -139,21 +133,21 @@ async def verify(options: VerifyOptions, progress: VerifyProgress) -> tuple[Veri
     else:
         assert options.engine is not None
         progress.begin("triton", "starting the real Triton on the engine")
-        with _served(options.engine, options.serving or "") as (address, metrics):
+        with _served(options.engine) as (address, metrics):
             report, measured = await _triton(options, address, metrics, manifest, True, progress)
     report.seconds = time.monotonic() - begun
     return report, measured
 
 
 @contextlib.contextmanager
-def _served(engine: Path, serving: str) -> Iterator[tuple[str, str | None]]:
+def _served(engine: Path) -> Iterator[tuple[str, str | None]]:
     """Start a Triton with only this engine, and yield its gRPC address and metrics URL."""
     from llmops.model_repository.generate import generate_repository, read_engines
     from llmops.model_repository.launch import Ports, start_triton
 
     with tempfile.TemporaryDirectory(prefix="llmops-verify-") as folder:
         repository = Path(folder, "repository")
-        generate_repository(read_engines([str(engine)], serving=serving), repository)
+        generate_repository(read_engines([str(engine)]), repository)
         with start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=5, on_log=lambda line: None) as server:
             server.wait_ready(READY_SECONDS)
             yield server.grpc_address, server.metrics_url

@@ -16,7 +16,6 @@ from llmops.gateway.interfaces import EngineRequest, SamplingParams
 from llmops.gateway.triton.request_writer import RequestWriter
 from llmops.model_repository.generate import (
     EngineEntry,
-    change_serving,
     generate_repository,
     model_folders,
     read_engines,
@@ -220,31 +219,22 @@ def test_salts_are_announced_where_the_executor_has_them(tmp_path: Path, version
     assert find_target("tensorrt", "llmops").capabilities(manifest).get("cache_salt", False) is salted
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """A repository of one TensorRT engine for two GPUs, on GPUs 2 and 3, as NVIDIA's backend serves it."""
-    made = make_engine(tmp_path / "engine")
+def test_an_engine_of_two_gpus_runs_on_one_machine_with_our_model(tmp_path: Path) -> None:
+    """`llmops repo --serving llmops` of an engine on GPUs 2 and 3 starts the ranks itself, and has no export."""
+    made, repository = make_engine(tmp_path / "engine"), tmp_path / "repository"
     (tmp_path / "engine" / "tokenizer").mkdir()
     (tmp_path / "engine" / "tokenizer" / "tokenizer.json").write_text("{}")
     for rank in range(2):
         (tmp_path / "engine" / "model" / f"rank{rank}.engine").write_bytes(b"engine")
     made.manifest.model_copy(update={"parallelism": Parallelism(tp_size=2)}).save(tmp_path / "engine")
-    generate_repository(read_engines([str(tmp_path / "engine")], None, {"tiny": (2, 3)}), tmp_path / "repository")
-    return tmp_path / "repository"
-
-
-def test_a_repository_is_made_again_for_the_other_server(repository: Path) -> None:
-    assert change_serving(repository, "nvidia") is False
-    assert change_serving(repository, "llmops") is True
+    engines = read_engines([str(tmp_path / "engine")], None, {"tiny": (2, 3)}, serving="llmops")
+    generate_repository(engines, repository)
     (engine,) = RepositoryManifest.load(repository).engines.values()
-    assert (engine.serving, engine.gpu_device_ids, engine.backend) == ("llmops", "2,3", "python")
+    assert (engine.gpu_device_ids, engine.backend) == ("2,3", "python")
     parameters = parse_config((repository / "tiny-tensorrt_llm" / "config.pbtxt").read_text(), "tiny").parameters
     assert (parameters["world_size"].string_value, "executor_worker_path" in parameters) == ("2", False)
     with pytest.raises(InputError, match="--serving llmops, which runs all ranks of an engine on one machine"):
         export_launch("slurm", repository, LaunchOptions(), gpus_per_node=8, image=None, claim="models")
-    (repository / "tiny" / "config.pbtxt").write_text("")
-    with pytest.raises(InputError, match=r"was edited since `llmops repo` made it \(tiny/config.pbtxt\)"):
-        change_serving(repository, "nvidia")
 
 
 @pytest.mark.parametrize("name", ["participant_ids", "cancellation_check_period_ms"])
