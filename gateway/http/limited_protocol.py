@@ -7,24 +7,19 @@ time: bytes behind a request that is being answered stay unparsed, and the conne
 when the response is complete. Timers bound the time for a header, for a pause between requests, and
 for reading a response.
 
-uvicorn has no public interface for these limits. pyproject.toml pins uvicorn's version, and
-`check_uvicorn_internals` names the private member that another version lacks.
+uvicorn has no public interface for these limits, so pyproject.toml pins the versions of uvicorn.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from importlib.metadata import version
 from time import monotonic
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from llmops.distribution import install_command
-from llmops.errors import ResourceError
 from llmops.gateway.errors import (
     ApiError,
     HeaderTooLargeError,
@@ -34,19 +29,6 @@ from llmops.gateway.errors import (
 )
 from llmops.gateway.http.connection_limits import ConnectionLimits
 from llmops.gateway.http.request_context import client_network
-
-# Members of uvicorn's classes that the gateway depends on: this module overrides or reads them,
-# chunked_writer.py writes streams with them, and request_body.py reads from them whether a body is
-# complete.
-PROTOCOL_MEMBERS = (
-    *("connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing"),
-    *("on_message_begin", "on_header", "on_headers_complete", "on_body", "on_message_complete", "on_response_complete"),
-    *("client", "cycle", "flow", "headers", "loop", "parser", "transport", "_unset_keepalive_if_required"),
-)
-CYCLE_MEMBERS = (
-    *("send", "flow", "transport", "disconnected", "chunked_encoding", "response_complete"),
-    *("response_started", "message_event", "more_body", "keep_alive"),
-)
 
 #: Seconds until a rejected connection is closed, so that the client can read the error.
 REJECTION_LINGER = 1.0
@@ -77,28 +59,6 @@ MIN_CHUNKED_FEED = 1024
 #: framing is compared with the size of the content.
 MAX_CHUNKED_FEED = 16384
 END_OF_HEADER = b"\r\n\r\n"
-
-
-def check_uvicorn_internals() -> None:
-    """Check that the installed uvicorn has all private members that the gateway needs.
-
-    Raises:
-        ResourceError: uvicorn lacks a member.
-    """
-    for kind, names in ((HttpToolsProtocol, PROTOCOL_MEMBERS), (RequestResponseCycle, CYCLE_MEMBERS)):
-        missing = missing_members(kind, names)
-        if missing:
-            raise ResourceError(
-                f"uvicorn {version('uvicorn')} has no {kind.__name__}.{missing[0]}, which the gateway needs; "
-                f"install a version that llmops allows: {install_command()}"
-            )
-
-
-def missing_members(kind: type, names: Iterable[str]) -> list[str]:
-    """Return the names that neither the class `kind` defines nor its constructor assigns."""
-    constructor = vars(kind).get("__init__")
-    known = {*dir(kind), *(constructor.__code__.co_names if constructor is not None else ())}
-    return [name for name in names if name not in known]
 
 
 def protocol_class(limits: ConnectionLimits) -> type[LimitedHttpProtocol]:

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from llmops.errors import ResourceError
 from llmops.gateway.http.connection_limits import connection_limits
-from llmops.gateway.http.limited_protocol import check_uvicorn_internals, protocol_class
+from llmops.gateway.http.limited_protocol import protocol_class
 from llmops.gateway.settings import GatewaySettings
 
 #: Size of the kernel's send buffer per connection, in bytes. By default the buffer grows to 4 MB
@@ -121,12 +121,7 @@ def tune_garbage_collector() -> None:
 
 
 def uvicorn_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
-    """Return uvicorn's configuration.
-
-    Raises:
-        ResourceError: uvicorn lacks a private member that the gateway needs.
-    """
-    check_uvicorn_internals()
+    """Return uvicorn's configuration."""
     return uvicorn.Config(
         app,
         loop="uvloop",
