@@ -251,12 +251,12 @@ def pin(model: str, key: str, version: str | None, admin: AdminClient, as_json: 
 @click.option("--json", "output", type=OutputFile(), metavar="FILE", help="Write the report to this file.")
 @click.option("--same", is_flag=True, help="Roll out to a copy of the old version.")
 def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path | None, same: bool) -> None:
-    """Carry a whole roll-out out on this machine, under load.
+    """Perform a whole roll-out on this machine, under load.
 
-    Without folders: SmolLM2 in float32 as the old version and in INT8 as the new one. The tolerated
-    loss of quality is the loss between both versions without a fault. The rehearsal takes some
-    minutes. Exit code 1 if a request failed, a token was doubled, or a planted fault was promoted
-    or not tried.
+    Without folders, the old version is SmolLM2 in float32, and the new version is SmolLM2 in INT8.
+    The tolerated loss of quality is the loss between both versions without a fault. The rehearsal
+    takes some minutes. The exit code is 1 if a request failed, a token was doubled, or a planted
+    fault was promoted or not tried.
     """
     import asyncio
     import json

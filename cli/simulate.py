@@ -250,7 +250,7 @@ def _spec(parameters: dict[str, Any], plan: BuildPlan, engine: EngineSpec) -> Fl
 
 
 def _outage(parameters: dict[str, Any]) -> tuple[float, float] | None:
-    """Return the time without replicas before a herd."""
+    """Return the start and end in seconds of the outage before a herd, or None without --herd."""
     if parameters["herd"] is None:
         return None
     at = parameters["herd_at"]

@@ -90,7 +90,7 @@ def _check_permission(owner: UsageOwner, groups: Sequence[str], caller: Caller) 
     """Check that a caller may read the requested usage.
 
     Raises:
-        ForbiddenError: The usage of the tenant is requested, and the key lacks the scope.
+        ForbiddenError: The usage of the tenant is requested, and the key lacks the scope `usage`.
         InvalidRequestError: The usage cannot be divided into the requested groups.
     """
     if owner == "tenant" and "usage" not in caller.scopes:

@@ -49,10 +49,11 @@ _MAX_RATIO = 12
 #: Seconds below which a run is fast enough, whatever its ratio. DeepSeek's line breaks take 0.04 s.
 _MIN_SECONDS = 0.1
 
-#: Maximum number of characters of the tokenizer's regular expressions of which runs are tried.
+#: Maximum number of characters that are tried as runs because the tokenizer's regular expressions
+#: contain them, besides those of ASCII. Bounds the time of a trial.
 _MAX_OWN_RUNS = 64
-#: Maximum number of characters of the tokenizer's regular expressions that are tried in pairs. The
-#: number of pairs is the square of this number.
+#: Maximum number of characters that are tried in pairs because the tokenizer's regular expressions
+#: contain them. The number of pairs is the square of this number.
 _MAX_PAIRED = 16
 
 

@@ -65,9 +65,11 @@ UNSUPPORTED_CHECKPOINTS = (
 
 
 def unsupported_reason(family: str, algorithm: str | None) -> UnsupportedCheckpoint | None:
-    """Return the row for a checkpoint that the PyTorch backend does not load, or None.
+    """Return the reason for which the PyTorch backend does not load a checkpoint, or None.
 
-    The checkpoint has the given family and QuantAlgo.
+    Args:
+        family: The family of the checkpoint's model.
+        algorithm: The QuantAlgo of the checkpoint, or None if it is not quantised.
     """
     return next(
         (row for row in UNSUPPORTED_CHECKPOINTS if family in row.families and algorithm in row.algorithms), None

@@ -462,7 +462,7 @@ def _first_event(request: Request) -> int | None:
         raise InvalidRequestError("stream must be true or false.", param="stream")
     if stream in ("false", "0"):
         if after is not None:
-            raise InvalidRequestError("starting_after needs stream to be true; set it.", param="starting_after")
+            raise InvalidRequestError("starting_after needs a stream; set stream to true.", param="starting_after")
         return None
     if after is None:
         return -1

@@ -89,7 +89,10 @@ class JwksCache:
         elif kid in self._keys and self._is_due():
             self._read()
         if self._keys is None:
-            raise UnavailableError("Tokens cannot be checked now; try again.", code="keys_unavailable")
+            raise UnavailableError(
+                "Tokens cannot be checked now, because their issuer's keys cannot be fetched; try again later.",
+                code="keys_unavailable",
+            )
         if not self._knows(kid, begun):
             await self._next_reading(kid, begun)
         kind = _KEY_TYPES[algorithm[:2]]

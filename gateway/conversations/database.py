@@ -70,7 +70,7 @@ class Database:
         return await self._answered(self._in_turn(owner, connect, work))
 
     async def write(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str | None = None) -> T:
-        """Run `work` like `read`, but in a transaction."""
+        """Run `work` in a transaction; otherwise like `read`."""
         return await self._answered(self._in_turn(owner, self._store.write, work))
 
     async def close(self) -> None:

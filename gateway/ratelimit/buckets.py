@@ -125,9 +125,9 @@ def add_settlement(sums: PendingSettlements, bound: Limit, change: Settlement) -
     sums[name] = bound, change
 
 
-#: Stored record of a limit: stamp, requests, tokens, spent, period. `stamp` is in seconds of any
-#: clock, requests and tokens are the levels at that time (negative in debt), and `spent` is in
-#: micro-dollars.
+#: Stored record of a limit: stamp, requests, tokens, spent, period. `stamp` is a time in seconds of
+#: the limiter's clock, requests and tokens are the levels at that time (negative in debt), and
+#: `spent` is in micro-dollars.
 BucketState = tuple[float, float, float, float, float]
 #: Amounts that a quota has left: requests, tokens, slots, and micro-dollars.
 Remaining = tuple[float, float, float, float]

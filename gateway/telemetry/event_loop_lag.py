@@ -40,7 +40,7 @@ OVERDUE_THRESHOLD = 0.005
 #: peers must then wait, because messages that arrived meanwhile have not been read.
 PROCESS_STALL_THRESHOLD = 1.0
 #: Environment variable with the path of a file to which every gateway appends what blocked its
-#: event loop. Used by test suites.
+#: event loop. Test suites set the variable.
 REPORT_FILE_VARIABLE = "LLMOPS_LAG_REPORT"
 #: Seconds above which a blocked event loop is written to the file of REPORT_FILE_VARIABLE.
 LAG_REPORT_THRESHOLD = 0.25

@@ -61,8 +61,8 @@ class VerifyOptions:
     """The options of a verification.
 
     Attributes:
-        engine: Folder of the engine with the promised properties. A Triton is started for the
-            engine unless `triton` or `url` names a running server.
+        engine: Folder of the engine, whose manifest has the properties to check. A Triton is
+            started for the engine unless `triton` or `url` names a running server.
         triton: HOST:PORT of Triton's gRPC.
         url: URL of a gateway.
         model: Served name of the model, or None if there is only one.

@@ -119,7 +119,7 @@ class LeastCostPolicy:
     def _cheapest(
         self, request: RoutingRequest, views: Sequence[ReplicaView], candidates: Sequence[int], known: Mapping[str, int]
     ) -> int | None:
-        """Return the cheapest candidate below the watermark, or None if no candidate is below.
+        """Return the cheapest candidate whose KV cache stays within KV_CACHE_WATERMARK, or None.
 
         Args:
             request: The request.

@@ -85,7 +85,7 @@ class ShadowSample:
             kept.append(tuple(array("i", ids)))
 
     def take(self, model: str) -> Sequence[tuple[int, ...]]:
-        """Return the sample and start the next one."""
+        """Return the sample of the prompts of `model`, and start the model's next sample."""
         self._seen.pop(model, None)
         return self._prompts.pop(model, [])
 

@@ -42,7 +42,8 @@ _IDLE_SECONDS = 120.0
 #: Number of one caller's grammars in the slow lane from which on the caller's other grammars go
 #: there directly. Each slow grammar costs the quick lane its process.
 _MAX_SLOW_PER_CALLER = 3
-#: Number of finished answers after which a grammar is no longer suspected before all others.
+#: Number of finished answers after which a grammar is trusted: if the engine becomes slow, grammars
+#: with fewer answers are suspected first.
 _TRUSTED_AFTER_ANSWERS = 3
 #: Maximum number of repeated measurements of a grammar that is slightly over a limit of time.
 _MAX_REMEASUREMENTS = 2
