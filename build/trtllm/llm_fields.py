@@ -3,8 +3,9 @@
 The LLM API rejects unknown fields, and so does llmops.
 
 Source: NVIDIA/TensorRT-LLM, 1.2.1: `tensorrt_llm/llmapi/llm_args.py` as published with its
-documentation; 1.3: the same file and `tensorrt_llm/usage/llm_args_golden_manifest.json` after
-1.3.0rc29 (September 2026), both read 2026-11-22.
+documentation; 1.3: the same file and `tensorrt_llm/usage/llm_args_golden_manifest.json` at 0004396,
+shortly before 1.3.0rc29, both read 2026-11-22, and the class pages of 1.3.0rc29's documentation
+(`llm-api/reference`: LLM, MTP, Eagle3), read 2026-11-27.
 """
 
 from collections.abc import Mapping
@@ -118,7 +119,8 @@ TOP: Table = {
     "fail_fast_on_attention_window_too_large": _until(_bool()),
     "sampler_force_async_worker": _bool(), "enable_layerwise_nvtx_marker": _bool(),
     **_later("bool", "enable_early_first_token_response", "enable_in_graph_sampling",
-             "enable_low_latency_host_dispatch", "enable_energy_metrics", "enable_resource_governor"),
+             "enable_low_latency_host_dispatch", "enable_energy_metrics", "enable_resource_governor",
+             "enable_tokenization_cache", "disable_mm_encoder", "enable_mla_skip_correction", "use_fine_grained_sync"),
     **_later("dict", "prometheus_metrics_config", "kv_cache_compression_config", "multimodal_config"),
 }  # fmt: skip
 
@@ -161,11 +163,12 @@ SPECULATIVE: Table = {
     "allow_advanced_sampling": _bool(), "use_rejection_sampling": _bool(since=_LATER),
     "enable_penalty": _bool(since=_LATER),
     "num_nextn_predict_layers": _int(1, 1), "use_relaxed_acceptance_for_thinking": _bool(), "relaxed_topk": _int(1, 1),
-    "relaxed_delta": Field("float", 0.0, minimum=0), "use_mtp_vanilla": _bool(), "mtp_eagle_one_model": _bool(True),
+    "relaxed_delta": Field("float", 0.0, minimum=0), "use_mtp_vanilla": _bool(),
+    "mtp_eagle_one_model": _until(_bool(True), "1.3 always does so"),
     "begin_thinking_phase_token": _int(128798), "end_thinking_phase_token": _int(128799),
     "max_matching_ngram_size": _int(2, 1), "is_keep_all": _bool(True), "is_use_oldest": _bool(True),
     "is_public_pool": _bool(True), "enable_global_pool": _bool(since=_LATER), "global_pool_size": _int(since=_LATER),
-    "eagle3_one_model": _bool(True), "eagle3_layers_to_capture": Field("list"),
+    "eagle3_one_model": _until(_bool(True), "1.3 always does so"), "eagle3_layers_to_capture": Field("list"),
     "eagle3_model_arch": _str("llama3", "mistral_large3", default="llama3"), "use_dynamic_tree": _bool(),
     "dynamic_tree_max_topK": _int(None, 1), "sa_config": Field("dict", since=_LATER),
     "output_directory": _str(), "write_interval": _int(20, 1), "file_prefix": _str(),

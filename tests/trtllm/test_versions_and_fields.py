@@ -162,12 +162,15 @@ def test_the_largest_graph_replaces_our_list_of_graphs(version):
         standin.LLM("/model", cuda_graph_config={"batch_sizes": [1, 64], "max_batch_size": 64})
 
 
+DRAFT = {"max_draft_len": 4, "speculative_model": "/draft"}
 LATER = {
     "generation_config": "auto",
+    "enable_tokenization_cache": True,
+    "disable_mm_encoder": True,
     "kv_cache_config": {"max_util_for_resume": 0.9, "use_kv_cache_manager_v2": "auto", "dtype": "fp8_ds_mla"},
     "scheduler_config": {"context_chunking_policy": "FORCE_CHUNK", "waiting_queue_policy": "priority"},
     "moe_config": {"backend": "MARLIN"},
-    "speculative_config": {"decoding_type": "DFlash", "acceptance_rate_threshold": 0.5},
+    "speculative_config": {"decoding_type": "DFlash", "acceptance_rate_threshold": 0.5, **DRAFT},
 }
 
 
@@ -176,9 +179,6 @@ def test_a_later_release_has_more_fields_and_choices(name):
     check_llm_args({name: LATER[name]}, "1.3.0rc29")
     with pytest.raises(InputError):
         check_llm_args({name: LATER[name]}, "1.2.1")
-
-
-DRAFT = {"max_draft_len": 4, "speculative_model": "/draft"}
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ DRAFT = {"max_draft_len": 4, "speculative_model": "/draft"}
         ("1.2.1", {"decoding_type": "MTP", "use_dynamic_tree": True}, "decoding_type Eagle3, not MTP"),
         ("1.2.1", {"decoding_type": "Draft_Target", "max_matching_ngram_size": 2, **DRAFT}, "NGram, not Draft_Target"),
         ("1.3.0rc29", {"decoding_type": "Eagle3", "mask_token_id": 1, **DRAFT}, "PARD or DFlash or DSpark, not Eagle3"),
-        ("1.3.0rc29", {"decoding_type": "DFlash", "block_size": 4}, "for decoding_type DSpark, not DFlash"),
+        ("1.3.0rc29", {"decoding_type": "DFlash", "block_size": 4, **DRAFT}, "for decoding_type DSpark, not DFlash"),
         (
             "1.2.1",
             {"decoding_type": "MTP", "max_draft_len": 3, "num_nextn_predict_layers": 1},
@@ -256,6 +256,19 @@ def test_mtp_drafts_as_many_tokens_in_each_release(name):
     old, new = (arguments_for_release(arguments, minor)["speculative_config"] for minor in ((1, 2), (1, 3)))
     assert old == {"decoding_type": "MTP", "num_nextn_predict_layers": 3}
     assert new == {"decoding_type": "MTP", "max_draft_len": 3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"), [("Eagle3", "eagle3_one_model", True), ("MTP", "mtp_eagle_one_model", False)]
+)
+def test_1_3_gets_no_switch_between_one_and_two_models(kind, field, value):
+    """1.3.0rc29's MTPDecodingConfig and Eagle3DecodingConfig (llm-api/reference of its published documentation) lack
+    both fields, and `extra="forbid"` refuses them. Before, false was read as true
+    (llmapi/llm_args.py at 0004396, `validate_eagle_config`, `log_two_model_deprecation_warning`).
+    """
+    arguments = {"speculative_config": {"decoding_type": kind, field: value, **DRAFT}}
+    assert field in arguments_for_release(arguments, (1, 2))["speculative_config"]
+    assert arguments_for_release(arguments, (1, 3))["speculative_config"] == {"decoding_type": kind, **DRAFT}
 
 
 def test_what_a_release_has_no_more_is_left_out_where_nothing_is_lost():
