@@ -239,6 +239,8 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
     if tokens and tokens.bit_count() != 1 and arguments.get("attn_backend", "TRTLLM") == "TRTLLM":
         raise InputError(f"kv_cache_config.tokens_per_block is {tokens}; it must be a power of two, such as 32.")
     _check_speculation(arguments.get("speculative_config") or {}, minor)
+    if arguments.get("guided_decoding_backend") and minor >= (1, 3):
+        _check_grammars(arguments.get("speculative_config") or {})
     graphs = arguments.get("cuda_graph_config") or {}
     sizes = graphs.get("batch_sizes")
     # 1.2 compares batch_sizes with its own list (TorchLlmArgs.validate_cuda_graph_config).
@@ -253,11 +255,11 @@ def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -
     if speculative and kind is None:
         types = SPECULATIVE["decoding_type"].choices_of(minor)
         raise InputError(f"speculative_config needs decoding_type; set one of {', '.join(types)}.")
-    if kind in ("Eagle3", "Draft_Target") and not (
+    if kind in ("Eagle3", "Draft_Target", "PARD", "DFlash") and not (
         speculative.get("max_draft_len") and speculative.get("speculative_model")
     ):
         raise InputError(f"speculative_config {kind} needs max_draft_len and speculative_model, a draft model.")
-    if kind in ("NGram", "SA") and not speculative.get("max_draft_len"):
+    if kind in ("NGram", "SA", "DSpark") and not speculative.get("max_draft_len"):
         raise InputError(f"speculative_config {kind} needs max_draft_len.")
     if kind == "MTP" and (speculative.get("max_draft_len") == 0 or "num_nextn_predict_layers" in speculative):
         raise InputError("speculative_config MTP needs max_draft_len of at least 1 and no num_nextn_predict_layers.")
@@ -271,6 +273,18 @@ def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -
             path = f"speculative_config.{name}"
             raise FieldError(path, f"{path} is for decoding_type {' or '.join(takers)}, not {kind}; leave it out.")
     _check_schedule(speculative, minor)
+
+
+def _check_grammars(speculative: Mapping[str, Any]) -> None:
+    """Raise InputError for speculation with which 1.3 does not start an engine that has grammars."""
+    kind = speculative.get("decoding_type")
+    rejects = speculative.get("use_rejection_sampling")
+    if kind == "SaveState" or (rejects and (kind not in ("Eagle3", "MTP") or speculative.get("use_mtp_vanilla"))):
+        what = "use_rejection_sampling" if rejects else "SaveState"
+        raise InputError(
+            f"TensorRT-LLM 1.3 starts no engine of {kind} with {what} and grammars; "
+            "add --set llm.guided_decoding_backend=null, or leave it out."
+        )
 
 
 def _check_schedule(speculative: Mapping[str, Any], minor: tuple[int, int]) -> None:

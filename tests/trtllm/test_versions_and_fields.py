@@ -202,6 +202,9 @@ def test_a_later_release_has_more_fields_and_choices(name):
         ("1.2.1", {"decoding_type": "MTP", "max_draft_len": 0}, "at least 1"),
         ("1.2.1", {"decoding_type": "SaveState", "output_directory": "/d"}, "needs output_directory and eagle3_layers"),
         ("1.3.0rc29", {"decoding_type": "SaveState"}, "needs output_directory"),
+        ("1.3.0rc29", {"decoding_type": "PARD", "max_draft_len": 4}, "needs max_draft_len and speculative_model"),
+        ("1.3.0rc29", {"decoding_type": "DFlash", "speculative_model": "/d"}, "needs max_draft_len and speculative"),
+        ("1.3.0rc29", {"decoding_type": "DSpark"}, "DSpark needs max_draft_len"),
         ("1.2.1", {"decoding_type": "Eagle3", "max_concurrency": 8, **DRAFT}, "does nothing before TensorRT-LLM 1.3"),
         ("1.2.1", {"decoding_type": "NGram", "max_draft_len": 4, "draft_len_schedule": {4: 4}}, "smallest batch size"),
         (
@@ -269,6 +272,25 @@ def test_1_3_gets_no_switch_between_one_and_two_models(kind, field, value):
     arguments = {"speculative_config": {"decoding_type": kind, field: value, **DRAFT}}
     assert field in arguments_for_release(arguments, (1, 2))["speculative_config"]
     assert arguments_for_release(arguments, (1, 3))["speculative_config"] == {"decoding_type": kind, **DRAFT}
+
+
+@pytest.mark.parametrize(
+    "speculative",
+    [
+        {"decoding_type": "SaveState", "output_directory": "/d"},
+        {"decoding_type": "PARD", "use_rejection_sampling": True, **DRAFT},
+        {"decoding_type": "MTP", "use_rejection_sampling": True, "use_mtp_vanilla": True},
+    ],
+)
+def test_speculation_that_1_3_does_not_start_beside_grammars_is_refused(speculative):
+    """1.3 `_torch/pyexecutor/py_executor_creator.py`, "Guided decoding is not supported for speculative decoding mode"
+    (`_torch/speculative/interface.py`, `support_guided_decoder`), and llmapi/llm_args.py at 0004396,
+    `TorchLlmArgs.validate_speculative_config`, rs_guided_active.
+    """
+    with pytest.raises(InputError, match=r"and grammars; add --set llm\.guided_decoding_backend=null"):
+        make_llm_args(LIMITS, Parallelism(), "auto", {"speculative_config": speculative}, "1.3.0rc29")
+    without = {"speculative_config": speculative, "guided_decoding_backend": None}
+    assert "guided_decoding_backend" not in make_llm_args(LIMITS, Parallelism(), "auto", without, "1.3.0rc29")
 
 
 def test_what_a_release_has_no_more_is_left_out_where_nothing_is_lost():
