@@ -193,7 +193,7 @@ def _byte_characters() -> dict[str, int]:
     return table
 
 
-BYTE_OF = _byte_characters()
+_BYTE_OF = _byte_characters()
 
 
 def _bytes_of(token: str) -> bytes:
@@ -202,6 +202,6 @@ def _bytes_of(token: str) -> bytes:
     A token with characters outside the byte alphabet stands for its own text.
     """
     try:
-        return bytes([BYTE_OF[character] for character in token])
+        return bytes([_BYTE_OF[character] for character in token])
     except KeyError:
         return token.encode()

@@ -17,7 +17,6 @@ from llmops.errors import InputError
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.control_tokens import ControlTokens, RenderedPrompt, find_control_tokens
 from llmops.gateway.text.detokenizer import DetokenizerFactory
-from llmops.gateway.text.token_lower_bound import MAX_TOKENS_PER_CHARACTER, bound_for_tokenizer
 from llmops.input_files import leads_outside
 from llmops.tokenizer_files import check_growth, is_panic
 
@@ -31,12 +30,15 @@ _CHARACTERS_PER_TOKEN = 8
 #: text, including special tokens. WordPiece makes one token of a word of more than 100 characters,
 #: and up to 100 of what a cut leaves of the word.
 _TOKENS_NEAR_CUT = 104
-#: Number of characters that `_count_in_pieces` tokenizes at a time. Bounds memory: each token takes
+#: Number of characters that `min_token_count` tokenizes at a time. Bounds memory: each token takes
 #: 500 bytes.
 _PIECE_CHARACTERS = 2**15
 #: Bytes of text per token above which a text is first counted piece by piece. Most texts that fit
 #: are shorter, and tokenizing a much longer one whole would take memory for many times the tokens.
 BYTES_PER_TOKEN = 4
+#: Maximum size of a text that is never counted piece by piece, in bytes. Bounds memory for a model
+#: with a long context: each byte can become a token, which takes 500 bytes.
+_MAX_WHOLE_BYTES = 2**18
 
 
 class TextTokenizer:
@@ -78,7 +80,6 @@ class TextTokenizer:
         self.config = _read_config(directory / "tokenizer_config.json")
         self.chat_template = _read_template(directory, self.config)
         self.detokenizers = DetokenizerFactory(self._tokenizer)
-        self._lower_bound = bound_for_tokenizer(self._tokenizer)
         self.vocab_size = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
         self.controls: ControlTokens | None = None
 
@@ -104,27 +105,17 @@ class TextTokenizer:
     def min_token_count(self, text: str, enough: int) -> int:
         """Return a lower bound of the number of tokens in `text` without tokenizing all of it.
 
-        The bound is 0 for a text that is too short to have more than `enough` tokens. Counting
-        stops once the bound is above `enough`.
+        The bound is 0 for a text that is short enough to be tokenized whole. Counting stops once
+        the bound is above `enough`. Tokenizing a whole text takes 500 bytes of memory per token,
+        and the memory of a piece is released before the next piece.
 
         Raises:
             InvalidRequestError: A regular expression of the tokenizer takes too many steps for
                 `text`.
         """
-        if len(text) * MAX_TOKENS_PER_CHARACTER <= enough:
-            return 0
-        least = 0 if self._lower_bound is None else self._lower_bound.least(text, enough)
-        if least <= enough and len(text.encode("utf-8", "replace")) > BYTES_PER_TOKEN * enough:
-            least = self._count_in_pieces(text, enough)
-        return least
-
-    def _count_in_pieces(self, text: str, enough: int) -> int:
-        """Return a lower bound of the number of tokens in `text`, by tokenizing pieces of the text.
-
-        Counting stops once the bound is above `enough`. Tokenizing a whole text takes 500 bytes of
-        memory per token, and the memory of a piece is released before the next piece.
-        """
         count = 0
+        if len(text.encode("utf-8", "replace")) <= min(BYTES_PER_TOKEN * enough, _MAX_WHOLE_BYTES):
+            return count
         for start in range(0, len(text), _PIECE_CHARACTERS):
             piece = text[start : start + _PIECE_CHARACTERS]
             count += max(0, len(self.encode(piece, add_special_tokens=False)) - 2 * _TOKENS_NEAR_CUT)

@@ -63,11 +63,11 @@ def test_texts_of_many_tokens(start, tmp_path, programs, card):
             made.sendall(head.encode() + body)
             return int(made.recv(12)[9:12])
 
-    sizes = [350_000, 700_000] * scaled(3, 20)
+    sizes = [250_000, 700_000] * scaled(3, 20)
     with ThreadPoolExecutor(len(sizes)) as pool:
         statuses = list(pool.map(ask, sizes))
     growth = gateway.peak() - before
-    record(f"{len(sizes)} texts of 350,000 and 700,000 tokens: {growth / MIB:.0f} MB more")
+    record(f"{len(sizes)} texts of 250,000 and 700,000 tokens: {growth / MIB:.0f} MB more")
     assert set(statuses) == {200, 400}
     assert growth < GROWTH
 
