@@ -1,6 +1,5 @@
 """The figures of a run, computed from its records."""
 
-import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
@@ -9,25 +8,6 @@ from llmops.objectives import Objective
 from llmops.perf.load.objectives import attained_shares, meets_objectives
 from llmops.perf.load.runner import LoadRun
 from llmops.perf.records import Record, percentile
-
-
-def intervals(ordered: list[float], percentiles: tuple[int, ...]) -> dict[str, list[float]]:
-    """Return 95 % confidence intervals of percentiles, by their names (`p50`, …).
-
-    An interval needs no assumption on the distribution: it is the range of the order statistics
-    1.96 binomial standard deviations around the percentile's rank. Percentiles whose interval needs
-    more values are left out.
-    """
-    found: dict[str, list[float]] = {}
-    size = len(ordered)
-    for p in percentiles:
-        share = p / 100
-        spread = 1.96 * math.sqrt(size * share * (1 - share))
-        low, high = math.floor(size * share - spread) - 1, math.ceil(size * share + spread) - 1
-        if low >= 0 and high < size:
-            found[f"p{p}"] = [round(ordered[low], 4), round(ordered[high], 4)]
-    return found
-
 
 PERCENTILES = (50, 90, 95, 99)
 # The latency distributions of a summary, and their usual names.
@@ -38,10 +18,7 @@ BUSY_SHARE = 0.7
 
 @dataclass(frozen=True)
 class Distribution:
-    """A latency distribution in milliseconds.
-
-    `interval` has the 95 % confidence interval of each percentile with enough values.
-    """
+    """A latency distribution in milliseconds."""
 
     count: int
     mean: float
@@ -51,24 +28,17 @@ class Distribution:
     p90: float
     p95: float
     p99: float
-    interval: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, seconds: list[float], independent: bool = True) -> Self | None:
-        """Return the distribution of values in seconds, or None without values.
-
-        Args:
-            seconds: The values.
-            independent: False for values that depend on each other, such as the gaps within one
-                answer. Such values get no intervals.
-        """
+    def of(cls, seconds: list[float]) -> Self | None:
+        """Return the distribution of values in seconds, or None without values."""
         if not seconds:
             return None
         ordered = sorted(1000 * value for value in seconds)
         points = {f"p{p}": round(percentile(ordered, p), 4) for p in PERCENTILES}
         mean = sum(ordered) / len(ordered)
         ends = (round(mean, 4), round(ordered[0], 4), round(ordered[-1], 4))
-        return cls(len(ordered), *ends, **points, interval=intervals(ordered, PERCENTILES) if independent else {})
+        return cls(len(ordered), *ends, **points)
 
 
 @dataclass(frozen=True)
@@ -151,7 +121,7 @@ def summarise(run: LoadRun, slos: list[Objective]) -> Summary:
         own_lag_p99_ms=_p99(run.cost.lags),
         schedule_lag_p99_ms=_p99([record.lag for record in records]) or 0.0,
         ttft=Distribution.of([record.ttft for record in done if record.ttft is not None]),
-        itl=Distribution.of([gap for record in done for gap in record.gaps], independent=False),
+        itl=Distribution.of([gap for record in done for gap in record.gaps]),
         tpot=Distribution.of([record.tpot for record in done if record.tpot is not None]),
         e2e=Distribution.of([record.e2e for record in done]),
         overhead=Distribution.of([record.overhead_ms / 1000 for record in done if record.overhead_ms is not None]),
