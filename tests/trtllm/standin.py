@@ -581,14 +581,9 @@ class LLM:
         running = sum(len(one.outputs[0].token_ids) for one in self.results if not (one.finished or one.aborted_))
         iterations = self.kept[0][:]
         del self.kept[0][: len(iterations)]
-        cache = {
-            "maxNumBlocks": 100,
-            "usedNumBlocks": self.used + running // 32,
-            "tokensPerBlock": 32,
-            "reusedBlocks": 3,
-        }
+        cache = {"maxNumBlocks": 100, "usedNumBlocks": self.used + running // 32, "tokensPerBlock": 32}
         return [
-            {"iter": one, "kvCacheStats": cache, "gpuMemUsage": 5000,
+            {"iter": one, "kvCacheStats": {**cache, "reusedBlocks": 3}, "gpuMemUsage": 5000,
              "cpuMemUsage": 600, "pinnedMemUsage": 70, "inflightBatchingStats": {"numPausedRequests": 2}}
             for one in iterations
         ]  # fmt: skip

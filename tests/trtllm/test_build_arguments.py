@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,9 @@ def test_published_recipe(recipe):
     assert from_argv(to_argv(made)) == made
 
 
+SWIGLU = {"gemm_swiglu_plugin": "fp8"}
+
+
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
@@ -58,9 +62,9 @@ def test_published_recipe(recipe):
         ({"extra": {"context_fmha": "disable", "use_paged_context_fmha": "enable"}}, "it needs context_fmha"),
         ({"extra": {"kv_cache_type": "continuous"}}, "kv_cache_type paged"),
         ({"extra": {"remove_input_padding": "disable"}}, "packed input"),
-        ({"extra": {"gemm_swiglu_plugin": "fp8"}}, "need --quant fp8"),
+        ({"extra": SWIGLU}, "need --quant fp8"),
         # 1.2.1 builder.py, optimize_model_with_config: "GemmSwiGLU plugin requires --use_fused_mlp flag"
-        ({"quant": "fp8", "extra": {"gemm_swiglu_plugin": "fp8", "use_fused_mlp": "disable"}}, "need --use_fused_mlp"),
+        ({"quant": "fp8", "extra": {**SWIGLU, "use_fused_mlp": "disable"}}, "need --use_fused_mlp"),
         ({"quant": "fp8_pc_pt", "extra": {"fp8_rowwise_gemm_plugin": "disable"}}, "go together"),
         ({"extra": {"lora_dir": ["a"]}}, "--lora_plugin auto"),
         ({"extra": {"max_draft_len": 4}}, "speculative_decoding_mode"),
@@ -74,10 +78,7 @@ def test_published_recipe(recipe):
         # forward takes no all_reduce_params, which 1.2.1 models/llama/model.py hands it with reduce_fusion
         ({"lora": (["x"], 8, ["attn_q"]), "quant": "fp8_pc_pt"}, "fp8_pc_pt take no adapters"),
         ({"quant": "fp8_pc_pt", "tp": 2, "extra": {"reduce_fusion": "enable"}}, "not for --quant fp8_pc_pt"),
-        (
-            {"lora": (["x"], 8, ["mlp_gate"]), "quant": "fp8", "extra": {"gemm_swiglu_plugin": "fp8"}},
-            "take no adapters",
-        ),
+        ({"lora": (["x"], 8, ["mlp_gate"]), "quant": "fp8", "extra": SWIGLU}, "take no adapters"),
     ],
 )
 def test_refused_before_anything_starts(asked, says):
@@ -222,6 +223,12 @@ def test_a_quantised_checkpoint_is_planned_as_it_is_stored(checkpoint: Path) -> 
     assert float(row[28:].split()[0]) == pytest.approx(65_248_815_744 / 2**30, rel=0.01)
 
 
+def prepare(spec: BuildSpec, says: str = ""):
+    """Return the job of a build, or None if it is refused with `says`."""
+    with pytest.raises(InputError, match=says) if says else nullcontext():
+        return get_target(spec.target).prepare(spec, open_checkpoint(spec.checkpoint))
+
+
 @pytest.mark.parametrize(
     ("family", "change", "options", "expected"),
     [
@@ -242,7 +249,7 @@ def test_the_backend_gets_the_windows_of_layers(tmp_path, family, change, option
     layers = {"num_hidden_layers": len(change["layer_types"])} if "layer_types" in change else {}
     (folder / "config.json").write_text(json.dumps({**config, **change, **layers}))
     spec = BuildSpec(str(folder), tmp_path / "engine", "tensorrt", **options)
-    made = get_target("tensorrt").prepare(spec, open_checkpoint(str(folder)))
+    made = prepare(spec)
     assert (made.serve.get("max_attention_window_size"), made.serve.get("enable_kv_cache_reuse")) == expected
 
 
@@ -272,12 +279,7 @@ def test_what_the_runtime_would_not_load_is_refused(tmp_path, length, pp, option
     config = json.loads((folder / "config.json").read_text())
     layers = {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3}
     (folder / "config.json").write_text(json.dumps({**config, **layers}))
-    spec = BuildSpec(str(folder), tmp_path / "engine", "tensorrt", max_seq_len=length, pp=pp, options=options)
-    if not says:
-        get_target("tensorrt").prepare(spec, open_checkpoint(str(folder)))
-        return
-    with pytest.raises(InputError, match=says):
-        get_target("tensorrt").prepare(spec, open_checkpoint(str(folder)))
+    prepare(BuildSpec(str(folder), tmp_path / "engine", "tensorrt", max_seq_len=length, pp=pp, options=options), says)
 
 
 @pytest.mark.parametrize(
@@ -298,12 +300,7 @@ def test_lookahead_is_refused_where_it_does_not_build_or_load(tmp_path, family, 
     folder = str(write_checkpoint(tmp_path / "tiny", family))
     options = {"speculative_mode": "lookahead_decoding", "lookahead": "7,7,7"}
     options |= {"serve.max_attention_window_size": windows} if windows else {}
-    spec = BuildSpec(folder, tmp_path / "engine", "tensorrt", max_seq_len=128, options=options)
-    if not says:
-        get_target("tensorrt").prepare(spec, open_checkpoint(folder))
-        return
-    with pytest.raises(InputError, match=says):
-        get_target("tensorrt").prepare(spec, open_checkpoint(folder))
+    prepare(BuildSpec(folder, tmp_path / "engine", "tensorrt", max_seq_len=128, options=options), says)
 
 
 @pytest.mark.parametrize(("batch", "expected"), [(256, 256 * 84), (64, 8192)])
@@ -315,7 +312,7 @@ def test_draft_tokens_take_part_in_a_step(tmp_path, batch, expected):
     folder = str(write_checkpoint(tmp_path / "tiny", "llama"))
     options = {"speculative_mode": "lookahead_decoding", "lookahead": "7,7,7"}
     spec = BuildSpec(folder, tmp_path / "engine", "tensorrt", max_batch_size=batch, options=options)
-    made = get_target("tensorrt").prepare(spec, open_checkpoint(folder))
+    made = prepare(spec)
     assert made.argv[made.argv.index("--max_num_tokens") + 1] == str(expected)
     assert made.request.limits.max_num_tokens == expected
 
@@ -342,14 +339,8 @@ def test_a_window_that_the_pytorch_backend_ignores_is_refused(tmp_path, family, 
     config = json.loads((folder / "config.json").read_text())
     windows = {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 0, "layer_types": None}
     (folder / "config.json").write_text(json.dumps({**config, **windows}))
-    checkpoint, target = open_checkpoint(str(folder)), get_target("pytorch")
     image = {"image": "trtllm-1.3"} if version.startswith("1.3") else {}
-    long, short = (
-        BuildSpec(str(folder), tmp_path / "engine", "pytorch", max_seq_len=length, options=image) for length in (65, 64)
-    )
-    target.prepare(short, checkpoint)
-    if ignored:
-        with pytest.raises(InputError, match=r"only to the last 64 tokens.*--max-seq-len 64, or use --target tensorrt"):
-            target.prepare(long, checkpoint)
-    else:
-        target.prepare(long, checkpoint)
+    says = "only to the last 64 tokens.*--max-seq-len 64, or use --target tensorrt" if ignored else ""
+    for length, refused_with in ((64, ""), (65, says)):
+        spec = BuildSpec(str(folder), tmp_path / "engine", "pytorch", max_seq_len=length, options=image)
+        prepare(spec, refused_with)

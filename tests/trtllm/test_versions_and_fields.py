@@ -12,6 +12,8 @@ from tests.support.manifests import engine_manifest
 from tests.trtllm import standin
 
 LIMITS = EngineLimits(max_batch_size=64, max_seq_len=4096, max_num_tokens=8192)
+PAUSING = {"capacity_scheduler_policy": "MAX_UTILIZATION"}
+NGRAM, MTP, EAGLE3 = ({"decoding_type": name} for name in ("NGram", "MTP", "Eagle3"))
 
 
 def test_engines_want_their_exact_version():
@@ -41,15 +43,7 @@ def test_checkpoints_serve_on_every_later_release_but_not_before_1_2():
         ({"guided_decoding_backend": "llguidance"}, 513, False, ["json", "json_schema", "regex"]),
         ({"sampler_type": "TorchSampler"}, 513, True, []),
         # a paused request gets a new matcher (_torch/pyexecutor/guided_decoder.py, require_matcher_init; #18891)
-        (
-            {
-                "guided_decoding_backend": "xgrammar",
-                "scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"},
-            },
-            512,
-            True,
-            [],
-        ),
+        ({"guided_decoding_backend": "xgrammar", "scheduler_config": PAUSING}, 512, True, []),
     ],
 )
 def test_what_the_llm_api_takes_is_announced(arguments, vocabulary, logit_bias, guided):
@@ -77,6 +71,9 @@ def test_a_plan_decides_how_it_is_served_unless_the_user_does():
     assert made["enable_chunked_prefill"] is True
 
 
+SPECULATIONS = "NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState"
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -86,27 +83,16 @@ def test_a_plan_decides_how_it_is_served_unless_the_user_does():
         ({"kv_cache_config": {"free_gpu_memory_fraction": 1.5}}, "between 0 and 1"),
         ({"kv_cache_config": {"enable_block_reuse": 1}}, "wants bool"),
         ({"max_batch_size": True}, "wants int"),
-        ({"max_batch_size": "64"}, "wants int"),
         ({"scheduler_config": {"capacity_scheduler_policy": "max_utilization"}}, "MAX_UTILIZATION"),
         ({"guided_decoding_backend": "outlines"}, "xgrammar, llguidance"),
-        (
-            {"speculative_config": {"decoding_type": "Medusa"}},
-            r"is 'Medusa'; the LLM API takes NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState\.$",
-        ),
+        ({"speculative_config": {"decoding_type": "Medusa"}}, rf"is 'Medusa'; the LLM API takes {SPECULATIONS}\.$"),
         ({"speculative_config": {"decoding_type": "PARD", "max_draft_len": 2}}, "'PARD'; the LLM API takes NGram, MTP"),
-        ({"speculative_config": {"decoding_type": "NGram"}}, "NGram needs max_draft_len"),
-        (
-            {"speculative_config": {"max_draft_len": 2}},
-            r"needs decoding_type; set one of NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState\.$",
-        ),
-        ({"speculative_config": {"decoding_type": "NGram", "acceptance_rate_window_size": 2}}, "use acceptance_window"),
+        ({"speculative_config": NGRAM}, "NGram needs max_draft_len"),
+        ({"speculative_config": {"max_draft_len": 2}}, rf"needs decoding_type; set one of {SPECULATIONS}\.$"),
+        ({"speculative_config": {**NGRAM, "acceptance_rate_window_size": 2}}, "use acceptance_window"),
         ({"kv_cache_config": {"dtype": "fp8_ds_mla"}}, "takes auto, fp8, nvfp4"),
         ({"kv_cache_config": {"use_kv_cache_manager_v2": "auto"}}, r"1\.2 has no field kv_cache_config.use_kv"),
-        (
-            {"speculative_config": {"decoding_type": "Eagle3", "max_draft_len": 3}},
-            "needs max_draft_len and speculative",
-        ),
-        ({"cuda_graph_config": {"batch_sizes": [1, 2], "max_batch_size": 4}}, "contradict each other"),
+        ({"speculative_config": {**EAGLE3, "max_draft_len": 3}}, "needs max_draft_len and speculative"),
         ({"cuda_graph_config": {"batch_sizes": [1, 4], "max_batch_size": 4}}, "contradict each other"),
         ({"generation_config": "trtllm"}, r"1\.2 has no field generation_config"),
         ({"moe_config": {"backend": "AUTO"}}, "takes CUTLASS, CUTEDSL, WIDEEP, TRTLLM, DEEPGEMM, VANILLA, TRITON"),
@@ -181,47 +167,30 @@ def test_a_later_release_has_more_fields_and_choices(name):
         check_llm_args({name: LATER[name]}, "1.2.1")
 
 
+NGRAM4 = {**NGRAM, "max_draft_len": 4}
+
+
 @pytest.mark.parametrize(
     ("version", "speculative", "says"),
     [
-        (
-            "1.2.1",
-            {"decoding_type": "NGram", "max_draft_len": 4, "num_nextn_predict_layers": 1},
-            "for .* MTP, not NGram",
-        ),
-        ("1.3.0rc29", {"decoding_type": "NGram", "max_draft_len": 4, "relaxed_topk": 2}, "for .* MTP, not NGram"),
-        ("1.2.1", {"decoding_type": "MTP", "use_dynamic_tree": True}, "decoding_type Eagle3, not MTP"),
+        ("1.2.1", {**NGRAM4, "num_nextn_predict_layers": 1}, "for .* MTP, not NGram"),
+        ("1.3.0rc29", {**NGRAM4, "relaxed_topk": 2}, "for .* MTP, not NGram"),
+        ("1.2.1", {**MTP, "use_dynamic_tree": True}, "decoding_type Eagle3, not MTP"),
         ("1.2.1", {"decoding_type": "Draft_Target", "max_matching_ngram_size": 2, **DRAFT}, "NGram, not Draft_Target"),
-        ("1.3.0rc29", {"decoding_type": "Eagle3", "mask_token_id": 1, **DRAFT}, "PARD or DFlash or DSpark, not Eagle3"),
+        ("1.3.0rc29", {**EAGLE3, "mask_token_id": 1, **DRAFT}, "PARD or DFlash or DSpark, not Eagle3"),
         ("1.3.0rc29", {"decoding_type": "DFlash", "block_size": 4, **DRAFT}, "for decoding_type DSpark, not DFlash"),
-        (
-            "1.2.1",
-            {"decoding_type": "MTP", "max_draft_len": 3, "num_nextn_predict_layers": 1},
-            "no num_nextn_predict_layers",
-        ),
-        ("1.2.1", {"decoding_type": "MTP", "max_draft_len": 0}, "at least 1"),
+        ("1.2.1", {**MTP, "max_draft_len": 3, "num_nextn_predict_layers": 1}, "no num_nextn_predict_layers"),
+        ("1.2.1", {**MTP, "max_draft_len": 0}, "at least 1"),
         ("1.2.1", {"decoding_type": "SaveState", "output_directory": "/d"}, "needs output_directory and eagle3_layers"),
         ("1.3.0rc29", {"decoding_type": "SaveState"}, "needs output_directory"),
         ("1.3.0rc29", {"decoding_type": "PARD", "max_draft_len": 4}, "needs max_draft_len and speculative_model"),
         ("1.3.0rc29", {"decoding_type": "DFlash", "speculative_model": "/d"}, "needs max_draft_len and speculative"),
         ("1.3.0rc29", {"decoding_type": "DSpark"}, "DSpark needs max_draft_len"),
-        ("1.2.1", {"decoding_type": "Eagle3", "max_concurrency": 8, **DRAFT}, "does nothing before TensorRT-LLM 1.3"),
-        ("1.2.1", {"decoding_type": "NGram", "max_draft_len": 4, "draft_len_schedule": {4: 4}}, "smallest batch size"),
-        (
-            "1.2.1",
-            {"decoding_type": "NGram", "max_draft_len": 4, "draft_len_schedule": {"1": 2}},
-            "smallest batch size",
-        ),
-        (
-            "1.2.1",
-            {"decoding_type": "NGram", "max_draft_len": 4, "draft_len_schedule": {"1": 4, "8": 5}},
-            "smallest batch size",
-        ),
-        (
-            "1.3.0rc29",
-            {"decoding_type": "NGram", "max_draft_len": 4, "draft_len_schedule": {"1": 4}},
-            "has another meaning in 1.3 than in 1.2",
-        ),
+        ("1.2.1", {**EAGLE3, "max_concurrency": 8, **DRAFT}, "does nothing before TensorRT-LLM 1.3"),
+        ("1.2.1", {**NGRAM4, "draft_len_schedule": {4: 4}}, "smallest batch size"),
+        ("1.2.1", {**NGRAM4, "draft_len_schedule": {"1": 2}}, "smallest batch size"),
+        ("1.2.1", {**NGRAM4, "draft_len_schedule": {"1": 4, "8": 5}}, "smallest batch size"),
+        ("1.3.0rc29", {**NGRAM4, "draft_len_schedule": {"1": 4}}, "has another meaning in 1.3 than in 1.2"),
     ],
 )
 def test_options_of_one_speculation_are_refused_for_another(version, speculative, says):
@@ -316,7 +285,6 @@ def test_the_sampler_is_chosen_at_start_and_only_where_there_is_one():
 
 def test_int8_weight_only_ends_with_1_2():
     profile_of_release({}, "1.2.1", "int8_wo")
-    with pytest.raises(
-        InputError, match=r"1\.3 loads no INT8 weight-only checkpoint; build it again with fp8 or int4_awq"
-    ):
+    says = r"1\.3 loads no INT8 weight-only checkpoint; build it again with fp8 or int4_awq"
+    with pytest.raises(InputError, match=says):
         profile_of_release({}, "1.3.0", "int8_wo")
