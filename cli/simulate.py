@@ -221,7 +221,10 @@ def _events(parameters: dict[str, Any], spec: FleetSpec, done: SimulationResult)
 
 
 def _parse_herd(text: str | None) -> tuple[int | None, float | None]:
-    """Return the number of clients and the time in seconds of --herd."""
+    """Return the number of clients of --herd, and the time in seconds.
+
+    The time is None if --herd gives only the clients. Both are None without --herd.
+    """
     if text is None:
         return None, None
     clients, at, when = text.partition("@")

@@ -82,9 +82,10 @@ def _try_lock(store: StoreUrl) -> AbstractAsyncContextManager[LockWatch | None]:
 
 @asynccontextmanager
 async def _file_lock(store: Path) -> AsyncIterator[LockWatch | None]:
-    """Lock a file beside the SQLite file.
+    """Lock a file beside the SQLite file, and yield the watch of the lock.
 
-    The operating system releases the lock when the process ends.
+    Yield None if another process holds the lock. The operating system releases the lock when the
+    process ends.
     """
     lock = FileLock(store.with_name(f"{store.name}.lead"), mode=0o600, thread_local=False)
     try:
@@ -106,8 +107,9 @@ async def _file_lock(store: Path) -> AsyncIterator[LockWatch | None]:
 async def _postgres_lock(store: StoreUrl) -> AsyncIterator[LockWatch | None]:
     """Take an advisory lock in one long transaction, which PgBouncer keeps on one connection.
 
-    Between its statements, the transaction has no snapshot, so it does not hold up vacuum. Waiting
-    for the lock inside PostgreSQL would be one long statement with a snapshot.
+    Yield the watch of the lock, or None if another process holds the lock. Between its statements,
+    the transaction has no snapshot, so it does not hold up vacuum. Waiting for the lock inside
+    PostgreSQL would be one long statement with a snapshot.
     """
     async with connect(store, pool_size=1) as database, database.write() as connection:
         if not await connection.scalar(text("SELECT pg_try_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK_ID}):

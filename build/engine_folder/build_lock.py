@@ -77,9 +77,10 @@ def exclusive_replacement(output: Path, say: Callable[[str], None]) -> Iterator[
 
 
 def _raise_on_sigterm() -> signal.Handlers | None:
-    """Raise SystemExit on SIGTERM, so that `finally` blocks run.
+    """Raise SystemExit on SIGTERM, so that `finally` blocks run, and return the previous handler.
 
-    A handler that the application installed stays.
+    Return None if nothing was changed: a handler that the application installed stays, and only the
+    main thread can set a handler.
     """
     on_main = threading.current_thread() is threading.main_thread()
     if not on_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

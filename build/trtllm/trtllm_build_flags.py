@@ -125,7 +125,7 @@ def _expect(fits: bool, flag: Flag, value: Value, expected: str) -> None:
 
 
 def effective_flags(arguments: Mapping[str, Value]) -> dict[str, Value | None]:
-    """Return the value of every flag: the given value, or the default."""
+    """Return the value of every flag: the given value, or the default, None if it has no default."""
     values = {ALIASES.get(name, name): value for name, value in arguments.items()}
     return {name: values.get(name, flag.default) for name, flag in FLAGS.items()}
 

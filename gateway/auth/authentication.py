@@ -305,7 +305,7 @@ def _oidc_directory(settings: OidcSettings, members: KeyDirectory | None) -> Dir
 
 
 def _credential_in(scope: Scope) -> str | None:
-    """Return the client's credential: the Bearer token, or else the header `x-api-key`.
+    """Return the client's credential: the Bearer token, or else the header `x-api-key`, or None.
 
     OpenAI's clients send a Bearer token, Anthropic's send `x-api-key`. The password of basic
     authentication counts as a Bearer token: a webhook such as Flagger's can carry a key only in its

@@ -115,7 +115,10 @@ class BackgroundSaver:
         await self._store.put(self._fitting)
 
     async def save(self, run: ChatRun) -> bool:
-        """Store the current state, and stop a response that another gateway cancelled or deleted."""
+        """Store the current state, and stop a response that another gateway cancelled or deleted.
+
+        Return False if the response has ended and could not be stored whole.
+        """
         while self._delta < len(run.log):
             piece, self._offset = run.log.piece(self._delta, self._offset)
             self._builder.add(piece)

@@ -194,7 +194,8 @@ class FailoverStream(TokenStream):
     def cached_tokens(self) -> int | None:  # type: ignore[override]
         """Return the number of prompt tokens that the first replica found in its cache.
 
-        Clients do not pay for tokens that a failover computes again.
+        Return None if the replica did not report the number. Clients do not pay for tokens that a
+        failover computes again.
         """
         return self._cached_tokens if self._known_at_start else self._attempt.stream.cached_tokens
 
@@ -297,7 +298,10 @@ class FailoverStream(TokenStream):
         return await self._compare(batch) if self._state is StreamState.REPLAYING else batch
 
     async def _compare(self, batch: TokenBatch) -> TokenBatch | None:
-        """Return the tokens of a replay that the reader does not have yet."""
+        """Return the tokens of a replay that the reader does not have yet, or None without any.
+
+        A replay whose tokens differ from the tokens of the reader is ended.
+        """
         known = self._known[0][self._verified : self._verified + len(batch.tokens)]
         count = len(known)
         if known.tolist() != list(batch.tokens[:count]):

@@ -148,9 +148,10 @@ class RuleFilter(TextFilter):
         return "\\" in text and self._search(_ESCAPE.sub(_character, text), 0) is not None
 
     def search(self, text: str, start: int = 0) -> Span | None:
-        """Return the first match in `text` from character `start` on, including matches in escapes.
+        """Return the first match in `text` from character `start` on, or None.
 
-        The character before `start` is part of the context of the match.
+        A match may be written in escapes such as `\\u0041`. The character before `start` is part of
+        the context of the match.
         """
         found = self._search(text, start)
         if "\\" not in text:

@@ -194,7 +194,7 @@ def _count(value: int | None) -> int | None:
 
 
 def _text(name: str, value: str | None) -> str | None:
-    """Return the longest beginning of `value` that fits into the column `name`."""
+    """Return the longest beginning of `value` that fits into the column `name`; None stays None."""
     if value is None or (value.isascii() and value.isprintable() and len(value) <= _LENGTHS[name]):
         return value
     # Count bytes and not characters, because a database without an encoding limits bytes.

@@ -80,7 +80,7 @@ _ENGINE_ENDED = re.compile(r"(?P<model>\S+): the engine has ended: (?P<reason>.*
 
 
 def parse_engine_death(line: LogLine) -> tuple[str, str] | None:
-    """Return the model and the reason if the line reports that an engine has ended."""
+    """Return the model and the reason if the line reports that an engine has ended, or None."""
     # match only at the beginning, because other errors may contain a client's text
     match = _ENGINE_ENDED.match(line.message) if line.level == "error" else None
     return (match["model"], match["reason"]) if match else None

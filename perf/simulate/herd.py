@@ -49,7 +49,10 @@ class HerdArrivals:
             yield SimulatedRequest(at, self.message.draw(rng), self.answer.draw(rng), tier=tier, session=-number)
 
     def _again(self, last: SimulatedRequest) -> tuple[float, SimulatedRequest] | None:
-        """Return the seconds until a rejected client's next attempt, and its request."""
+        """Return the seconds until a rejected client's next attempt, and the request of the attempt.
+
+        Return None if the client was not rejected.
+        """
         if last.refused < 0:
             return None
         again = SimulatedRequest(

@@ -117,7 +117,10 @@ class VerifyProgress(Protocol):
 
 
 async def verify(options: VerifyOptions, progress: VerifyProgress) -> tuple[VerifyReport, MeasuredSteps | None]:
-    """Run all checks, and return the report with any faults.
+    """Run all checks.
+
+    Returns:
+        The report with any faults, and the measured step times, None without --calibrate.
 
     Raises:
         InputError: An option is wrong.

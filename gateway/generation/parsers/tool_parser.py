@@ -122,7 +122,10 @@ class CallProcessor(OutputProcessor):
 
 
 class ToolParser(CallProcessor):
-    """The base of the parsers of all model families."""
+    """The base of the parsers of all model families.
+
+    A method that reads a part of a call returns True on progress, and False if more text is needed.
+    """
 
     #: Name of the family.
     family: str

@@ -122,7 +122,8 @@ class FairQueue:
         """Return the next request that fits on a replica, and the earlier requests that do not fit.
 
         A request whose home is another replica is returned only once its time for the home has
-        passed, and if no other request fits. No request is removed.
+        passed, and if no other request fits. Without a request that fits, the first value is None.
+        No request is removed.
 
         Args:
             capacity: The room of the replica.

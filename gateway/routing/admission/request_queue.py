@@ -218,6 +218,9 @@ def tiers_from_settings(settings: GatewaySettings, model: str) -> list[PriorityT
 
 
 def _strictest(objectives: Objectives | None, metric: str, factors: Mapping[int, float]) -> float | None:
-    """Return the smallest limit of a latency, after multiplying each by its percentile's factor."""
+    """Return the smallest limit of a latency, in seconds, or None without limits.
+
+    Before the comparison, each limit is multiplied by the factor of its percentile.
+    """
     limits = objectives.limits(metric) if objectives is not None else {}
     return min((limit * factors[percentile] for percentile, limit in limits.items()), default=None)

@@ -125,9 +125,9 @@ class EncoderLoadBalancer:
             raise
 
     async def _hedge(self, first: EncoderReplica, call: asyncio.Future[Any]) -> EncoderReplica | None:
-        """Wait for an answer of `first`, or return a second replica for the batch.
+        """Wait for the answer of `first`, and return None when the answer is there.
 
-        A second replica is returned if `first` fails or hangs.
+        If `first` fails or hangs, return a second replica for the batch, or None without another.
         """
         while True:
             await asyncio.wait([call], timeout=HANG_CHECK_INTERVAL)
@@ -156,7 +156,10 @@ class EncoderLoadBalancer:
         return self._hangs(replica) or monotonic() < replica.failed_until
 
     def _best(self, excluded: EncoderReplica | None = None) -> EncoderReplica | None:
-        """Return the healthy replica with the fewest rows. Equal replicas alternate."""
+        """Return the replica with the fewest rows, a healthy replica if there is any.
+
+        Equal replicas alternate. Return None without a replica besides `excluded`.
+        """
         candidates = [replica for replica in self.replicas if replica.is_member and replica is not excluded]
         return min(candidates, key=lambda one: (self._is_avoided(one), one.rows, one.last_turn), default=None)
 

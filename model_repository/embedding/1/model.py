@@ -45,7 +45,7 @@ class TritonPythonModel:
         return self._responses(problems, counts, vectors)
 
     def _rows(self, tensors: dict[str, np.ndarray]) -> tuple[str | None, list[np.ndarray]]:
-        """Return the rows of a request, or the reason why the request is rejected."""
+        """Return None and the rows of a request, or the reason for its rejection and no rows."""
         lengths = tensors[contract.EMBEDDING_LENGTHS.name].reshape(-1)
         ids = tensors[contract.EMBEDDING_IDS.name]
         if lengths.size != ids.shape[0] or lengths.min() < 1 or lengths.max() > min(ids.shape[1], self._max_length):

@@ -184,10 +184,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _other(self) -> bool:
-        """Collect a part of a literal other than a plain string, up to a quote, comma or bracket.
-
-        Return False if more text is needed.
-        """
+        """Collect a part of a literal other than a plain string, up to a quote, comma or bracket."""
         match = _VALUE_STEP.search(self._buffer, self._pos)
         end = match.start() if match else len(self._buffer)
         self._literal.append(self._buffer[self._pos : end])

@@ -94,7 +94,7 @@ def _iterate(connection: Connection, runtime: EngineRuntime, last_stats: tuple[A
 def _execute(runtime: EngineRuntime, action: str, key: int, *arguments: Any) -> tuple[Any, ...] | None:
     """Submit or cancel a sequence.
 
-    Return the fields of a failed StepOutput if it cannot be submitted.
+    Return the fields of a failed StepOutput if the sequence cannot be submitted, or None.
     """
     if action == "cancel":
         runtime.cancel(key)

@@ -211,7 +211,8 @@ class StepStreamServer:
     def _after_step(self, idle: bool) -> float | None:
         """Flush and check all subscriptions.
 
-        Return the seconds after which the loop must call this method again if it is idle.
+        Return the seconds after which the loop must call this method again if it is idle, or None
+        if it need not.
         """
         now, state = time.monotonic(), self._update_watchers()
         for name, subscription in list(self._subscriptions.items()):
