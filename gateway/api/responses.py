@@ -26,7 +26,6 @@ from llmops.gateway.conversations.chat_run import SAVE_INTERVAL, ChatRun
 from llmops.gateway.conversations.chat_translation import to_chat_request, translate_error_fields
 from llmops.gateway.conversations.event_replay import (
     FLUSH_BYTES,
-    PolledEventStream,
     ReplayEventStream,
     encode_events,
     events_after,
@@ -197,7 +196,11 @@ class ResponsesEndpoints:
         return json_response({"object": "response.input_tokens", "input_tokens": len(plan.input_ids)})
 
     async def get(self, request: Request) -> Response:
-        """Return a response, or its events after `starting_after` if `stream` is true."""
+        """Return a response, or its events after `starting_after` if `stream` is true.
+
+        Without Redis, the stream of a response that another gateway generates ends with the events
+        that are in the store.
+        """
         live = request.query_params.get("stream", "").lower() in ("true", "1")
         async with self._found(request, live) as found:
             after = _first_event(request)
@@ -207,8 +210,6 @@ class ResponsesEndpoints:
             if after is None:
                 return _json_in_pieces(found.response)
             entry = found.decoded()
-            if entry.running:
-                return self._stream(request, PolledEventStream(self._store, entry, after))
             return self._stream(request, ReplayEventStream(events_after(after, entry.response, entry.cuts)))
 
     async def delete(self, request: Request) -> Response:
