@@ -2,7 +2,6 @@
 
 import re
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -68,17 +67,6 @@ class ClientString(ClientText):
 
     impl = String
     cache_ok = True
-
-
-def sqlite_timestamp(moment: datetime) -> str:
-    """Return a time in SQLite's stored form, for rows that bypass SQLAlchemy's types."""
-    return f"{_second(moment.timestamp() // 1)}.{moment.microsecond:06d}"
-
-
-@lru_cache(maxsize=1024)
-def _second(unix: float) -> str:
-    """Return a Unix second as text. Cached, because the events of a batch share few seconds."""
-    return datetime.fromtimestamp(unix, UTC).isoformat(" ")[:-6]
 
 
 def insert(connection: AsyncConnection | Connection, table: Table) -> Any:

@@ -1,26 +1,26 @@
 """Writing of usage: each event once, with its sums and its gateway's high-water mark.
 
-The functions are synchronous, so that `Store.transact` runs a whole batch in one thread. Statements
-are text: most batches have few rows, and composing statements with SQLAlchemy took most of their
-time. Placeholders are SQLite's and are translated for PostgreSQL.
+The functions are synchronous, so that `Store.transact` runs a whole batch in one thread.
 """
 
-import json
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
-from functools import lru_cache
-from itertools import count
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from pydantic_core import to_json
-from sqlalchemy import Connection, CursorResult, Dialect, String, Table
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import Connection, Table, case, select, update
 
-from llmops.store.columns import canonical_uuid, sqlite_timestamp
-from llmops.store.tables import SUMMED, tenant_totals, usage_records, usage_totals
+from llmops.store.columns import canonical_uuid, insert
+from llmops.store.tables import (
+    SUMMED,
+    api_keys,
+    gateways,
+    tenant_totals,
+    usage_records,
+    usage_totals,
+    users,
+)
 from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
@@ -86,10 +86,9 @@ class WriteResult(NamedTuple):
 
 def find_record_owners(connection: Connection, records: Sequence[UsageRecord]) -> RecordOwners:
     """Return the known owners of the users and keys in some records."""
-    users = _read_pairs(connection, "users", "tenant_id", sorted({one.user_id for one in records}))
-    return RecordOwners(
-        users, _read_pairs(connection, "api_keys", "user_id", sorted({one.key_id or "" for one in records}))
-    )
+    tenants = select(users.c.id, users.c.tenant_id).where(users.c.id.in_({one.user_id for one in records}))
+    owners = select(api_keys.c.id, api_keys.c.user_id).where(api_keys.c.id.in_({one.key_id or "" for one in records}))
+    return RecordOwners(*(dict(connection.execute(found).all()) for found in (tenants, owners)))
 
 
 def write_usage(
@@ -105,8 +104,7 @@ def write_usage(
     offered = {canonical_uuid(record.id): record for record in records}
     if not offered:
         return WriteResult(0, {})
-    insert = _insert_as_only_writer if connection.dialect.name == "sqlite" else _insert
-    new = insert(connection, offered)
+    new = _insert(connection, offered)
     sums = _sum_by_key(offered[one] for one in new)
     if sums:
         _add(connection, usage_totals, sums)
@@ -124,61 +122,22 @@ def write_usage(
 
 # -- rows
 
-_FIELDS = tuple(name for name in UsageRecord._fields if name != "tenant_id")
-_WIDTH = len(_FIELDS)
-_summands = itemgetter(*map(_FIELDS.index, SUMMED[1:]))
-_AT = _FIELDS.index("created_at")
-_INSERT_SQLITE = (
-    f"INSERT INTO usage_records ({', '.join(_FIELDS)}) VALUES ({', '.join('?' * len(_FIELDS))}) "
-    "ON CONFLICT (id) DO NOTHING"
-)
-_LAST_SQLITE = "SELECT id FROM usage_records ORDER BY rowid DESC LIMIT ?"
-
-
-def _insert_as_only_writer(connection: Connection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
-    """Insert records as SQLite's only writer, and return the ids of the new records.
-
-    The new records are the last rows of the table, because nothing else writes. The ids of these
-    rows are read only if some records were not new.
-    """
-    ids = sorted(offered)
-    rows = [(one, *(of := offered[one])[1:_AT], sqlite_timestamp(of.created_at), *of[_AT + 1 : _WIDTH]) for one in ids]
-    new = connection.exec_driver_sql(_INSERT_SQLITE, rows).rowcount
-    return ids if new == len(ids) else connection.exec_driver_sql(_LAST_SQLITE, (new,)).scalars().all()
-
 
 def _insert(connection: Connection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
-    """Insert records beside other writers, and return the ids of the new records.
-
-    The rows are passed as one JSON text, because asyncpg takes longer to encode a value than
-    PostgreSQL to parse it.
-    """
-    rows = [(one, *offered[one][1:_WIDTH]) for one in sorted(offered)]
-    new: Sequence[str] | None = connection.exec_driver_sql(_INSERT_JSON, (to_json(rows).decode(),)).scalar()
-    return new or ()
-
-
-_POSTGRES: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
-
-
-def _type_of(name: str) -> str:
-    kind = usage_records.c[name].type
-    # a type without a length, because a cast to a length would truncate instead of failing
-    return "text" if isinstance(kind, String) else kind.compile(_POSTGRES)
-
-
-_VALUES = ", ".join(f"(one->>{place})::{_type_of(name)}" for place, name in enumerate(_FIELDS))
-_INSERT_JSON = (
-    f"WITH new AS (INSERT INTO usage_records ({', '.join(_FIELDS)}) "
-    f"SELECT {_VALUES} FROM jsonb_array_elements($1::text::jsonb) AS offered(one) "
-    "ON CONFLICT (id) DO NOTHING RETURNING id::text) SELECT array_agg(id) FROM new"
-)
+    """Insert records, and return the ids of the new records."""
+    rows = [offered[one]._replace(id=one)._asdict() for one in sorted(offered)]
+    for row in rows:
+        del row["tenant_id"]
+    statement = insert(connection, usage_records).on_conflict_do_nothing().returning(usage_records.c.id)
+    new: Sequence[str] = connection.execute(statement, rows).scalars().all()
+    return new
 
 
 # -- sums
 
 
 _Sums = dict[tuple[Any, ...], tuple[int, ...]]
+_summands = attrgetter(*SUMMED[1:])
 
 
 def _sum_by_key(new: Iterable[UsageRecord]) -> _Sums:
@@ -196,18 +155,6 @@ def _sum_by_tenant(owners: RecordOwners, new: Iterable[UsageRecord]) -> _Sums:
     )
 
 
-def _read_pairs(connection: Connection, table: str, column: str, ids: Sequence[str]) -> dict[str, str]:
-    if connection.dialect.name == "sqlite":
-        statement = f"SELECT id, {column} FROM {table} WHERE id IN (SELECT value FROM json_each(?))"
-        rows = connection.exec_driver_sql(statement, (json.dumps(ids),))
-    else:
-        kind = "uuid" if table == "users" else "text"
-        rows = _execute(
-            connection, f"SELECT id::text, {column}::text FROM {table} WHERE id = ANY(?::{kind}[])", list(ids)
-        )
-    return {one: of for one, of in rows}  # noqa: C416  dict() does not know that a row is a pair
-
-
 def _group_sums(summands: Iterable[tuple[tuple[Any, ...], tuple[int, ...]]]) -> _Sums:
     groups: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
     for key, some in summands:
@@ -217,22 +164,17 @@ def _group_sums(summands: Iterable[tuple[tuple[Any, ...], tuple[int, ...]]]) -> 
 
 def _add(connection: Connection, table: Table, sums: _Sums) -> None:
     """Add sums to the rows of `table`. The keys of `sums` are primary keys."""
-    rows = sorted((*key, *some) for key, some in sums.items())
-    if connection.dialect.name == "sqlite":
-        rows = [tuple(one.isoformat() if isinstance(one, date) else one for one in row) for row in rows]
-    connection.exec_driver_sql(_with_placeholders(connection.dialect.name, _add_statement(table)), rows)
-
-
-@lru_cache(maxsize=4)
-def _add_statement(table: Table) -> str:
-    keys = ", ".join(column.name for column in table.primary_key)
-    names, values = f"{keys}, {', '.join(SUMMED)}", ", ".join("?" * (len(table.primary_key) + len(SUMMED)))
-    added = ", ".join(
-        f"{name} = CASE WHEN {table.name}.{name} > {MAX_SUM} - excluded.{name} THEN {MAX_SUM} "
-        f"ELSE {table.name}.{name} + excluded.{name} END"
+    names = [*(column.name for column in table.primary_key), *SUMMED]
+    rows = [dict(zip(names, row, strict=True)) for row in sorted((*key, *some) for key, some in sums.items())]
+    statement = insert(connection, table)
+    added = {
+        name: case(
+            (table.c[name] > MAX_SUM - statement.excluded[name], MAX_SUM),
+            else_=table.c[name] + statement.excluded[name],
+        )
         for name in SUMMED
-    )
-    return f"INSERT INTO {table.name} ({names}) VALUES ({values}) ON CONFLICT ({keys}) DO UPDATE SET {added}"
+    }
+    connection.execute(statement.on_conflict_do_update(index_elements=table.primary_key, set_=added), rows)
 
 
 def _day(record: UsageRecord) -> date:
@@ -241,12 +183,6 @@ def _day(record: UsageRecord) -> date:
 
 # -- high-water marks
 
-_MARK = "SELECT next_seq FROM gateways WHERE id = ?"
-_LOCKED = f"{_MARK} FOR UPDATE"
-_BEGIN = "INSERT INTO gateways (id, next_seq) VALUES (?, 0) ON CONFLICT DO NOTHING"
-_MOVE = "UPDATE gateways SET next_seq = ? WHERE id = ?"
-_NEXT_NUMBERS = "SELECT seq FROM usage_records WHERE gateway_id = ? AND seq >= ? ORDER BY seq LIMIT ?"
-
 
 def _advance_high_water_mark(connection: Connection, gateway_id: str, arrived: set[int]) -> int:
     """Advance the high-water mark past all events without a gap, and return the mark.
@@ -254,12 +190,12 @@ def _advance_high_water_mark(connection: Connection, gateway_id: str, arrived: s
     A number more than MAX_SEQUENCE_LEAD ahead begins a new count, so that a gap is never reported
     as quadrillions of missing events.
     """
-    # SQLite has one writer and no row locks
-    locked = _MARK if connection.dialect.name == "sqlite" else _LOCKED
-    stored = _execute(connection, locked, gateway_id).scalar()
+    this = gateways.c.id == gateway_id
+    locked = select(gateways.c.next_seq).where(this).with_for_update()
+    stored = connection.scalar(locked)
     if stored is None:
-        _execute(connection, _BEGIN, gateway_id)
-        stored = _execute(connection, locked, gateway_id).scalar() or 0
+        connection.execute(insert(connection, gateways).values(id=gateway_id, next_seq=0).on_conflict_do_nothing())
+        stored = connection.scalar(locked) or 0
     # SQLite stores values of any type: after a damaged mark, the events are counted again
     mark = reached = stored if isinstance(stored, int) and stored >= 0 else 0
     far = [seq for seq in arrived if seq > mark + MAX_SEQUENCE_LEAD]
@@ -273,7 +209,7 @@ def _advance_high_water_mark(connection: Connection, gateway_id: str, arrived: s
         reached += 1
     reached = _first_missing_sequence(connection, gateway_id, reached)
     if reached != stored:
-        _execute(connection, _MOVE, reached, gateway_id)
+        connection.execute(update(gateways).where(this).values(next_seq=reached))
     return reached
 
 
@@ -283,25 +219,13 @@ def _first_missing_sequence(connection: Connection, gateway_id: str, mark: int) 
     Numbers are read in pages, because an anti-join gets a quadratic plan while the planner has no
     statistics.
     """
+    columns = usage_records.c
+    numbers = select(columns.seq).where(columns.gateway_id == gateway_id).order_by(columns.seq).limit(GAP_PAGE_SIZE)
     while True:
-        seqs = _execute(connection, _NEXT_NUMBERS, gateway_id, mark, GAP_PAGE_SIZE).scalars().all()
+        seqs = connection.scalars(numbers.where(columns.seq >= mark)).all()
         for seq in seqs:
             if seq > mark:
                 return mark
             mark = seq + 1
         if len(seqs) < GAP_PAGE_SIZE:
             return mark
-
-
-# -- statements
-
-
-def _execute(connection: Connection, statement: str, *values: Any) -> CursorResult[Any]:
-    return connection.exec_driver_sql(_with_placeholders(connection.dialect.name, statement), values)
-
-
-@lru_cache(maxsize=64)
-def _with_placeholders(dialect: str, statement: str) -> str:
-    """Return a statement with the driver's placeholders: `?`, or `$1`, `$2` and so on."""
-    numbers = count(1)
-    return statement if dialect == "sqlite" else re.sub(r"\?", lambda _: f"${next(numbers)}", statement)
