@@ -76,7 +76,7 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
 )
 @click.option("--turns", help="Turns per conversation, a distribution.  [default: 1]")
 @click.option("--think-time", type=Duration(zero=True), default="0s", help="Pause between an answer and the next turn.")
-@click.option("--tools", type=click.IntRange(0), default=0, help="Number of tools to offer; their calls are checked.")
+@click.option("--tools", type=click.IntRange(0), default=0, help="Number of tools to offer.")
 @click.option("--cancel", type=click.FloatRange(0, 1), default=0.0, help="Share of requests cancelled midway.")
 @click.option(
     "--slo",

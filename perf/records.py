@@ -48,7 +48,6 @@ class Record:
         text: The answer's text, if it is kept.
         ids: The answer's token ids, if they are kept.
         tool_calls: The number of tool calls in the answer.
-        tool_calls_valid: The number of tool calls with valid arguments.
     """
 
     start: float
@@ -68,7 +67,6 @@ class Record:
     text: str | None = None
     ids: list[int] | None = None
     tool_calls: int = 0
-    tool_calls_valid: int = 0
 
     @property
     def ok(self) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 from llmops.input_files import MALFORMED
 from llmops.perf.clients.event_template import EventTemplate
 from llmops.perf.records import Record, Request
-from llmops.perf.workloads.base import is_valid_call
 from llmops.untrusted_text import escape_unsafe
 
 #: Maximum number of bytes of a line of server-sent events, or of a response without events. The
@@ -36,7 +35,7 @@ class ResponseRecorder:
         self._ended = False
         self._shape: EventTemplate | None = None
         self._text: list[str] = []
-        self._calls: dict[int, list[str]] = {}
+        self._calls: set[int] = set()
 
     def headers(self, status: int, headers: dict[bytes, bytes]) -> None:
         self._status = status
@@ -105,12 +104,9 @@ class ResponseRecorder:
             if self._request.keep_text:
                 self._text.append(text)
             return True
-        for call in delta.get("tool_calls") or ():
-            name_and_arguments = self._calls.setdefault(call.get("index", 0), ["", ""])
-            function = call.get("function") or {}
-            name_and_arguments[0] += function.get("name") or ""
-            name_and_arguments[1] += function.get("arguments") or ""
-        return bool(delta.get("tool_calls")) or any(delta.get(key) for key in TEXT_KEYS)
+        calls = delta.get("tool_calls") or ()
+        self._calls |= {call.get("index", 0) for call in calls}
+        return bool(calls) or any(delta.get(key) for key in TEXT_KEYS)
 
     def _token(self, now: float) -> None:
         record = self._record
@@ -177,7 +173,6 @@ class ResponseRecorder:
         if self._request.keep_text:
             record.text = "".join(self._text)
         record.tool_calls = len(self._calls)
-        record.tool_calls_valid = sum(is_valid_call(n, a, self._request.tools or []) for n, a in self._calls.values())
         self._done.set_result(None)
 
     def _abort_unless_complete(self) -> None:

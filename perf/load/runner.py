@@ -52,51 +52,6 @@ def _gamma(rate: float, shape: float, rng: random.Random) -> Iterator[float]:
         yield now
 
 
-#: Seconds between two heartbeats, whose delay shows how late the event loop runs.
-HEARTBEAT_INTERVAL = 0.05
-
-
-@dataclass
-class GeneratorCost:
-    """The load generator's own cost during a phase.
-
-    Attributes:
-        cpu: CPU seconds of the process.
-        wall: Elapsed seconds.
-        lags: The seconds by which each heartbeat was late.
-    """
-
-    cpu: float = 0.0
-    wall: float = 0.0
-    lags: list[float] = field(default_factory=list)
-
-    @property
-    def share(self) -> float:
-        """Return the CPU time in units of one core, such as 0.5."""
-        return self.cpu / self.wall if self.wall else 0.0
-
-
-class GeneratorCostMeter:
-    """An async context manager that measures the load generator's own cost."""
-
-    async def __aenter__(self) -> GeneratorCost:
-        self._cost = GeneratorCost()
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
-        self._task = asyncio.create_task(self._beat())
-        return self._cost
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._task.cancel()
-        self._cost.cpu = time.process_time() - self._cpu
-        self._cost.wall = time.perf_counter() - self._wall
-
-    async def _beat(self) -> None:
-        while True:
-            due = time.perf_counter() + HEARTBEAT_INTERVAL
-            await asyncio.sleep(HEARTBEAT_INTERVAL)
-            self._cost.lags.append(time.perf_counter() - due)
-
-
 T = TypeVar("T")
 
 _local = threading.local()
@@ -144,13 +99,13 @@ class LoadRun:
         start: The start on the load generator's monotonic clock, in seconds.
         end: The end on the same clock.
         records: The record of each request.
-        cost: The load generator's own cost.
+        cpu: CPU seconds of the load generator.
     """
 
     start: float
     end: float = 0.0
     records: list[Record] = field(default_factory=list)
-    cost: GeneratorCost = field(default_factory=GeneratorCost)
+    cpu: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -202,10 +157,10 @@ class Runner:
         return await self._measured(lambda run: self._arrive(run, arrivals, limit, max_concurrency))
 
     async def _measured(self, phase: Callable[[LoadRun], object]) -> LoadRun:
-        async with GeneratorCostMeter() as cost:
-            run = LoadRun(start=time.perf_counter(), cost=cost)
-            await phase(run)  # type: ignore[misc]
-            run.end = max((record.end for record in run.records), default=time.perf_counter())
+        run, cpu = LoadRun(start=time.perf_counter()), time.process_time()
+        await phase(run)  # type: ignore[misc]
+        run.cpu = time.process_time() - cpu
+        run.end = max((record.end for record in run.records), default=time.perf_counter())
         return run
 
     async def _users(self, run: LoadRun, concurrency: int, limit: StopCondition) -> None:

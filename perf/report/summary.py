@@ -22,7 +22,6 @@ class Distribution:
 
     count: int
     mean: float
-    minimum: float
     maximum: float
     p50: float
     p90: float
@@ -37,8 +36,7 @@ class Distribution:
         ordered = sorted(1000 * value for value in seconds)
         points = {f"p{p}": round(percentile(ordered, p), 4) for p in PERCENTILES}
         mean = sum(ordered) / len(ordered)
-        ends = (round(mean, 4), round(ordered[0], 4), round(ordered[-1], 4))
-        return cls(len(ordered), *ends, **points)
+        return cls(len(ordered), round(mean, 4), round(ordered[-1], 4), **points)
 
 
 @dataclass(frozen=True)
@@ -65,12 +63,9 @@ class Summary:
     mean_input: float | None
     mean_output: float | None
     short_answers: int
-    finish: dict[str, int]
     tool_calls: int
-    tool_calls_valid: int
     own_cpu_share: float
     own_cpu_us_per_token: float | None
-    own_lag_p99_ms: float | None
     schedule_lag_p99_ms: float
     ttft: Distribution | None
     itl: Distribution | None
@@ -113,12 +108,9 @@ def summarise(run: LoadRun, slos: list[Objective]) -> Summary:
         mean_input=_mean(inputs),
         mean_output=_mean([record.tokens_out for record in done]),
         short_answers=sum(record.tokens_out < record.requested for record in done),
-        finish=dict(Counter(record.finish for record in done if record.finish)),
         tool_calls=sum(record.tool_calls for record in records),
-        tool_calls_valid=sum(record.tool_calls_valid for record in records),
-        own_cpu_share=round(run.cost.share, 4),
-        own_cpu_us_per_token=round(1e6 * run.cost.cpu / tokens_out, 2) if tokens_out else None,
-        own_lag_p99_ms=_p99(run.cost.lags),
+        own_cpu_share=round(run.cpu / seconds, 4),
+        own_cpu_us_per_token=round(1e6 * run.cpu / tokens_out, 2) if tokens_out else None,
         schedule_lag_p99_ms=_p99([record.lag for record in records]) or 0.0,
         ttft=Distribution.of([record.ttft for record in done if record.ttft is not None]),
         itl=Distribution.of([gap for record in done for gap in record.gaps]),

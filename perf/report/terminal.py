@@ -85,7 +85,7 @@ def rates(summary: Summary) -> list[tuple[str, str]]:
         if share is not None
     ]
     if summary.tool_calls:
-        rows.append(("Tool calls", f"{summary.tool_calls}, {summary.tool_calls_valid} of them valid"))
+        rows.append(("Tool calls", str(summary.tool_calls)))
     rows += [(f"Error {kind}", str(count)) for kind, count in sorted(summary.errors.items())]
     if summary.own_cpu_share:
         rows.append(("Load generator", generator_cost(summary)))
@@ -93,10 +93,9 @@ def rates(summary: Summary) -> list[tuple[str, str]]:
 
 
 def generator_cost(summary: Summary) -> str:
-    """Return the load generator's own CPU use and lag as text."""
+    """Return the load generator's own CPU use as text."""
     per_token = f", {summary.own_cpu_us_per_token:.1f} µs/token" if summary.own_cpu_us_per_token is not None else ""
-    lag = f", late p99 {summary.own_lag_p99_ms:.1f} ms" if summary.own_lag_p99_ms is not None else ""
-    return f"{100 * summary.own_cpu_share:.1f} % of a core{per_token}{lag}"
+    return f"{100 * summary.own_cpu_share:.1f} % of a core{per_token}"
 
 
 def sweep_rows(document: Document) -> list[list[str]]:

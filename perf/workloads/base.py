@@ -5,7 +5,6 @@ A workload yields sessions, and a session yields requests.
 
 from typing import Any, Protocol
 
-from llmops.input_files import parse_json
 from llmops.perf.records import Record, Request
 
 
@@ -65,18 +64,3 @@ def _tool(index: int) -> dict[str, Any]:
         "type": "function",
         "function": {"name": f"get_{subject}{suffix}", "description": description, "parameters": parameters},
     }
-
-
-def is_valid_call(name: str, arguments: str, tools: list[dict[str, Any]]) -> bool:
-    """Return True if `name` is one of `tools` and `arguments` are valid.
-
-    Valid arguments are a JSON object with all required keys.
-    """
-    by_name = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
-    if name not in by_name:
-        return False
-    try:
-        value = parse_json(arguments or "{}")
-    except ValueError:
-        return False
-    return isinstance(value, dict) and all(key in value for key in by_name[name].get("required", ()))

@@ -151,7 +151,7 @@ def rollout_with(**verdict: object) -> Answer:
     [
         # before the fixes, these hung for ever, lost the run, printed the escapes, or ended with tracebacks
         (BENCH, with_models(lambda one: reply(one, WORDS, "text/event-stream")), "Error protocol"),
-        (f"{BENCH} --tools 1", with_models(lambda one: reply(one, CALLS, "text/event-stream")), "0 of them valid"),
+        (f"{BENCH} --tools 1", with_models(lambda one: reply(one, CALLS, "text/event-stream")), "Tool calls"),
         (BENCH, with_models(lambda one: reply(one, b'{"error": {"code": "[/x]"}}', status=429)), "http_429 [/x]"),
         ("rollout status m --url URL", rollout_with(decision="a", reason="b", rows=[ROW]), "v1\\x1b]0"),
         ("rollout status m --url URL", rollout_with(decision="a", reason="b", rows=[{}]), "verdict has a form"),
