@@ -90,7 +90,11 @@ async def rehearse(old: Path, new: Path, fault: str, report: Callable[[str], Non
 async def _roll_out(
     new: Path, admin: AdminClient, model: str, tolerance: float, report: Callable[[str], None]
 ) -> tuple[dict[str, float], str]:
-    """Return the time at which each state first began, and the reason of the last state."""
+    """Roll out the engine `new`, and report each state until the roll-out has ended.
+
+    Return the time at which each state first began, and the reason of the last state. `tolerance`
+    is the mean score that the new version may lose on golden prompts.
+    """
     body = RolloutCreate(
         model=model,
         name=CANDIDATE,

@@ -126,7 +126,10 @@ class ReferenceAnswers:
     def record(
         cls, source: LayerwiseModel, tokenizer: Any, end: set[int], folder: Path, progress: Progress | None = None
     ) -> Self:
-        """Run the source model over all texts and prompts, and store its answers in `folder`."""
+        """Run the source model over all texts and prompts, and store its answers in `folder`.
+
+        `end` has the ids of the tokens that end an answer.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         texts, golden = evaluation_ids(tokenizer), tokenized_prompts(tokenizer)
         prompts = [prompt.ids for prompt in golden]

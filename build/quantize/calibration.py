@@ -66,13 +66,16 @@ class CalibrationSettings:
 
         As in NVIDIA's quantize.py, the default is 512 sequences, or 32 (`limit`) for AWQ. AWQ runs
         eight sequences together, because it quantises all weights eleven times for every batch. A
-        CPU also runs eight together, and an eighth of the sequences.
+        CPU (`gpu` is False) also runs eight together, and an eighth of the sequences.
         """
         size = min(512, limit) if gpu else min(64, max(limit // 4, 8))
         return self.size or size, self.batch_size or (1 if gpu and limit >= 512 else 8)
 
     def describe(self, gpu: bool, limit: int) -> str:
-        """Return the line of the dry run about calibration, without reading the texts."""
+        """Return the line of the dry run about calibration, without reading the texts.
+
+        `resolved` explains the arguments.
+        """
         size, batch = self.resolved(gpu, limit)
         source = "the bundled texts" if self.dataset == BUNDLED else self.dataset
         return f"calibrates on up to {size} sequences of {self.seq_len} tokens, {batch} at a time, of {source}"

@@ -26,10 +26,11 @@ def trtllm_checkpoint_config(
     mapping: dict[str, int],
     quantization: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the content of config.json.
+    """Return the content of config.json of a TensorRT-LLM checkpoint.
 
-    `vocab_size` is the size of the exported vocabulary, which is padded for AWQ. `mapping` has
-    tp_size and pp_size.
+    `hf_config` is the source's config.json as transformers reads it. `vocab_size` is the size of
+    the exported vocabulary, which is padded for AWQ. `mapping` has tp_size and pp_size.
+    `quantization` is the field of the same name.
     """
     fields: dict[str, Any] = {
         "producer": _producer(),

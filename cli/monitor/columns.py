@@ -36,7 +36,7 @@ class Column(Generic[R]):
 
 
 def table(columns: Sequence[Column[R]], rows: Sequence[R], width: int) -> Table:
-    """Return a table with as many of the columns as fit the terminal."""
+    """Return a table with as many of the columns as fit into `width` characters."""
     cells = {one: [_text(one.text(row)) for row in rows] for one in columns}
     widths = {one: max(map(len, (one.name, *map(str, cells[one])))) for one in columns}
     kept = list(columns)

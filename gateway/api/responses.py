@@ -421,7 +421,10 @@ class ResponsesEndpoints:
         source: EventSource | Callable[[], Awaitable[AnswerRun]],
         error_event: Callable[[ApiError], bytes] = openai_error_event,
     ) -> Response:
-        """Stream events to a client. The answer continues when the client disconnects."""
+        """Return a response that streams the events of `source`, or of the run that it returns.
+
+        The answer continues when the client disconnects.
+        """
         watcher = DisconnectWatcher(request.receive)
 
         async def open_source() -> EventSource:

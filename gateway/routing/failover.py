@@ -428,10 +428,10 @@ class FailoverStream(TokenStream):
         return attempt
 
     async def _split(self, sequences: Sequence[int], failed: tuple[str, ...], failover_count: int) -> Attempt:
-        """Open the rest of each sequence as a request of its own.
+        """Open the rest of each of `sequences` as a request of its own.
 
         Raise the first error if any of the requests cannot be opened; the other requests are then
-        cancelled.
+        cancelled. The streams start with the `failed` replicas and `failover_count` failovers.
         """
         opened = await asyncio.gather(
             *(self._open_sequence(sequence, failed) for sequence in sequences), return_exceptions=True

@@ -268,6 +268,12 @@ def _compile(
 ) -> jinja2.Template:
     """Return the compiled template, with marked control tokens if `controls` are given.
 
+    Args:
+        source: The text of the template.
+        seconds: The CPU seconds after which the compilation fails.
+        controls: The control tokens to mark, or None.
+        special_tokens: The texts of special tokens, by their names such as `bos_token`.
+
     Raises:
         InputError: The template is too long or cannot be compiled.
     """

@@ -451,6 +451,7 @@ def _top_logprobs(outputs: dict[str, int], raw: Sequence[bytes]) -> list[TopLogp
     """Return the most likely tokens at each position of a step, followed by its prompts' positions.
 
     Return None if the step has no such log-probabilities, because no request asks for them.
+    `outputs` has the index in `raw` of each output tensor, by name.
     """
     if STEP_TOP_COUNTS not in outputs:
         return None

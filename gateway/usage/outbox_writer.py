@@ -84,7 +84,10 @@ class OutboxWriter:
     def open(
         self, event_id: tuple[int, int], context: RequestContext, model: str, answer_id: str, prompt: int
     ) -> AnswerSlot | None:
-        """Return a slot for a request. Without disk space, return None: a crash loses the usage."""
+        """Return a slot for a request with `prompt` prompt tokens.
+
+        Without disk space, return None: if the process crashes, the usage of the request is lost.
+        """
         slot = self._slots.take()
         if slot is not None:
             caller = context.caller

@@ -254,7 +254,10 @@ class SimulatedReplica:
             self._idle = True
 
     def _read(self, batch: int, length: float) -> None:
-        """Begin a step with as many prompt tokens as fit."""
+        """Begin a step of `batch` decoding sequences and as many prompt tokens as fit.
+
+        `length` is the mean number of tokens of the decoding sequences.
+        """
         room = max(self.spec.max_num_tokens - batch, 1)
         tokens, before = 0, self._reading[0].known_tokens - self._reading[0].left
         for job in self._reading:

@@ -124,8 +124,13 @@ def make_cells(
 ) -> list[FleetCell]:
     """Return the cells of a fleet.
 
-    `work` is called with the beginning and end of each cell's part of the fleet, such as 0.25 and
-    0.5, and the cell's number. `work` returns the arrivals of the cell.
+    Args:
+        spec: The settings of the whole fleet.
+        sizes: The number of replicas of each cell.
+        work: Returns the arrivals of a cell, from the beginning and end of its part of the fleet,
+            such as 0.25 and 0.5, and its number.
+        skipped: The seconds at the beginning whose arrivals are not counted.
+        added: The seconds that answers take in addition to the simulated time.
     """
     total, parts = sum(sizes), []
     for number, size in enumerate(sizes):

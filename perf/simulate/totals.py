@@ -171,8 +171,9 @@ def sum_up(outcome: SimulationOutcome, skipped: float = 0.0) -> SimulationTotals
 def records(jobs: Iterable[SimulatedRequest], skipped: float = 0.0, added: float = 0.0) -> list[Record]:
     """Return the records of the requests as a load generator would have written them.
 
-    Answers arrive `added` seconds later. Tokens are evenly spaced, so a record has only two arrival
-    times: of the first and the last token.
+    Requests that arrive in the first `skipped` seconds have no record. Answers arrive `added`
+    seconds later. Tokens are evenly spaced, so a record has only two arrival times: of the first
+    and the last token.
     """
     return [_record(job, added) for job in jobs if job.arrived >= skipped]
 

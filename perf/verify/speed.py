@@ -185,9 +185,9 @@ def steady(document: Document, streams: int) -> MeasuredSpeed:
 
 
 def _tokens_within(record: dict[str, Any], begun: float, ended: float) -> float:
-    """Return the number of tokens within a time window.
+    """Return the number of tokens that arrived between the times `begun` and `ended`.
 
-    Each message counts as the mean number of tokens.
+    Each of the record's messages counts as the mean number of tokens of a message.
     """
     here = sum(begun <= at < ended for at in record["chunks"])
     return float(here * record["tokens_out"] / len(record["chunks"]))

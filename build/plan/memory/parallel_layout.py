@@ -65,7 +65,10 @@ def local_kv_heads(model: Architecture, tp: int) -> int:
 
 
 def candidate_layouts(model: Architecture, tp: int | None, pp: int | None, ep: int | None) -> Iterator[ParallelLayout]:
-    """Yield every layout to try. For a size that the user gave, only this size is tried."""
+    """Yield every layout to try.
+
+    `tp`, `pp` and `ep` are the sizes that the user gave. For a given size, only this size is tried.
+    """
     for tensor in [tp] if tp else SIZES:
         for stages in [pp] if pp else SIZES:
             experts = [ep] if ep else sorted({1, tensor}) if model.moe else [1]

@@ -34,7 +34,11 @@ def _frontier(points: list[tuple[OperatingPoint, str]]) -> list[tuple[OperatingP
 
 
 def character_plot(lines: dict[str, list[tuple[OperatingPoint, str]]], width: int) -> list[str]:
-    """Return a plot for the terminal: tokens/s per user to the right, tokens/s per GPU upwards."""
+    """Return a plot for a terminal of `width` columns, as lines of text.
+
+    The axes are tokens/s per user to the right, and tokens/s per GPU upwards. Each of `lines` has
+    its own mark.
+    """
     points = [point for line in lines.values() for point, _ in line]
     if not points:
         return []

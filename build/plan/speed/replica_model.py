@@ -189,12 +189,12 @@ class ReplicaModel:
         return pp * (plain + self._added(batch, length, prompts, plain) * admitted / prompts), pp * plain
 
     def _added(self, batch: int, length: int, prompts: int, plain: float) -> float:
-        """Return the seconds that prompts add to a step of `plain` seconds.
+        """Return the seconds that `prompts` prompts add to a step of `plain` seconds.
 
-        The result is at least zero. Measured tables hold points that do not depend on each other,
-        so a step with prompts could otherwise be shorter than the same step without prompts. Zero
-        itself is possible: a step that waits for weights has time for the arithmetic of a short
-        prompt.
+        The step decodes `batch` sequences of `length` tokens. The result is at least zero. Measured
+        tables hold points that do not depend on each other, so a step with prompts could otherwise
+        be shorter than the same step without prompts. Zero itself is possible: a step that waits
+        for weights has time for the arithmetic of a short prompt.
         """
         mixed = self.steps.seconds(batch, length, self._prompts(prompts), self.workload.draft_tokens)
         return max(0.0, mixed - plain)
@@ -215,7 +215,8 @@ class ReplicaModel:
     def _first_token(self, concurrency: float, rate: float, cycle: float, plain: float) -> tuple[float, float, float]:
         """Return mean, 95th and 99th percentile of the TTFT in seconds.
 
-        `cycle` and `plain` are the results of `_cycle`. A request waits for the end of the running
+        `concurrency` sequences are in flight, and `rate` requests arrive per second. `cycle` and
+        `plain` are the results of `_cycle`. A request waits for the end of the running
         step, which is more likely a long step than a short step. Then the request's prompt passes
         through all stages, together with the other prompts that arrived. If a step has no room, the
         prompt also waits for the steps before. Prompts arrive at random, so the length of a step

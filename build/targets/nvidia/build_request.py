@@ -301,7 +301,11 @@ def _limits(spec: BuildSpec, arch: Architecture) -> EngineLimits:
 
 
 def _check_window(arch: Architecture, target: str, length: int, minor: tuple[int, int]) -> None:
-    """Raise InputError for a sliding window that TensorRT-LLM's class of the model ignores."""
+    """Raise InputError for a sliding window that TensorRT-LLM's class of the model ignores.
+
+    A window of at least `length` tokens, the maximum sequence length, may be ignored. `minor` is
+    the release line of TensorRT-LLM.
+    """
     window = arch.sliding_window
     since = _WINDOW_SINCE.get(arch.family, minor)
     if target == "pytorch" and (since is None or minor < since) and window and length > window.size:

@@ -51,9 +51,9 @@ def golden_answers(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progre
 def _greedy(
     request: Any, prompts: list[GoldenPrompt], end: set[int], progress: Progress
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Return greedy tokens and their log-probabilities.
+    """Return greedy tokens per prompt, up to a token of `end`, and their log-probabilities.
 
-    All prompts run as one batch, left-padded.
+    All prompts run as one batch, left-padded, through `request`, an inference request of OpenVINO.
     """
     longest = max(len(prompt.ids) for prompt in prompts)
     ids = np.array([[0] * (longest - len(prompt.ids)) + prompt.ids for prompt in prompts], np.int64)

@@ -247,7 +247,14 @@ def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[
 def adapter_cache(
     request: BuildRequest, argv: list[str], rows: Sequence[Rows], serve: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the C++ backend's parameters with which all adapters fit into its adapter cache."""
+    """Return the C++ backend's parameters with which all adapters fit into its adapter cache.
+
+    Args:
+        request: The build.
+        argv: The command line of trtllm-build.
+        rows: The rows of each adapter in the cache.
+        serve: The serving parameters that the user set.
+    """
     flags = from_argv(argv[1:])
     modules, spec = flags.get("lora_target_modules"), request.spec
     if not isinstance(modules, list) or not MODULE_IDS.keys() >= set(modules):

@@ -164,7 +164,7 @@ class EncoderLoadBalancer:
         return min(candidates, key=lambda one: (self._is_avoided(one), one.rows, one.last_turn), default=None)
 
     def _send(self, replica: EncoderReplica, request: Any, metadata: Sequence[Any]) -> asyncio.Future[Any]:
-        """Send a batch.
+        """Send a batch to a replica, and return the future of its response.
 
         The rows count at once, because the next batch is assigned before this batch has been sent.
         """

@@ -504,7 +504,10 @@ def _smallest_chunk(options: OpenVINOOptions) -> int:
 
 
 def _keeps_objective(pipeline: Any, chunk: int, options: OpenVINOOptions) -> bool:
-    """Return True if the longest prompt's mean step takes at most `options.step_seconds`."""
+    """Return True if the longest prompt's mean step takes at most `options.step_seconds`.
+
+    The prompt is read in chunks of `chunk` tokens.
+    """
     limit = options.step_seconds
     assert limit is not None
     steps = _measure_steps(pipeline, [chunk] * max(2, _measured_chunks(chunk, options)), options, limit)
