@@ -209,6 +209,10 @@ def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[s
     if request.checkpoint.architecture.recurrent:
         # _torch/pyexecutor/mamba_cache_manager.py, MambaHybridCacheManager, asserts this value.
         overrides = {"kv_cache_config.enable_block_reuse": False, **overrides}
+    if request.checkpoint.architecture.mla is not None:
+        # On Hopper, blocks have 64 tokens whatever is set (_torch/pyexecutor/py_executor_creator.py,
+        # "for using FlashMLA"), and the events of the cache are read by the number that is set.
+        overrides = {"kv_cache_config.tokens_per_block": 64, **overrides}
     version, is_mixture = request.image.tensorrt_llm, request.checkpoint.architecture.moe is not None
     arguments = make_llm_args(
         request.limits, request.parallelism, request.kv_cache, overrides, version, is_mixture=is_mixture, plan=spec.plan

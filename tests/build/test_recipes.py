@@ -1,6 +1,7 @@
 """Recipes: each is a plan that `build` takes, fits the machine that it names, and gives a source for every number."""
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -124,7 +125,8 @@ def checkpoint(tmp_path):
 
 def dry_run(checkpoint, *words):
     """(the arguments of the LLM API, or None; the error's message)."""
-    line = ["build", str(checkpoint), "-o", str(checkpoint.parent / "e"), "--target", "pytorch", "--dry-run", *words]
+    output = str(Path(checkpoint).parent / "e")
+    line = ["build", str(checkpoint), "-o", output, "--target", "pytorch", "--dry-run", *words]
     result = CliRunner().invoke(cli, line)
     if result.exception is not None:
         assert isinstance(result.exception, LlmopsError), result.output
@@ -145,6 +147,15 @@ def test_a_file_of_upstream_sets_flags_and_fields(checkpoint, tmp_path):
     assert cache["enable_block_reuse"] is True  # what the file does not name stays
     assert arguments["speculative_config"] == {"decoding_type": "NGram", "max_draft_len": 4}
     assert arguments["stream_interval"] == 10
+
+
+def test_latent_attention_gets_the_blocks_that_hopper_makes(checkpoint):
+    """TensorRT-LLM 1.2.1 and 1.3 `_torch/pyexecutor/py_executor_creator.py`: `tokens_per_block = 64` where
+    `ModelConfig.enable_flash_mla` is true, which is on Hopper with a cache of 576 values per token.
+    """
+    text, error = dry_run("deepseek-ai/DeepSeek-R1-0528", "--tp", "8", "--ep", "8", "--gpu", "h200-sxm")
+    assert (error, '"tokens_per_block": 64' in text) == ("", True)
+    assert '"tokens_per_block": 32' in dry_run(checkpoint)[0]
 
 
 def test_the_command_line_wins(checkpoint, tmp_path):
