@@ -47,7 +47,7 @@ class PrefillRate:
     def __init__(self) -> None:
         self._squares = self._weighted_seconds = 0.0
 
-    def add(self, tokens: int, seconds: float) -> float:
+    def add(self, tokens: float, seconds: float) -> float:
         """Return the estimate after one more step with `tokens` prompt tokens."""
         self._squares = PREFILL_RATE_DECAY * self._squares + tokens * tokens
         self._weighted_seconds = PREFILL_RATE_DECAY * self._weighted_seconds + tokens * seconds
@@ -55,7 +55,7 @@ class PrefillRate:
 
 
 class ReportedSteps:
-    """The mean step time and the prefill rate of a replica that reports its steps.
+    """The mean step time and the prefill rate of a replica.
 
     The newest step has the weight 1 / STEP_TIME_STEPS in the mean, and the first steps have equal
     weights: the very first step reads a prompt, and must not determine the mean. A step that takes
@@ -67,7 +67,11 @@ class ReportedSteps:
         self.seconds = self.prefill_rate = 0.0
         self._steps, self._prefill = 0, PrefillRate()
 
-    def add(self, seconds: float, prompt_tokens: int = 0, count: int = 1) -> None:
+    def add_prefill(self, tokens: float, seconds: float) -> None:
+        """Add a prompt that was read alone, whose steps are not known."""
+        self.prefill_rate = self._prefill.add(tokens, seconds)
+
+    def add(self, seconds: float, prompt_tokens: float = 0, count: int = 1) -> None:
         """Add `count` steps of `seconds` each, in each of which `prompt_tokens` were read."""
         if self._steps and (self.prefill_rate or not prompt_tokens):
             expected = self.seconds + (prompt_tokens / self.prefill_rate if prompt_tokens else 0.0)
@@ -75,7 +79,7 @@ class ReportedSteps:
         self.seconds = self.after(seconds, count)
         self._steps += count
         if prompt_tokens:
-            self.prefill_rate = self._prefill.add(prompt_tokens, seconds)
+            self.add_prefill(prompt_tokens, seconds)
 
     def after(self, seconds: float, count: int) -> float:
         """Return the mean step time as it will be after `count` further steps of `seconds`."""

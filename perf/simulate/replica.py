@@ -201,7 +201,7 @@ class SimulatedReplica:
     def gauges(self) -> EngineGauges:
         """Return the gauges that a server's metrics page would have."""
         spec, active = self.spec, self.waiting + len(self._running)
-        return EngineGauges(active, self.waiting, self._steps, spec.blocks, self.cache.free, spec.block_tokens)
+        return EngineGauges(active, self.waiting, spec.blocks, self.cache.free, spec.block_tokens)
 
     def submit(self, job: SimulatedRequest) -> None:
         """Accept a request. The request joins the batch when the current step ends."""

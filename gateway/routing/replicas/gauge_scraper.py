@@ -19,7 +19,6 @@ from llmops.fair_client import fair_client
 from llmops.gateway.routing.replicas.load_estimator import EngineGauges
 from llmops.gateway.routing.replicas.replica import Replica
 from llmops.gateway.telemetry.metric_definitions import ENGINE_BLOCKS as BLOCKS
-from llmops.gateway.telemetry.metric_definitions import ENGINE_GENERAL as GENERAL
 from llmops.gateway.telemetry.metric_definitions import ENGINE_REQUESTS as REQUESTS
 from llmops.metrics_pages import parse_samples
 from llmops.urls import fetch_bounded
@@ -36,7 +35,7 @@ MAX_PAGE_BYTES = 8 * 2**20
 #: The largest plausible value of a gauge, up to which floats represent all integers. Larger values
 #: and NaN are ignored.
 MAX_VALUE = 2.0**53
-GAUGE_LABELS = {REQUESTS: "request_type", BLOCKS: "kv_cache_block_type", GENERAL: "general_type"}
+GAUGE_LABELS = {REQUESTS: "request_type", BLOCKS: "kv_cache_block_type"}
 
 #: The values of one model's gauges, by metric family and label.
 GaugeValues = Mapping[str, Mapping[str, float]]
@@ -120,7 +119,6 @@ def gauges_from_values(values: GaugeValues) -> EngineGauges | None:
     return EngineGauges(
         active=max(int(requests["active"]), 0),
         waiting=max(int(requests.get("waiting", 0) + requests.get("context", 0)), 0),
-        iterations=values.get(GENERAL, {}).get("iteration_counter", 0.0),
         blocks=total,
         free_blocks=min(max(int(blocks.get("free", 0)), 0), total),
         tokens_per_block=max(int(blocks.get("tokens_per", 0)), 0),
