@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from llmops.cli.monitor.layout import SORT_ORDERS, ViewOptions, render_screen
+from llmops.cli.monitor.layout import render_screen
 from llmops.cli.options import Duration, gateways_option
 from llmops.cli.output import PIPED_WIDTH, table_console
 from llmops.errors import ServerError
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 )
 @click.option("-i", "--interval", type=Duration(), default="2s", help="Time between two updates.")
 @click.option("--window", type=Duration(), default="15s", help="Time over which rates and percentiles are taken.")
-@click.option("--sort", type=click.Choice(list(SORT_ORDERS)), default="requests", help="Column to sort models by.")
-@click.option("--replicas/--no-replicas", default=True, help="Show a line per replica.")
 @click.option("--once", is_flag=True, help="Print once, after two polls --interval apart, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per poll.")
-def command(urls: tuple[str, ...], engines: tuple[str, ...], window: float, **parameters: Any) -> None:
+def command(
+    urls: tuple[str, ...], engines: tuple[str, ...], interval: float, window: float, once: bool, as_json: bool
+) -> None:
     """Watch gateways, their models and replicas live, from /metrics.
 
     Without a terminal, one table is printed after another. Name each gateway, and not a load
@@ -41,30 +41,27 @@ def command(urls: tuple[str, ...], engines: tuple[str, ...], window: float, **pa
     scope metrics. The column OWN has the number of streams that these gateways have open on a
     replica. With --once the exit code is 1 if no gateway answers.
     """
-    asyncio.run(_top(urls, engines, window, parameters, ViewOptions(parameters["sort"], parameters["replicas"])))
-
-
-async def _top(
-    urls: tuple[str, ...], engines: tuple[str, ...], window: float, parameters: dict[str, Any], view: ViewOptions
-) -> None:
     from llmops.cli.monitor.poller import GatewayPoller
     from llmops.cli.openai_client import api_key
 
-    sources = GatewayPoller(urls, engines, window, api_key())
-    show = _once if parameters["once"] else _again_and_again
+    asyncio.run(_top(GatewayPoller(urls, engines, window, api_key()), interval, once, as_json))
+
+
+async def _top(sources: GatewayPoller, interval: float, once: bool, as_json: bool) -> None:
+    show = _once if once else _again_and_again
     try:
-        await show(sources, parameters["interval"], parameters["as_json"], view)
+        await show(sources, interval, as_json)
     finally:
         await sources.close()
 
 
-async def _once(sources: GatewayPoller, interval: float, as_json: bool, view: ViewOptions) -> None:
+async def _once(sources: GatewayPoller, interval: float, as_json: bool) -> None:
     """Print one snapshot. Raise ServerError if no gateway answered."""
     board = await sources.look()
     if any(not one.problem for one in board.gateways):
         await asyncio.sleep(interval)
         board = await sources.look()
-    _print(board, as_json, view)
+    _print(board, as_json)
     if all(one.problem for one in board.gateways):
         refused = next((one.problem for one in board.gateways if "key" in one.problem), "")
         if refused:
@@ -72,20 +69,20 @@ async def _once(sources: GatewayPoller, interval: float, as_json: bool, view: Vi
         raise ServerError("No gateway answers; start one with `llmops up` or `llmops gateway`, or name one with --url.")
 
 
-async def _again_and_again(sources: GatewayPoller, interval: float, as_json: bool, view: ViewOptions) -> None:
+async def _again_and_again(sources: GatewayPoller, interval: float, as_json: bool) -> None:
     from llmops.cli.monitor.terminal import poll_forever, show_live
 
     console = table_console(PIPED_WIDTH)
     if console.is_terminal and not console.is_dumb_terminal and not as_json:
-        await show_live(sources, view, interval, console)
+        await show_live(sources, interval, console)
         return
     async for board in poll_forever(sources, interval):
-        _print(board, as_json, view)
+        _print(board, as_json)
         if not as_json:
             click.echo()
 
 
-def _print(board: FleetSnapshot, as_json: bool, view: ViewOptions) -> None:
+def _print(board: FleetSnapshot, as_json: bool) -> None:
     if as_json:
         import json
         from dataclasses import asdict
@@ -94,4 +91,4 @@ def _print(board: FleetSnapshot, as_json: bool, view: ViewOptions) -> None:
         click.echo(json.dumps({"at": now, **asdict(board)}, ensure_ascii=False))
         return
     console = table_console(PIPED_WIDTH)
-    console.print(render_screen(board, view, console.width))
+    console.print(render_screen(board, console.width))

@@ -20,7 +20,7 @@ from rich.console import Console
 from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.main import cli
 from llmops.cli.monitor.exposition import MetricsPage, MetricsWindow
-from llmops.cli.monitor.layout import ViewOptions, render_screen
+from llmops.cli.monitor.layout import render_screen
 from llmops.cli.monitor.snapshot import PolledGateway, make_snapshot
 from llmops.cli.output import print_fields, print_json, print_table
 from llmops.cli.progress import PlainProgress, RichProgress
@@ -226,7 +226,7 @@ def test_a_board_of_any_metrics_can_be_drawn(samples, width):
         except ValueError:
             return
     stream = io.StringIO()
-    drawn = render_screen(make_snapshot([PolledGateway("http://g", recent)], {"e": recent}), ViewOptions(), width, 40)
+    drawn = render_screen(make_snapshot([PolledGateway("http://g", recent)], {"e": recent}), width, 40)
     Console(file=stream, width=width, color_system=None).print(drawn)
     said = stream.getvalue()
     assert is_safe(said)
