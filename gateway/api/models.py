@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmops.gateway.api.generation_response import json_response, page_limit
-from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.api.generation_response import json_response
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.http.anthropic_errors import is_anthropic
 from llmops.gateway.http.middleware import GatewayApp
@@ -20,9 +19,6 @@ from llmops.gateway.routing.replicas.pool_registry import PoolRegistry
 from llmops.gateway.routing.replicas.status import summarize_capacity
 from llmops.gateway.routing.served_models import Model
 from llmops.gateway.schemas.response_schemas import ModelEntries, ModelEntry
-
-#: Number of models on a page of the list, by default and at most, as in Anthropic's API.
-DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 20, 1000
 
 
 class ModelsEndpoint:
@@ -41,7 +37,10 @@ class ModelsEndpoint:
         """Return the models that the caller may use."""
         data = [*self._models(context_of(request)).values()]
         if is_anthropic(request.scope):
-            return json_response(model_page(data, request.query_params))
+            models = [anthropic_model(model) for model in data]
+            ids = [model["id"] for model in models] or [None]
+            page = {"data": models, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+            return json_response(page)
         return json_response({"object": "list", "data": data})
 
     async def get(self, request: Request) -> Response:
@@ -119,38 +118,3 @@ def anthropic_model(model: Mapping[str, Any]) -> dict[str, Any]:
         "max_input_tokens": length,
         "max_tokens": length,
     }
-
-
-def model_page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the requested page of models, in Anthropic's format.
-
-    Args:
-        models: All models, in OpenAI's format.
-        query: The query parameters `limit`, and `after_id` or `before_id`.
-
-    Raises:
-        InvalidRequestError: `limit` is not a number from 1 to 1000, or an id is not in the list.
-    """
-    ids = [model["id"] for model in models]
-    limit = page_limit(query, DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
-    if "before_id" in query:
-        end = _index(ids, query["before_id"], "before_id")
-        start = max(end - limit, 0)
-        has_more = start > 0
-    else:
-        start = _index(ids, query["after_id"], "after_id") + 1 if "after_id" in query else 0
-        end = min(start + limit, len(ids))
-        has_more = end < len(ids)
-    page = ids[start:end]
-    return {
-        "data": [anthropic_model(model) for model in models[start:end]],
-        "has_more": has_more,
-        "first_id": page[0] if page else None,
-        "last_id": page[-1] if page else None,
-    }
-
-
-def _index(ids: Sequence[str], model_id: str, param: str) -> int:
-    if model_id not in ids:
-        raise InvalidRequestError(f"{param} must be the id of a model in the list.", param=param)
-    return ids.index(model_id)
