@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from llmops.gateway.api.generation_response import json_response, record_prompt_usage
 from llmops.gateway.api.ignored_fields import report_ignored_fields
-from llmops.gateway.errors import ContextLengthError, InvalidRequestError, UnsupportedError
+from llmops.gateway.errors import ContextLengthError, InvalidRequestError
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.prompt_limits import check_prompt_characters
 from llmops.gateway.http.middleware import GatewayApp
@@ -44,14 +44,8 @@ class RerankRequest(RequestModel):
         default=None, description="Maximum number of results; all when absent."
     )
     return_documents: bool | None = Field(default=None, description="Include the documents' texts in the results.")
-    truncation: bool | None = Field(
-        default=None, description="Cut documents that are too long (true, the default) or reject them (false)."
-    )
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="Cut documents to this many tokens, not counting special tokens."
-    )
-    rank_fields: list[str] | None = Field(
-        default=None, description="A field of Cohere's v1 API; only the value `text` is accepted."
     )
     max_chunks_per_doc: int | None = None
     priority: int | None = None
@@ -99,18 +93,16 @@ def _texts(body: RerankRequest, limit: int) -> list[str]:
         raise InvalidRequestError(
             f"At most {limit} documents are allowed; send the others in another request.", param="documents"
         )
-    if body.rank_fields not in (None, ["text"]):
-        raise UnsupportedError(
-            'Documents are ranked by their text; leave rank_fields out, or send ["text"].', param="rank_fields"
-        )
     return [document if isinstance(document, str) else document.text for document in body.documents]
 
 
 def _rows(body: RerankRequest, texts: Sequence[str], model: EncoderModel) -> list[EncoderInput]:
     """Return the encoder's inputs, one per document.
 
+    Documents are cut to the room that the query leaves in the context.
+
     Raises:
-        ContextLengthError: The query or a document is too long.
+        ContextLengthError: The query is too long.
     """
     minimum = model.tokenizer.min_token_count(body.query, model.card.max_seq_len)
     if minimum > model.card.max_seq_len:
@@ -119,24 +111,9 @@ def _rows(body: RerankRequest, texts: Sequence[str], model: EncoderModel) -> lis
     room = model.room(len(query))
     if room < 1:
         raise _query_too_long(model, f"{len(query)}")
-    return model.rows(query, [_document(text, index, body, model, room) for index, text in enumerate(texts)])
-
-
-def _document(text: str, index: int, body: RerankRequest, model: EncoderModel, room: int) -> list[int]:
-    """Return the token ids of a document, cut to the room that the query leaves in the context.
-
-    Raises:
-        ContextLengthError: The document is too long, and the request has `truncation: false`.
-    """
     limit = min(room, body.max_tokens_per_doc or room)
-    ids = model.tokenizer.encode_beginning(text, limit, add_special_tokens=False)
-    if body.truncation is False and min(len(ids), body.max_tokens_per_doc or len(ids)) > room:
-        raise ContextLengthError(
-            f"Document {index} has more than {room} tokens, which the query leaves of this model's maximum "
-            f"context length of {model.card.max_seq_len}; shorten it, or leave truncation out to have it cut.",
-            param=f"documents[{index}]",
-        )
-    return ids[:limit]
+    cut = [model.tokenizer.encode_beginning(text, limit, add_special_tokens=False)[:limit] for text in texts]
+    return model.rows(query, cut)
 
 
 def _query_too_long(model: EncoderModel, tokens: str) -> ContextLengthError:

@@ -69,9 +69,7 @@ def test_cohere_s_client(root, version, cosines):
 def test_cohere_s_documents_as_objects(root):
     documents = [{"text": one, "title": "ignored"} for one in DOCUMENTS[:3]]
     with cohere.Client(api_key="test", base_url=root) as client:
-        answer = client.rerank(
-            model="minilm", query=QUERY, documents=documents, return_documents=True, rank_fields=["text"]
-        )
+        answer = client.rerank(model="minilm", query=QUERY, documents=documents, return_documents=True)
     assert answer.results[0].document.text == DOCUMENTS[1]
     assert {result.index: result.document.text for result in answer.results} == dict(enumerate(DOCUMENTS[:3]))
 
@@ -114,9 +112,7 @@ def test_documents_are_cut_where_they_are_asked_to_be(root):
         ({"documents": ["a", 5]}, "documents[1]", "invalid_type"),
         ({"documents": [{"title": "a"}]}, "documents[0].text", None),
         ({"documents": ["a"] * 2049}, "documents", None),
-        ({"documents": ["word " * 400], "truncation": False}, "documents[0]", "context_length_exceeded"),
         ({"documents": ["x" * 1_100_000] * 4}, "documents", "context_length_exceeded"),
-        ({"documents": ["word " * 400], "truncation": False, "max_tokens_per_doc": 300}, "documents[0]", None),
         ({"top_n": 0}, "top_n", "invalid_value"),
         ({"top_n": -1}, "top_n", "invalid_value"),
         ({"top_n": "3"}, "top_n", "invalid_type"),
@@ -125,7 +121,6 @@ def test_documents_are_cut_where_they_are_asked_to_be(root):
         ({"query": ["a"]}, "query", "invalid_type"),
         ({"query": "word " * 400}, "query", "context_length_exceeded"),
         ({"query": "word " * 100_000}, "query", "context_length_exceeded"),
-        ({"rank_fields": ["title"]}, "rank_fields", "unsupported_parameter"),
     ],
 )
 def test_refused_with_its_param(root, fields, param, code):
