@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -28,10 +26,6 @@ from llmops.gateway.schemas.chat_request import ChatRequest, RequestMessage, Too
 from llmops.gateway.schemas.request_fields import RequestModel, TokenId
 from llmops.gateway.schemas.response_schemas import DetokenizeResponse, TokenizeResponse
 from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
-
-#: Number of entries of an array that are encoded at a time. Encoding holds the interpreter lock,
-#: which other threads get in between.
-TOKENS_PER_TURN = 8192
 
 
 class TokenizeRequest(RequestModel):
@@ -110,9 +104,8 @@ class TokenizeEndpoints:
     def _tokens(self, model: GenerativeModel, body: TokenizeRequest) -> bytes:
         ids = self._encode(model, body)
         head = {"count": len(ids), "max_model_len": model.card.max_seq_len}
-        strings = _array(map(model.tokenizer.token, ids)) if body.return_token_strs else ["null"]
-        parts = [json.dumps(head)[:-1], ', "tokens": ', *_array(ids), ', "token_strs": ', *strings, "}"]
-        return "".join(parts).encode("utf-8", "replace")
+        strings = [model.tokenizer.token(one) for one in ids] if body.return_token_strs else None
+        return json_bytes({**head, "tokens": ids, "token_strs": strings})
 
     def _text(self, model: GenerativeModel, ids: list[int]) -> bytes:
         if max(ids, default=0) >= model.card.vocab_size:
@@ -135,15 +128,3 @@ class TokenizeEndpoints:
         prompt = render_chat(model, chat, tools)
         check_prompt_text(prompt.text, model, "messages")
         return model.tokenizer.encode_prompt(prompt, add_special_tokens=special)
-
-
-def _array(items: Iterable[Any]) -> Iterator[str]:
-    """Yield a JSON array in pieces.
-
-    Encoding holds the interpreter lock, which other threads get between two pieces.
-    """
-    rest, opening = iter(items), "["
-    while piece := list(itertools.islice(rest, TOKENS_PER_TURN)):
-        yield opening + json.dumps(piece, ensure_ascii=False)[1:-1]
-        opening = ", "
-    yield "[]" if opening == "[" else "]"
