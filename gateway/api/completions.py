@@ -51,8 +51,7 @@ class CompletionsEndpoint:
         context = context_of(request)
         body = await self._service.intake.load(CompletionRequest, request)
         context.mark("parse")
-        with self._service.explain_no_overflow(body.model, context):
-            model = await self._service.find_model(body.model, context, body)
+        model = await self._service.find_model(body.model, context, body)
         validate_completion(body, model)
         report_ignored_fields(context, self._service, body, COMMON_IGNORED_FIELDS)
         answer_id, created = "cmpl-" + secrets.token_hex(12), int(time.time())
@@ -60,8 +59,7 @@ class CompletionsEndpoint:
 
         async def start() -> Answer:
             echoes.extend(await echoed_prompts(body, model, self._service, context))
-            with self._service.explain_no_overflow(body.model, context):
-                return await CompletionGeneration(self._service, body, model, answer_id, context).start()
+            return await CompletionGeneration(self._service, body, model, answer_id, context).start()
 
         async def collect(answer: Answer) -> dict[str, Any]:
             texts = await collect_texts(answer, echoes)

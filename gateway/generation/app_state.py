@@ -7,7 +7,6 @@ import random
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -197,22 +196,6 @@ class AppState:
             model = self.version_router.route(model, body, context)
         context.alias_of = model.name if name != model.name and model.name == last else ""
         return model
-
-    @contextmanager
-    def explain_no_overflow(self, name: str, context: RequestContext) -> Iterator[None]:
-        """Add to a 503 error for `name` that a chat would have been sent to another provider."""
-        try:
-            yield
-        except UnavailableError as error:
-            if name not in self.providers.models or not (found := self.providers.find(name, context)):
-                raise
-            # Copied, because several requests can end with the same error object.
-            explained = copy(error)
-            explained.message += (
-                f" Only chats overflow to {found.name}, because a provider puts its own chat template around a prompt; "
-                "send this one to /v1/chat/completions if that suits it."
-            )
-            raise explained from error
 
     def _sheds(self, model: GenerativeModel, context: RequestContext) -> bool:
         """Return True if degraded mode rejects the caller's tier."""
