@@ -193,7 +193,7 @@ class LocalReplicas(CheckedReplicas):
             return await super().start(candidate, stable, settings, twin)
         if old not in self.servers:
             served = ", ".join(sorted({model for model, _ in self.servers})) or "none"
-            raise InputError(f"This `llmops up` has no replicas of {stable.model}; its models are {served}")
+            raise InputError(f"This `llmops up` has no replicas of {stable.model}; its models are {served}.")
         count = self._counts.setdefault(old, len(self.servers[old]))
         # remember the number before old replicas may be stopped to free GPUs
         before = await read_metadata(stable.model, serving)

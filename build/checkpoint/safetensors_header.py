@@ -91,7 +91,7 @@ def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
     except ValueError as error:
         raise CheckpointError(f"{path} has a damaged safetensors header ({error}); download it again.") from error
     if not isinstance(header, dict):
-        raise CheckpointError(f"{path} has a damaged safetensors header (not an object); download it again.")
+        raise CheckpointError(f"{path} has a damaged safetensors header (it is not a JSON object); download it again.")
     return header, 8 + length
 
 

@@ -283,7 +283,7 @@ def _check_grammars(speculative: Mapping[str, Any]) -> None:
         what = "use_rejection_sampling" if rejects else "SaveState"
         raise InputError(
             f"TensorRT-LLM 1.3 starts no engine of {kind} with {what} and grammars; "
-            "add --set llm.guided_decoding_backend=null, or leave it out."
+            f"add --set llm.guided_decoding_backend=null, or leave {what} out."
         )
 
 

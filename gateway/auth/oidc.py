@@ -82,11 +82,12 @@ class OidcDirectory(Directory):
         user = _text(claims, wanted.user) or subject
         if not tenant:
             raise InvalidKeyError(
-                f"This token has no claim '{wanted.tenant}', which names its tenant; ask the operator."
+                f"This token has no claim '{wanted.tenant}', which names its tenant; ask the operator to add the claim."
             )
         if any(not 0 < len(name) <= _MAX_NAME_LENGTH or not is_safe_text(name) for name in (tenant, user, subject)):
             raise InvalidKeyError(
-                "This token names its tenant or user with characters that names must not have; ask the operator."
+                "This token names its tenant or user with characters that names must not have; ask the operator to "
+                "change the name."
             )
         # A subject in the form of an address names the user of that address, too.
         if (user != subject or "@" in subject) and _is_unverified(claims, wanted.user):

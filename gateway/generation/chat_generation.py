@@ -97,7 +97,7 @@ def validate_chat(body: ChatRequest, model: GenerativeModel, limits: RequestLimi
     check_capabilities(body, model.card)
     top = body.top_logprobs or 0
     if top and not body.logprobs:
-        raise InvalidRequestError("top_logprobs need logprobs to be true; set it.", param="top_logprobs")
+        raise InvalidRequestError("top_logprobs need log-probabilities; set logprobs to true.", param="top_logprobs")
     if body.logprobs:
         check_logprobs(top, model.card, "top_logprobs")
 

@@ -75,7 +75,7 @@ def _check_best_of(body: CompletionRequest, model: GenerativeModel) -> None:
     can = model.card.capabilities
     if best_of > can.n or not can.logprobs:
         most = f"is at most {can.n}" if can.logprobs else "needs log-probabilities, which are not available"
-        raise UnsupportedError(f"best_of {most} with target {model.card.target}; lower it.", param="best_of")
+        raise UnsupportedError(f"best_of {most} with target {model.card.target}; lower best_of.", param="best_of")
 
 
 def sequences_per_prompt(body: CompletionRequest) -> int:

@@ -98,7 +98,7 @@ def check_capabilities(body: SamplingFields, card: ModelMetadata) -> None:
     can = card.capabilities
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError(
-            "stream_options need stream to be true; set it, or leave stream_options out.", param="stream_options"
+            "stream_options need a stream; set stream to true, or leave stream_options out.", param="stream_options"
         )
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequestError(

@@ -132,5 +132,5 @@ async def resolve_addresses(host: str, port: int) -> list[str]:
         infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except ValueError as error:
         # reject invalid names without a query: an empty label, or a label of more than 63 letters
-        raise socket.gaierror(socket.EAI_NONAME, "Name cannot be one in DNS") from error
+        raise socket.gaierror(socket.EAI_NONAME, "the name is not a valid DNS name") from error
     return sorted({f"[{at[0]}]:{port}" if family == socket.AF_INET6 else f"{at[0]}:{port}" for family, *_, at in infos})

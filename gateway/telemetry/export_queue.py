@@ -77,7 +77,7 @@ class ExportQueue(Generic[T]):
             self._lost += len(batch)
             if self._works:
                 log.warning(
-                    "%s cannot be exported (%s); the data is dropped and counted until the receiver works again",
+                    "%s: records cannot be exported (%s); they are dropped and counted until the receiver works again",
                     self._name,
                     error,
                 )
@@ -85,5 +85,5 @@ class ExportQueue(Generic[T]):
             return
         self.delivered += len(batch)
         if not self._works:
-            log.info("%s is exported again; %d were dropped", self._name, self.dropped)
+            log.info("%s: records are exported again; %d were dropped", self._name, self.dropped)
         self._works = True

@@ -173,7 +173,7 @@ async def _triton(
             raise grpc_call_error(address, cause if isinstance(cause, aio.AioRpcError) else error) from error
         manifest = manifest or _beside(metadata)
         if options.calibrate and manifest is None:
-            raise InputError("--calibrate needs the engine folder: add --engine ENGINE_SUFFIX.")
+            raise InputError("--calibrate needs the engine folder: add --engine ENGINE.")
         page = metrics or f"http://{address.rpartition(':')[0]}:8002/metrics"
         probe = await Probe.open(client, name)
         context = EngineContext(probe, metadata, manifest, TritonGauges(page, probe.model), owned)

@@ -46,7 +46,7 @@ class KeySpec:
         if not _TIER.fullmatch(self.tier):
             raise InputError(f"{self.tier!r} is not a tier; write up to 20 lower-case letters, digits, - and _.")
         if self.name is not None and not 0 < len(self.name) <= 100:
-            raise InputError("A key's name has 1 to 100 characters; give a shorter name.")
+            raise InputError(f"A key's name has 1 to 100 characters, not {len(self.name)}; give another name.")
         if self.models is not None and not all(self.models):
             raise InputError("A model's name cannot be empty; leave the list of models out to allow all models.")
 
@@ -199,7 +199,7 @@ async def require_key(connection: AsyncConnection, key: str) -> KeyRow:
         shown = (
             f"{key[:VISIBLE_PREFIX_LENGTH]}…" if key.startswith("sk-") else "of this secret" if is_hash(key) else key
         )
-        raise UnknownResourceError(f"There is no key {shown}; `llmops key list --all` shows them.")
+        raise UnknownResourceError(f"There is no key {shown}; `llmops key list --all` shows all keys.")
     return found
 
 

@@ -162,7 +162,9 @@ async def restore_tenant(connection: AsyncConnection, tenant_id: str, by: AuditC
     """
     statement = tenants.update().where(tenants.c.id == tenant_id, tenants.c.deleted_at.is_not(None))
     if (await connection.execute(statement.values(deleted_at=None))).rowcount == 0:
-        raise UnknownResourceError(f"There is no deleted tenant {tenant_id}; `llmops tenant list --all` shows them.")
+        raise UnknownResourceError(
+            f"There is no deleted tenant {tenant_id}; `llmops tenant list --all` shows deleted tenants."
+        )
     await record_action(connection, by, "tenant.restore", tenant_id, tenant_id)
     return await require_tenant(connection, tenant_id)
 

@@ -73,7 +73,7 @@ def test_the_plot_marks_how_many_times_the_old_value_the_new_one_is(stable, cana
         (("start", "llama", "--replica", "nowhere"), "'nowhere' is not the address of a replica"),
         (("start", "llama", "--replica", "a:1", "--name", "v" * 65), "cannot name a version"),
         (("promote", "llama"), "The model llama has no roll-out in progress"),
-        (("pin", "llama", "key-7", "v2"), "There is no key key-7; `llmops key list --all` shows them."),
+        (("pin", "llama", "key-7", "v2"), "There is no key key-7; `llmops key list --all` shows all keys."),
     ],
 )
 def test_bad_input_is_one_sentence(run, arguments, message):

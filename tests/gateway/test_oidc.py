@@ -172,7 +172,7 @@ BAD = {
     "without an audience": (lambda one: one.token(without=("aud",)), LACKS),
     "without a tenant": (
         lambda one: one.token(without=("tenant",)),
-        "This token has no claim 'tenant', which names its tenant; ask the operator.",
+        "This token has no claim 'tenant', which names its tenant; ask the operator to add the claim.",
     ),
     "no JSON": (lambda one: "bm90IGpzb24.e30.AAAA", WRONG),
     "no base64": (lambda one: "a.b.c", WRONG),

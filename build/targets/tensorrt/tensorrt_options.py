@@ -234,7 +234,7 @@ def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[
     if mode == LOOKAHEAD:
         raise InputError(
             f"speculative_mode={LOOKAHEAD} needs one attention window in all layers, not {','.join(windows)}; add "
-            f"--max-seq-len {min(map(int, windows))}, or leave it out."
+            f"--max-seq-len {min(map(int, windows))}, or leave speculative_mode out."
         )
     stages = request.spec.pp
     if stages > 1 and request.checkpoint.architecture.num_layers // stages % len(windows):

@@ -74,7 +74,7 @@ def _parse(text: str, source: str) -> Sequence[GoldenPrompt]:
             prompts[name] = GoldenPrompt(name, data["prompt"], pattern, tokens)
         except (*MALFORMED, re.error) as error:
             raise InputError(
-                f'{source}, line {number} is no golden prompt; write {{"id": "capital", "prompt": "What is the '
+                f'{source}, line {number} is not a golden prompt; write {{"id": "capital", "prompt": "What is the '
                 'capital of France?", "expect": "paris"}, with a regular expression in '
                 "`expect` and at most 1024 `max_tokens`."
             ) from error
