@@ -27,16 +27,13 @@ MAX_DIFFERENCES = 5
 SHOWN_BEFORE = 12
 #: Maximum number of tokens that are shown of a difference itself: enough to recognize it.
 SHOWN_INSIDE = 24
-#: Maximum number of fields of two bodies that are named as different, so that the list is short.
-MAX_FIELDS = 8
 
 
 @dataclass
 class Prompt:
-    """A request body, and the prompt that the gateway renders from the body."""
+    """The prompt that the gateway renders from a request body."""
 
     name: str
-    body: dict[str, Any]
     model: str
     ids: list[int]
     left_out: list[str]
@@ -119,7 +116,7 @@ def _tokenize(client: ChatClient, name: str, body: dict[str, Any], model: str | 
     if chosen is None:
         raise InputError(f"{client.url} serves no model; start one, or name another gateway with --url.")
     ids = client.post(_beside(client, "tokenize"), {"model": chosen, **fields})["tokens"]
-    return Prompt(name, body, chosen, ids, left_out)
+    return Prompt(name, chosen, ids, left_out)
 
 
 def _beside(client: ChatClient, path: str) -> str:
@@ -146,7 +143,6 @@ def _compare(client: ChatClient, earlier: list[Prompt], prompt: Prompt, tokens_p
         "tokens": len(prompt.ids),
         "cached": cached(equal_beginning(differences, nearest)),
         "left_out": prompt.left_out,
-        "fields": list(_different_fields(nearest.body, prompt.body))[:MAX_FIELDS],
         "more_differences": max(0, len(differences) - MAX_DIFFERENCES),
         "differences": [
             {
@@ -170,23 +166,6 @@ def _text(client: ChatClient, prompt: Prompt, start: int, end: int, most: int | 
     return f"{text}…" if shown < end else str(text)
 
 
-def _different_fields(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of the values in which two bodies differ, such as `messages[0].content`.
-
-    `path` is the path of the two values in the bodies, or empty for the bodies themselves.
-    """
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in [*one, *(name for name in other if name not in one)]:
-            yield from _different_fields(one.get(name), other.get(name), f"{path}.{name}" if path else name)
-    elif isinstance(one, list) and isinstance(other, list):
-        for at, (left, right) in enumerate(zip(one, other, strict=False)):
-            yield from _different_fields(left, right, f"{path}[{at}]")
-        if len(one) != len(other):
-            yield f"{path}[{min(len(one), len(other))}…]"
-    elif one != other:
-        yield path
-
-
 def _print(report: dict[str, Any]) -> None:
     tokens = report["tokens"]
 
@@ -208,8 +187,6 @@ def _print(report: dict[str, Any]) -> None:
             click.echo(f"     Without {also}: {share(one['cached_without'])}.")
     if report["more_differences"]:
         click.echo(f"  {report['more_differences']} more differences follow.")
-    if report["fields"]:
-        click.echo(f"  Fields that differ: {escape_unsafe(', '.join(report['fields']))}")
 
 
 def _line(text: str) -> str:
