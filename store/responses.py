@@ -108,7 +108,10 @@ async def find_response(
 async def find_responses_with_items(
     connection: AsyncConnection, item_ids: Collection[str], owner: str, since: datetime
 ) -> Sequence[tuple[str, int]]:
-    """Return (id, size) of each of the owner's responses that holds any of these items."""
+    """Return (id, size) of each of the owner's responses that holds any of these items.
+
+    Responses that were written before `since` are left out.
+    """
     wanted = (
         select(responses.c.id, responses.c.size)
         .distinct()
@@ -123,7 +126,8 @@ async def response_chain(
 ) -> Sequence[tuple[str, int, str | None]]:
     """Return a response and up to `limit` - 1 of its predecessors, the newest first.
 
-    Each response is returned as (id, size, previous id).
+    Each response is returned as (id, size, previous id). The chain ends before a response that was
+    written before `since`.
     """
     columns = responses.c
     first = select(columns.id, columns.size, columns.previous_id, literal(0).label("place"))

@@ -151,7 +151,7 @@ def _check_head(path: Path, tensors: Mapping[str, TensorInfo], head: tuple[str, 
 
 
 def _pooling(path: Path) -> tuple[str, bool]:
-    """Return pooling and normalisation from sentence-transformers' files.
+    """Return the pooling mode of sentence-transformers' files, and True if vectors are normalised.
 
     An encoder without these files gets the normalised mean.
     """

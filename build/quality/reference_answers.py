@@ -32,7 +32,8 @@ def greedy_decode(
     """Return up to `count` greedy tokens per prompt, and their log-probabilities.
 
     All prompts run as one batch, because each step reads all weights once. The row of an answer
-    that the model ends early has fewer tokens; its log-probabilities may go on.
+    that the model ends early, with a token of `end`, has fewer tokens; its log-probabilities may go
+    on.
     """
     longest, pad = max(map(len, prompts)), min(end, default=0)
     ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)

@@ -99,6 +99,8 @@ def choose_group_size(
 ) -> int:
     """Return the first of `sizes` that divides every split input, or the requested size.
 
+    `sharding_problem` explains `rounded`.
+
     Raises:
         InputError: No size divides every split input, or the requested size does not.
     """
@@ -115,6 +117,8 @@ def choose_group_size(
 
 def check_sharding(arch: Architecture, tp: int, pp: int, group_size: int | None = None, rounded: bool = False) -> None:
     """Check that `tp` and `pp` can split the model.
+
+    `sharding_problem` explains the other arguments.
 
     Raises:
         InputError: A dimension is not divisible. The message has the dimension and the values that

@@ -36,7 +36,11 @@ class MetricsPage:
     """A parsed metrics page. `at` is the time of arrival, in seconds of a monotonic clock."""
 
     def __init__(self, text: str, at: float) -> None:
-        """Parse a page. Raises ValueError if the page is not in Prometheus' text format."""
+        """Parse a page that was read at the time `at`.
+
+        Raises:
+            ValueError: The page is not in Prometheus' text format, or is too large.
+        """
         self.at = at
         self._series: dict[str, _Series] = defaultdict(dict)
         if text.count("\n") > MAX_SAMPLES:

@@ -363,6 +363,8 @@ class ResponsesEndpoints:
     ) -> bool:
         """Return True if the response is to be stored. Otherwise set its `store` to false.
 
+        `own` are the items of the request itself, which are stored with the response.
+
         Raises:
             InvalidRequestError: The response cannot be stored, and the request needs a stored
                 response.
@@ -397,6 +399,8 @@ class ResponsesEndpoints:
         context: RequestContext,
     ) -> ChatRequest:
         """Return the equivalent chat request, with the messages of earlier responses.
+
+        `own` are the items of the request itself.
 
         Raises:
             ApiError: The request is invalid or unsupported. The error uses the field names of this

@@ -139,6 +139,12 @@ class ConversationStore:
     ) -> tuple[Sequence[Conversation], bool]:
         """Return a page of conversations, most recently changed first, and True if more follow.
 
+        Args:
+            caller: The caller whose conversations are listed.
+            limit: The maximum number of conversations.
+            after: The id of the last conversation of the previous page, or None for the first page.
+            text: A text that the title or a message must contain, or None.
+
         Raises:
             NotFoundError: The caller has no conversation `after`.
         """

@@ -48,7 +48,7 @@ class PrefillRate:
         self._squares = self._weighted_seconds = 0.0
 
     def add(self, tokens: float, seconds: float) -> float:
-        """Return the estimate after one more step with `tokens` prompt tokens."""
+        """Return the estimate after one more step of `seconds` with `tokens` prompt tokens."""
         self._squares = PREFILL_RATE_DECAY * self._squares + tokens * tokens
         self._weighted_seconds = PREFILL_RATE_DECAY * self._weighted_seconds + tokens * seconds
         return self._squares / self._weighted_seconds
@@ -68,7 +68,7 @@ class ReportedSteps:
         self._steps, self._prefill = 0, PrefillRate()
 
     def add_prefill(self, tokens: float, seconds: float) -> None:
-        """Add a prompt that was read alone, whose steps are not known."""
+        """Add a prompt of `tokens` that was read alone in `seconds`, whose steps are not known."""
         self.prefill_rate = self._prefill.add(tokens, seconds)
 
     def add(self, seconds: float, prompt_tokens: float = 0, count: int = 1) -> None:

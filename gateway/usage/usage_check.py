@@ -286,7 +286,10 @@ class UsageCheck(Check):
             await asyncio.sleep(ADOPT_INTERVAL)
 
     def _limit_own_outbox(self, others: int) -> None:
-        """Limit this gateway's outbox to the bytes that the outboxes of dead gateways leave."""
+        """Limit this gateway's outbox to the bytes that the outboxes of dead gateways leave.
+
+        `others` is the size of these outboxes in bytes.
+        """
         assert self.worker is not None
         self.worker.outbox.limit(max(self._settings.bytes - others, 0))
 

@@ -60,7 +60,10 @@ def _engines(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> list[str]:
 def _drain(
     stub: service_pb2_grpc.GRPCInferenceServiceStub, models: list[str], seconds: float, end_now: bool = False
 ) -> bool:
-    """Drain all models at once, over one stream. Return False if the timeout ends first."""
+    """Drain all models at once, over one stream. Return False if this takes more than `seconds`.
+
+    `end_now` ends the running requests with an error.
+    """
     requests = [_drain_request(model, end_now) for model in models]
     try:
         list(stub.ModelStreamInfer(iter(requests), timeout=max(seconds, 0.01)))

@@ -185,7 +185,8 @@ def arrivals_from_trace(path: Path) -> Arrivals:
 def _of_entry(entry: TraceEntry, names: dict[tuple[int, int], int]) -> SimulatedRequest:
     """Return the request of an entry of the trace.
 
-    A block that follows different blocks counts as a different block, as in a prefix cache.
+    A block that follows different blocks counts as a different block, as in a prefix cache. `names`
+    has the number of each pair of the previous block and the trace's block; new pairs are added.
     """
     whole, before, blocks = entry.input_length // BLOCK_TOKENS, 0, []
     for block in entry.hash_ids[:whole]:

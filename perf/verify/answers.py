@@ -266,7 +266,7 @@ async def agreement(engine: EngineContext, golden: Golden) -> Agreement:
 
 
 async def _follow(engine: EngineContext, answer: GoldenAnswer, found: Agreement) -> None:
-    """Compare one golden answer.
+    """Compare the engine's answer with one golden answer, and add the result to `found`.
 
     After a different token, the engine continues with the source's token.
     """

@@ -60,7 +60,7 @@ class RooflineTimes:
         return self.all_reduce_work(values, ranks) / LINK_EFFICIENCY + ALL_REDUCE_LATENCY
 
     def all_reduce_work(self, values: int, ranks: int) -> float:
-        """Return the seconds of a ring all-reduce at full link speed.
+        """Return the seconds of a ring all-reduce of `values` 16-bit values at full link speed.
 
         Each of n ranks sends 2 (n - 1) / n of the message.
         """

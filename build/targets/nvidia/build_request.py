@@ -317,7 +317,10 @@ def _check_window(arch: Architecture, target: str, length: int, minor: tuple[int
 
 
 def _image(spec: BuildSpec, since: tuple[int, int]) -> TrtllmImage:
-    """Return the image of the options, or else an image whose release has the model's family."""
+    """Return the image of the options, or else an image whose release has the model's family.
+
+    `since` is the first release line of TensorRT-LLM with the family.
+    """
     version = spec.options.get("tensorrt_llm")
     tag = spec.options.get("image")
     if tag is None and version:

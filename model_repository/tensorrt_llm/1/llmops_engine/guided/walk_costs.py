@@ -55,7 +55,10 @@ def summarize_walk(costs: list[float]) -> WalkCosts:
 
 
 def is_too_slow(tokens: list[float], limit: float) -> bool:
-    """Return True if the tokens so far took so long that the grammar will be rejected."""
+    """Return True if the tokens so far took so long that the grammar will be rejected.
+
+    `tokens` are the seconds of each token, and `limit` is the maximum for a token.
+    """
     return bool(tokens) and (tokens[-1] > TOO_SLOW * limit or sum(seconds > limit for seconds in tokens) >= TOO_MANY)
 
 
