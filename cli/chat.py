@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:9000/v1"
 #: Default maximum tokens of an answer. Small models often do not end an answer by themselves.
 DEFAULT_TOKENS = 1024
-HELP = "/reset forgets the conversation, /system TEXT changes the system prompt, /quit or Ctrl-D ends."
 
 
 @click.command("chat")
@@ -29,10 +28,7 @@ HELP = "/reset forgets the conversation, /system TEXT changes the system prompt,
 @click.option("--system", help="A system prompt.")
 @click.option("--once", metavar="TEXT", help="Answer TEXT (- reads it from standard input) and exit.")
 @click.option("--temperature", type=click.FloatRange(0, 2), help="0 is greedy.  [default: the server's]")
-@click.option("--top-p", type=click.FloatRange(0, 1), help="Nucleus sampling.  [default: the server's]")
 @click.option("--max-tokens", type=click.IntRange(1), help=f"Longest answer, in tokens.  [default: {DEFAULT_TOKENS}]")
-@click.option("--seed", type=int, help="Seed of the answer.")
-@click.option("--stop", multiple=True, help="A string that ends the answer; may be repeated.")
 @click.option("--hide-reasoning", is_flag=True, help="Hide a reasoning model's thinking.")
 def command(
     url: str, model: str | None, system: str | None, once: str | None, hide_reasoning: bool, **sampling: Any
@@ -45,10 +41,10 @@ def command(
     from llmops.cli.openai_client import ChatClient
 
     client = ChatClient(url)
-    options = {name: value for name, value in sampling.items() if value not in (None, ())}
+    options = {name: value for name, value in sampling.items() if value is not None}
     with contextlib.closing(client):
-        chat = Chat(client, model or _first_model(client), options, hide_reasoning)
-        chat.system(system)
+        messages = [{"role": "system", "content": system}] if system else []
+        chat = Chat(client, model or _first_model(client), options, hide_reasoning, messages)
         if once is not None:
             chat.answer_once(sys.stdin.read() if once == "-" else once)
         else:
@@ -64,14 +60,6 @@ class Chat:
     options: dict[str, Any]
     hide_reasoning: bool = False
     messages: list[dict[str, str]] = field(default_factory=list)
-
-    def system(self, text: str | None) -> None:
-        """Set the system prompt, or remove it if empty. The system prompt survives /reset."""
-        rest = [message for message in self.messages if message["role"] != "system"]
-        self.messages = ([{"role": "system", "content": text}] if text else []) + rest
-
-    def reset(self) -> None:
-        self.messages = [message for message in self.messages if message["role"] == "system"]
 
     def answer_once(self, text: str) -> None:
         """Print the answer to one text and nothing else."""
@@ -147,7 +135,7 @@ def _converse(chat: Chat) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() line editing and history
 
-    click.secho(f"{escape_unsafe(chat.model)} at {without_secrets(chat.client.url)}. {HELP}", dim=True)
+    click.secho(f"{escape_unsafe(chat.model)} at {without_secrets(chat.client.url)}. Ctrl-D or /quit ends.", dim=True)
     while True:
         try:
             line = input("> ").strip()
@@ -159,17 +147,5 @@ def _converse(chat: Chat) -> None:
             continue
         if line in ("/quit", "/exit"):
             return
-        if line.startswith("/"):
-            _do(chat, line)
-        elif line:
+        if line:
             chat.answer(line)
-
-
-def _do(chat: Chat, line: str) -> None:
-    name, _, text = line.partition(" ")
-    if name == "/reset":
-        chat.reset()
-    elif name == "/system":
-        chat.system(text.strip() or None)
-    else:
-        click.secho(HELP, dim=True)

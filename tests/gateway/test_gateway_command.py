@@ -152,7 +152,7 @@ async def chat_on(terminal: int, stack: Stack, *arguments: str) -> asyncio.subpr
 async def test_chat_sends_the_key_the_history_and_the_sampling_flags(stack):
     stack.say("Hello")
     master, slave = pty.openpty()
-    chat = await chat_on(slave, stack, *["--system", "S", "--seed", "7", "--max-tokens", "9"])
+    chat = await chat_on(slave, stack, *["--system", "S", "--temperature", "0.5", "--max-tokens", "9"])
     os.close(slave)
     os.write(master, b"one\n")
     await eventually(lambda: len(stack.triton.requests) == 1)
@@ -161,7 +161,7 @@ async def test_chat_sends_the_key_the_history_and_the_sampling_flags(stack):
     sent = stack.triton.requests[-1]
     expected = "<system>S\n<user>one\n<assistant>Hello\n<user>two\n<assistant>"
     assert sent["input_ids"] == stack.tokenizer.encode(expected)
-    assert (sent["seed"], sent["request_output_len"]) == ([7], [9])
+    assert (sent["temperature"], sent["request_output_len"]) == ([0.5], [9])
     os.write(master, b"/quit\n")
     assert await asyncio.wait_for(chat.wait(), GENEROUS) == 0
     os.close(master)
