@@ -5,7 +5,8 @@ The LLM API rejects unknown fields, and so does llmops.
 Source: NVIDIA/TensorRT-LLM, 1.2.1: `tensorrt_llm/llmapi/llm_args.py` as published with its
 documentation; 1.3: the same file and `tensorrt_llm/usage/llm_args_golden_manifest.json` at 0004396,
 shortly before 1.3.0rc29, both read 2026-11-22, and the class pages of 1.3.0rc29's documentation
-(`llm-api/reference`: LLM, MTP, Eagle3), read 2026-11-27.
+(`llm-api/reference`: LLM, MTP, Eagle3) with its list of all fields (`developer-guide/telemetry`),
+read 2026-11-27.
 """
 
 from collections.abc import Mapping
@@ -139,8 +140,9 @@ KV_CACHE: Table = {
     "tokens_per_block": _int(32, 1), "use_kv_cache_manager_v2": Field("switch", "auto", since=_LATER),
     "max_util_for_resume": Field("float", 0.95, minimum=0, maximum=1, since=_LATER),
     **_later("int", "disk_cache_size", "disk_prefetch_num_reqs", "avg_seq_len", "iteration_stats_interval",
-             "fp8_context_mla_kv_len_cap"),
-    **_later("str", "disk_cache_path"), **_later("bool", "enable_swa_scratch_reuse", "enable_kv_pool_rebalance"),
+             "fp8_context_mla_kv_len_cap", "mamba_ssm_philox_rounds"),
+    **_later("str", "disk_cache_path", "kv_cache_event_hash_algo"),
+    **_later("bool", "enable_swa_scratch_reuse", "enable_kv_pool_rebalance", "mamba_ssm_stochastic_rounding"),
     **_later("dict", "block_reuse_config", "kv_events_config", "mamba_state_config"), **_later("list", "pool_ratio"),
 }  # fmt: skip
 
@@ -162,6 +164,7 @@ SPECULATIVE: Table = {
     "acceptance_rate_threshold": Field("float", minimum=0, maximum=1, since=_LATER),
     "allow_advanced_sampling": _bool(), "use_rejection_sampling": _bool(since=_LATER),
     "enable_penalty": _bool(since=_LATER),
+    "advanced_sampling_mode": _str("full", "no_topk", "no_topp", "no_topk_no_topp", since=_LATER),
     "num_nextn_predict_layers": _int(1, 1), "use_relaxed_acceptance_for_thinking": _bool(), "relaxed_topk": _int(1, 1),
     "relaxed_delta": Field("float", 0.0, minimum=0), "use_mtp_vanilla": _bool(),
     "mtp_eagle_one_model": _until(_bool(True), "1.3 always does so"),
@@ -207,7 +210,10 @@ def owners(name: str, minor: tuple[int, int]) -> list[str]:
 TABLES: dict[str, Table] = {
     "kv_cache": KV_CACHE,
     "speculative": SPECULATIVE,
-    "attention_dp": {"enable_balance": _bool(), "timeout_iters": _int(50), "batching_wait_iters": _int(10)},
+    "attention_dp": {
+        "enable_balance": _bool(), "timeout_iters": _int(50), "batching_wait_iters": _int(10),
+        **_later("bool", "enable_kv_cache_aware_routing"),
+    },
     "scheduler": {
         "capacity_scheduler_policy": _str("GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"),
         "context_chunking_policy": _str("FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS", "FORCE_CHUNK >=1.3"),
@@ -221,7 +227,8 @@ TABLES: dict[str, Table] = {
     },
     "moe": {
         "backend": _str("AUTO >=1.3", "CUTLASS", "CUTEDSL", "WIDEEP <1.3", "TRTLLM", "DEEPGEMM", "VANILLA", "TRITON",
-                        "DENSEGEMM >=1.3", "MARLIN >=1.3", "MEGAMOE_DEEPGEMM >=1.3", "MEGAMOE_CUTEDSL >=1.3"),
+                        "DENSEGEMM >=1.3", "MARLIN >=1.3", "MEGAMOE_DEEPGEMM >=1.3", "MEGAMOE_CUTEDSL >=1.3",
+                        "CUTEDSL_FC12 >=1.3"),
         "max_num_tokens": _int(None, 1), "load_balancer": Field("dict"), "disable_finalize_fusion": _bool(),
         "use_low_precision_moe_combine": _bool(),
     },

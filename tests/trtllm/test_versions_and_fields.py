@@ -156,8 +156,17 @@ LATER = {
     "kv_cache_config": {"max_util_for_resume": 0.9, "use_kv_cache_manager_v2": "auto", "dtype": "fp8_ds_mla"},
     "scheduler_config": {"context_chunking_policy": "FORCE_CHUNK", "waiting_queue_policy": "priority"},
     "moe_config": {"backend": "MARLIN"},
+    "attention_dp_config": {"enable_kv_cache_aware_routing": True},
     "speculative_config": {"decoding_type": "DFlash", "acceptance_rate_threshold": 0.5, **DRAFT},
 }
+
+
+def test_the_cache_and_experts_of_nvidia_s_guide_to_nemotron_3_are_accepted():
+    """1.3.0rc29's deployment-guide/deployment-guide-for-nemotron-3-on-trtllm, and its list of all fields in
+    developer-guide/telemetry.
+    """
+    cache = {"mamba_ssm_cache_dtype": "float16", "mamba_ssm_stochastic_rounding": True, "mamba_ssm_philox_rounds": 5}
+    check_llm_args({"kv_cache_config": cache, "moe_config": {"backend": "CUTEDSL_FC12"}}, "1.3.0rc29")
 
 
 @pytest.mark.parametrize("name", LATER)
