@@ -341,6 +341,17 @@ def test_the_kv_cache_that_a_description_in_config_json_names(checkpoint, tmp_pa
         assert make_request(given, source).quantisation.kv_cache == has
 
 
+def test_nemotron_3_in_nvfp4_is_passed_on_for_hopper(checkpoint, tmp_path):
+    """1.3.0rc29 deployment-guide/deployment-guide-for-nemotron-3-on-trtllm: "The same NVFP4 checkpoint can also be
+    served on Hopper", on which features/quantization lists NVFP4 for no other model.
+    """
+    newer = {"image": "trtllm-1.3"}
+    source = modelopt(checkpoint("nemotron_h"), tmp_path, "NVFP4")
+    assert make_request(spec("pytorch", gpu="h100-sxm", options=newer), source).is_prequantized
+    with pytest.raises(CheckpointError, match="needs a Blackwell GPU, not --gpu l40s"):
+        make_request(spec("pytorch", gpu="l40s", options=newer), source)
+
+
 def test_the_layers_of_a_mixed_precision_are_checked_too(checkpoint, tmp_path):
     layers = {"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16},
               "model.layers.0.mlp.down_proj": {"quant_algo": "MXFP8", "group_size": 32}}  # fmt: skip

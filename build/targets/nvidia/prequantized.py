@@ -14,8 +14,8 @@ from llmops.build.spec import BuildSpec
 from llmops.build.trtllm.unsupported_checkpoints import unsupported_reason
 from llmops.errors import CheckpointError, InputError
 
-#: Compute capability of the first Blackwell GPUs, 10.0, as SM number.
-_BLACKWELL = 100
+#: Compute capabilities of Hopper, 9.0, and of the first Blackwell GPUs, 10.0, as SM numbers.
+_HOPPER, _BLACKWELL = 90, 100
 #: The only block size of FP8 scales that TensorRT-LLM supports.
 _BLOCK = [128, 128]
 #: Methods of quantised checkpoints -> the most similar value of --quant, for error messages.
@@ -126,7 +126,10 @@ def _modelopt(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSp
         layers = "" if algorithm == found.detail["quant_algo"] else f"with layers in {algorithm}, "
         if algorithm.startswith(_NO_METHOD) or (minor < (1, 3) and algorithm not in _ALGORITHMS):
             return f"{layers}which {_BACKEND} does not load"
-        if "FP4" in algorithm and spec.gpu is not None and find_gpu(spec.gpu).sm < _BLACKWELL:
+        # 1.3.0rc29 runs NVIDIA's Nemotron 3 in NVFP4 on Hopper, too, and says so of no other model
+        # (deployment-guide-for-nemotron-3-on-trtllm, "W4A16 fallback path").
+        oldest = _HOPPER if checkpoint.architecture.family == "nemotron_h" else _BLACKWELL
+        if "FP4" in algorithm and spec.gpu is not None and find_gpu(spec.gpu).sm < oldest:
             return f"{layers}which needs a Blackwell GPU, not --gpu {spec.gpu}"
     if found.detail["quant_algo"] in _GROUPED and not found.detail.get("group_size"):
         return f"but names no group_size, without which {_BACKEND} does not start"
