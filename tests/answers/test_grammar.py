@@ -20,10 +20,11 @@ from llmops.gateway.generation.structured.grammar import (
 from llmops.gateway.generation.structured.grammar.compile_limits import GrammarTooComplexError
 from llmops.gateway.generation.structured.grammar.number_rules import NumberRange, integer_language, number_language
 from llmops.gateway.generation.structured.grammar.regex_parser import raw_character, regex_language
-from llmops.gateway.generation.structured.grammar.regular_language import any_word, contains
+from llmops.gateway.generation.structured.grammar.regular_language import any_word
 from llmops.gateway.generation.structured.grammar.string_rules import json_character, quoted
 from llmops.gateway.generation.structured.request_guide import compile_guide
 from llmops.gateway.interfaces import Guide
+from tests.support.regular_languages import contains
 
 LIMITS = st.decimals(-5000, 5000, places=3) | st.integers(-300, 300).map(Decimal) | st.none()
 BOUNDS = st.builds(NumberRange, LIMITS, LIMITS, st.booleans(), st.booleans())

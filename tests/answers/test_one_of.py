@@ -55,9 +55,6 @@ TOGETHER = {
     "lists": [{"type": "array", "items": INTEGER}, {"type": "array", "items": TEXT}],
     "neither needs more": [objects(a=INTEGER), objects(b=INTEGER)],
     "what is needed may be there": [objects("a", a=INTEGER, b=INTEGER), objects(a=INTEGER)],
-    "what is needed fits a pattern": [
-        objects("x1", x1=INTEGER), {"type": "object", "patternProperties": {"^x": {}}, "additionalProperties": False},
-    ],
     "others may be there": [objects("a", a=INTEGER), objects(closed=False, b=INTEGER)],
     "a property of one value in common": [kind("x", "y"), kind("y", "z")],
     "a property that neither needs": [objects(closed=False, kind={"const": one}) for one in "xy"],

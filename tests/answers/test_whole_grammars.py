@@ -106,7 +106,6 @@ SCHEMAS = {
     "object": {**objects(a=INTEGER, b=INTEGER), "required": ["a"]},
     "object with two at most": {**objects(a=INTEGER, b=INTEGER, c=INTEGER), "maxProperties": 2},
     "object with one": {**objects(a=INTEGER, b=INTEGER), "minProperties": 1},
-    "names": {"type": "object", "patternProperties": {"^x[0-9]$": INTEGER}, "additionalProperties": False},
     "other values": {"type": "object", "additionalProperties": INTEGER, "maxProperties": 1},
     "any of": {"anyOf": [INTEGER, {"type": "string", "maxLength": 1}, objects(a=INTEGER)]},
     "any of beside": {"type": "integer", "anyOf": [{"maximum": 0}, {"minimum": 5}]},

@@ -201,7 +201,7 @@ def _node_problem(node: object, resolve: Callable[[str], object], limits: Schema
         or _reference_problem(node, resolve)
         or _list_problem(node)
         or _count_problem(node, limits)
-        or (_patterns_problem(node, limits) if limits.grammar else None)
+        or (pattern_problem(node["pattern"], limits) if limits.grammar and node.get("pattern") is not None else None)
     )
 
 
@@ -219,8 +219,6 @@ def _value_problem(node: Mapping[str, Any]) -> str | None:
     for key in _NUMBER_KEYWORDS:
         if isinstance(node.get(key), bool) or not isinstance(node.get(key), int | float | None):
             return f"'{key}' must be a number"
-    if not isinstance(node.get("patternProperties"), dict | None):
-        return "'patternProperties' must be an object"
     return None if isinstance(node.get("format"), str | None) else "'format' must be a string"
 
 
@@ -254,9 +252,8 @@ def _count_repeats(node: object) -> int:
     if not isinstance(node, dict):
         return 0
     counts = max((node[key] for key in _COUNT_KEYWORDS if isinstance(node.get(key), int)), default=0)
-    pattern, names = node.get("pattern"), node.get("patternProperties")
-    patterns = [*([pattern] if isinstance(pattern, str) else []), *(names if isinstance(names, dict) else ())]
-    return int(counts) + sum(map(_count_pattern_repeats, patterns))
+    pattern = node.get("pattern")
+    return int(counts) + (_count_pattern_repeats(pattern) if isinstance(pattern, str) else 0)
 
 
 def _count_pattern_repeats(pattern: str) -> int:
@@ -267,27 +264,10 @@ def _count_pattern_repeats(pattern: str) -> int:
     return math.prod(int(count.lstrip("0")[:10] or 1) for count in _REPETITION.findall(pattern))
 
 
-def _patterns_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | None:
-    if node.get("pattern") is not None and (problem := pattern_problem(node["pattern"], limits)):
-        return problem
-    for name in node.get("patternProperties") or ():
-        if problem := _pattern_size_problem(name, limits) or _pattern_syntax_problem(name):
-            return f"'patternProperties': {problem}"
-    return None
-
-
 def pattern_problem(pattern: object, limits: SchemaLimits = DEFAULT_LIMITS) -> str | None:
     """Return the reason why a regular expression cannot be used, or None if it can."""
     if not isinstance(pattern, str) or not pattern:
         return "a pattern must be a string that is not empty"
-    if problem := _pattern_size_problem(pattern, limits):
-        return problem
-    if unknown := _UNSUPPORTED.search(pattern.replace(r"\\", "")):
-        return f"the pattern uses {unknown[0]}, which grammars cannot express"
-    return _pattern_syntax_problem(pattern)
-
-
-def _pattern_size_problem(pattern: str, limits: SchemaLimits) -> str | None:
     if "\0" in pattern:
         # The engine's grammar library would read this character as the end of the pattern, and use
         # another pattern or crash.
@@ -296,10 +276,8 @@ def _pattern_size_problem(pattern: str, limits: SchemaLimits) -> str | None:
         return f"the pattern has {len(pattern)} characters, and the limit is {limits.pattern}"
     if _count_pattern_repeats(pattern) > limits.repeats:
         return f"the pattern repeats something more than {limits.repeats} times"
-    return None
-
-
-def _pattern_syntax_problem(pattern: str) -> str | None:
+    if unknown := _UNSUPPORTED.search(pattern.replace(r"\\", "")):
+        return f"the pattern uses {unknown[0]}, which grammars cannot express"
     try:
         parse_regex(pattern)
     except NotEnforceableError as error:

@@ -5,21 +5,17 @@ Properties are generated in the order in which the schema declares them.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple, Protocol
 
 from llmops.gateway.generation.structured.grammar.compile_limits import UnsatisfiableSchemaError, spend_steps
 from llmops.gateway.generation.structured.grammar.grammar_builder import SPACE, GrammarBuilder, terminal
 from llmops.gateway.generation.structured.grammar.number_rules import NumberRange, number_language
-from llmops.gateway.generation.structured.grammar.regex_parser import regex_language
 from llmops.gateway.generation.structured.grammar.schema_merge import FlatSchema, Schema
 from llmops.gateway.generation.structured.grammar.string_rules import (
     any_string,
-    json_character,
     json_literal,
     other_property_name,
-    quoted,
 )
 
 #: Property names compared in one step of work.
@@ -35,8 +31,6 @@ class ContainerCompiler(Protocol):
     rules: GrammarBuilder
 
     def value_rule(self, schema: Schema, path: str, direct: bool = False) -> str: ...
-
-    def matches(self, pattern: str, text: str, keyword: str) -> bool: ...
 
     def refuse(self, what: str) -> None: ...
 
@@ -177,22 +171,12 @@ def object_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str
 
 
 def _property_schemas(compiler: ContainerCompiler, flat: FlatSchema) -> dict[str, Schema]:
-    """Return the schemas of the declared and required properties.
-
-    The schema of a property is combined with the schemas of all patterns that match the property's
-    name.
-    """
+    """Return the schemas of the declared and required properties."""
     spend_steps(len(flat.get("properties", ())) + len(flat.get("required", ())))
     rest = flat.get("additionalProperties", flat.get("unevaluatedProperties", True))
     properties = dict(flat.get("properties", {}))
-    patterns = flat.get("patternProperties", {})
     for name in flat.get("required", ()):
-        if name not in properties:
-            matched = any(compiler.matches(pattern, name, "patternProperties") for pattern in patterns)
-            properties[name] = True if matched else rest
-    for name, pattern in itertools.product(list(properties), patterns):
-        if compiler.matches(pattern, name, "patternProperties"):
-            properties[name] = {"allOf": [properties[name], patterns[pattern]]}
+        properties.setdefault(name, rest)
     names = flat.get("propertyNames", True)
     if names is False:
         return {}
@@ -202,15 +186,12 @@ def _property_schemas(compiler: ContainerCompiler, flat: FlatSchema) -> dict[str
 
 
 def _is_name_allowed(compiler: ContainerCompiler, names: Schema, name: str) -> bool:
-    if not isinstance(names, Mapping) or set(names) - {"type", "pattern", "minLength", "maxLength", "enum"}:
+    if not isinstance(names, Mapping) or set(names) - {"type", "minLength", "maxLength", "enum"}:
         compiler.refuse("'propertyNames' beside 'properties'")
         return True
     spend_steps(1 + len(names.get("enum", ())) // _NAMES_PER_STEP)
-    return (
-        names.get("minLength", 0) <= len(name) <= names.get("maxLength", len(name))
-        and ("pattern" not in names or compiler.matches(names["pattern"], name, "propertyNames"))
-        and ("enum" not in names or name in names["enum"])
-    )
+    has_length = names.get("minLength", 0) <= len(name) <= names.get("maxLength", len(name))
+    return has_length and ("enum" not in names or name in names["enum"])
 
 
 def _allowed_properties(flat: FlatSchema, properties: Mapping[str, Schema], required: Set[str]) -> list[str]:
@@ -242,35 +223,24 @@ def _additional_member(
     If the schema declares properties and does not mention others, only declared properties are
     generated, as at OpenAI.
     """
-    rules, patterns, names = compiler.rules, flat.get("patternProperties", {}), flat.get("propertyNames", True)
+    rules, names = compiler.rules, flat.get("propertyNames", True)
     # A function without arguments declares `properties` without a property; an object of any form
     # lacks the keyword.
     is_open = not properties and ("properties" not in flat or bool(flat.get("minProperties")))
     rest: Any = flat.get("additionalProperties", flat.get("unevaluatedProperties", is_open))
+    if "patternProperties" in flat:
+        rest = True  # Not enforced, so any name may belong to a pattern.
     if names is False:
         return None
-    if names is not True and not properties and not patterns and rest is not False:
+    if names is not True and not properties and rest is not False:
         key = rules.add(compiler.value_rule({"type": "string", **names}, f"{path}/propertyNames"))
         value = rules.add(compiler.value_rule(rest, f"{path}/additionalProperties"))
         return f"{key} {_COLON} {value}"
-    if patterns:
-        return None if properties else _pattern_member(compiler, patterns, path)
     if rest is False or names is not True:
         return None
     key = other_property_name(rules, list(properties)) if properties else any_string(rules)
     made = _if_satisfiable(lambda: rules.add(compiler.value_rule(rest, f"{path}/additionalProperties")))
     return None if made is None else f"{key} {_COLON} {made}"
-
-
-def _pattern_member(compiler: ContainerCompiler, patterns: Mapping[str, Schema], path: str) -> str:
-    """Return the rules for a member whose name matches the first pattern.
-
-    The value must be valid by the schemas of all patterns, because the name may match all of them.
-    """
-    first = next(iter(patterns))
-    key = compiler.rules.language(quoted(regex_language(first, json_character)))
-    value = {"allOf": list(patterns.values())} if len(patterns) > 1 else patterns[first]
-    return f"{key} {_COLON} {compiler.rules.add(compiler.value_rule(value, f'{path}/patternProperties'))}"
 
 
 def _object_members(

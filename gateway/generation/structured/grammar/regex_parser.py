@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
@@ -21,7 +20,6 @@ from llmops.gateway.generation.structured.grammar.regular_language import (
     any_of,
     chars,
     concat,
-    contains,
     merge_ranges,
     repeat,
     subtract_ranges,
@@ -88,26 +86,6 @@ def parse_regex(pattern: str) -> list[Any]:
         return list(tree)
     except (re.error, RecursionError, OverflowError) as error:
         raise NotEnforceableError(f"the pattern is not a regular expression: {error}") from None
-
-
-def regex_search(pattern: str, text: str) -> bool:
-    """Return True if `pattern` matches somewhere in `text`, as in JSON Schema.
-
-    Raises:
-        NotEnforceableError: The pattern cannot be expressed as a language, so the match is unknown.
-    """
-    return contains(_containing(pattern), text)
-
-
-@lru_cache(maxsize=64)
-def _containing(pattern: str) -> RegularLanguage:
-    """Return the language of the texts in which `pattern` matches somewhere."""
-    anything = repeat(chars(_ANY))
-    branches = (_anchored(branch, chars) for branch in _branches(parse_regex(pattern)))
-    return any_of(
-        concat(*(() if starts else (anything,)), inner, *(() if ends else (anything,)))
-        for starts, inner, ends in branches
-    )
 
 
 def _branches(nodes: list[Any]) -> list[list[Any]]:

@@ -200,40 +200,6 @@ def _distinguished_ranges(language: RegularLanguage) -> Iterator[Ranges]:
             yield from (((digit, digit),) for digit in range(48, 58))
 
 
-def contains(language: RegularLanguage, text: str) -> bool:
-    """Return True if `text` belongs to `language`, in time linear in the length of `text`.
-
-    Only a set of partial derivatives is kept, and their number does not depend on the text.
-    """
-    states = {language}
-    for one in text:
-        states = {further for state in states for further in partial_derivatives(state, ord(one))}
-    return any(state.nullable for state in states)
-
-
-def partial_derivatives(language: RegularLanguage, code: int) -> set[RegularLanguage]:
-    """Return languages whose union is the derivative (Antimirov's partial derivatives).
-
-    A pattern with n characters, with its repetitions written out, has at most n + 1 different
-    partial derivatives in all.
-    """
-    spend_steps()
-    kind, parts = language.kind, language.parts
-    if kind == "any_of":
-        spend_steps(len(parts))
-        return {further for part in parts for further in partial_derivatives(part, code)}
-    if kind == "cat":
-        first, rest = parts
-        taken = {_concat_pair(further, rest) for further in partial_derivatives(first, code)}
-        return taken | partial_derivatives(rest, code) if first.nullable else taken
-    if kind == "repeat":
-        part, least, most = parts
-        rest = repeat(part, max(least - 1, 0), None if most is None else most - 1)
-        return {_concat_pair(further, rest) for further in partial_derivatives(part, code)}
-    found = derivative(language, code)
-    return set() if found is EMPTY_SET else {found}
-
-
 def _in_ranges(ranges: Ranges, code: int) -> bool:
     at = bisect_right(ranges, (code, LAST_CODE_POINT)) - 1
     return at >= 0 and code <= ranges[at][1]

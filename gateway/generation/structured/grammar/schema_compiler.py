@@ -17,7 +17,6 @@ from llmops.gateway.generation.structured.grammar.compile_limits import (
 from llmops.gateway.generation.structured.grammar.container_rules import any_value_rule, array_rule, object_rule
 from llmops.gateway.generation.structured.grammar.grammar_builder import GrammarBuilder
 from llmops.gateway.generation.structured.grammar.number_rules import NumberRange, integer_language, number_language
-from llmops.gateway.generation.structured.grammar.regex_parser import regex_search
 from llmops.gateway.generation.structured.grammar.regular_language import RegularLanguage, any_of, any_word, literal
 from llmops.gateway.generation.structured.grammar.schema_merge import (
     APPLICATOR_KEYWORDS,
@@ -244,22 +243,13 @@ class SchemaCompiler:
             step, exact = _decimal(flat, "multipleOf"), Decimal(json.dumps(value))
             return number_range(flat).within(exact) and (step is None or Fraction(exact) % Fraction(step) == 0)
         if kind == "string":
-            has_length = flat.get("minLength", 0) <= len(value) <= flat.get("maxLength", len(value))
-            return has_length and ("pattern" not in flat or self.matches(flat["pattern"], value, "pattern"))
+            has_length: bool = flat.get("minLength", 0) <= len(value) <= flat.get("maxLength", len(value))
+            if "pattern" in flat:
+                self.refuse("'pattern' of an 'enum' or 'const'")
+            return has_length
         if kind in ("array", "object") and any(key in flat for key in _TYPES_BY_KEYWORD[kind]):
             self.refuse(f"'enum' with {kind}s and other keywords for {kind}s")
         return True
-
-    def matches(self, pattern: str, text: str, keyword: str) -> bool:
-        """Return True if `pattern` matches somewhere in `text`.
-
-        If the match is unknown, the result is True unless the compiler is strict.
-        """
-        try:
-            return regex_search(pattern, text)
-        except NotEnforceableError as error:
-            self.refuse(f"'{keyword}' ({error})")
-            return True
 
     def refuse(self, what: str) -> None:
         """Raise NotEnforceableError if the compiler is strict.

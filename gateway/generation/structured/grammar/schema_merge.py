@@ -30,15 +30,15 @@ APPLICATOR_KEYWORDS = ("$ref", "allOf", "anyOf", "oneOf")
 #: Keywords that no grammar of this package enforces.
 UNENFORCED_KEYWORDS = (
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired", "dependentSchemas",
-    "dependencies", "unevaluatedItems", "$dynamicRef", "$recursiveRef",
+    "dependencies", "patternProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
 
 #: All keywords that determine which values are valid. Other keywords are annotations.
 KNOWN_KEYWORDS = frozenset(
     {
         *_TIGHTEN, *APPLICATOR_KEYWORDS, *UNENFORCED_KEYWORDS, "type", "enum", "const", "multipleOf", "pattern",
-        "format", "properties", "required", "additionalProperties", "patternProperties", "propertyNames",
-        "unevaluatedProperties", "items", "prefixItems", "additionalItems", "uniqueItems",
+        "format", "properties", "required", "additionalProperties", "propertyNames", "unevaluatedProperties",
+        "items", "prefixItems", "additionalItems", "uniqueItems",
     }
 )  # fmt: skip
 
@@ -128,19 +128,11 @@ def _merge_additional(merged: Mapping[str, Schema], first: FlatSchema, second: F
 
     The `additionalProperties` of each schema apply to the properties that only the other schema
     declares.
-
-    Raises:
-        NotEnforceableError: A schema has `patternProperties` too, which cannot be combined.
     """
     properties = dict(merged)
     for side in (first, second):
         rest = side.get("additionalProperties", True)
         if rest is not True:
-            if side.get("patternProperties"):
-                raise NotEnforceableError(
-                    "a schema with both 'patternProperties' and 'additionalProperties' cannot be combined with "
-                    "another; leave out one of the two"
-                )
             spend_steps(len(properties))
             for name in properties.keys() - side.get("properties", {}).keys():
                 properties[name] = _merge_subschemas(properties[name], rest)
@@ -306,7 +298,7 @@ def _value_types(flat: FlatSchema) -> set[str] | None:
 def _requires_forbidden(one: FlatSchema, other: FlatSchema) -> bool:
     """Return True if `one` requires a property that no object allowed by `other` can have."""
     spend_steps(len(one.get("required", ())))
-    is_closed = other.get("additionalProperties", True) is False and not other.get("patternProperties")
+    is_closed = other.get("additionalProperties", True) is False and "patternProperties" not in other
     return is_closed and any(name not in other.get("properties", {}) for name in one.get("required", ()))
 
 
