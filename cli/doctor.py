@@ -15,11 +15,11 @@ import click
 def command(ctx: click.Context, as_json: bool, deep: bool) -> None:
     """Check what `llmops build` and `llmops serve` need on this machine.
 
-    Each line is ok, not ok (with the fix) or a note (something this machine does not need). Exit
-    code 1 when something is not ok.
+    Each line is ok, not ok (with the fix) or a note (something this machine does not need). The
+    exit code is 1 if something is not ok.
 
     With --deep, run the last step of building the image; each line then says seen, failed, or needs
-    a GPU. Exit code 1 when anything failed.
+    a GPU. The exit code is 1 if anything failed.
     """
     if deep:
         _deep(ctx, as_json)

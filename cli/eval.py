@@ -29,8 +29,9 @@ def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> 
 
     A quantised Hugging Face folder works too.
 
-    Without --against, shows what `llmops build` measured and stored. With it, the source is run on
-    the bundled texts and prompts again, and the weights on disk are dequantised and compared.
+    Without --against, the command shows what `llmops build` measured and stored. With --against,
+    the source is run on the bundled texts and prompts again, and the weights on disk are
+    dequantised and compared.
     """
     import json
     from dataclasses import asdict

@@ -123,7 +123,8 @@ def train(examples: Path, url: str, model: str, output: Path, max_false_positive
 def redteam(url: str, model: str, listed: Path | None, as_json: bool) -> None:
     """Send adversarial prompts through a running deployment, and print the outcome of each prompt.
 
-    The key is read from LLMOPS_API_KEY. Exits 1 if a prompt with a category was answered in full.
+    The key is read from LLMOPS_API_KEY. The exit code is 1 if a prompt with a category was answered
+    in full.
     """
     from importlib.resources import as_file, files
 

@@ -89,7 +89,7 @@ def command(
 def reconcile(engines: tuple[str, ...], admin: AdminClient, as_json: bool) -> None:
     """List events that gateways have recorded and the ledger lacks.
 
-    A running gateway sends them again by itself. Exit code 1 when something is missing.
+    A running gateway sends them again by itself. The exit code is 1 if something is missing.
     """
     from llmops.control.admin.schemas import Reconciliation, ReconciliationRequest
     from llmops.control.reconcile import served_tokens

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: Path | None, **parameters: Any) -> None:
     """Check that a deployment does what its contract, checkpoint and plan promise.
 
-    Without --engine, --triton or --url: checks the bundled SmolLM2 as `llmops up` builds it.
-    Exit code 0 when nothing is wrong; 1 with one sentence per fault.
+    Without --engine, --triton or --url, the command checks the bundled SmolLM2 as `llmops up`
+    builds it. The exit code is 0 if nothing is wrong, and 1 with one sentence per fault.
     """
     from llmops.cli.openai_client import api_key
     from llmops.perf.load.runner import run_async

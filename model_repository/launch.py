@@ -448,7 +448,7 @@ def print_log(line: LogLine) -> None:
 
 
 def gpus_of_replicas(repository: Path, replicas: int) -> Sequence[str]:
-    """Return `visible_gpus` for each of several servers of a repository.
+    """Return the value of CUDA_VISIBLE_DEVICES for each of several servers of a repository.
 
     An empty text stands for all GPUs. Raises ResourceError if this machine has too few GPUs.
     """

@@ -127,7 +127,10 @@ def follower_command(options: ServerOptions, models: list[str]) -> list[str]:
 
 
 def _restricted(names: tuple[str, ...], options: ServerOptions) -> str:
-    """Return a value of Triton's option for restricted APIs, `APIs:header=value`."""
+    """Return the value with which Triton requires the secret of `options` for the APIs `names`.
+
+    The form of the value is `APIs:header=value`.
+    """
     return f"{','.join(names)}:llmops={options.secret}"
 
 

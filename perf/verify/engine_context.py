@@ -68,7 +68,10 @@ class EngineContext:
         return [token for token in ids if token < self.metadata.vocab_size] or otherwise
 
     async def same(self, new: int = 12, prompt: list[int] | None = None, **tensors: object) -> ProbeResponse:
-        """Return a greedy answer to the common prompt, with other tensors if necessary."""
+        """Return a greedy answer of `new` tokens to `prompt`, or else to the common prompt.
+
+        `tensors` are further tensors of the request.
+        """
         return await self.probe.ask(self.prompt if prompt is None else prompt, new, **tensors)  # type: ignore[arg-type]
 
     def place(self) -> int:

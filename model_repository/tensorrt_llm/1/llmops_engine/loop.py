@@ -370,7 +370,7 @@ class EngineLoop:
         )
 
     def take_kv_events(self) -> Iterable[KvCacheEvent]:
-        """Return the runtime's KV-cache events since the last call. On the engine thread only."""
+        """Return the runtime's KV-cache events since the last call. Call on the engine thread only."""
         # an engine that has ended cannot be asked, and gateways must be notified of its end
         return () if self.failure else self._runtime.take_kv_events()
 
