@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -32,10 +31,6 @@ from llmops.gateway.triton.encoder_client import TritonEncoder
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two checks of a batch without an answer, and thereby the delay with which a
-#: hanging replica is noticed.
-HANG_CHECK_INTERVAL = 0.25
-
 
 @dataclass(slots=True, eq=False)
 class EncoderReplica:
@@ -49,7 +44,6 @@ class EncoderReplica:
         rows: Number of rows in the open batches.
         last_turn: Number of the latest batch, by which equal replicas alternate.
         failed_until: Time until which other replicas are preferred after a failure.
-        last_answer: Time of the latest answer, or of the first open batch after an idle time.
     """
 
     replica: str
@@ -59,7 +53,6 @@ class EncoderReplica:
     rows: int = 0
     last_turn: int = 0
     failed_until: float = 0.0
-    last_answer: float = 0.0
 
 
 class EncoderLoadBalancer:
@@ -71,11 +64,11 @@ class EncoderLoadBalancer:
     def __init__(self, silence: float) -> None:
         """Create a balancer without replicas.
 
-        A replica with open batches that sends no answer for `silence` seconds counts as hanging.
+        A replica that does not answer a batch for `silence` seconds has failed, if another replica
+        can answer the batch.
         """
         self.replicas: list[EncoderReplica] = []
         self._silence, self._turns = silence, 0
-        self._calls: set[asyncio.Future[Any]] = set()
 
     def update(self, places: Iterable[ModelReplica[EncoderModel]]) -> None:
         """Replace the replicas. Replicas that left remain as long as they have open batches."""
@@ -99,105 +92,55 @@ class EncoderLoadBalancer:
         ]
 
     async def __call__(self, request: Any, *metadata: Any) -> Any:
-        """Return the first answer to a batch.
-
-        The batch is sent to a second replica if the first replica fails or does not answer.
+        """Return the answer to a batch, from the first replica that answers.
 
         Raises:
             UnavailableError: No replica can be reached.
         """
-        first = self._best()
-        if first is None:
-            raise UnavailableError(
-                "No server has the model any longer; GET /v1/models lists the models of this gateway."
-            )
-        calls = [self._send(first, request, metadata)]
-        try:
-            second = await self._hedge(first, calls[0])
-            if second is not None:
-                calls.append(self._send(second, request, metadata))
-            # do not cancel the first call: a hanging replica gets no further batches until it
-            # answers
-            return await _first_answer(calls)
-        except asyncio.CancelledError:
-            for call in calls:
-                call.cancel()
-            raise
-
-    async def _hedge(self, first: EncoderReplica, call: asyncio.Future[Any]) -> EncoderReplica | None:
-        """Wait for the answer of `first`, and return None when the answer is there.
-
-        If `first` fails or hangs, return a second replica for the batch, or None without another.
-        """
-        while True:
-            await asyncio.wait([call], timeout=HANG_CHECK_INTERVAL)
-            second, problem = self._best(first), ""
-            if call.done():
-                error = call.exception()
-                if not isinstance(error, UnavailableError):
-                    return None
-                problem = error.full_message
-            elif self._hangs(first) and second is not None and not self._is_avoided(second):
-                problem = "it does not answer"
-            if second is not None and problem:
-                log.warning("An unanswered batch of %s is sent to %s too: %s", first.replica, second.replica, problem)
-            if problem:
-                return second
+        problem = UnavailableError(
+            "No server has the model any longer; GET /v1/models lists the models of this gateway."
+        )
+        tried: list[EncoderReplica] = []
+        while candidates := self._by_load(tried):
+            replica, *others = candidates
+            tried.append(replica)
+            timeout = None if all(map(self._is_avoided, others)) else self._silence
+            try:
+                return await self._send(replica, timeout, request, metadata)
+            except (UnavailableError, TimeoutError) as error:
+                replica.failed_until = monotonic() + FAILURE_COOLDOWN
+                if isinstance(error, UnavailableError):
+                    problem = error
+                reason = error.full_message if isinstance(error, UnavailableError) else "it does not answer"
+                log.warning("Replica %s failed on a batch of texts: %s", replica.replica, reason)
+        raise problem
 
     def _state(self, replica: EncoderReplica) -> ReplicaState:
         if not replica.ready:
             return "gone"
         return "suspect" if self._is_avoided(replica) else "ready"
 
-    def _hangs(self, replica: EncoderReplica) -> bool:
-        return not replica.ready or (replica.rows > 0 and monotonic() - replica.last_answer > self._silence)
-
     def _is_avoided(self, replica: EncoderReplica) -> bool:
-        return self._hangs(replica) or monotonic() < replica.failed_until
+        return not replica.ready or monotonic() < replica.failed_until
 
-    def _best(self, excluded: EncoderReplica | None = None) -> EncoderReplica | None:
-        """Return the replica with the fewest rows, a healthy replica if there is any.
+    def _by_load(self, excluded: Sequence[EncoderReplica]) -> list[EncoderReplica]:
+        """Return the replicas, healthy replicas with few rows first. Equal replicas alternate."""
+        candidates = [replica for replica in self.replicas if replica.is_member and replica not in excluded]
+        return sorted(candidates, key=lambda one: (self._is_avoided(one), one.rows, one.last_turn))
 
-        Equal replicas alternate. Return None without a replica besides `excluded`.
-        """
-        candidates = [replica for replica in self.replicas if replica.is_member and replica is not excluded]
-        return min(candidates, key=lambda one: (self._is_avoided(one), one.rows, one.last_turn), default=None)
-
-    def _send(self, replica: EncoderReplica, request: Any, metadata: Sequence[Any]) -> asyncio.Future[Any]:
-        """Send a batch to a replica, and return the future of its response.
+    async def _send(self, replica: EncoderReplica, timeout: float | None, request: Any, metadata: Sequence[Any]) -> Any:
+        """Send a batch.
 
         The rows count at once, because the next batch is assigned before this batch has been sent.
         """
         rows = request.inputs[0].shape[0]
         self._turns += 1
         replica.last_turn = self._turns
-        if not replica.rows:
-            replica.last_answer = monotonic()
         replica.rows += rows
-        call: asyncio.Future[Any] = asyncio.ensure_future(replica.encoder.send(request, *metadata))
-        self._calls.add(call)
-        call.add_done_callback(partial(self._on_done, replica, rows))
-        return call
-
-    def _on_done(self, replica: EncoderReplica, rows: int, call: asyncio.Future[Any]) -> None:
-        self._calls.discard(call)
-        replica.rows -= rows
-        if call.cancelled():
-            return
-        if isinstance(call.exception(), UnavailableError):
-            replica.failed_until = monotonic() + FAILURE_COOLDOWN
-        else:
-            replica.last_answer = monotonic()
-
-
-async def _first_answer(calls: Sequence[asyncio.Future[Any]]) -> Any:
-    """Return the first result. Raises UnavailableError if all calls raise it."""
-    pending = set(calls)
-    while True:
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        for call in done:
-            if not pending or not isinstance(call.exception(), UnavailableError):
-                return call.result()
+        try:
+            return await asyncio.wait_for(replica.encoder.send(request, *metadata), timeout)
+        finally:
+            replica.rows -= rows
 
 
 class EncoderRegistry:
@@ -208,8 +151,7 @@ class EncoderRegistry:
 
         Args:
             queued: Maximum number of waiting rows per model.
-            silence: Seconds without an answer after which a replica with open batches counts as
-                hanging.
+            silence: Seconds after which a replica that does not answer a batch has failed.
         """
         self._queued, self._silence = queued, silence
         self._balancers: dict[str, EncoderLoadBalancer] = {}
