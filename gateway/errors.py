@@ -309,10 +309,6 @@ class RateLimitError(ApiError):
     code = "rate_limit_exceeded"
     should_retry = True
 
-    def with_retry_after(self, seconds: float) -> RateLimitError:
-        """Return the same error for a client that came back `seconds` too early."""
-        return type(self)(self.message, retry_after=seconds, should_retry=self.should_retry)
-
 
 class TokenRateLimitError(RateLimitError):
     """An error, status 429, for a caller whose tokens per minute are used up."""
@@ -326,10 +322,6 @@ class InsufficientQuotaError(RateLimitError):
     type = "insufficient_quota"
     code = "insufficient_quota"
     should_retry = False
-
-    def with_retry_after(self, seconds: float) -> InsufficientQuotaError:
-        """Return the same error, which names no time."""
-        return type(self)(self.message)
 
 
 class EngineError(ApiError):

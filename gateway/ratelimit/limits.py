@@ -27,14 +27,10 @@ from llmops.gateway.ratelimit.limit_errors import (
 )
 from llmops.gateway.ratelimit.output_length import OutputLengthEstimate
 from llmops.gateway.ratelimit.quotas import ENTRY_REQUEST, CallerLimits, ModelLimits
-from llmops.gateway.ratelimit.rejection_cache import RejectionCache
 
 #: Seconds between two updates of reservations whose answers grow, and between two renewals of the
 #: lease: far below `LEASE_TIMEOUT`.
 GROWTH_INTERVAL = 0.5
-#: Seconds during which a caller with too many open requests is rejected without a call of the
-#: limiter. Short, because a request may end at any time.
-SLOT_REJECTION_TIME = 0.1
 #: Finish reasons of complete answers. Only their lengths are used for the estimate.
 _NATURAL_FINISH_REASONS = frozenset({"stop", "tool_calls"})
 _ENTRY_DIMENSIONS = frozenset({"requests", "places"})
@@ -61,7 +57,7 @@ class RateLimits:
         """
         self.limiter, self.clock, self.now = limiter, clock, now
         self.budgets = Budgets(limiter, costs, now, clock) if costs is not None else None
-        self.expected, self.refused = OutputLengthEstimate(), RejectionCache()
+        self.expected = OutputLengthEstimate()
         # `waiting` is the number of postponed entries that no reservation has covered. `settled` is
         # the number of these entries whose request has ended. A level that was read from the
         # limiter does not include entries that ended after the read.
@@ -128,7 +124,7 @@ class Reservation(QuotaReservation):
         self._usage: Callable[[], Usage] | None = None
         # Tariff that the money was reserved by; the settlement uses the same tariff.
         self._tariff: Tariff | None = None
-        self._model, self._answers, self._bounded, self._prompt = "", 1, True, 0
+        self._model, self._answers, self._bounded = "", 1, True
         self._closed = self._handed_over = False
 
     @property
@@ -145,11 +141,6 @@ class Reservation(QuotaReservation):
             RateLimitError: A limit is reached.
         """
         limits, plan = self._limits, self._plan
-        if plan.owner in limits.refused:
-            known = limits.refused.find(plan.owner, _body_bytes(self._scope), limits.clock)
-            if known is not None:
-                left, error = known
-                raise error.with_retry_after(left)
         if plan.room > limits.waiting:
             limits.waiting += 1
             self._owes_entry = True
@@ -167,7 +158,7 @@ class Reservation(QuotaReservation):
         bounded: bool = True,
         known: int | None = None,
     ) -> int:
-        self._model, self._answers, self._bounded, self._prompt = model, answers, bounded, prompt
+        self._model, self._answers, self._bounded = model, answers, bounded
         bounds, entered = self._plan.of(model), not self._owes_entry
         if entered and not bounds.more:
             return most
@@ -262,24 +253,17 @@ class Reservation(QuotaReservation):
         return reserved
 
     def _rejection(self, quota: Quota, ask: LimitRequest, reserved: ReserveResult) -> RateLimitError:
-        """Return the error of a rejection; cache the rejection if it applies to other requests."""
-        limits, (left, _, lacking, of, wait) = self._limits, reserved.decision
+        """Return the error of a rejection."""
+        left, _, lacking, of, wait = reserved.decision
         assert lacking is not None
-        bound, remembered = reserved.bounds[lacking], wait
+        bound = reserved.bounds[lacking]
         if of == "money":
-            error, remembered = budget_exhausted(quota, limits.now()), min(wait, 1.0)
-        elif of == "places":
-            error, remembered = too_many_open_requests(quota, bound.places, wait), SLOT_REJECTION_TIME
-        elif of == "requests":
-            error = rate_exceeded(quota, of, bound.requests, left[lacking][0], ask.requests, wait)
-        else:
-            error = rate_exceeded(quota, of, bound.tokens, left[lacking][1], ask.tokens, wait)
-        size = 0 if of in _ENTRY_DIMENSIONS else _body_bytes(self._scope)
-        if of == "tokens" and (self._prompt <= left[lacking][1] or not size):
-            return error  # A request of the same size may pass if it asks for a shorter answer.
-        if quota.model is None:
-            limits.refused.note(self._plan.owner, size, limits.clock() + remembered, error)
-        return error
+            return budget_exhausted(quota, self._limits.now())
+        if of == "places":
+            return too_many_open_requests(quota, bound.places, wait)
+        if of == "requests":
+            return rate_exceeded(quota, of, bound.requests, left[lacking][0], ask.requests, wait)
+        return rate_exceeded(quota, of, bound.tokens, left[lacking][1], ask.tokens, wait)
 
     def _amount(self, bounds: ModelLimits, prompt: int, most: int) -> int:
         """Return the number of tokens to reserve for prompt and answers.
@@ -346,9 +330,3 @@ def _unpriced(prompt: int, cached: int, answer: int) -> int:
 
 def _total_tokens(usage: Usage) -> int:
     return usage.prompt_tokens + usage.completion_tokens
-
-
-def _body_bytes(scope: Scope) -> int:
-    """Return the length of the request's body in bytes, or 0 if the length is unknown."""
-    size = dict(scope["headers"]).get(b"content-length", b"")
-    return int(size) if size.isdigit() else 0

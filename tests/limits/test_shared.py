@@ -18,7 +18,6 @@ from llmops.gateway.ratelimit.memory import MAX_RECORDS, InMemoryLimiter
 from llmops.gateway.ratelimit.quotas import CallerLimits
 from llmops.gateway.ratelimit.rate_limit_check import create_limit_check
 from llmops.gateway.ratelimit.redis import RedisLimiter
-from llmops.gateway.ratelimit.rejection_cache import RejectionCache
 from llmops.gateway.settings import GatewaySettings, Quotas
 from tests.limits.conftest import PATIENCE, shared, until_up
 from tests.support.waiting import Clock, eventually
@@ -197,8 +196,6 @@ async def test_a_valkey_that_loses_its_data_gives_no_money_away(valkey, prefix, 
             asked_again = asked_again or ledger.asked > asked
         assert asked_again
         for at in range(200):
-            for gate in gates:
-                gate.refused = RejectionCache()
             spent += await ask(at % 2)
             if at % 20 == 0:
                 for limiter in limiters:
