@@ -29,7 +29,7 @@ from llmops.cache import cache_dir
 from llmops.cli.accounts.admin_client import current_audit_context, default_store
 from llmops.cli.output import print_line
 from llmops.cli.progress import make_progress
-from llmops.cli.service.command_defaults import default_quant, name_file_keys, repo_defaults, spec_of
+from llmops.cli.service.command_defaults import default_quant, name_model, repo_defaults, spec_of
 from llmops.cli.service.service_file import LoadedService
 from llmops.errors import InputError, ServerError
 from llmops.gateway.auth.authentication import keys_required
@@ -119,12 +119,12 @@ def build_described(loaded: LoadedService, tenants_apart: bool = False) -> tuple
     """
     specs = {}
     for name in loaded.service.models:
-        with name_file_keys(loaded, name):
+        with name_model(loaded, name):
             specs[name] = spec_of(loaded, name)
         check_target(specs[name].target)
     for name, spec in specs.items():
         _make_folder(spec.output.parent)
-        with name_file_keys(loaded, name):
+        with name_model(loaded, name):
             build(spec, make_progress())
     engines = read_engines(repo_defaults(loaded)["engines"], serving=loaded.serving, tenants_apart=tenants_apart)
     generate_repository(engines, loaded.repository)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from llmops.build.plan.speed.workload import TARGET_LATENCIES
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 
 # the fields of `build` whose flags of `llmops build` have other names
 _BUILD = ("target", "kv_cache", "gpu", "tp", "pp", "ep", "max_batch_size", "max_seq_len", "max_num_tokens")
-_BUILD_FLAG = re.compile(r"--(" + "|".join(("quant", "deterministic", *_BUILD)).replace("_", "-") + r")(?![\w-])")
-_SETTING = re.compile(r"(?:setting )?--set (\w+)")
 
 
 def default_quant(checkpoint: str, target: TargetName) -> str:
@@ -43,29 +40,12 @@ def default_quant(checkpoint: str, target: TargetName) -> str:
 
 
 @contextlib.contextmanager
-def name_file_keys(loaded: LoadedService, model: str, typed: Collection[str] = ()) -> Iterator[None]:
-    """Make errors about a build name the keys of llmops.yaml instead of flags.
-
-    Args:
-        loaded: The service whose file has the values.
-        model: The name of the model that is built.
-        typed: Parameters from the command line, whose flags stay in the message.
-    """
-    section = f"models.{model}.build"
-
-    def key(flag: re.Match[str]) -> str:
-        name = flag[1].replace("-", "_")
-        return flag[0] if name in typed else f"{section}.{name}"
-
+def name_model(loaded: LoadedService, model: str) -> Iterator[None]:
+    """Make errors about the values of a model name the file and the model."""
     try:
         yield
     except InputError as error:
-        message = _BUILD_FLAG.sub(key, error.message)
-        if "options" not in typed:
-            message = _SETTING.sub(rf"{section}.set.\1", message)
-        if message == error.message:
-            raise
-        raise type(error)(f"{loaded.file}: {message}") from error
+        raise type(error)(f"{loaded.file}, models.{model}: {error.message}") from error
 
 
 def build_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:

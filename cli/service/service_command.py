@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
-from click.core import ParameterSource
 
 from llmops.cli.options import FILE_PATH
-from llmops.cli.service.command_defaults import name_file_keys
+from llmops.cli.service.command_defaults import name_model
 
 if TYPE_CHECKING:
     from llmops.cli.service.service_file import LoadedService
@@ -61,11 +60,10 @@ class ServiceFileCommand(click.Command):
         return result
 
     def _invoke_once(self, ctx: click.Context) -> Any:
-        """Run the command. An error about a value from the file names the value's key."""
+        """Run the command. An error names the file and the model."""
         if not isinstance(ctx.obj, ServiceSelection) or not ctx.obj.model:
             return super().invoke(ctx)
-        typed = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-        with name_file_keys(ctx.obj.loaded, ctx.obj.model, typed):
+        with name_model(ctx.obj.loaded, ctx.obj.model):
             return super().invoke(ctx)
 
     def _select(self, ctx: click.Context, args: list[str]) -> ServiceSelection | None:
