@@ -206,11 +206,8 @@ def test_counts_without_end(tmp_path: Path) -> None:
 
 def test_one_token_that_is_a_book() -> None:
     length = scaled(120_000, 240_000)
-    metadata = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": ["<unk>", "a", "a" * length],
-        "tokenizer.ggml.scores": [0.0, 0.0, 0.0],
-    }
+    fields = {"model": "llama", "tokens": ["<unk>", "a", "a" * length], "scores": [0.0, 0.0, 0.0]}
+    metadata = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
     memory, seconds = growth(lambda: tokenizer_from_gguf(metadata))
     assert memory < 96
     assert seconds < 5, "26 s for 240,000 characters before"

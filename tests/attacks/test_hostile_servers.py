@@ -110,13 +110,7 @@ def run(command: str, url: str) -> str:
 
 
 KEY, CHAT = "key list --url URL", "chat --url URL --once hi"
-TYPES = [
-    {"choices": [None]},
-    {"choices": [{"delta": {"content": 5}}]},
-    [],
-    5,
-    {"usage": {"completion_tokens": 10**400}},
-]
+TYPES = [{"choices": [None]}, {"choices": [{"delta": {"content": 5}}]}, 5, {"usage": {"completion_tokens": 10**400}}]
 
 
 BENCH = "bench URL/v1 -n 3 --warmup 0 --turns 2 --timeout 5s"

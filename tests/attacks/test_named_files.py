@@ -42,12 +42,7 @@ READERS: Mapping[str, Callable[[Path], object]] = {
     "bodies.json": lambda path: list(_read_bodies(path)),
     REPOSITORY_FILE: lambda path: RepositoryManifest.load(path.parent),
 }
-CONTENTS = {
-    "deep": '{"a": ' * 300_000,
-    "digits": '{"a": ' + "1" * 6000 + "}",
-    "list": "[1, null]",
-    "bytes": "\udcff\udcfe",
-}
+CONTENTS = {"deep": '{"a": ' * 300_000, "digits": '{"a": %s}' % ("1" * 6000), "list": "[null]", "bytes": "\udcff\udcfe"}
 #: Before the fix 724 MiB to 4 GiB for a hole, and until the memory ended for /dev/zero.
 BOUND_MIB = 96
 

@@ -401,16 +401,10 @@ def _hostile_sets():
     yield "too large", b'{"keys":[' + b" " * (2 * MIB), {}
     yield "no object", b"[]", {}
     yield "no text", b"\xff\xfe", {}
-    yield (
-        "odd keys",
-        json.dumps({"keys": [*_ODD[:9], {"kty": []}, {"kty": "RSA", "n": 5}, {"kty": "RSA", "kid": {}}]}).encode(),
-        {},
-    )
-    yield (
-        "a long modulus",
-        json.dumps({"keys": [{"kty": "RSA", "kid": "rsa", "n": "a" * 500_000, "e": "AQAB"}]}).encode(),
-        {},
-    )
+    odd = [*_ODD[:9], {"kty": []}, {"kty": "RSA", "n": 5}, {"kty": "RSA", "kid": {}}]
+    yield "odd keys", json.dumps({"keys": odd}).encode(), {}
+    long = {"kty": "RSA", "kid": "rsa", "n": "a" * 500_000, "e": "AQAB"}
+    yield "a long modulus", json.dumps({"keys": [long]}).encode(), {}
 
 
 @pytest.mark.parametrize(("name", "body", "headers"), list(_hostile_sets()), ids=[one[0] for one in _hostile_sets()])

@@ -29,23 +29,16 @@ UNREAD = 112 * MIB
 OTHERS_P95 = 0.25
 
 STREAM = {"model": "tiny", "prompt": "Hello", "max_tokens": 200, "stream": True}
+POST = b"POST /%b HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n"
+SIZE, CHUNKED = b"content-length: %d", b"transfer-encoding: chunked"
 FORMS = {
     "small requests": (b"", LIVE),
     "requests without lines between": (b"", b"GET / HTTP/1.1\r\n\r\n"),
     "large headers": (b"", b"GET /health/live HTTP/1.1\r\nhost: x\r\nx-pad: %b\r\n\r\n" % (b"p" * 60_000)),
     "behind a running answer": (b"stream", LIVE),
-    "large bodies behind a running answer": (
-        b"stream",
-        b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + b" " * 1_000_000,
-    ),
-    "after a body": (
-        b"",
-        b"POST /none HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n" + b" " * 5000 + LIVE * 2000,
-    ),
-    "after a chunked body": (
-        b"",
-        b"POST /none HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\n12345\r\n0\r\n\r\n" + LIVE * 2000,
-    ),
+    "large bodies behind a running answer": (b"stream", POST % (b"tokenize", SIZE % 1_000_000) + b" " * 1_000_000),
+    "after a body": (b"", POST % (b"none", SIZE % 5000) + b" " * 5000 + LIVE * 2000),
+    "after a chunked body": (b"", POST % (b"none", CHUNKED) + b"5\r\n12345\r\n0\r\n\r\n" + LIVE * 2000),
 }
 
 

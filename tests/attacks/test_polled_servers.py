@@ -359,11 +359,8 @@ async def test_no_password_of_a_polled_url_is_printed(is_away: bool, caplog: pyt
         secret = (url if not is_away else "http://127.0.0.1:9").replace("://", "://user:s3cret@")
         keys = JwksCache("http://127.0.0.1:9", f"{secret}/keys?token=s3cret", 60.0)
         texts = [(await Analysis(secret, ["x < 1"], time.monotonic).check()).reason]
-        for asked in (
-            read_alerts(GatewaySettings(web={"prometheus": secret})),
-            served_tokens([f"{secret}/metrics"]),
-            keys.find("a", "RS256"),
-        ):
+        alerts = read_alerts(GatewaySettings(web={"prometheus": secret}))
+        for asked in (alerts, served_tokens([f"{secret}/metrics"]), keys.find("a", "RS256")):
             with pytest.raises((UnavailableError, ResourceError)) as failed:
                 await asked
             texts.append(getattr(failed.value, "full_message", str(failed.value)))

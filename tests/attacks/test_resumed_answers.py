@@ -31,13 +31,9 @@ async def test_answers_of_two_owners_with_one_id(gateways, told):
     victim = ResumingReader("Where is it?")
     await victim.read(one, 2)
     theirs = {"authorization": "Bearer attacker"}
-    message = {
-        "type": "message",
-        "role": "assistant",
-        "id": f"msg_{victim.run.removeprefix('chatcmpl-')}",
-        "content": "A",
-    }
-    items = [{"type": "message", "role": "user", "content": "Mine"}, message]
+    same = {"id": f"msg_{victim.run.removeprefix('chatcmpl-')}"}
+    turns = {"user": {"content": "Mine"}, "assistant": {"content": "A", **same}}
+    items = [{"type": "message", "role": role, **fields} for role, fields in turns.items()]
     conversation = (await one.post("/v1/conversations", json={"items": items}, headers=theirs)).json()["id"]
     body = {"model": "tiny", "messages": [], "continue_final_message": True, "conversation_id": conversation}
     taken = asyncio.create_task(one.post("/api/chat/completions", json={**body, "stream": False}, headers=theirs))

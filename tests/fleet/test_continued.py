@@ -519,12 +519,8 @@ async def test_each_unfinished_sequence_goes_on_by_itself_and_moves_by_itself() 
 def test_a_sequence_alone_draws_as_it_would_have_beside_the_others_and_differently_after_a_seam() -> None:
     asked = request(20, n=3, sampling=SamplingParams(seed=2**64 - 1))
     assert [single_sequence_request(asked, at).sampling.seed for at in range(3)] == [2**64 - 1, 0, 1]
-    seeds = {
-        remaining_request(single_sequence_request(asked, at), [1] * done).sampling.seed
-        for at in range(3)
-        for done in range(1, 50)
-    }
-    assert len(seeds) == 3 * 49
+    alone = [single_sequence_request(asked, at) for at in range(3)]
+    assert len({remaining_request(one, [1] * done).sampling.seed for one in alone for done in range(1, 50)}) == 3 * 49
     assert remaining_request(request(20), [1]).sampling == GREEDY
 
 

@@ -30,11 +30,9 @@ BY = AuditContext("cli:tester", datetime(2026, 11, 25, tzinfo=UTC))
 
 
 def split(percent: float, **old) -> VersionTable:
-    versions = [
-        ServedVersion("v1", frozenset(["a:1"]), 100 - percent, **old),
-        ServedVersion("v2", frozenset(["b:1", "dns:b:1"]), percent),
-    ]
-    return VersionTable({"llama": versions}, {("llama", "key-7"): "v2"})
+    stable = ServedVersion("v1", frozenset(["a:1"]), 100 - percent, **old)
+    candidate = ServedVersion("v2", frozenset(["b:1", "dns:b:1"]), percent)
+    return VersionTable({"llama": [stable, candidate]}, {("llama", "key-7"): "v2"})
 
 
 def test_five_percent_of_ten_thousand_conversations_are_five_percent():

@@ -58,12 +58,7 @@ def auto(degradation=None, embed=None, **fields) -> AutoModel:
         (user("Hello"), context(x_llmops_quality="high"), "other", "quality"),
         (user("Hello"), context("gold"), "other", "tier"),
         (ResponsesRequest(model="auto", input="```x```"), context(), "other", "code"),
-        (
-            ResponsesRequest(model="auto", input="Hi", text={"format": {"type": "json_object"}}),
-            context(),
-            "other",
-            "schema",
-        ),
+        (ResponsesRequest(model="auto", input="Hi", text=JSON), context(), "other", "schema"),
         (user("Look:\n\n  \tdef f(x):\n  return x"), context(), "other", "code"),
         (SimpleNamespace(prompt="Once upon a time"), context(), "tiny", "default"),
         (SimpleNamespace(prompt=[[1, 2, 3]]), context(), "tiny", "default"),

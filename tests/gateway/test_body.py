@@ -79,17 +79,12 @@ async def test_a_prompt_of_128k_ids_is_within_the_limits() -> None:
     assert len((await parse_body(Anything, body)).value) == 128_000
 
 
+LONG = "x" * 400_000
+
+
 @pytest.mark.parametrize("ascii_", [True, False])
 @pytest.mark.parametrize(
-    "text",
-    [
-        "x" * 400_000 + "👋",
-        "…" + "x" * 65_519 + "👋" + "x" * 400_000,
-        "…" + "x" * 400_000,
-        "語" * 200_000,
-        "👋" * 200_000,
-        "x" * 400_000,
-    ],
+    "text", [LONG + "👋", "…" + "x" * 65_519 + "👋" + LONG, "…" + LONG, "語" * 200_000, "👋" * 200_000, LONG]
 )
 async def test_a_text_counts_with_the_memory_that_its_widest_character_makes_it_take(text: str, ascii_: bool) -> None:
     body = json.dumps({"text": text}, ensure_ascii=ascii_).encode()

@@ -146,20 +146,15 @@ async def test_several_choices(stack):
 
 async def test_logprobs_of_the_chosen_tokens(stack):
     ids = stack.tokenizer.encode("é!")
-    stack.steps(
-        *(Step((i,), logprobs=(-0.5 * at,)) for at, i in enumerate(ids)),
-        Step((END,), logprobs=(-9.0,)),
-        Step(final=True),
-    )
+    steps = [Step((i,), logprobs=(-0.5 * at,)) for at, i in enumerate(ids)]
+    stack.steps(*steps, Step((END,), logprobs=(-9.0,)), Step(final=True))
     content = (await stack.chat(logprobs=True)).json()["choices"][0]["logprobs"]["content"]
     assert stack.triton.requests[-1]["return_log_probs"] == [True]
     assert [entry["logprob"] for entry in content] == [-0.5 * at for at in range(len(ids))]
     assert bytes(b for entry in content for b in entry["bytes"]).decode() == "é!"
     events = await stack.events(logprobs=True)
-    streamed = [
-        entry for event in events[:-1] for entry in (event["choices"][0]["logprobs"] or {"content": []})["content"]
-    ]
-    assert streamed == content
+    parts = [event["choices"][0]["logprobs"] for event in events[:-1]]
+    assert [entry for part in parts if part for entry in part["content"]] == content
 
 
 async def test_logprobs_of_a_stop_string_are_not_sent(stack):

@@ -75,12 +75,9 @@ def multiplied(levels: int) -> dict:
     return {"$defs": {**parts, f"d{levels}": {"type": "object"}}, "allOf": [{"$ref": "#/$defs/d0"}] * 2}
 
 
+SLOW = {"enum": ["a" * 40 + "!"], "pattern": "^(a+)+$"}
 HOSTILE = {
-    "pattern": (
-        {"guided_json": {"enum": ["a" * 40 + "!"], "pattern": "^(a+)+$"}},
-        400,
-        "no value of 'enum' satisfies the rest",
-    ),
+    "pattern": ({"guided_json": SLOW}, 400, "no value of 'enum' satisfies the rest"),
     "references": ({"guided_json": multiplied(10)}, 200, "yes"),
     "grammar": ({"guided_grammar": "root ::= " + "[" * 30_000}, 400, "is not closed"),
 }

@@ -416,6 +416,9 @@ async def test_models(plain):
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
+IMAGE, RESULT = [{"type": "image"}], {"type": "tool_result", "tool_use_id": "t"}
+
+
 def block(role="user", **fields):
     return {"messages": [{"role": role, "content": [fields]}]}
 
@@ -433,15 +436,12 @@ def block(role="user", **fields):
         (block(type="image", source={}), "'messages[0].content[0]' is of type 'image', which is not supported"),
         (block(**CALLED, input={}), "belongs in a message of the assistant"),
         (block(type="tool_result", content="x"), "Missing required parameter: 'messages[0].content[0].tool_use_id'"),
-        (
-            block(type="tool_result", tool_use_id="t", content=[{"type": "image"}]),
-            "'messages[0].content[0].content[0]' is of type 'image'",
-        ),
-        (block("assistant", type="tool_result", tool_use_id="t"), "belongs in a message of the user"),
+        (block(**RESULT, content=IMAGE), "'messages[0].content[0].content[0]' is of type 'image'"),
+        (block("assistant", **RESULT), "belongs in a message of the user"),
         (block("assistant", **CALLED, input={}), "send their results (tool_result)"),
         (block("assistant", **CALLED), "Missing required parameter: 'messages[0].content[0].input'"),
         ({"messages": [{"role": "assistant", "content": ""}]}, "'messages' must contain a non-empty message"),
-        ({"system": [{"type": "image"}]}, "'system[0]' is of type 'image'"),
+        ({"system": IMAGE}, "'system[0]' is of type 'image'"),
         ({"temperature": 3}, "Invalid value for 'temperature'"),
         ({"stop_sequences": [""]}, "A stop string must not be empty"),
         ({"tools": [{"name": "f"}]}, "Missing required parameter: 'tools[0].input_schema'"),

@@ -59,11 +59,8 @@ class Issuer:
         return {**kind.to_jwk(key, as_dict=True), "kid": name, "use": "sig", **fields}
 
     def pem(self, name: str) -> bytes:
-        return (
-            self.private[name]
-            .public_key()
-            .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        )
+        pem, info = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        return self.private[name].public_key().public_bytes(pem, info)
 
     def token(self, name="rsa", algorithm="RS256", key=None, headers=None, without=(), **claims) -> str:
         now = int(time.time())
@@ -129,9 +126,9 @@ async def test_tenants_whose_names_have_slashes_share_no_cache_and_no_queue(issu
 
 
 WRONG = "This token is malformed, or its issuer did not sign it; get a new one."
-OTHER = (
-    "This gateway accepts tokens signed with RS256, PS256, ES256, EdDSA; this token is signed with another algorithm."
-)
+ALGORITHMS = "RS256, PS256, ES256, EdDSA"
+OTHER = f"This gateway accepts tokens signed with {ALGORITHMS}; this token is signed with another algorithm."
+EARLY = "This token is not valid yet; try again later."
 LACKS = "This token lacks one of the claims exp, iss, aud and sub; get a token with all of them."
 
 BAD = {
@@ -139,26 +136,14 @@ BAD = {
     "signed with the public key as a secret": (lambda one: forged(one), OTHER),
     "another key under the same id": (lambda one: one.token(key=one.private["stranger"]), WRONG),
     "the algorithm of another kind of key": (lambda one: one.token("rsa", "ES256", one.private["ec"]), WRONG),
-    "a key that it brings itself": (
-        lambda one: one.token(key=one.private["stranger"], headers={"jwk": one.public("stranger"), "kid": "stranger"}),
-        WRONG,
-    ),
-    "an address of keys that it brings itself": (
-        lambda one: one.token(key=one.private["stranger"], headers={"jku": "http://127.0.0.1:1/keys", "kid": "x"}),
-        WRONG,
-    ),
+    "a key that it brings itself": (lambda one: strange(one, jwk=one.public("stranger"), kid="stranger"), WRONG),
+    "an address of keys that it brings": (lambda one: strange(one, jku="http://127.0.0.1:1/keys", kid="x"), WRONG),
     "an extension that must be understood": (lambda one: one.token(headers={"crit": ["b65"], "b65": True}), WRONG),
     "another signature": (lambda one: one.token()[:-8] + "AAAAAAAA", WRONG),
     "other claims": (lambda one: swapped(one), WRONG),
     "expired": (lambda one: one.token(exp=int(time.time()) - 60), "This token has expired; use another."),
-    "not yet valid": (
-        lambda one: one.token(nbf=int(time.time()) + 600),
-        "This token is not valid yet; try again later.",
-    ),
-    "issued in the future": (
-        lambda one: one.token(iat=int(time.time()) + 600),
-        "This token is not valid yet; try again later.",
-    ),
+    "not yet valid": (lambda one: one.token(nbf=int(time.time()) + 600), EARLY),
+    "issued in the future": (lambda one: one.token(iat=int(time.time()) + 600), EARLY),
     "for another audience": (
         lambda one: one.token(aud="billing"),
         "This token is for another audience; get one for this gateway.",
@@ -177,6 +162,11 @@ BAD = {
     "no JSON": (lambda one: "bm90IGpzb24.e30.AAAA", WRONG),
     "no base64": (lambda one: "a.b.c", WRONG),
 }
+
+
+def strange(issuer: Issuer, **headers: object) -> str:
+    """Return a token that a stranger signed, with headers that lead to the stranger's key."""
+    return issuer.token(key=issuer.private["stranger"], headers=headers)
 
 
 def forged(issuer: Issuer) -> str:

@@ -25,7 +25,7 @@ from tests.support.waiting import GENEROUS, eventually
 
 SECRET = "sk-do-not-show-me"
 MESSAGES = [{"role": "user", "content": "Hello"}]
-COUNTS = ("prompt_tokens", "completion_tokens")
+TWO_BILLION = dict.fromkeys(("prompt_tokens", "completion_tokens"), 2**31 - 1)
 
 
 def settings_for(url: str, tenants: tuple[str, ...] = ("*",), **fields) -> dict:
@@ -353,10 +353,7 @@ async def test_the_page_shows_a_tool_call_as_it_arrives_and_who_answered(card, t
         # before the fix: 400 tokens of 50, one for each piece
         ([*(delta(content="a ") for _ in range(400)), delta("stop"), "[DONE]"], (10, 50)),
         # before the fix: two billion tokens, on the caller's bill
-        (
-            [delta("stop", content="Hi"), {"choices": [], "usage": dict.fromkeys(COUNTS, 2**31 - 1)}, "[DONE]"],
-            (1000, 50),
-        ),
+        ([delta("stop", content="Hi"), {"choices": [], "usage": TWO_BILLION}, "[DONE]"], (1000, 50)),
     ],
     ids=["without an end", "wrong counts"],
 )

@@ -22,8 +22,4 @@ def test_the_c_backend_sends_new_ids_with_the_log_probs_of_all() -> None:
         reader.read(response([12], [-0.5, -1.5])),
         reader.read(response([13, 14], [-0.5, -1.5, -2.5, -3.5])),
     ]
-    assert [(batch.tokens, batch.logprobs) for batch in found] == [
-        ([11], [-0.5]),
-        ([12], [-1.5]),
-        ([13, 14], [-2.5, -3.5]),
-    ]
+    assert [(one.tokens, one.logprobs) for one in found] == [([11], [-0.5]), ([12], [-1.5]), ([13, 14], [-2.5, -3.5])]

@@ -294,10 +294,8 @@ async def test_functions_of_a_namespace_keep_their_name(model):
     prompt = prompt_of(model)
     assert ('"clock__now"' in prompt, '"now"' in prompt, "web_search" in prompt) == (True, True, False)
     events = await response_events(model, input="hi", tools=tools)
-    added, done = (
-        next(event["item"] for event in events if event["type"] == f"response.output_item.{kind}")
-        for kind in ("added", "done")
-    )
+    items = {event["type"]: event["item"] for event in events if "item" in event}
+    added, done = items["response.output_item.added"], items["response.output_item.done"]
     assert (added["namespace"], added["name"], done["namespace"], done["name"]) == ("clock", "now", "clock", "now")
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "noon"}
     choice = {"type": "function", "namespace": "clock", "name": "now"}
@@ -342,14 +340,12 @@ async def test_a_turn_can_refer_to_items(model):
 
 
 async def test_what_a_response_cannot_do(stack):
+    image = {"type": "input_image", "image_url": "x"}
     for fields, param in [
         ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0]"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [5]}]}, "tools[0].tools[0]"),
         ({"input": [{"type": "image", "x": 1}]}, "input[0].type"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content[0].type",
-        ),
+        ({"input": [{"role": "user", "content": [image]}]}, "input[0].content[0].type"),
         ({"truncation": "auto"}, "truncation"),
         ({"background": True, "store": False}, "background"),
         ({"conversation": "conv_1"}, "conversation"),

@@ -228,10 +228,8 @@ async def test_a_receiver_that_is_away_costs_traces_and_nothing_else(card, token
 
         async def counted() -> dict[str, float]:
             text = (await stack.client.get("/metrics")).text
-            return {
-                how: float(n)
-                for how, n in re.findall(r'_telemetry_exports_total\{result="(\w+)",signal="trace"\} (\S+)', text)
-            }
+            found = re.findall(r'_telemetry_exports_total\{result="(\w+)",signal="trace"\} (\S+)', text)
+            return {how: float(n) for how, n in found}
 
         receiver.status = 503
         stack.say("Hello")

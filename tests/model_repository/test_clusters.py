@@ -54,11 +54,7 @@ def test_an_image_that_only_this_machine_knows_is_not_exported(repository: Path,
 
 @pytest.mark.parametrize(
     ("image", "named"),
-    [
-        ("registry:5000/llmops:1", "registry:5000#llmops:1"),
-        ("./llmops.sqsh", "./llmops.sqsh"),
-        ("team/llmops:1", "team/llmops:1"),
-    ],
+    [("registry:5000/llmops:1", "registry:5000#llmops:1"), *[(one, one) for one in ("./llmops.sqsh", "team/llmops:1")]],
 )
 def test_slurm_gets_images_as_enroot_names_them(repository: Path, image: str, named: str) -> None:
     """NVIDIA/enroot 3.4 `src/docker.sh`, import: [<user>@][<registry>#]<image>[:<tag>], with no colon in an image."""

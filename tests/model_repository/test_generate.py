@@ -148,16 +148,15 @@ def test_a_folder_with_other_files_is_left_alone(engine: Path, tmp_path: Path) -
     assert (tmp_path / "r/thesis.txt").read_text() == "mine"
 
 
+NEWER = {"versions": {"openvino": "2099.1.0"}}
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
         ({"name": "a/b"}, InputError, "cannot name a model"),
         ({"complete": False}, InputError, "is not complete"),
-        (
-            {"versions": {"openvino": "2099.1.0"}},
-            VersionMismatchError,
-            r"built with OpenVINO 2099.1.0, but .* is installed",
-        ),
+        (NEWER, VersionMismatchError, r"built with OpenVINO 2099.1.0, but .* is installed"),
         ({"format": 99}, InputError, "written by another version"),
     ],
 )

@@ -24,31 +24,22 @@ def test_several_engines_get_gpus_of_their_own() -> None:
     """Without it each takes GPU 0: `LLM()` maps its ranks to GPUs from 0 on (NVIDIA/TensorRT-LLM
     #11153).
     """
-    needs = [
-        GpuRequirement("a", 2),
-        GpuRequirement("b", 1),
-        GpuRequirement("c", 4, (4, 5, 6, 7)),
-        GpuRequirement("d", 1),
-    ]
+    needs = [GpuRequirement(*one) for one in (("a", 2), ("b", 1), ("c", 4, (4, 5, 6, 7)), ("d", 1))]
     assert assign_gpus(needs, {"b": (1,)}) == {"a": (2, 3), "b": (1,), "c": (4, 5, 6, 7), "d": (0,)}
 
 
 @pytest.mark.parametrize(
     ("needs", "wanted", "says"),
     [
-        (
-            [GpuRequirement("a", 1), GpuRequirement("b", 1)],
-            {"a": (0,), "b": (0,)},
-            "a and b would both run on GPU 0: give each",
-        ),
-        ([GpuRequirement("a", 2)], {"a": (0,)}, "a needs 2 different GPUs, but was given 0"),
-        ([GpuRequirement("a", 2)], {"a": (1, 1)}, "a needs 2 different GPUs, but was given 1,1"),
-        ([GpuRequirement("a", 2)], {"x": (0,)}, "no GPU engine has that name; choose one of a"),
+        ({"a": 1, "b": 1}, {"a": (0,), "b": (0,)}, "a and b would both run on GPU 0: give each"),
+        ({"a": 2}, {"a": (0,)}, "a needs 2 different GPUs, but was given 0"),
+        ({"a": 2}, {"a": (1, 1)}, "a needs 2 different GPUs, but was given 1,1"),
+        ({"a": 2}, {"x": (0,)}, "no GPU engine has that name; choose one of a"),
     ],
 )
-def test_an_overlap_or_a_wrong_number_is_refused(needs: list[GpuRequirement], wanted: dict, says: str) -> None:
+def test_an_overlap_or_a_wrong_number_is_refused(needs: dict[str, int], wanted: dict, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        assign_gpus(needs, wanted)
+        assign_gpus([GpuRequirement(*one) for one in needs.items()], wanted)
 
 
 def test_more_gpus_than_there_are_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,9 +180,9 @@ def test_a_worker_that_is_killed_while_its_model_loads_ends_the_start(
         server.wait_ready(120)
 
 
-OUT_OF_MEMORY = (
-    "[11/27/2026-03:10:11] [TRT-LLM] [RANK 5] [E] Failed to initialize executor on rank 5: CUDA out of memory."
-)
+RANK_5 = "[11/27/2026-03:10:11] [TRT-LLM] [RANK 5] [E] "
+OUT_OF_MEMORY = f"{RANK_5}Failed to initialize executor on rank 5: CUDA out of memory."
+UNKNOWN = "MPI_ERR_UNKNOWN: unknown error"
 
 
 @pytest.mark.parametrize(
@@ -190,11 +190,7 @@ OUT_OF_MEMORY = (
     [
         (OUT_OF_MEMORY, "time.sleep(600)", "on rank 5: CUDA out of memory"),
         (OUT_OF_MEMORY, "raise RuntimeError('Executor worker returned error')", "on rank 5: CUDA out of memory"),
-        (
-            "mpi4py.MPI.Exception: MPI_ERR_UNKNOWN: unknown error",
-            "time.sleep(600)",
-            "to start its workers: MPI_ERR_UNKNOWN: unknown error",
-        ),
+        (f"mpi4py.MPI.Exception: {UNKNOWN}", "time.sleep(600)", f"to start its workers: {UNKNOWN}"),
     ],
 )
 def test_a_model_whose_workers_failed_ends_the_start_with_the_cause(
@@ -291,13 +287,11 @@ def test_a_port_that_is_taken_is_named(repository: Path, which: str) -> None:
             start_triton(repository, ports=Ports(**{"http": 0, "grpc": 0, "metrics": 0, which: port}), http=True)
 
 
+OTHER = "the engine is of another version"
 FAILURES: dict[str, tuple[dict[str, str], str]] = {
     "syntax": ({"top": "def ("}, r"model echo did not load: invalid syntax \(model.py, line 3\)"),
     "import": ({"top": "import no_such_module"}, "model echo did not load: .*No module named 'no_such_module'"),
-    "raises": (
-        {"initialize": "raise ValueError('the engine is of another version')"},
-        "the engine is of another version",
-    ),
+    "raises": ({"initialize": f"raise ValueError('{OTHER}')"}, OTHER),
 }
 
 

@@ -260,6 +260,7 @@ def test_usage_in_every_form(acme, url):
     assert acme("usage", *november, "--tenant", "acme", "--user", "user@acme.example", "--json").json["requests"] == 5
 
 
+SCOPES, PAST = "inference, usage, metrics, admin, fairness", "2020-01-01"
 REFUSED_KEYS = [
     (("--tenant", "acne"), r"There is no tenant acne (did you mean acme?); `llmops tenant create acne` makes one."),
     (("--user", "nobody"), "'nobody' is not an e-mail address; write one such as ann@example.com."),
@@ -275,18 +276,12 @@ REFUSED_KEYS = [
     (("--budget", "0/day"), "A budget is more than $0"),
     (("--budget", "1e99/day"), "'1e99/day' is not a budget"),
     (("--budget", "2000000000/day"), "at most $1,000,000,000"),
-    (
-        ("--scopes", "inference,root"),
-        "no scope root; a key has one or more of inference, usage, metrics, admin, fairness.",
-    ),
+    (("--scopes", "inference,root"), f"no scope root; a key has one or more of {SCOPES}."),
     (("--scopes", ","), "',' is not a list of names"),
     (("--expires", "soon"), "'soon' is not a time; write 90d or 12h from now, or a date (UTC) such as 2027-01-31."),
     (("--expires", "90"), "'90' is not a time"),
     (("--expires", "99999d"), "'99999d' is not a time"),
-    (
-        ("--expires", "2020-01-01"),
-        "A key cannot expire in the past (2020-01-01 00:00 UTC); give a later time, or never.",
-    ),
+    (("--expires", PAST), f"A key cannot expire in the past ({PAST} 00:00 UTC); give a later time, or never."),
     (("--tier", "Gold!"), "'Gold!' is not a tier"),
 ]
 REFUSED = [

@@ -306,12 +306,8 @@ nv_llm_input_token_len_sum{model="tiny-tensorrt_llm",response_metric_type="total
 
 
 def events(by, *numbers, gateway="gw-1"):
-    return [
-        UsageEvent(
-            f"{gateway[-1] * 8}-0000-7000-8000-{seq:012x}", gateway, seq, by.at, "r", "", "", "", "tiny", 5, 0, 10
-        )
-        for seq in numbers
-    ]
+    ids = {seq: f"{gateway[-1] * 8}-0000-7000-8000-{seq:012x}" for seq in numbers}
+    return [UsageEvent(ids[seq], gateway, seq, by.at, "r", "", "", "", "tiny", 5, 0, 10) for seq in numbers]
 
 
 async def report(store, by, **served):

@@ -61,10 +61,8 @@ class Tenant:
         _, other_key, other_user = await make_key(self.url, "zeta")
         mine = [(self.user, self.key), (self.user, self.plain_key)]
         self.records = records(mine)
-        others = [
-            one._replace(id=str(UUID(int=10**6 + one.seq)), gateway_id="g2")
-            for one in records([(other_user, other_key)])
-        ]
+        theirs = records([(other_user, other_key)])
+        others = [one._replace(id=str(UUID(int=10**6 + one.seq)), gateway_id="g2") for one in theirs]
         async with await open_store(self.url) as store, store.write() as connection:
             await insert_usage(connection, [*self.records, *others])
         return self
@@ -287,11 +285,8 @@ async def test_reports_of_a_tenant_take_turns_and_keep_no_other_tenant_waiting(u
 
     slow(usage_api, "read_sums", lambda usage_filter: usage_filter.tenant_id)
     slow(openai_usage, "bucket_sums", lambda tenant: tenant)
-    paths = (
-        "/api/usage?of=tenant",
-        "/v1/organization/costs?start_time=0",
-        "/v1/organization/usage/completions?start_time=0",
-    )
+    pages = ("costs", "usage/completions")
+    paths = ("/api/usage?of=tenant", *(f"/v1/organization/{page}?start_time=0" for page in pages))
     async with control(url) as client:
         asked = [asyncio.create_task(client.get(path, headers=bearer(secret))) for path in paths * 3]
         for path in paths:
