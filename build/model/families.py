@@ -131,12 +131,14 @@ _ALL = (
            moe=_ROUTED_EXPERTS),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), PYTORCH_ONLY, as_published=True, qkv_bias=True, qk_norm=True,
            moe=_ROUTED_EXPERTS),
-    # Added by NVIDIA/TensorRT-LLM #10532. Its supported-models.md lists the class since 1.3.0rc13.
+    # Added by NVIDIA/TensorRT-LLM #10532. Its supported-models.md lists the class at 1.3.0rc13, and
+    # not at 1.3.0rc29.
     Family("minimax_m2", ("MiniMaxM2ForCausalLM",), PYTORCH_ONLY, as_published=True, qk_norm=True,
            moe=_LOCAL_EXPERTS, since=(1, 3)),
     Family("llama4", ("Llama4ForConditionalGeneration", "Llama4ForCausalLM"), PYTORCH_ONLY, as_published=True,
            dense_size="intermediate_size_mlp", shared_experts=1, moe=_LOCAL_EXPERTS),
-    # Added by NVIDIA/TensorRT-LLM #12242, in 1.3.0rc9.
+    # Added by NVIDIA/TensorRT-LLM #12242, in 1.3.0rc9. 1.3.0rc29's supported-models.md lists the
+    # class with experts.
     Family("qwen3_5", ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"), PYTORCH_ONLY,
            as_published=True, qk_norm=True, recurrent=_DELTA_NET, since=(1, 3)),
     Family("qwen3_5_moe", ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"), PYTORCH_ONLY,
