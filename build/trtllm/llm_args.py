@@ -239,6 +239,10 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
     if tokens and tokens.bit_count() != 1 and arguments.get("attn_backend", "TRTLLM") == "TRTLLM":
         raise InputError(f"kv_cache_config.tokens_per_block is {tokens}; it must be a power of two, such as 32.")
     _check_speculation(arguments.get("speculative_config") or {}, minor)
+    if arguments.get("sampler_type") == "TRTLLMSampler":
+        kind = (arguments.get("speculative_config") or {}).get("decoding_type")
+        if kind in ("MTP", "Eagle3"):
+            raise InputError(f"TensorRT-LLM starts no engine of {kind} with TRTLLMSampler; leave llm.sampler_type out.")
     if arguments.get("guided_decoding_backend") and minor >= (1, 3):
         _check_grammars(arguments.get("speculative_config") or {})
     graphs = arguments.get("cuda_graph_config") or {}

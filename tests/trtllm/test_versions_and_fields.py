@@ -271,6 +271,18 @@ def test_speculation_that_1_3_does_not_start_beside_grammars_is_refused(speculat
     assert "guided_decoding_backend" not in make_llm_args(LIMITS, Parallelism(), "auto", without, "1.3.0rc29")
 
 
+@pytest.mark.parametrize("speculative", [{"decoding_type": "MTP"}, {"decoding_type": "eagle", **DRAFT}])
+def test_the_sampler_that_cannot_speculate_is_refused(speculative):
+    """1.2 `_torch/pyexecutor/_util.py`, validate_feature_combination, "trtllm_sampler and mtp enabled together is not
+    supported yet", and so for Eagle 3 in one model and in two. 1.3 has no choice of samplers.
+    """
+    arguments = {"speculative_config": speculative, "sampler_type": "TRTLLMSampler"}
+    with pytest.raises(InputError, match=r"with TRTLLMSampler; leave llm\.sampler_type out"):
+        check_llm_args(arguments, "1.2.1")
+    check_llm_args(arguments, "1.3.0rc29")
+    check_llm_args({**arguments, "sampler_type": "auto"}, "1.2.1")
+
+
 def test_what_a_release_has_no_more_is_left_out_where_nothing_is_lost():
     arguments = {"sampler_type": "TRTLLMSampler", "kv_cache_config": {"onboard_blocks": True, "max_tokens": 64}}
     assert arguments_for_release(arguments, (1, 2)) == arguments
