@@ -26,7 +26,10 @@ REBUILT = ("engines", "backends", "hashes")
 
 @dataclass(frozen=True)
 class CachePart:
-    """A group of cached files of one kind, with their size in bytes."""
+    """A group of cached files of one kind, with their size in bytes.
+
+    `holds` is the description of the files for the user.
+    """
 
     name: str
     path: str

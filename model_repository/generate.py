@@ -39,7 +39,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True)
 class EngineEntry:
-    """An engine folder that is served under `name`."""
+    """An engine folder that is served under `name`.
+
+    `max_queue_size` is the maximum number of waiting sequences, or None for the default. `gpus` are
+    the numbers of the GPUs to use, or empty for the choice of the engine's library.
+    """
 
     name: str
     directory: Path

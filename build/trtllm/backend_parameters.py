@@ -24,7 +24,7 @@ _PATTERNS = {
 
 
 class Parameter(NamedTuple):
-    """A parameter of the C++ backend.
+    """A parameter of the C++ backend, whose values are of the type `kind` or one of `choices`.
 
     llmops writes `default` unless the user sets the parameter. A parameter with an empty default is
     left out.

@@ -63,7 +63,8 @@ class ReplicaRow:
     """A model on one server.
 
     `doubts` is the number of gateway workers that report a different state. `own` is the number of
-    streams of the reporting gateways. Times are in milliseconds.
+    streams of the reporting gateways. `kv_use` is the used share of the KV cache, from 0 to 1.
+    Other units are part of the names.
     """
 
     model: str

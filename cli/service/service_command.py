@@ -22,7 +22,8 @@ Command = Callable[..., None]
 class ServiceSelection:
     """The service file of a command, the command's flags, and the model of this run.
 
-    The model is empty if the command is about all models.
+    The model is empty if the command is about all models. `others` are the models for which the
+    command runs afterwards.
     """
 
     loaded: LoadedService

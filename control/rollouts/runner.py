@@ -93,7 +93,11 @@ async def apply_event(
 
 @dataclass
 class _Canary:
-    """The judge and the conditions of one roll-out, and the outcomes that have been read."""
+    """The judge and the conditions of one roll-out, and the outcomes that have been read.
+
+    `since` is the time from which batches of outcomes are read. `seen` has the time of each batch
+    since then that the judge has observed, by id.
+    """
 
     judge: CanaryJudge
     analysis: Analysis

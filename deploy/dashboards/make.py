@@ -23,7 +23,9 @@ class Panel:
     """A panel of a dashboard.
 
     `queries` maps the legend of each line to its PromQL, and `unit` is the name of a Grafana unit.
-    A value turns yellow and red above the two `limits`, or below them with `low_is_bad`.
+    A value turns yellow and red above the two `limits`, or below them with `low_is_bad`. `meaning`
+    is the description, `kind` Grafana's type of panel, and `width` is in columns, of which there
+    are 24.
     """
 
     title: str

@@ -41,7 +41,8 @@ LOCK_EXCEPTION = "boost::interprocess::lock_exception"
 class LogLine:
     """One line of Triton's output.
 
-    `level` is info, warning, error or fatal, and empty for continuation lines and tables.
+    `level` is info, warning, error or fatal, and empty for continuation lines and tables. `where`
+    is FILE:LINE of the code that logged the message.
     """
 
     time: str

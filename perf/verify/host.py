@@ -68,7 +68,7 @@ _FIELDS = "name,clocks.sm,clocks.max.sm,memory.total,memory.used"
 
 @dataclass(frozen=True)
 class HostGpu:
-    """A GPU of this host. Clocks are in MHz, memory is in MiB."""
+    """A GPU of this host. Clocks are in MHz; `memory` and `used`, its used part, are in MiB."""
 
     name: str
     clock: float

@@ -65,8 +65,8 @@ class KeySpec:
 class KeyRow:
     """A key, with its user, its tenant and all else that a request with the key needs.
 
-    `secret_until` is the end of the secret with which the key was looked up. `secret_until` is
-    None for the newest secret.
+    `previous_until` is the end of the previous secret, before the last rotation. `secret_until` is
+    the end of the secret with which the key was looked up, or None for the newest secret.
     """
 
     id: str

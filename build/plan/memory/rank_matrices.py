@@ -14,7 +14,8 @@ from llmops.build.plan.memory.parallel_layout import ParallelLayout, local_kv_he
 class RankLinear:
     """A rank's part of a weight matrix [outputs, inputs].
 
-    `part` is attention, mlp, experts or router. The router is never quantised.
+    `part` is attention, mlp, experts or router. The router is never quantised. `count` is the
+    number of equal matrices, such as one for each of the rank's experts.
     """
 
     name: str

@@ -102,7 +102,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class FittingLayout:
-    """A layout that fits in memory, with its limits and the model of one replica."""
+    """A layout that fits in memory, with its limits and the model of one replica.
+
+    `paged` and `contiguous` are the numbers of sequences per replica that fit with and without
+    paging.
+    """
 
     layout: ParallelLayout
     limits: PlannedLimits

@@ -12,7 +12,8 @@ class AttentionShape:
     """The shape of attention on one rank.
 
     With `latent` > 0, attention is MLA: the keys and values of all heads are one vector of `latent`
-    values. With `window` > 0, a token sees only the last `window` tokens.
+    values. With `window` > 0, a token sees only the last `window` tokens. `kv` is the dtype of the
+    KV cache, and `compute` the dtype of the arithmetic.
     """
 
     heads: int
@@ -32,7 +33,10 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class ExpertsShape:
-    """The sizes of a whole MoE layer, which `tp` × `ep` ranks share."""
+    """The sizes of a whole MoE layer, which `tp` × `ep` ranks share.
+
+    Each token uses `top_k` of the `count` experts, whose widths are `hidden` and `intermediate`.
+    """
 
     hidden: int
     intermediate: int
