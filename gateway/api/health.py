@@ -26,12 +26,6 @@ from llmops.gateway.routing.served_models import ModelReadiness
 from llmops.gateway.schemas.response_schemas import HealthResponse
 from llmops.gateway.telemetry.metrics import GatewayMetrics
 
-#: Seconds that a model may take to generate a token when a readiness check has `generate=true`. A
-#: slower model counts as broken.
-GENERATE_TIMEOUT = 10.0
-#: Maximum number of test requests per second and model. Bounds the load on the engines, however
-#: many clients ask.
-GENERATE_CHECKS_PER_SECOND = 1
 #: Maximum number of readiness checks of all servers, and of renderings of the metrics page, per
 #: second. Bounds the load of both, however many clients ask.
 STATUS_CHECKS_PER_SECOND = 10
@@ -71,7 +65,7 @@ class HealthEndpoints:
     still ready.
 
     The query parameter `model=NAME` checks one model, and `strict=true` requires all models to be
-    ready. With `generate=true` the models generate a token as well.
+    ready.
 
     Attributes:
         draining: True once the gateway is shutting down.
@@ -80,7 +74,6 @@ class HealthEndpoints:
     def __init__(self, registry: ModelRegistry, metrics: GatewayMetrics) -> None:
         self._registry = registry
         self._readiness = SingleFlight(registry.check_readiness, STATUS_CHECKS_PER_SECOND)
-        self._generate_checks: dict[str, SingleFlight[str | None]] = {}
         self._metrics_page = SingleFlight(partial(_render_metrics, metrics.registry), STATUS_CHECKS_PER_SECOND)
         self.draining = False
 
@@ -120,13 +113,7 @@ class HealthEndpoints:
         if "inference" not in caller.scopes:
             return _anonymous_readiness(readiness)
         readiness = _restrict_to_caller(caller, readiness)
-        broken = dict(readiness.broken)
-        model = request.query_params.get("model")
-        if _is_set(request, "generate"):
-            # An engine model is tested once, however many adapters it has.
-            served = sorted(set(readiness.ready.values())) if model is None else [model]
-            problems = {name: await self._generate_check(name) for name in served if model in (None, *readiness.ready)}
-            broken.update({name: problem for name, problem in problems.items() if problem is not None})
+        broken = readiness.broken
         ready = [name for name in readiness.ready if name not in broken]
         problem = _problem(request, ready, broken, readiness.problem)
         if problem is not None:
@@ -151,16 +138,6 @@ class HealthEndpoints:
         }
         return JSONResponse({"gateways": [gateway]})
 
-    async def _generate_check(self, name: str) -> str | None:
-        """Return the reason why a model does not generate a token, or None if it does.
-
-        Callers share one check per model and second.
-        """
-        if name not in self._generate_checks:
-            check = partial(self._registry.check_answer, name, GENERATE_TIMEOUT)
-            self._generate_checks[name] = SingleFlight(check, GENERATE_CHECKS_PER_SECOND)
-        return await self._generate_checks[name].get()
-
 
 def _anonymous_readiness(readiness: ModelReadiness) -> Response:
     """Return readiness without model names, for callers without the scope `inference`."""
@@ -172,13 +149,9 @@ def _anonymous_readiness(readiness: ModelReadiness) -> Response:
 def _restrict_to_caller(caller: Caller, readiness: ModelReadiness) -> ModelReadiness:
     if caller.models is None:
         return readiness
-    ready = {name: serving for name, serving in readiness.ready.items() if caller.may_use(name)}
+    ready = [name for name in readiness.ready if caller.may_use(name)]
     broken = {name: problem for name, problem in readiness.broken.items() if caller.may_use(name)}
     return ModelReadiness(ready, broken, readiness.problem)
-
-
-def _is_set(request: Request, name: str) -> bool:
-    return request.query_params.get(name, "false").lower() in ("1", "true")
 
 
 def _problem(request: Request, ready: Sequence[str], broken: Mapping[str, str], problem: str | None) -> str | None:
@@ -190,7 +163,7 @@ def _problem(request: Request, ready: Sequence[str], broken: Mapping[str, str], 
             if model in ready
             else broken.get(model) or problem or f"There is no model {model}; GET /v1/models lists the models."
         )
-    if _is_set(request, "strict") and (first or problem):
+    if request.query_params.get("strict", "").lower() in ("1", "true") and (first or problem):
         return first or problem
     return None if ready else first or problem or "Triton serves no model; its operator must load one."
 

@@ -15,12 +15,10 @@ from typing import Any, Generic, Protocol, cast
 
 from llmops.background import PeriodicTask
 from llmops.gateway.errors import (
-    ApiError,
     ModelKindError,
     ModelNotAllowedError,
     ModelNotFoundError,
     UnavailableError,
-    log_detail,
 )
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.replica_address import parse_replica
@@ -193,26 +191,8 @@ class ModelRegistry:
         if not any(not check.cancelled() and check.exception() is None and check.result() for check in done):
             return ModelReadiness(problem="Triton is not ready; try again later.")
         self._collect()
-        ready = {found.model.name: found.model.parent or found.model.name for found in self.all() if found.ready}
+        ready = [found.model.name for found in self.all() if found.ready]
         return ModelReadiness(ready, self.problems(), self.problem)
-
-    async def check_answer(self, name: str, seconds: float) -> str | None:
-        """Let a model do minimal work.
-
-        Return None if the model answers within `seconds`, otherwise the reason as a sentence.
-        """
-        model = next((found.model for found in self.all() if found.model.name == name), None)
-        if model is None:
-            return f"The model {name} is no longer served."
-        try:
-            async with asyncio.timeout(seconds):
-                await model.answer_once()
-        except TimeoutError:
-            return f"The model {name} {model.silent} within {seconds:g} s."
-        except ApiError as error:
-            log_detail(error, f"model {name}, asked for an answer")
-            return f"The model {name} {model.failed}: {error.message}"
-        return None
 
     def _check_soon(self, server: ModelServer) -> asyncio.Task[bool]:
         """Return the running check of a server, or start a check."""

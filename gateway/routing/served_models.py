@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmops.contract import LORA_TASK_ID, Tensor
-from llmops.gateway.interfaces import Engine, EngineRequest, ModelMetadata, SamplingParams
+from llmops.gateway.interfaces import Engine, ModelMetadata
 from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.gateway.triton.encoder_client import TritonEncoder
@@ -21,10 +20,6 @@ from llmops.gateway.triton.model_metadata import EncoderMetadata
 
 class Model(ABC):
     """A model of GET /v1/models. `parent` is the name of an adapter's base model."""
-
-    # predicates for a model that did not answer a readiness check in time, or failed in it
-    silent: ClassVar[str] = "did not answer"
-    failed: ClassVar[str] = "does not answer"
 
     name: str
     card: ModelMetadata | EncoderMetadata
@@ -38,10 +33,6 @@ class Model(ABC):
     @abstractmethod
     def abilities(self) -> dict[str, Any]:
         """Return the fields of GET /v1/models that only some models have."""
-
-    @abstractmethod
-    async def answer_once(self) -> None:
-        """Do the least work that shows that the model can serve. Raises ApiError if it cannot."""
 
     async def close(self) -> None:
         """Close the connections of the model."""
@@ -59,9 +50,6 @@ class GenerativeModel(Model):
     `extras` are sent with every request; see EngineRequest. `version` is "" for a model that has
     had no roll-out.
     """
-
-    silent: ClassVar[str] = "made no token"
-    failed: ClassVar[str] = "cannot generate"
 
     name: str
     card: ModelMetadata
@@ -83,16 +71,6 @@ class GenerativeModel(Model):
             "sampling": {k: v for k, v in asdict(self.card.sampling).items() if v is not None},
             "capabilities": {**asdict(self.card.capabilities), "chat": self.template is not None},
         }
-
-    async def answer_once(self) -> None:
-        start = self.card.bos_id if self.card.bos_id is not None else 0
-        request = EngineRequest(f"ready-{secrets.token_hex(8)}", [start], 1, SamplingParams(temperature=0))
-        stream = await self.engine.open(request)
-        try:
-            async for _ in stream:
-                pass
-        finally:
-            stream.cancel()
 
     async def close(self) -> None:
         await self.engine.close()
@@ -145,9 +123,6 @@ class EmbeddingModel(EncoderModel):
         does = {"embeddings": True, "rerank": True, "dimensions": self.card.dimensions, "chat": False}
         return {"capabilities": does}
 
-    async def answer_once(self) -> None:
-        await self.embed([[0]])
-
     async def embed(self, rows: Sequence[Sequence[int]], caller: str = "", trace: str = "") -> NDArray[np.float32]:
         """Return the vectors of `rows` in order, FP32 [len(rows), dimensions].
 
@@ -177,9 +152,6 @@ class CrossEncoder(EncoderModel):
     def abilities(self) -> dict[str, Any]:
         return {"capabilities": {"embeddings": False, "rerank": True, "chat": False}}
 
-    async def answer_once(self) -> None:
-        await self.scores([EncoderInput([0], [0])])
-
     def room(self, query: int) -> int:
         return max(0, self.card.max_seq_len - self.tokenizer.pair_frame.size - query)
 
@@ -198,12 +170,11 @@ class ModelReadiness:
     """The readiness of all models.
 
     Attributes:
-        ready: For each ready model, the name of the model that serves it: its own name, or the base
-            model's for an adapter.
+        ready: The names of the ready models and adapters.
         broken: For each other model, its problem as a sentence for clients.
         problem: Reason why no model is known, or None.
     """
 
-    ready: Mapping[str, str] = field(default_factory=dict)
+    ready: Sequence[str] = ()
     broken: Mapping[str, str] = field(default_factory=dict)
     problem: str | None = None

@@ -23,9 +23,6 @@ from tests.support.waiting import wait_until
 
 ATTACKERS = 8
 
-#: Generations that `/health/ready?generate=true` may cause per second, plus one at the start.
-TRIALS_PER_SECOND = 1
-
 #: Share of one core that a flood of one kind of read may take of others' answers: their p95, in seconds.
 OTHERS_P95 = 0.25
 
@@ -61,7 +58,7 @@ def flood(gateway, path: str, seconds: float) -> dict[int, int]:
     return answers
 
 
-def test_trials_of_a_model_are_shared(start, engine):
+def test_health_checks_reach_no_engine(start, engine):
     gateway, seconds = start(engine.address), scaled(2, 10)
     gateway.ready()
     before = engine.requests
@@ -69,7 +66,7 @@ def test_trials_of_a_model_are_shared(start, engine):
     trials = engine.requests - before
     record(f"{answers} in {seconds} s, {trials} generations")
     assert set(answers) == {200}
-    assert trials <= (seconds + 2) * TRIALS_PER_SECOND
+    assert trials == 0
 
 
 def test_a_flood_of_reads_leaves_room_for_others(start, engine):

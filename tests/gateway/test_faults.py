@@ -153,23 +153,6 @@ async def test_shutdown_lets_open_streams_end(card, tokenizer):
         assert len(ids) > 5
 
 
-async def test_ready_with_a_real_generation(stack):
-    stack.say("Hello")
-    assert (await stack.client.get("/health/ready?generate=true")).status_code == 200
-    assert stack.triton.requests[-1]["request_output_len"] == [1]
-    stack.steps(Step(error="the engine is stuck", final=True))
-    assert (await stack.client.get("/health/ready")).status_code == 200
-    response = None
-
-    async def refused() -> bool:
-        nonlocal response
-        response = await stack.client.get("/health/ready?generate=true")
-        return response.status_code == 503
-
-    await eventually(refused)  # a trial counts for the second in which it began
-    assert response.json()["error"]["message"].startswith("The model tiny cannot generate: The engine failed")
-
-
 async def test_an_engine_that_has_ended_makes_the_gateway_unready(stack):
     """Triton goes on listing its model as loaded; asked itself, the model says that it is not ready."""
     stack.triton.engine_ready = False
