@@ -3,8 +3,6 @@
 Each check names the fix for a missing part.
 """
 
-import os
-import resource
 import shutil
 import socket
 import subprocess
@@ -18,7 +16,6 @@ from llmops.build.environment import installed_version
 from llmops.distribution import DISTRIBUTION_NAME, PACKAGE_DIR, foreign_distributions, install_command, repair_command
 from llmops.errors import LlmopsError
 from llmops.model_repository.doctor import CheckResult, CheckStatus, collectives, image
-from llmops.model_repository.multi_gpu.launch_plan import is_inside_slurm_job
 from llmops.model_repository.server import installation
 
 #: For each extra: a module that only this extra installs, and the commands that need it.
@@ -39,8 +36,6 @@ MIN_DISK = 5 << 30
 #: Minimum bytes of /dev/shm for Triton's Python backend with a few models. Each model takes 1 MiB
 #: at the start and more under load.
 MIN_SHM = 256 << 20
-#: Minimum number of file descriptors. Each stream takes one, so this is enough for a few thousand.
-MIN_OPEN_FILES = 4096
 PORTS = {"Triton HTTP": 8000, "Triton gRPC": 8001, "Triton metrics": 8002, "gateway": 9000}
 
 
@@ -54,13 +49,11 @@ def check_machine() -> Iterator[CheckResult]:
         yield from image.check_container()
     elif installation.is_tensorrt_llm_installed():
         yield image.check_tensorrt_llm()
-    yield from _scheduler()
     yield from _triton()
     yield from _extras()
     yield from (_port(name, port) for name, port in PORTS.items())
     yield _disk()
     yield _shared_memory()
-    yield _open_files()
 
 
 def _python() -> CheckResult:
@@ -111,7 +104,6 @@ def _triton() -> Iterator[CheckResult]:
     yield _attempt("libpython", lambda: str(installation.find_libpython() or "found by the loader"))
     yield _stub(root)
     yield _attempt("numpy", _numpy)
-    yield _python_on_path()
 
 
 def _wheel_binary() -> str:
@@ -135,16 +127,6 @@ def _stub(root: Path) -> CheckResult:
             "Python backend stub", "not ok", f"cannot load {', '.join(missing)}", "install these libraries"
         )
     return CheckResult("Python backend stub", "ok", f"for Python {installation.PYTHON_VERSION}")
-
-
-def _python_on_path() -> CheckResult:
-    # the Python backend's stub finds the virtual environment through the first python3 on PATH
-    program = Path(sys.prefix) / "bin" / "python3"
-    if program.exists():
-        return CheckResult("python3 for the stub", "ok", str(program))
-    return CheckResult(
-        "python3 for the stub", "not ok", f"{program} is missing", "create the virtual environment again"
-    )
 
 
 def _extras() -> Iterator[CheckResult]:
@@ -200,25 +182,11 @@ def _shared_memory() -> CheckResult:
     return CheckResult("/dev/shm", "ok", f"{_gib(free)} free")
 
 
-def _open_files() -> CheckResult:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < MIN_OPEN_FILES:
-        fix = f"each stream takes a file descriptor: `ulimit -n {min(hard, 65536)}`"
-        return CheckResult("open files", "note", f"limit {soft}", fix)
-    return CheckResult("open files", "ok", f"limit {soft}")
-
-
 def _attempt(name: str, find: Callable[[], str]) -> CheckResult:
     try:
         return CheckResult(name, "ok", find())
     except LlmopsError as error:
         return CheckResult(name, "not ok", "", error.message)
-
-
-def _scheduler() -> Iterator[CheckResult]:
-    if is_inside_slurm_job(os.environ):
-        fix = "`llmops serve` hides the job from engines of the LLM API; for several machines use `--export slurm`"
-        yield CheckResult("Slurm allocation", "note", "MPI would start the library's workers through it", fix)
 
 
 def _gib(size: int) -> str:
