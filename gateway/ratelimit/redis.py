@@ -301,26 +301,9 @@ class RedisLimiter(Limiter):
                 "Redis at %s, which keeps the limits, answers again; gateways share the limits again.", self._place
             )
             self._trouble = ""
-        if self._up_since == float("-inf"):
-            await self._warn_of_eviction()
         self.generation += 1
         self._up_since = self._now()
         self.up.set()
-
-    async def _warn_of_eviction(self) -> None:
-        """Warn if Redis evicts keys when its memory is full: an evicted rate starts full again."""
-        try:
-            memory = await self._client.info("memory")
-        except (*FAILURES, AttributeError):
-            # the user may lack the permission, or a false Redis replies with no text
-            return
-        policy = memory.get("maxmemory_policy", "noeviction")
-        if memory.get("maxmemory") and policy != "noeviction":
-            log.warning(
-                "Redis at %s evicts keys when its memory is full (maxmemory-policy %s), and evicted rates start full; "
-                "set maxmemory-policy to noeviction.",
-                self._place, policy,
-            )  # fmt: skip
 
     async def _answers(self) -> bool:
         try:

@@ -130,7 +130,6 @@ def flush(valkey):
 
 
 async def _flush(url):
-    from redis.asyncio import Redis
 
     client = Redis.from_url(url)
     await client.flushall()
@@ -316,17 +315,3 @@ async def test_rpm_holds_for_requests_without_tokens_at_several_gateways(valkey,
         plans = [[CallerLimits([Quota("key", 40)])] for _ in gateways]
         count = await passed(gateways, plans, [(at % 4, 0, False) for at in range(400)])
         assert 40 <= count <= 61  # half more while settlements travel, and what refills meanwhile
-
-
-@pytest.mark.parametrize(
-    ("policy", "user", "warnings"), [("allkeys-lru", "", 1), ("noeviction", "", 0), ("allkeys-lru", "x:x@", 0)]
-)
-async def test_a_valkey_that_evicts_limits_is_told_once(valkey, prefix, caplog, policy, user, warnings):
-    """Such a Valkey gave 83 requests of 20 per minute in 22 s, without a word. A user may lack the right to ask."""
-    async with Redis.from_url(valkey.url) as admin:
-        await admin.config_set("maxmemory", "6mb")
-        await admin.config_set("maxmemory-policy", policy)
-        await admin.acl_setuser("x", enabled=True, passwords=["+x"], keys=["*"], commands=["+@all", "-info"])
-    async with shared(valkey.url.replace("//", f"//{user}"), prefix) as limiter:
-        assert (await limiter.reserve([Limit("key", 6)], [LimitRequest(1)])).by is limiter
-    assert caplog.text.count("evicts keys when its memory is full (maxmemory-policy allkeys-lru)") == warnings
