@@ -1,7 +1,6 @@
 """Messages for users for the errors of database drivers."""
 
 import asyncio
-import socket
 import sqlite3
 import ssl
 from collections.abc import Iterator
@@ -48,31 +47,22 @@ _POSTGRES: tuple[tuple[tuple[type[BaseException], ...], type[LlmopsError], str],
     ),
     ((asyncpg.InvalidCatalogNameError,), InputError, "has no such database; `createdb` it first."),
     (
-        (asyncpg.InsufficientPrivilegeError,),
-        InputError,
-        "denies this user the statement; grant the user CREATE on the database and access to its tables.",
-    ),
-    (
-        (asyncpg.ReadOnlySQLTransactionError,),
+        (asyncpg.InsufficientPrivilegeError, asyncpg.ReadOnlySQLTransactionError),
         ResourceError,
-        "is read-only, perhaps a replica; name the primary server.",
+        "does not let this user write; grant CREATE on the database and access to its tables, on the primary server.",
     ),
     (
         (ssl.SSLError,),
         InputError,
         "has a TLS certificate that is not trusted here; set PGSSLROOTCERT to its authority, or use sslmode=require.",
     ),
-    ((asyncpg.DiskFullError,), ResourceError, "has a full disk. The last change is undone; free space and repeat it."),
-    ((asyncpg.TooManyConnectionsError,), ResourceError, "has no free connection; raise PostgreSQL's max_connections."),
     (
-        (asyncpg.CannotConnectNowError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError),
+        (
+            *(asyncpg.InsufficientResourcesError, asyncpg.OperatorInterventionError),
+            *(asyncpg.TransactionRollbackError, asyncpg.LockNotAvailableError),
+        ),
         ResourceError,
-        "is starting or stopping; try again.",
-    ),
-    (
-        (asyncpg.TransactionRollbackError, asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError),
-        ResourceError,
-        "is busy: it cancelled a transaction that waited for another; try again.",
+        "is busy, starting or stopping, or has no disk space or connection left; see its log and try again.",
     ),
     (
         (asyncpg.InternalServerError,),
@@ -80,19 +70,9 @@ _POSTGRES: tuple[tuple[tuple[type[BaseException], ...], type[LlmopsError], str],
         "has damaged data; PostgreSQL's log names the table. REINDEX repairs an index; restore other data.",
     ),
     (
-        (socket.gaierror,),
-        ResourceError,
-        "cannot be reached: its host name has no address; correct the name in the store's URL.",
-    ),
-    (
-        (ConnectionRefusedError,),
-        ResourceError,
-        "cannot be reached: no server listens there; start PostgreSQL, or correct host and port in the store's URL.",
-    ),
-    (
         (OSError, asyncio.TimeoutError, asyncpg.ConnectionDoesNotExistError, asyncpg.InterfaceError),
         ResourceError,
-        "cannot be reached; start PostgreSQL there, or correct the store's URL.",
+        "cannot be reached; start PostgreSQL there, or correct host and port in the store's URL.",
     ),
 )
 
