@@ -2,7 +2,7 @@
 
 A profile has the arguments of a release line for the LLM API, and the abilities of the line.
 
-Sources, read 2026-11-22: 1.2.1 as published with its documentation; for 1.3 the tree after
+Sources, read 2026-11-22: 1.2.1 as published with its documentation; for 1.3 the tree shortly before
 1.3.0rc29. Samplers: NVIDIA/TensorRT-LLM issue #9442 and pull requests #16485 (penalties), #16590
 (min_p), #17172, #18232; logit bias: `_torch/pyexecutor/sampler.py`, `_apply_embedding_bias`, which
 speculation inside a model does not call; alternatives: `TorchSampler`, without speculation;
