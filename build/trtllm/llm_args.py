@@ -267,6 +267,8 @@ def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -
         raise InputError(f"speculative_config {kind} needs max_draft_len.")
     if kind == "MTP" and (speculative.get("max_draft_len") == 0 or "num_nextn_predict_layers" in speculative):
         raise InputError("speculative_config MTP needs max_draft_len of at least 1 and no num_nextn_predict_layers.")
+    if kind == "DSpark" and speculative.get("block_size") not in (None, speculative["max_draft_len"]):
+        raise InputError("speculative_config DSpark needs block_size equal to max_draft_len; leave block_size out.")
     if kind == "SaveState" and not (
         speculative.get("output_directory") and (speculative.get("eagle3_layers_to_capture") or minor >= (1, 3))
     ):
@@ -276,6 +278,8 @@ def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -
         if takers and kind not in takers:
             path = f"speculative_config.{name}"
             raise FieldError(path, f"{path} is for decoding_type {' or '.join(takers)}, not {kind}; leave it out.")
+    if speculative.get("use_dynamic_tree") and not speculative.get("dynamic_tree_max_topK"):
+        raise InputError("speculative_config.use_dynamic_tree needs dynamic_tree_max_topK, such as 4.")
     _check_schedule(speculative, minor)
 
 

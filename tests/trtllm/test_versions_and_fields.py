@@ -195,6 +195,8 @@ NGRAM4 = {**NGRAM, "max_draft_len": 4}
         ("1.3.0rc29", {"decoding_type": "PARD", "max_draft_len": 4}, "needs max_draft_len and speculative_model"),
         ("1.3.0rc29", {"decoding_type": "DFlash", "speculative_model": "/d"}, "needs max_draft_len and speculative"),
         ("1.3.0rc29", {"decoding_type": "DSpark"}, "DSpark needs max_draft_len"),
+        ("1.3.0rc29", {"decoding_type": "DSpark", "block_size": 8, **DRAFT}, "block_size equal to max_draft_len"),
+        ("1.3.0rc29", {"decoding_type": "MTP", "use_dynamic_tree": True}, "needs dynamic_tree_max_topK"),
         ("1.2.1", {**EAGLE3, "max_concurrency": 8, **DRAFT}, "does nothing before TensorRT-LLM 1.3"),
         ("1.2.1", {**NGRAM4, "draft_len_schedule": {4: 4}}, "smallest batch size"),
         ("1.2.1", {**NGRAM4, "draft_len_schedule": {"1": 2}}, "smallest batch size"),
@@ -204,7 +206,8 @@ NGRAM4 = {**NGRAM, "max_draft_len": 4}
 )
 def test_options_of_one_speculation_are_refused_for_another(version, speculative, says):
     """1.2.1 llmapi/llm_args.py: each type is a class of its own with extra="forbid"; `MTPDecodingConfig.from_dict`,
-    `SaveHiddenStatesDecodingConfig.validate`, `validate_draft_len_schedule_and_sort`. 1.3: the same file at 0004396.
+    `SaveHiddenStatesDecodingConfig.validate`, `validate_draft_len_schedule_and_sort`. 1.3: the same file at 0004396,
+    where `TorchLlmArgs.validate_speculative_config` has DSpark's and `MTPDecodingConfig` the tree's rules.
     The schedule's new meaning, and its control and max_concurrency's of speculation inside the model, came with
     #10860 (2026-01, in 1.3).
     """
