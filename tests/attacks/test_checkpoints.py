@@ -111,9 +111,7 @@ def test_another_builds_link_to_a_file_is_no_change(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("named", ["../../private", "{absolute}", ".", "..", "link"])
-def test_the_hubs_cache_names_no_folder_outside(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
-) -> None:
+def test_the_hubs_cache_names_no_folder_outside(folder, tmp_path, monkeypatch, named):
     """A cache of somebody else made an engine of a folder that only the builder may read."""
     model = tmp_path / "models--a--b"
     (model / "refs").mkdir(parents=True)
@@ -464,9 +462,7 @@ def test_a_gateways_tokenizer_folder_with_a_link_out_of_it_is_refused(tmp_path: 
         pytest.param(["bbb"] * 8, id="a chain of short ones: 10.3 GiB while loading"),
     ],
 )
-def test_a_tokenizer_that_expands_texts_is_refused(
-    tmp_path: Path, tokenizer_dir: Path, part: str, written: list[str]
-) -> None:
+def test_a_tokenizer_that_expands_texts_is_refused(tmp_path, tokenizer_dir, part, written):
     shutil.copytree(tokenizer_dir, tmp_path / "t")
     file = tmp_path / "t/tokenizer.json"
     rules = [{"type": "Replace", "pattern": {"String": "a"}, "content": text} for text in written]

@@ -70,9 +70,7 @@ async def test_a_damaged_key_is_an_outage_of_that_key_alone(tmp_path: Path, chan
 
 
 @pytest.mark.parametrize("change", CONVERSATION_CHANGES)
-async def test_a_damaged_conversation_is_kept_and_keeps_no_other_from_being_purged(
-    tmp_path: Path, change: str, caplog
-) -> None:
+async def test_a_damaged_conversation_is_kept_and_keeps_no_other_from_being_purged(tmp_path, change, caplog):
     """Before the fix, the task ended in silence, and no tenant's conversations were purged any more."""
     (tmp_path / "archive").mkdir()
     url, settings = f"sqlite:///{tmp_path}/store.db", ConversationSettings(days=10)
@@ -109,9 +107,7 @@ async def test_an_export_names_what_is_damaged_and_has_the_rest(tmp_path: Path, 
 
 @pytest.mark.parametrize("change", [*CONVERSATION_CHANGES, "created_at = ''"])
 @pytest.mark.parametrize("query", ["", "&q=a"])
-async def test_a_list_leaves_out_what_is_damaged(
-    tmp_path: Path, change: str, query: str, monkeypatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_list_leaves_out_what_is_damaged(tmp_path, change, query, monkeypatch, caplog):
     """Before the fix, the owner's list was a 500 as long as one row was damaged."""
     monkeypatch.setattr("llmops.store.conversations.SEARCH_SIZE", 2)
     settings = GatewaySettings(store=f"sqlite:///{tmp_path}/store.db", open=True)

@@ -152,9 +152,7 @@ def test_a_repository_that_every_user_may_edit_is_refused_where_asked(copied: Pa
 
 
 @pytest.mark.parametrize("is_link", [False, True])
-def test_a_repository_in_a_folder_that_every_user_may_write_is_refused_where_asked(
-    copied: Path, tmp_path: Path, is_link: bool
-) -> None:
+def test_a_repository_in_a_folder_that_every_user_may_write_is_refused_where_asked(copied, tmp_path, is_link):
     """Before the fix, any user could put another repository in the place of one that --strict had accepted."""
     open_folder = tmp_path / "open"
     open_folder.mkdir()
@@ -170,9 +168,7 @@ def test_a_repository_in_a_folder_that_every_user_may_write_is_refused_where_ask
 
 
 @pytest.mark.parametrize("name", ["triton_python_backend_utils.py", "sitecustomize.py", ""])
-def test_a_backend_that_another_user_put_into_the_cache_is_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_backend_that_another_user_put_into_the_cache_is_not_run(tmp_path, monkeypatch, name):
     """Before the fix, a server ran the files that lay in a cache folder which every user may write."""
     monkeypatch.setenv("LLMOPS_CACHE", str(tmp_path / "cache"))
     backends = find_installation().backends / "python"
@@ -191,9 +187,7 @@ def test_a_backend_that_another_user_put_into_the_cache_is_not_run(
     assert {link: link.readlink() for link in backends.iterdir()} == links
 
 
-def test_what_was_compiled_in_the_cache_is_neither_run_nor_a_reason_to_refuse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_compiled_in_the_cache_is_neither_run_nor_a_reason_to_refuse(tmp_path, monkeypatch):
     """Before the fix, no server started where one had run before: its stub compiles the backend's module."""
     monkeypatch.setenv("LLMOPS_CACHE", str(tmp_path / "cache"))
     compiled = find_installation().backends / "python/__pycache__"

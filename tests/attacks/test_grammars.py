@@ -49,9 +49,7 @@ class TestOnTheEngine:
         ids: list[int] = Tokenizer.from_file(str(engine_dir / "tokenizer" / "tokenizer.json")).encode(text).ids
         return ids
 
-    def test_a_grammar_that_was_cheap_when_it_was_tried_is_ended_and_remembered(
-        self, client: Any, prompt: list[int]
-    ) -> None:
+    def test_a_grammar_that_was_cheap_when_it_was_tried_is_ended_and_remembered(self, client, prompt):
         guide = {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": HIDDEN}
         tokens = scaled(400, 4000)
         client.send("neighbour", **generation(prompt, tokens, end_id=-1))

@@ -234,9 +234,7 @@ async def test_a_folder_that_is_no_outbox_keeps_no_other_from_being_billed(tmp_p
 
 
 @pytest.mark.parametrize("lost", [0, 3])
-async def test_an_outbox_that_is_removed_under_its_gateway_ends_with_a_sentence(
-    tmp_path: Path, lost: int, caplog, monkeypatch
-) -> None:
+async def test_an_outbox_that_is_removed_under_its_gateway_ends_with_a_sentence(tmp_path, lost, caplog, monkeypatch):
     monkeypatch.setattr("llmops.gateway.usage.usage_check.DRAIN_TIMEOUT", 0.1)
     ledger = Ledger()
     monkeypatch.setattr(ledger, "confirmed", AsyncMock(return_value=frozenset()))

@@ -133,9 +133,7 @@ async def bill(store: Store) -> tuple[int, int]:
     return one.requests, one.cost_micros
 
 
-async def test_an_answer_of_the_broker_that_cannot_be_read_does_not_stop_the_ledger(
-    kafka: KafkaSettings, store: Store, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_of_the_broker_that_cannot_be_read_does_not_stop_the_ledger(kafka, store, url, monkeypatch):
     """Before the fix, nothing was billed any more, without a line in the log."""
     fetch, failed = Fetcher._proc_fetch_request, asyncio.Event()
 

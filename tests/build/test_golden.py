@@ -47,9 +47,7 @@ def test_a_build_keeps_what_transformers_answers(tiny: Path, tmp_path: Path) -> 
         assert one.log_probs == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_build_without_the_memory_for_the_source_keeps_none_and_says_so(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_without_the_memory_for_the_source_keeps_none_and_says_so(tiny, tmp_path, monkeypatch):
     """`tiny` has 32-bit weights, and OpenVINO holds them twice more: half of that is not enough."""
     pytest.importorskip("openvino")
     from llmops.build.targets.openvino import native_golden_answers

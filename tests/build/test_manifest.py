@@ -50,9 +50,7 @@ def test_earlier_engines_are_read_and_saved_as_they_were(tmp_path: Path, name: s
         ("encoder", {"embedding": {}}, r"embedding\.dimensions: it is required"),
     ],
 )
-def test_what_is_not_of_the_target_is_refused_in_one_sentence(
-    tmp_path: Path, name: str, change: dict[str, Any], says: str
-) -> None:
+def test_what_is_not_of_the_target_is_refused_in_one_sentence(tmp_path, name, change, says):
     content = written(name)
     content["extra"] |= change
     with pytest.raises(InputError, match=rf"engine\.json cannot be read \(extra: {says}\).*Build the engine again\.$"):
@@ -74,9 +72,7 @@ def test_what_is_not_of_the_target_is_refused_in_one_sentence(
         (("quality",), {"perplexity": "low"}),
     ],
 )
-def test_a_tampered_manifest_leads_nowhere_and_asks_for_no_machine(
-    tmp_path: Path, place: tuple[str, ...], value: object
-) -> None:
+def test_a_tampered_manifest_leads_nowhere_and_asks_for_no_machine(tmp_path, place, value):
     content = inner = written("openvino")
     for name in place[:-1]:
         inner = inner.setdefault(name, {})

@@ -120,9 +120,7 @@ def test_added_tokens_without_an_embedding_are_dropped(copy_of_tiny: Path, tmp_p
          {"tokenizer_class": "PreTrainedTokenizerFast"}),
     ],
 )  # fmt: skip
-def test_transformers_4_and_5_can_read_what_either_wrote(
-    copy_of_tiny: Path, tmp_path: Path, stored: dict[str, object], written: dict[str, object] | None
-) -> None:
+def test_transformers_4_and_5_can_read_what_either_wrote(copy_of_tiny, tmp_path, stored, written):
     (copy_of_tiny / "tokenizer_config.json").write_text(json.dumps(stored))
     assert write(copy_of_tiny, tmp_path) == []
     assert json.loads((tmp_path / "out/tokenizer_config.json").read_text()) == (stored if written is None else written)

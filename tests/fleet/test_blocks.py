@@ -32,9 +32,7 @@ def test_an_adapters_blocks_start_from_its_number_and_the_salt() -> None:
 
 
 @given(IDS, IDS, IDS, st.integers(1, 16))
-def test_equal_beginnings_have_equal_hashes_and_others_have_not(
-    start: list[int], one: list[int], other: list[int], size: int
-) -> None:
+def test_equal_beginnings_have_equal_hashes_and_others_have_not(start, one, other, size):
     first, second = start + one, start + other
     alike = common_prefix_length(first, second)
     pairs = list(zip(block_hashes(packed(first), size), block_hashes(packed(second), size), strict=False))

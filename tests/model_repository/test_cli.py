@@ -83,9 +83,7 @@ def test_doctor_names_what_is_missing_and_the_fix(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("driver", "status"), [("590.44.01", "ok"), ("580.159.04", "note"), ("535.54.03", "note")])
-def test_doctor_reads_the_gpu_and_its_driver(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str, status: str
-) -> None:
+def test_doctor_reads_the_gpu_and_its_driver(monkeypatch, tmp_path, driver, status):
     install_nvidia_smi(monkeypatch, tmp_path, driver=driver)
     checks = {check.name: check for check in machine.check_machine()}
     assert checks["GPU 0"].detail == "NVIDIA H200, 143771 MiB, compute capability 9.0"
@@ -101,9 +99,7 @@ def test_doctor_reads_the_gpu_and_its_driver(
         ("30.01", None, "note", "tag 30.01"),
     ],
 )
-def test_doctor_holds_the_container_against_the_version_matrix(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tag: str, installed: str | None, status: str, text: str
-) -> None:
+def test_doctor_holds_the_container_against_the_version_matrix(monkeypatch, tmp_path, tag, installed, status, text):
     monkeypatch.setattr(installation, "CONTAINER_ROOT", tmp_path)
     monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", tag)
     monkeypatch.setattr(image, "installed_version", lambda package: installed)

@@ -98,9 +98,7 @@ ${task_with_command[@]}
 
 
 @pytest.mark.parametrize("kind", ["slurm", "lws"])
-def test_the_llm_apis_launcher_starts_the_server_and_prints_no_secret(
-    kind: str, repository: Path, tmp_path: Path
-) -> None:
+def test_the_llm_apis_launcher_starts_the_server_and_prints_no_secret(kind, repository, tmp_path):
     marker(tiny=engine(16, "python", directory=str(tmp_path / "engine"))).save(repository)
     text = export(kind, repository)
     scripts = {"ConfigMap": {"data": {"leader.sh": text}}}

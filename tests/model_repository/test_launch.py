@@ -166,9 +166,7 @@ def test_a_worker_that_was_killed_ends_its_server(tmp_path: Path) -> None:
             server.wait(threading.Event())
 
 
-def test_a_worker_that_is_killed_while_its_model_loads_ends_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_is_killed_while_its_model_loads_ends_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(model_processes, "LOSS_GRACE", 0.1)
     # what lets Open MPI start them on fewer cores than GPUs
     load = "assert os.environ['OMPI_MCA_rmaps_base_oversubscribe'] == '1'; "
@@ -193,9 +191,7 @@ UNKNOWN = "MPI_ERR_UNKNOWN: unknown error"
         (f"mpi4py.MPI.Exception: {UNKNOWN}", "time.sleep(600)", f"to start its workers: {UNKNOWN}"),
     ],
 )
-def test_a_model_whose_workers_failed_ends_the_start_with_the_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, ending: str, said: str
-) -> None:
+def test_a_model_whose_workers_failed_ends_the_start_with_the_cause(tmp_path, monkeypatch, line, ending, said):
     """1.2.1 executor/worker.py, worker_main, logs the error. executor/proxy.py knows that of rank 0 alone, and waits
     forever for the ranks that wait for another (NVIDIA/TensorRT-LLM #16342, #17817), and for those that Open MPI did
     not spawn: mpi4py's thread ends with the exception, and its futures stay pending (seen with 4.1.2).
@@ -422,9 +418,7 @@ def test_a_missing_libpython_is_named_with_its_fix(monkeypatch: pytest.MonkeyPat
         start_triton(repository, ports=ANY)
 
 
-def test_libraries_of_the_caller_come_before_those_of_the_wheel(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_libraries_of_the_caller_come_before_those_of_the_wheel(monkeypatch, tmp_path):
     """NVIDIA's PyTorch image, the base of TensorRT-LLM's (docker/Dockerfile.multi), has these folders, and its entry
     point makes the second one for a driver that is older than the image. Ubuntu's folder of libpython also has the
     libcuda of the driver, with which CUDA does not start there, in Triton as in TensorRT-LLM's process below it.
@@ -446,9 +440,7 @@ def test_without_the_wheel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, r
         start_triton(repository, ports=ANY)
 
 
-def test_a_python_for_which_the_extra_has_no_wheel_is_told_which_one_has(
-    monkeypatch: pytest.MonkeyPatch, repository: Path
-) -> None:
+def test_a_python_for_which_the_extra_has_no_wheel_is_told_which_one_has(monkeypatch, repository):
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     extra = [Requirement(line) for line in project["optional-dependencies"]["embedded"]]
     marker = next(wanted.marker for wanted in extra if wanted.name == "nvidia-pytriton")

@@ -121,9 +121,7 @@ def finish(sink: RecordingSink) -> list[Any]:
     return sink.events
 
 
-def test_a_step_that_fails_answers_everyone_and_the_next_request_runs(
-    loop: EngineLoop, runtime: ScriptedRuntime
-) -> None:
+def test_a_step_that_fails_answers_everyone_and_the_next_request_runs(loop, runtime):
     runtime.faults[2] = RuntimeError("out of luck")
     runtime.gate.clear()
     sinks = [submit(loop, 5), submit(loop, 5)]
@@ -182,9 +180,7 @@ def test_the_last_report_says_that_all_is_idle(loop: EngineLoop, reports: list[E
     assert reports[-1].kv_blocks_used == 0
 
 
-def test_a_runtime_that_is_dead_ends_its_requests_and_refuses_the_next(
-    loop: EngineLoop, runtime: ScriptedRuntime
-) -> None:
+def test_a_runtime_that_is_dead_ends_its_requests_and_refuses_the_next(loop, runtime):
     runtime.faults[2] = DeadEngineError("worker 3 is gone")
     runtime.gate.clear()
     sinks = [submit(loop, 5), submit(loop, 5)]
@@ -198,9 +194,7 @@ def test_a_runtime_that_is_dead_ends_its_requests_and_refuses_the_next(
     assert done.wait(60)
 
 
-def test_step_streams_hear_of_the_end_of_an_engine_whose_cache_cannot_be_asked(
-    loop: EngineLoop, runtime: ScriptedRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_streams_hear_of_the_end_of_an_engine_whose_cache_cannot_be_asked(loop, runtime, monkeypatch):
     """A worker process that is killed while it is idle ends at the first question for its events."""
     flushed = threading.Event()
 

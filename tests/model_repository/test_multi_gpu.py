@@ -147,9 +147,7 @@ def test_an_engine_that_was_moved_is_named_before_anything_starts(tmp_path: Path
         ("", "1.3.0", "no longer has TensorRT engines"),
     ],
 )
-def test_another_image_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: str, installed: str, says: str
-) -> None:
+def test_another_image_is_refused(tmp_path, monkeypatch, tag, installed, says):
     repository, backends = parking_repository(tmp_path), tmp_path / "backends"
     (backends / "tensorrtllm").mkdir(parents=True)
     path = repository / "tiny-tensorrt_llm" / "config.pbtxt"

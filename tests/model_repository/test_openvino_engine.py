@@ -144,9 +144,7 @@ def test_threads_of_an_engine_may_run_on_all_cores(start: Callable[..., Engine])
     assert seen <= of_others
 
 
-def test_others_go_on_while_a_slow_grammar_is_prepared(
-    start: Callable[..., Engine], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_go_on_while_a_slow_grammar_is_prepared(start, tokenizer, monkeypatch):
     engine = start()
     stream = engine.ask(LONG)
     guided = Sink()
@@ -255,9 +253,7 @@ def test_a_compiler_process_that_dies_takes_only_its_grammar_along(start: Callab
     assert stream.error is None
 
 
-def test_after_a_failed_step_everybody_hears_of_it_and_the_next_requests_are_served(
-    start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_failed_step_everybody_hears_of_it_and_the_next_requests_are_served(start, monkeypatch):
     engine = start()
     expected = engine.ask(16).finish().ids
     # without the check beforehand, the pipeline itself compiles the grammar and fails in the middle of a step
@@ -362,9 +358,7 @@ def test_steps_of_one_size_are_enough_for_its_own_mean():
 
 # too slow for any chunk, and fast enough for the largest one
 @pytest.mark.parametrize(("step_seconds", "chunk"), [(None, 512), (1e-6, 32), (100.0, 512)])
-def test_an_engine_measures_its_chunk_and_counts_down_what_is_left_of_a_prompt(
-    light_engine: Path, step_seconds: float | None, chunk: int
-) -> None:
+def test_an_engine_measures_its_chunk_and_counts_down_what_is_left_of_a_prompt(light_engine, step_seconds, chunk):
     openvino: Any = pytest.importorskip("llmops_engine.runtimes.openvino")
     own = json.loads((light_engine / "engine.json").read_text())["extra"]["openvino"]
     options = openvino.OpenVINOOptions(
@@ -383,9 +377,7 @@ def test_an_engine_measures_its_chunk_and_counts_down_what_is_left_of_a_prompt(
     assert left == [1500 - (chunk - 1), 1500 - 2 * (chunk - 1)]
 
 
-def test_a_grammar_whose_answer_ends_in_its_slow_step_gets_no_other_refused(
-    start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grammar_whose_answer_ends_in_its_slow_step_gets_no_other_refused(start, monkeypatch):
     """Before, whose `max_tokens` ended its answer in the slow step had the grammar of a neighbour rejected for good."""
     engine, slow, victims = start(), ("regex", "[a-z ]*"), ("regex", "[A-Z ]*")
     runtime: Any = engine.runtime

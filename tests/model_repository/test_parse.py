@@ -136,9 +136,7 @@ def test_an_offset_outside_the_ids_is_refused_by_name() -> None:
 
 
 @given(words.filter(bool), st.lists(st.integers(0, 9), max_size=40), st.lists(st.integers(1, 5), min_size=1))
-def test_a_stop_word_is_found_wherever_the_steps_cut_it(
-    stop_words: list[list[int]], tokens: list[int], sizes: list[int]
-) -> None:
+def test_a_stop_word_is_found_wherever_the_steps_cut_it(stop_words, tokens, sizes):
     def ends_with_a_stop_word(end: int) -> bool:
         return any(tokens[max(0, end - len(word)) : end] == word for word in stop_words)
 

@@ -64,9 +64,7 @@ def test_a_server_edits_nothing_in_its_repository(triton: Any, repository: Path)
     assert RepositoryManifest.load(repository).edits(repository) == []
 
 
-def test_streamed_tokens_are_those_of_one_response(
-    client: EngineClient, prompt: list[int], tokenizer: Tokenizer
-) -> None:
+def test_streamed_tokens_are_those_of_one_response(client, prompt, tokenizer):
     streamed = client.ask(prompt)
     whole = client.ask(prompt, streaming=False)
     assert streamed.ids == whole.ids
@@ -75,9 +73,7 @@ def test_streamed_tokens_are_those_of_one_response(
     assert streamed.ids[-1] == END
 
 
-def test_requests_join_and_leave_the_batch_and_do_not_disturb_each_other(
-    client: EngineClient, tokenizer: Tokenizer
-) -> None:
+def test_requests_join_and_leave_the_batch_and_do_not_disturb_each_other(client, tokenizer):
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
     alone = [client.ask(ids, new=4 + 3 * index).ids for index, ids in enumerate(prompts)]
     for index, ids in enumerate(prompts):
@@ -135,9 +131,7 @@ def test_a_prompt_longer_than_one_step_is_cut_into_chunks(client: EngineClient, 
     assert "The quick brown fox jumps" in tokenizer.decode(client.ask(ids, new=9).ids)
 
 
-def test_ensemble_texts_are_one_shot_decodings_of_the_engines_tokens_also_when_interleaved(
-    triton: Any, client: EngineClient, tokenizer: Tokenizer
-) -> None:
+def test_ensemble_texts_are_one_shot_decodings_of_the_engines_tokens_also_when_interleaved(triton, client, tokenizer):
     for index, text in enumerate(TEXTS):
         client.send(f"r{index}", **generation(tokenizer.encode(text).ids, new=24))
     answers = client.collect(len(TEXTS))

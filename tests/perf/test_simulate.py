@@ -267,9 +267,7 @@ def test_the_cells_of_a_herd_have_all_clients(plan: Path, tmp_path: Path) -> Non
     assert sum(not one["error"] for one in json.loads(file.read_text())["records"]) == 131
 
 
-def test_a_herd_comes_in_the_middle_of_other_load_after_ten_minutes_without_replicas(
-    plan: Path, tmp_path: Path
-) -> None:
+def test_a_herd_comes_in_the_middle_of_other_load_after_ten_minutes_without_replicas(plan, tmp_path):
     file, page = tmp_path / "run.json", tmp_path / "run.html"
     options = ("--rate", "1", "-d", "15m", "--herd", "200@12m", "--slo", "ttft:500ms", "--replicas", "2")
     simulated(plan, *options, "--json", str(file), "--html", str(page))

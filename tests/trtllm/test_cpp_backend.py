@@ -86,9 +86,7 @@ def test_what_it_would_only_warn_about_is_refused(given: dict[str, str], says: s
     ("ours", "least", "stop", "bad"),
     [(False, 5, [], [[7], [8]]), (False, 0, [[7], [8]], []), (True, 5, [[7], [8]], [])],
 )
-def test_min_tokens_holds_for_every_end_token(
-    ours: bool, least: int, stop: list[list[int]], bad: list[list[int]]
-) -> None:
+def test_min_tokens_holds_for_every_end_token(ours, least, stop, bad):
     """The backend's minimum-length penalty masks END_ID alone; our model withholds the others by itself."""
     writer = RequestWriter("m", vocab_size=100, pad_id=None, extensions=ours)
     request = EngineRequest("", [1], 9, SamplingParams(temperature=0.0), end_ids=(2, 7, 8), min_tokens=least)
@@ -144,9 +142,7 @@ def test_serving_chooses_the_backend_and_what_is_announced(tmp_path: Path) -> No
         ("int4_awq", 32001, 2, [False, True]),
     ],
 )
-def test_a_bias_is_announced_where_the_decoder_takes_one(
-    tmp_path: Path, weights: str, vocabulary: int, gpus: int, announced: list[bool]
-) -> None:
+def test_a_bias_is_announced_where_the_decoder_takes_one(tmp_path, weights, vocabulary, gpus, announced):
     """A bias of another length than the engine's padded vocabulary ends all requests (1.2.1
     cpp/tensorrt_llm/batch_manager/createNewDecoderRequests.cpp, initializeEmbeddingBias, and
     cpp/tensorrt_llm/runtime/decoderState.cpp, reshapeBuffers). ModelOpt pads that of AWQ to 64
