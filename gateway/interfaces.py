@@ -6,8 +6,8 @@ The module shows the architecture:
          ─ generation ─▶ OutputDelta ─ api ─▶ chunk
 
 `generation` creates EngineRequests and reads TokenBatches. `triton` sends EngineRequests and
-creates TokenBatches. Neither package imports the other. With several replicas, a WaitingQueue
-determines the next request, and a RoutingPolicy the replica that receives it.
+creates TokenBatches. Neither package imports the other. With several replicas, an
+AdmissionController determines the next request, and a RoutingPolicy the replica that receives it.
 """
 
 from __future__ import annotations
