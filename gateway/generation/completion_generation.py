@@ -7,7 +7,7 @@ from typing import Any
 
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError, missing_parameter
 from llmops.gateway.generation.answer import Answer
-from llmops.gateway.generation.app_state import AppState, Generation
+from llmops.gateway.generation.app_state import Generation
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.prompt_limits import check_prompt_characters, check_prompt_text, check_prompt_tokens
 from llmops.gateway.generation.sampling import (
@@ -28,7 +28,6 @@ from llmops.gateway.generation.structured.request_guide import (
     requires_strict_guide,
 )
 from llmops.gateway.generation.structured.schema_validation import SchemaLimits
-from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import EngineRequest, Guide, QuotaReservation
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.request_fields import CompletionRequest
@@ -48,39 +47,13 @@ def validate_completion(body: CompletionRequest, model: GenerativeModel) -> None
     """
     if body.prompt is None or body.prompt == []:
         raise missing_parameter("prompt")
-    if body.echo and body.logprobs is not None:
-        raise UnsupportedError(
-            "echo together with logprobs needs the prompt's log-probabilities, which this engine does not give; "
-            "leave out one of them.",
-            param="echo",
-        )
-    if body.suffix:
-        raise UnsupportedError("suffix is not supported; leave it out.", param="suffix")
+    unsupported = {"echo": body.echo, "suffix": body.suffix, "best_of": body.best_of not in (None, body.n or 1)}
+    for field, is_used in unsupported.items():
+        if is_used:
+            raise UnsupportedError(f"{field} is not supported; leave it out.", param=field)
     check_capabilities(body, model.card)
     if body.logprobs is not None:
         check_logprobs(body.logprobs, model.card, "logprobs")
-    _check_best_of(body, model)
-
-
-def _check_best_of(body: CompletionRequest, model: GenerativeModel) -> None:
-    n, best_of = body.n or 1, sequences_per_prompt(body)
-    if best_of < n:
-        raise InvalidRequestError("best_of must not be less than n; raise it to n.", param="best_of")
-    if best_of == n:
-        return
-    if body.stream:
-        raise InvalidRequestError(
-            "best_of chooses among whole answers, which cannot be streamed; set stream to false.", param="best_of"
-        )
-    can = model.card.capabilities
-    if best_of > can.n or not can.logprobs:
-        most = f"is at most {can.n}" if can.logprobs else "needs log-probabilities, which are not available"
-        raise UnsupportedError(f"best_of {most} with target {model.card.target}; lower best_of.", param="best_of")
-
-
-def sequences_per_prompt(body: CompletionRequest) -> int:
-    """Return the number of sequences that are generated per prompt."""
-    return body.best_of or body.n or 1
 
 
 class CompletionGeneration(Generation[CompletionRequest]):
@@ -97,7 +70,7 @@ class CompletionGeneration(Generation[CompletionRequest]):
         """
         state, body, model, context = self.state, self.body, self.model, self.context
         prompts = parse_prompts(body, state.limits)
-        with self.admitted(len(prompts) * sequences_per_prompt(body)):
+        with self.admitted(len(prompts) * (body.n or 1)):
 
             def prepare() -> tuple[list[list[int]], Guide | None]:
                 return [tokenize_prompt(model, one, body) for one in prompts], self._guide()
@@ -160,10 +133,10 @@ class CompletionGeneration(Generation[CompletionRequest]):
             input_ids=input_ids,
             max_tokens=max_tokens,
             sampling=resolve_sampling(body, model.card),
-            n=sequences_per_prompt(body),
+            n=body.n or 1,
             min_tokens=body.min_tokens or 0,
             end_ids=end_ids,
-            logprobs=body.logprobs is not None or sequences_per_prompt(body) > (body.n or 1),
+            logprobs=body.logprobs is not None,
             top_logprobs=body.logprobs or 0,
             prompt_logprobs=body.prompt_logprobs,
             bad_words=tokenize_bad_words(body.bad_words, model.tokenizer, state.limits) if body.bad_words else (),
@@ -203,19 +176,6 @@ def parse_prompts(body: CompletionRequest, limits: RequestLimits) -> list[Prompt
         )
     check_prompt_characters(sum(len(one) for one in prompts if isinstance(one, str)), limits, "prompt")
     return prompts
-
-
-async def echoed_prompts(
-    body: CompletionRequest, model: GenerativeModel, state: AppState, context: RequestContext
-) -> list[str]:
-    """Return the prompt text of each choice if `echo` is set, to be put before the choice's text."""
-    if not body.echo:
-        return []
-    prompts = parse_prompts(body, state.limits)
-    texts = await state.text_threads.run(
-        lambda: [_prompt_text(model, prompt) for prompt in prompts], context.work_bytes, context.caller.share
-    )
-    return [text for text in texts for _ in range(sequences_per_prompt(body))]
 
 
 def _prompt_text(model: GenerativeModel, prompt: PromptInput) -> str:

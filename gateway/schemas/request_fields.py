@@ -155,11 +155,7 @@ class CompletionRequest(SamplingFields):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
         default=None, description="The number of alternatives per token; 0 returns only the chosen tokens."
     )
-    echo: bool | None = Field(
-        default=None, description="Return the prompt before each text; not possible with logprobs."
-    )
-    best_of: Annotated[int, Field(ge=1, le=128)] | None = Field(
-        default=None, description="Generate this many texts and return the n most likely."
-    )
+    echo: bool | None = Field(default=None, description="Not supported; leave it out.")
+    best_of: int | None = Field(default=None, description="Only the value of `n` is supported.")
     suffix: str | None = Field(default=None, description="Not supported; leave it out.")
     add_special_tokens: bool | None = None

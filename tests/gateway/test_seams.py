@@ -128,7 +128,7 @@ async def test_an_answer_that_nobody_has_seen_begins_anew_and_is_billed_once(car
     engine = Engine(tokenizer)
     form = {"type": "json_schema", "json_schema": SCHEMA}
     tools = {"tools": [{"name": "now", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"}}
-    guided = {"max_tokens": 40, "echo": True, "guided_json": SCHEMA["schema"]}
+    guided = {"max_tokens": 40, "guided_json": SCHEMA["schema"]}
     requests = {
         "chat": ("/v1/chat/completions", {**CHAT, "response_format": form, "logprobs": True}),
         "forced call": ("/v1/chat/completions", {**CHAT, "tools": TOOLS, "tool_choice": "required"}),

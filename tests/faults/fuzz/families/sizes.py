@@ -32,7 +32,7 @@ _LISTS: tuple[tuple[str, str], ...] = (
     ("/v1/chat/completions", '{"model":%m,%u,"documents":[%x]}'),
     ("/v1/chat/completions", '{"model":%m,"messages":[{"role":"assistant","content":"","tool_calls":[%x]}]}'),
     ("/v1/completions", '{"model":%m,"max_tokens":1,"prompt":[%x]}'),
-    ("/v1/completions", '{"model":%m,"max_tokens":1,"echo":true,"prompt":[[%x]]}'),
+    ("/v1/completions", '{"model":%m,"max_tokens":1,"prompt":[[%x]]}'),
     ("/v1/responses", '{"model":%m,"store":false,"input":[%x]}'),
     ("/v1/responses", '{"model":%m,"store":false,"input":"x","include":[%x]}'),
     ("/v1/messages", '{"model":%m,"max_tokens":1,"messages":[%x]}'),
