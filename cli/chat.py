@@ -27,7 +27,9 @@ DEFAULT_TOKENS = 1024
 @click.option("--model", help="Model to talk to.  [default: the first one served]")
 @click.option("--system", help="A system prompt.")
 @click.option("--once", metavar="TEXT", help="Answer TEXT (- reads it from standard input) and exit.")
-@click.option("--temperature", type=click.FloatRange(0, 2), help="0 is greedy.  [default: the server's]")
+@click.option(
+    "--temperature", type=click.FloatRange(0, 2), help="Sampling temperature; 0 is greedy.  [default: the server's]"
+)
 @click.option("--max-tokens", type=click.IntRange(1), help=f"Longest answer, in tokens.  [default: {DEFAULT_TOKENS}]")
 @click.option("--hide-reasoning", is_flag=True, help="Hide a reasoning model's thinking.")
 def command(

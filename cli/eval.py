@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("engine", type=EXISTING_FOLDER)
 @click.option(
-    "--against", metavar="CHECKPOINT", help="Measure again, against this source. Default: show what the build measured."
+    "--against",
+    metavar="CHECKPOINT",
+    help="Measure again, against this source.  [default: show what the build measured]",
 )
 @click.option("--max-ppl-ratio", type=float, help="Fail when perplexity rose by more than this factor.")
 @click.option("--min-top1", type=float, help="Fail when the most likely token stays the same less often than this.")

@@ -14,10 +14,8 @@ from llmops.output_files import write_text
 @click.command()
 @click.argument("checkpoint", default="smollm2")
 @click.option("-o", "--output", type=FILE_PATH, default="llmops.yaml", help="The file to write.")
-@click.option("--name", help="Served model name. Default: from the checkpoint.")
-@click.option(
-    "--gpu", help="Plan the service for this kind of GPU, e.g. h100-sxm. Default: for the CPU of this machine."
-)
+@click.option("--name", help="Served model name.  [default: from the checkpoint]")
+@click.option("--gpu", help="Plan the service for this kind of GPU, e.g. h100-sxm.  [default: the CPU of this machine]")
 @click.option(
     "--quant", help="With --gpu: format of the weights, as in `llmops plan`.  [default: the checkpoint's own]"
 )

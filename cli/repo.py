@@ -24,7 +24,7 @@ from llmops.cli.service.service_command import current_selection, file_options, 
     "--gpus",
     multiple=True,
     metavar="NAME=0,1",
-    help="GPUs of an engine.  [default: each engine gets its own where there are several]",
+    help="GPUs of an engine.  [default: different GPUs for each of several engines]",
 )
 @serving_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

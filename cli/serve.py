@@ -29,12 +29,12 @@ PORT = click.IntRange(0, 65535)
 @click.argument("repository", type=ANY_PATH)
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
-    "--http", is_flag=True, help="Also start Triton's HTTP server; of the embedded Triton, on 127.0.0.1 only."
+    "--http", is_flag=True, help="Also start Triton's HTTP server. The embedded Triton's listens on 127.0.0.1 only."
 )
 @click.option("--http-port", type=PORT, default=8000, help="Port of the HTTP server, with --http; 0 takes any.")
 @click.option("--grpc-port", type=PORT, default=8001, help="Port of Triton's gRPC endpoint; 0 takes any.")
 @click.option("--metrics-port", type=PORT, default=8002, help="Port of Triton's metrics; 0 takes any.")
-@click.option("--metrics/--no-metrics", default=True, help="Prometheus metrics.")
+@click.option("--metrics/--no-metrics", default=True, help="Serve Triton's Prometheus metrics.")
 @click.option("--traces", metavar="URL", help="OTLP receiver for Triton's own spans, http://HOST:4318/v1/traces.")
 @click.option(
     "--exit-timeout",

@@ -59,7 +59,7 @@ CACHE_BLOCK_TOKENS = 128
     help="The plan of one replica, written by `llmops plan --save FILE`.",
 )
 @click.option("--replicas", type=click.IntRange(1), help="Number of replicas.  [default: the plan's]")
-@click.option("--config", type=ANY_PATH, help="The gateway's settings, of which slo, tiers and waiting count.")
+@click.option("--config", type=ANY_PATH, help="The gateway's settings; only slo, tiers, waiting and degraded are used.")
 @click.option(
     "--policy",
     "policies",

@@ -35,7 +35,7 @@ FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
 )
 @click.option("--tp", type=click.IntRange(min=1), default=1, help="Tensor-parallel GPUs.")
 @serving_option
-@click.option("--name", help="Served model name. Default: from the checkpoint.")
+@click.option("--name", help="Served model name.  [default: from the checkpoint]")
 @click.option("--host", help="Address that the gateway listens on; also $LLMOPS_HOST.  [default: 127.0.0.1]")
 @click.option(
     "--port",
