@@ -101,11 +101,15 @@ def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> R
         return ReleaseProfile(minor, resolved, wishes, _sampling_1_3(arguments), log_probs=0)
     if _one_model(resolved):
         # Before 1.3, speculation without allow_advanced_sampling samples the most likely token at
-        # every temperature (_torch/speculative/interface.py, _sample_tokens_for_batch).
+        # every temperature (_torch/speculative/interface.py, _sample_tokens_for_batch), and MTP does
+        # so also with it (_torch/pyexecutor/py_executor_creator.py of 1.2; 1.3 has #10019).
         resolved["speculative_config"].setdefault("allow_advanced_sampling", True)
     full_sampler = _has_full_sampler(arguments)
     wishes = {"sampler_type": "TRTLLMSampler"} if full_sampler and "sampler_type" not in resolved else {}
-    greedy_only = _one_model(resolved) and not resolved["speculative_config"].get("allow_advanced_sampling")
+    greedy_only = _one_model(resolved) and (
+        resolved["speculative_config"]["decoding_type"] == "MTP"
+        or not resolved["speculative_config"].get("allow_advanced_sampling")
+    )
     # TRTLLMSampler has only the log-probability of the sampled token, and the other sampler has no
     # penalties.
     plain = not resolved.get("speculative_config")

@@ -519,9 +519,12 @@ class LLM:
         (kernels/samplingTopKKernels.h, `regularizeTopKTopP`).
 
         Its speculation inside the model takes the argmax unless `allow_advanced_sampling`
-        (speculative/interface.py).
+        (speculative/interface.py), and MTP always (pyexecutor/py_executor_creator.py, "Advanced
+        sampling is not supported for MTP yet").
         """
         speculative = self.arguments.speculative_config
+        if not self.later and isinstance(speculative, MTPDecodingConfig) and speculative.mtp_eagle_one_model:
+            return True
         if not self.later and isinstance(speculative, (MTPDecodingConfig, EagleDecodingConfig)):
             if not speculative.allow_advanced_sampling:
                 return True

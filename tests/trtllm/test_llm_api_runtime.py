@@ -399,9 +399,14 @@ SPECULATING = [
 @pytest.mark.parametrize("speculative", SPECULATING)
 def test_speculation_inside_the_model_respects_the_temperature(version, speculative):
     """1.2.1 _torch/speculative/interface.py: `if spec_metadata.allow_advanced_sampling: … else
-    torch.argmax`.
+    torch.argmax`. For MTP 1.2's py_executor_creator.py warns "Advanced sampling is not supported for MTP yet"; it came
+    with #10019, after 1.2's branch.
     """
     with closing(make(version, {**ARGUMENTS, "speculative_config": speculative})) as runtime:
+        if version.startswith("1.2") and speculative["decoding_type"] == "MTP":
+            with pytest.raises(RequestRejectedError, match=r"^temperature: .* serve MTP with TensorRT-LLM 1\.3"):
+                runtime.submit(1, ask([10], 2), 0)
+            return
         runtime.submit(1, ask([10], 2), 0)
         collect(runtime)
         assert not standin.LLM.made[-1].results[0].greedy

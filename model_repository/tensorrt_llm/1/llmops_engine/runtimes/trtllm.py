@@ -79,8 +79,8 @@ _CLOSE_TIMEOUT = 0.05
 _NOT_COMPUTED = -9999.0
 #: Rejection of a temperature by an engine that always takes the most likely token.
 GREEDY_ONLY = (
-    "this engine's speculation always takes the most likely token; send temperature 0, or build the engine "
-    "without speculative_config.allow_advanced_sampling=false"
+    "this engine's speculation always takes the most likely token; send temperature 0, serve MTP with "
+    "TensorRT-LLM 1.3, or build the engine without speculative_config.allow_advanced_sampling=false"
 )
 _MEMORY = {"cpu": "cpuMemUsage", "gpu": "gpuMemUsage", "pinned": "pinnedMemUsage"}
 
