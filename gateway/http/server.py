@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import math
 import os
@@ -48,14 +47,10 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        reason, advice = error.strerror, "choose another port with --port, or 0 for any free port"
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            named = isinstance(error, socket.gaierror)
-            reason = "that is neither an IP address nor a known name" if named else "that is not this machine's address"
-            advice = "give --host an address of this machine, such as 127.0.0.1"
-        elif error.errno == errno.EACCES:
-            advice = "ports below 1024 need privileges; choose a higher port with --port"
-        raise ResourceError(f"llmops cannot listen on {host}:{port} ({reason}); {advice}.") from error
+        raise ResourceError(
+            f"llmops cannot listen on {host}:{port} ({error.strerror}); give --host an address of this machine, such "
+            "as 127.0.0.1, and --port another free port, from 1024 on, or 0 for any."
+        ) from error
     # Accepted connections inherit the size of the send buffer.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     listener.listen(2048)

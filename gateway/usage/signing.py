@@ -19,7 +19,6 @@ MIN_KEY_LENGTH = 32
 #: Maximum number of keys that are valid at once: the new key and the old key, during a rotation.
 MAX_KEYS = 2
 _DOMAIN = b"llmops.usage.v1\n"
-_HOW_TO_MAKE_A_KEY = "`openssl rand -hex 32` makes one."
 
 
 def signing_keys(settings: KafkaSettings) -> Sequence[bytes]:
@@ -42,18 +41,12 @@ def signing_keys(settings: KafkaSettings) -> Sequence[bytes]:
                 f"The keys in {source} cannot be read ({why}); name a file with a key per line."
             ) from error
     keys = text.replace(",", " ").split()
-    if not keys:
+    if not 0 < len(keys) <= MAX_KEYS or min(map(len, keys)) < MIN_KEY_LENGTH:
         raise InputError(
-            "Events on a Kafka topic must be signed, and no key is set: set kafka.signing_keys or "
-            f"kafka.signing_keys_file, with the same value for gateways and the control process; {_HOW_TO_MAKE_A_KEY}"
+            f"Events on a Kafka topic must be signed, and {source} has no usable keys ({len(keys)} found); give "
+            f"gateways and control the same one or {MAX_KEYS} keys of at least {MIN_KEY_LENGTH} characters, such as "
+            "`openssl rand -hex 32` makes."
         )
-    if len(keys) > MAX_KEYS:
-        raise InputError(
-            f"There are {len(keys)} signing keys in {source}, and at most {MAX_KEYS} may be valid at once; remove old "
-            "keys."
-        )
-    if min(map(len, keys)) < MIN_KEY_LENGTH:
-        raise InputError(f"A signing key in {source} has fewer than {MIN_KEY_LENGTH} characters; {_HOW_TO_MAKE_A_KEY}")
     return [key.encode() for key in keys]
 
 

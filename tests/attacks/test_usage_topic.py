@@ -218,10 +218,10 @@ async def test_two_keys_are_valid_while_one_replaces_the_other(kafka, store, url
 
 def test_a_gateway_without_a_key_is_refused_where_kafka_is_configured(tmp_path):
     settings = GatewaySettings(store="sqlite:///x.db", kafka=KafkaSettings(servers="127.0.0.1:9092"))
-    with pytest.raises(InputError, match=r"no key is set: set kafka.signing_keys or kafka.signing_keys_file"):
+    with pytest.raises(InputError, match=r"the setting kafka.signing_keys has no usable keys \(0 found\)"):
         create_usage_check(settings)
     file = tmp_path / "keys"
-    for written, told in (("short", "fewer than 32"), (f"{KEY}\n{OTHER}\n{KEY}1", "3 signing keys"), ("", "no key")):
+    for written, told in (("short", "1 found"), (f"{KEY}\n{OTHER}\n{KEY}1", "3 found"), ("", "0 found")):
         file.write_text(written)
         with pytest.raises(InputError, match=told) as refused:
             signing_keys(KafkaSettings(servers="127.0.0.1:9092", signing_keys_file=file))

@@ -126,17 +126,13 @@ async def test_a_taken_port_is_one_sentence():
     assert len(err.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("host", "reason"),
-    [
-        ("300.1.1.1", "that is neither an IP address nor a known name"),
-        ("192.0.2.1", "that is not this machine's address"),
-    ],
-)
-async def test_a_host_of_another_machine_is_one_sentence(host, reason):
+@pytest.mark.parametrize("host", ["300.1.1.1", "192.0.2.1"])
+async def test_a_host_of_another_machine_is_one_sentence(host):
     code, _, err = await outcome("gateway", "--host", host)
-    advice = "give --host an address of this machine, such as 127.0.0.1."
-    assert (code, err) == (1, f"Error: llmops cannot listen on {host}:9000 ({reason}); {advice}\n")
+    assert code == 1
+    assert err.startswith(f"Error: llmops cannot listen on {host}:9000 (")
+    assert "; give --host an address of this machine, such as 127.0.0.1, and --port" in err
+    assert len(err.strip().splitlines()) == 1
 
 
 async def chat_on(terminal: int, stack: Stack, *arguments: str) -> asyncio.subprocess.Process:
