@@ -1,9 +1,8 @@
-"""Response headers that describe a client's limits, in OpenAI's format and in Anthropic's."""
+"""Response headers that describe a client's limits, in OpenAI's format."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
 from functools import lru_cache
 from math import inf
 
@@ -41,19 +40,6 @@ def openai_headers(levels: Iterable[Level]) -> Headers:
         limit_header, remaining, reset = _openai_header_names(of, limit)
         rest = b"%d" % int(left) if left > 0 else b"0"
         headers += limit_header, (remaining, rest), (reset, format_duration(_seconds_until_full(limit, left)).encode())
-    return headers
-
-
-def anthropic_headers(levels: Iterable[Level], now: datetime) -> Headers:
-    headers: Headers = []
-    for of, limit, left in levels:
-        full = now + timedelta(seconds=_seconds_until_full(limit, left))
-        for what, value in (
-            ("limit", f"{limit:.0f}"),
-            ("remaining", str(max(int(left), 0))),
-            ("reset", full.strftime("%Y-%m-%dT%H:%M:%SZ")),
-        ):
-            headers.append((f"anthropic-ratelimit-{of}-{what}".encode(), value.encode()))
     return headers
 
 

@@ -9,16 +9,13 @@ from datetime import datetime
 from math import inf
 from time import monotonic
 
-from starlette.types import Scope
-
 from llmops.clocks import utc_now
 from llmops.gateway.errors import RateLimitError
-from llmops.gateway.http.anthropic_errors import is_anthropic
 from llmops.gateway.interfaces import Outcome, Quota, QuotaReservation, Usage
 from llmops.gateway.ratelimit.backend import Limiter, ReserveResult
 from llmops.gateway.ratelimit.buckets import Limit, LimitRequest, Settlement, make_settlement
 from llmops.gateway.ratelimit.budgets import Budgets, CostSource, Tariff
-from llmops.gateway.ratelimit.headers import anthropic_headers, openai_headers, tightest_levels
+from llmops.gateway.ratelimit.headers import openai_headers, tightest_levels
 from llmops.gateway.ratelimit.limit_errors import (
     budget_exhausted,
     rate_exceeded,
@@ -34,7 +31,6 @@ GROWTH_INTERVAL = 0.5
 #: Finish reasons of complete answers. Only their lengths are used for the estimate.
 _NATURAL_FINISH_REASONS = frozenset({"stop", "tool_calls"})
 _ENTRY_DIMENSIONS = frozenset({"requests", "places"})
-_EMPTY_SCOPE: Scope = {"path": "", "headers": ()}
 
 
 class RateLimits:
@@ -65,9 +61,9 @@ class RateLimits:
         self.open: set[Reservation] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def new_reservation(self, plan: CallerLimits, scope: Scope = _EMPTY_SCOPE) -> Reservation:
+    def new_reservation(self, plan: CallerLimits) -> Reservation:
         """Create the reservation of one request."""
-        return Reservation(self, plan, scope)
+        return Reservation(self, plan)
 
     def watch(self, reservation: Reservation) -> None:
         """Update the reservation while its answer grows, and keep renewing the lease."""
@@ -113,8 +109,8 @@ class Reservation(QuotaReservation):
     ended.
     """
 
-    def __init__(self, limits: RateLimits, plan: CallerLimits, scope: Scope) -> None:
-        self._limits, self._plan, self._scope = limits, plan, scope
+    def __init__(self, limits: RateLimits, plan: CallerLimits) -> None:
+        self._limits, self._plan = limits, plan
         self._reserved: list[ReservedAmounts] = []
         # Last result of the limiter, for the response headers.
         self._latest: ReserveResult | None = None
@@ -192,8 +188,7 @@ class Reservation(QuotaReservation):
         seen = self._latest
         if seen is None or not seen.bounds:
             return ()
-        levels = tightest_levels(seen.bounds, seen.decision.left)
-        return anthropic_headers(levels, self._limits.now()) if is_anthropic(self._scope) else openai_headers(levels)
+        return openai_headers(tightest_levels(seen.bounds, seen.decision.left))
 
     def extend(self) -> None:
         """Settle the tokens beyond the reservation now instead of at the end of the answer."""

@@ -40,7 +40,7 @@ class RateLimitCheck(Check):
             return
         limits = self._limits_of(context.caller)
         if limits is not None:
-            context.reservation = reservation = self.rate_limits.new_reservation(limits, scope)
+            context.reservation = reservation = self.rate_limits.new_reservation(limits)
             await reservation.enter()
 
     def adopt(self, context: RequestContext) -> None:

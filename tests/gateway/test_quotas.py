@@ -387,12 +387,10 @@ async def test_anthropics_client_raises_what_it_knows(open_gateway):
     client = anthropic.AsyncAnthropic(base_url=str(open_gateway.client.base_url), api_key="none", max_retries=0)
     body = BODIES[MESSAGES]
     async with client:
-        raw = await client.messages.with_raw_response.create(**body)
-        assert raw.headers["anthropic-ratelimit-requests-remaining"] == "0"
+        await client.messages.create(**body)
         with pytest.raises(anthropic.RateLimitError) as caught:
             await client.messages.create(**body)
     assert caught.value.body["error"]["type"] == "rate_limit_error"
-    assert caught.value.response.headers["anthropic-ratelimit-requests-limit"] == "1"
     assert "retry-after" in caught.value.response.headers
 
 

@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from uuid import uuid4
 
 import pytest
@@ -16,11 +15,6 @@ from tests.support.waiting import GENEROUS
 
 # seconds for which a Valkey may be silent where that is what a test is about
 PATIENCE = 4.0
-
-
-@pytest.fixture
-def noon() -> datetime:
-    return datetime(2026, 11, 22, 12, tzinfo=UTC)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from llmops.gateway.ratelimit.buckets import (
     advance_bucket,
     decide,
 )
-from llmops.gateway.ratelimit.headers import anthropic_headers, format_duration, openai_headers, tightest_levels
+from llmops.gateway.ratelimit.headers import format_duration, openai_headers, tightest_levels
 from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.ratelimit.output_length import OutputLengthEstimate
 from tests.limits.conftest import shared
@@ -169,23 +169,10 @@ def test_what_is_not_limited_is_not_shown():
     assert list(tightest_levels([Limit("a", places=1)], [(FREE, FREE, 1, FREE)])) == []
 
 
-def test_anthropics_clients_are_told_in_its_terms(noon):
-    levels = tightest_levels([Limit("a", 60, 6000)], [(30, -40.0, FREE, FREE)])
-    assert told(anthropic_headers(levels, noon)) == {
-        "anthropic-ratelimit-requests-limit": "60",
-        "anthropic-ratelimit-requests-remaining": "30",
-        "anthropic-ratelimit-requests-reset": "2026-11-22T12:00:30Z",
-        "anthropic-ratelimit-tokens-limit": "6000",
-        "anthropic-ratelimit-tokens-remaining": "0",
-        "anthropic-ratelimit-tokens-reset": "2026-11-22T12:01:00Z",
-    }
-
-
 @pytest.mark.parametrize("left", [60, 60.5])
-def test_what_is_full_needs_no_time(left, noon):
+def test_what_is_full_needs_no_time(left):
     levels = [*tightest_levels([Limit("a", tokens=60)], [(FREE, left, FREE, FREE)])]
     assert told(openai_headers(levels))["x-ratelimit-reset-tokens"] == "0ms"
-    assert told(anthropic_headers(levels, noon))["anthropic-ratelimit-tokens-reset"].endswith("12:00:00Z")
 
 
 @pytest.mark.parametrize(
