@@ -69,9 +69,6 @@ _MAX_INTEGER_DIGITS = 4300
 _OVERLAP = 512
 #: Pattern of a character that has four bytes in UTF-8, or of its escape in JSON.
 _WIDE_CHARACTER = re.compile(rb"[\xf0-\xf4]|\\u[dD][89abAB]")
-# Message of the cancellation that ends the wait for a part of a body, which distinguishes it from
-# other cancellations.
-_TIMED_OUT = "the body is late"
 #: Translation table that maps digits to 0, exponent marks to e, and other bytes to a blank, so that
 #: all numbers look alike.
 _DIGIT_CLASSES = bytes(48 if chr(byte).isdigit() else 101 if byte in b"eE" else 32 for byte in range(128)) + bytes(128)
@@ -167,7 +164,8 @@ class BodyReader:
             RequestTimeoutError: The part did not arrive in time.
         """
         try:
-            return await _receive_chunk_within(self.seconds_left(elapsed, size), request)
+            async with asyncio.timeout(self.seconds_left(elapsed, size)):
+                return await _receive_chunk(request)
         except TimeoutError:
             raise RequestTimeoutError(
                 f"The body arrived too slowly ({size} bytes so far); send the request again over a faster connection."
@@ -190,31 +188,6 @@ class BodyReader:
         return BodyTooLargeError(
             f"The body is larger than this gateway accepts ({self.limits.body_bytes} bytes); shorten it."
         )
-
-
-async def _receive_chunk_within(seconds: float, request: Request) -> tuple[bytes, bool]:
-    """Return the next part of the body, and True if further parts follow.
-
-    `asyncio.timeout`, or a task per part as in `asyncio.wait_for`, would cost more than reading the
-    part.
-
-    Raises:
-        TimeoutError: The part did not arrive within `seconds`.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    if seconds <= 0:
-        raise TimeoutError
-    timer = asyncio.get_running_loop().call_later(seconds, task.cancel, _TIMED_OUT)
-    try:
-        return await _receive_chunk(request)
-    except asyncio.CancelledError as error:
-        if error.args != (_TIMED_OUT,):
-            raise
-        task.uncancel()
-        raise TimeoutError from None
-    finally:
-        timer.cancel()
 
 
 async def _receive_chunk(request: Request) -> tuple[bytes, bool]:
