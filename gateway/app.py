@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
-from starlette.requests import Request
 
 from llmops import __version__
 from llmops.background import PeriodicTask
@@ -28,7 +27,6 @@ from llmops.gateway.api.responses import ResponsesEndpoints
 from llmops.gateway.api.tokenize import TokenizeEndpoints
 from llmops.gateway.auth.authentication import create_audit, create_authentication
 from llmops.gateway.conversations.response_store import MemoryResponses, ResponseStore
-from llmops.gateway.errors import NotFoundError
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.chat_generation import answer_message
 from llmops.gateway.http.error_handlers import add_exception_handlers
@@ -79,12 +77,6 @@ if TYPE_CHECKING:
 #: A function that adds routes to the application. The context manager that the function returns is
 #: entered at start-up and left at shutdown.
 Plugin = Callable[[FastAPI], AbstractAsyncContextManager[None]]
-#: Routes of `llmops control`. A gateway that has a store but does not run control answers them with
-#: an error that says where they are.
-CONTROL_PATHS = (
-    *("/api/usage", "/api/models", "/api/admin/{rest:path}", "/api/rollouts/{rest:path}"),
-    "/v1/organization/{rest:path}",
-)
 
 
 def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins: Sequence[Plugin] = ()) -> GatewayApp:
@@ -254,26 +246,11 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     add_pages(app, store=settings.store is not None)
     health.add_routes(app, replicas=pools is not None)
     plugin_lifespans = [plugin(app) for plugin in plugins]
-    if settings.store is not None and not plugins:
-        _add_control_routes(app)
     return app
 
 
 async def _close_in_threads(exporters: Sequence[ExportingCheck]) -> None:
     await asyncio.gather(*(asyncio.to_thread(exporter.close) for exporter in exporters))
-
-
-def _add_control_routes(app: FastAPI) -> None:
-    options: dict[str, Any] = {"include_in_schema": False, "response_model": None}
-    for path in CONTROL_PATHS:
-        app.add_api_route(path, _control_route_missing, methods=["GET", "POST", "PATCH", "DELETE"], **options)
-
-
-async def _control_route_missing(request: Request) -> None:
-    raise NotFoundError(
-        f"{request.method} {request.url.path} is served by `llmops control`, not by the gateway. Start it with "
-        "`llmops control --store URL`, or use `llmops up --store URL`."
-    )
 
 
 def _create_auto_model(settings: GatewaySettings, embed: Embed, degradation: Degradation | None) -> AutoModel | None:

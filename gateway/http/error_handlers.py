@@ -101,11 +101,12 @@ def _allowed_methods(request: Request) -> list[str]:
     return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 
 
-_NO_ADMIN_API = "This gateway has no admin API: use `llmops control`, or `llmops up` with a store (--store)."
-#: Paths that exist only with some settings, and advice for a gateway without these settings.
+_NO_CONTROL = "It belongs to `llmops control`: start that, or `llmops up`, with a store (--store URL)."
+#: Beginnings of paths that exist only with some settings, and advice for a gateway without these
+#: settings.
 _OPTIONAL_PATHS = {
     "/v1/moderations": "This gateway has no safety filters. Its operator can add some (docs/safety.md).",
-    **{f"/api/{name}": _NO_ADMIN_API for name in ("audit", "keys", "prices", "tenants", "usage", "users")},
+    **dict.fromkeys(("/api/usage", "/api/models", "/api/admin", "/api/rollouts", "/v1/organization"), _NO_CONTROL),
 }
 
 
@@ -123,7 +124,7 @@ def _path_hint(request: Request) -> str:
     if nearest:
         return f" Did you mean {nearest[0]}?"
     for prefix, reason in _OPTIONAL_PATHS.items():
-        if path.startswith(prefix) and prefix not in known:
+        if path.startswith(prefix) and not any(one.startswith(prefix) for one in known):
             return f" {reason}"
     return " GET /docs shows the endpoints." if "/docs" in known else ""
 

@@ -102,7 +102,7 @@ async def test_a_misspelt_path_gets_the_nearest_or_the_list(stack):
         ("/v1/chat/completion", "Did you mean /v1/chat/completions?"),
         ("/v1/nothing", "GET /docs shows the endpoints."),
         ("/v1/moderations", "This gateway has no safety filters. Its operator can add some (docs/safety.md)."),
-        ("/api/keys", "This gateway has no admin API: use `llmops control`, or `llmops up` with a store (--store)."),
+        ("/api/usage", "It belongs to `llmops control`: start that, or `llmops up`, with a store (--store URL)."),
     ]:
         answer = await stack.client.post(path, json={})
         assert answer.status_code == 404
