@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import lru_cache, partial
-from typing import Any
+from functools import partial
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from sqlalchemy import Connection
@@ -15,7 +14,7 @@ from llmops.gateway.interfaces import Usage, UsageEvent
 from llmops.gateway.usage.billing import micros
 from llmops.gateway.usage.event_formats import MAX_COST_MICROS, to_cloud_event
 from llmops.gateway.usage.sink import UsageSink
-from llmops.store.columns import DAMAGED
+from llmops.store.columns import DAMAGED, canonical_uuid
 from llmops.store.dead_letters import DeadLetter, add_dead_letters
 from llmops.store.factory import LazyStore, within
 from llmops.store.prices import Price, list_prices_async, price_in_force
@@ -40,6 +39,8 @@ ANONYMOUS_USER_ID = str(UUID(int=0))
 STORE_TIMEOUT = 30.0
 _LENGTHS = {column.name: getattr(column.type, "length", None) or 0 for column in usage_records.columns}
 _LENGTHS |= {"tenant_id": getattr(tenant_totals.c.tenant_id.type, "length", None) or 0}
+_TEXTS = ("request_id", "tenant_id", "key_id", "model", "price_id", "version", "replica", "finish_reason", "priority")
+_COUNTS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "ttft_ms", "latency_ms")
 _MAX_INT32 = 2**31 - 1
 
 
@@ -140,53 +141,11 @@ def _record(event: UsageEvent) -> UsageRecord:
 
     A row that the tables refuse would block all events behind it.
     """
-    texts = _bounded_texts(
-        event.tenant_id, event.user_id, event.model, event.key_id, event.price_id, event.version, event.replica,
-        event.finish_reason, event.priority,
-    )  # fmt: skip
-    return UsageRecord(
-        id=event.id,
-        gateway_id=event.gateway_id,
-        seq=event.seq,
-        created_at=event.at,
-        request_id=_text("request_id", event.request_id) or "",
-        input_tokens=_count(event.input_tokens) or 0,
-        output_tokens=_count(event.output_tokens) or 0,
-        cost_micros=event.cost_micros,
-        cached_tokens=_count(event.cached_tokens) or 0,
-        reasoning_tokens=_count(event.reasoning_tokens) or 0,
-        status=event.status,
-        ttft_ms=_count(event.ttft_ms),
-        latency_ms=_count(event.latency_ms),
-        migrations=event.migrations,
-        tenant_id=_text("tenant_id", event.tenant_id) or "",
-        **texts,
-    )
-
-
-@lru_cache(maxsize=4096)
-def _bounded_texts(
-    tenant: str,
-    user: str,
-    model: str,
-    key: str,
-    price: str | None,
-    version: str | None,
-    replica: str | None,
-    finish_reason: str | None,
-    priority: str | None,
-) -> dict[str, Any]:
-    """Return the texts that many events have in common, cut to the widths of their columns."""
-    return {
-        "user_id": _store_user_id(tenant, user),
-        "model": _text("model", model) or "",
-        "key_id": _text("key_id", key) or None,
-        "price_id": _text("price_id", price),
-        "version": _text("version", version),
-        "replica": _text("replica", replica),
-        "finish_reason": _text("finish_reason", finish_reason),
-        "priority": _text("priority", priority),
-    }
+    values = event._asdict()
+    created_at = values.pop("at")
+    values |= {name: _text(name, values[name]) for name in _TEXTS} | {name: _count(values[name]) for name in _COUNTS}
+    values |= {"user_id": _store_user_id(event.tenant_id, event.user_id), "key_id": values["key_id"] or None}
+    return UsageRecord(created_at=created_at, **values)
 
 
 def _count(value: int | None) -> int | None:
@@ -210,6 +169,6 @@ def _store_user_id(tenant: str, user: str) -> str:
     if not tenant:
         return ANONYMOUS_USER_ID
     try:
-        return str(UUID(user))
+        return canonical_uuid(user)
     except ValueError:
         return str(uuid5(NAMESPACE_URL, f"llmops:{tenant}/{user}"))
