@@ -48,16 +48,6 @@ async def test_every_route_refuses_without_a_key_and_administration_without_the_
                 assert said(refused)[:2] == (403, "insufficient_permissions")
 
 
-@ONLY_SQLITE
-async def test_where_nobody_is_asked_for_a_key_nobody_administers(url):
-    """A store without keys; what a page in a browser sends to this machine must not make one."""
-    async with control(url) as client:
-        answer = await client.post("/api/admin/keys", json={"tenant": "acme", "user": "me@acme.example"})
-        assert said(answer)[:2] == (403, "insufficient_permissions")
-        assert "`llmops key create --scopes admin`" in said(answer)[2]
-        assert (await client.get("/api/usage")).json()["requests"] == 0
-
-
 async def test_a_tenant_from_nothing_to_a_key(url):
     admin, admin_id, _ = await make_key(url)
     async with control(url) as client:
