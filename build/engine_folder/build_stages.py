@@ -21,7 +21,7 @@ _PART = ".part"
 
 
 def stages_folder(output: Path) -> Path:
-    """Return the hidden stages folder.
+    """Return the path of the hidden folder in which a build into `output` keeps finished stages.
 
     The folder is on the same file system as the output, so that files can be hard-linked.
     """

@@ -138,7 +138,11 @@ class TrtllmImage:
 
 @dataclass(frozen=True)
 class _Branch:
-    """The commits of Triton's release branches, and the lines, from which a row was read."""
+    """The upstream sources of a row: commits of Triton's release branches, and numbers of lines.
+
+    `server` and `backend` are the commits of the two repositories, `row` is the line in the
+    compatibility table, and the other fields are lines of build.py or of the backend's Dockerfile.
+    """
 
     server: str
     backend: str

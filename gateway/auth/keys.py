@@ -39,7 +39,9 @@ MAX_KEYS_PER_QUERY = 500
 #: Seconds after which a store that has not answered counts as unavailable. Requests with a key that
 #: is not cached wait this long.
 STORE_TIMEOUT = 2.0
-_NOT_A_MEMBER_MESSAGE = "The user in this token cannot be a member of its tenant; ask the operator."
+_NOT_A_MEMBER_MESSAGE = (
+    "The user in this token cannot be a member of its tenant; ask the operator to check the user's name and tenant."
+)
 _REJECTION_MESSAGES = {
     "revoked": "This API key was revoked; use another.",
     # The message does not reveal that the tenant was deleted.

@@ -147,7 +147,10 @@ class BackgroundSaver:
         return True
 
     def _cut(self, entry: StoredResponse, excess: str) -> StoredResponse:
-        """Return an ended response that is too large for the store, with the output that fits."""
+        """Return an ended response that is too large for the store, with the output that fits.
+
+        `excess` states the size and the limit, for the error message.
+        """
         kept = self._fitting.decoded()
         kept.response, kept.running = {**entry.response, "output": kept.response["output"]}, False
         if entry.response["status"] in ("completed", "incomplete"):

@@ -344,7 +344,10 @@ async def test_tokens_beside_keys_with_tenants_of_the_store(issuer, tmp_path, ca
             for tenant in ("gone", "nobody"):
                 told = "The tenant in this token is not known here; ask the operator to create it."
                 assert await status(issuer.token(tenant=tenant)) == (401, told)
-            cannot = "The user in this token cannot be a member of its tenant; ask the operator."
+            cannot = (
+                "The user in this token cannot be a member of its tenant; ask the operator to check the user's name "
+                "and tenant."
+            )
             assert await status(issuer.token(email="zoe@zeta", sub="u-2")) == (401, cannot)
             assert await status(issuer.token(email="no address", sub="x")) == (401, cannot)
             assert (await status("x"))[1].endswith("nor a token (JWT) of its identity provider.")

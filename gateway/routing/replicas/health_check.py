@@ -31,7 +31,7 @@ class HealthCheck:
         self._failed_until = self._updated = now
 
     def record_report(self, now: float, draining: bool) -> None:
-        """Record that the engine reported its state."""
+        """Record a report of the engine's state, in which the engine is `draining` or not."""
         self._last_report, self._disconnected, self.draining = now, False, draining
 
     def record_disconnect(self) -> None:

@@ -75,8 +75,9 @@ class LoadEstimator:
         # `_is_reading` is True if prompts waited when the latest step began, and `_waiting` is the
         # number of prompts that wait for the next step.
         self._is_reading, self._waiting = False, 0
-        # Number and seconds of the steps before the latest step in which a prompt was read that had
-        # no first token yet, and the prompt tokens that the latest step completed.
+        # `_group_steps` and `_group_seconds` are the number and the duration of earlier steps that
+        # read parts of prompts without a first token. `_prompt_tokens` counts the uncached tokens
+        # of the prompts that got their first token in the latest step.
         self._group_steps, self._group_seconds, self._prompt_tokens = 0, 0.0, 0
         # `_others` counts decoding sequences of other gateways, and `_prompt_mean` is the mean of
         # uncached tokens in this gateway's prompts.
