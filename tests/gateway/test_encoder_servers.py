@@ -158,9 +158,8 @@ async def test_encoders_that_differ_are_not_mixed(card, caplog) -> None:
             assert await states(client) == ["ready", "gone"]
     said = [record.getMessage() for record in caplog.records if "gets no requests for" in record.getMessage()]
     assert said == [
-        f"Replica 127.0.0.1:{second.port} gets no requests for model vectors: it has another context length, other "
-        "dimensions, "
-        f"so it is no replica of vectors on 127.0.0.1:{first.port}"
+        f"Replica 127.0.0.1:{second.port} gets no requests for model vectors: it has another "
+        f"max_seq_len, another dimensions, so it is no replica of vectors on 127.0.0.1:{first.port}"
     ]
 
 

@@ -124,9 +124,9 @@ async def test_what_the_engine_refuses_is_not_asked_twice(card):
     ("other", "said"),
     [
         ({"engine": "f" * 64}, "another engine"),
-        ({"tokenizer": "u" * 64, "vocab_size": 300}, "another tokenizer, another vocabulary"),
-        ({"max_seq_len": 128}, "another context length"),
-        ({"engine": "", "end_ids": [1]}, "other end tokens"),
+        ({"tokenizer": "u" * 64, "vocab_size": 300}, "another tokenizer, another vocab_size"),
+        ({"max_seq_len": 128}, "another max_seq_len"),
+        ({"engine": "", "end_ids": [1]}, "another end_ids"),
     ],
 )
 async def test_replicas_that_differ_are_not_mixed(card, caplog, other, said):

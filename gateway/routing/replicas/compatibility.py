@@ -3,62 +3,43 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmops.gateway.interfaces import ModelMetadata
 from llmops.gateway.routing.model_registry import ModelReplica
-from llmops.gateway.triton.model_metadata import EncoderMetadata
 
 log = logging.getLogger(__name__)
 
-#: Fields of the metadata that must be equal, with the words for a difference.
-_MODEL_FIELDS = {
-    "engine": "another engine",
-    "tokenizer": "another tokenizer",
-    "target": "another target",
-    "vocab_size": "another vocabulary",
-    "max_seq_len": "another context length",
-    "end_ids": "other end tokens",
-    "capabilities": "other capabilities",
-    "chat_template": "no chat template, or one of its own",
-}
+#: Fields of the metadata of models and encoders that must be equal.
+_FIELDS = (
+    *("engine", "tokenizer", "target", "vocab_size", "max_seq_len", "end_ids", "capabilities", "chat_template"),
+    "dimensions",
+)
 #: Fields that are compared only if both models announce them.
 _OPTIONAL_FIELDS = ("engine", "tokenizer")
-_ENCODER_FIELDS = {
-    "target": "another target",
-    "vocab_size": "another vocabulary",
-    "max_seq_len": "another context length",
-    "dimensions": "other dimensions",
-}
 
 
-def describe_model_differences(one: ModelMetadata, other: ModelMetadata) -> str:
-    """Return the differences of `other` from `one` as text, such as "another engine".
+def describe_differences(one: Any, other: Any) -> str:
+    """Return the differences of the metadata `other` from `one` as text, such as "another engine".
 
     The text is empty if the two models are compatible. An adapter may be loaded on some replicas
     only, but must have the same id on all.
     """
-    differences = _describe_differences(_MODEL_FIELDS, one, other)
-    ids = {adapter.name: adapter.id for adapter in one.adapters}
+    differences = [
+        f"another {name}"
+        for name in _FIELDS
+        if _is_different(name, getattr(one, name, None), getattr(other, name, None))
+    ]
+    ids = {adapter.name: adapter.id for adapter in getattr(one, "adapters", ())}
     differences += [
         f"another id for the adapter {adapter.name}"
-        for adapter in other.adapters
+        for adapter in getattr(other, "adapters", ())
         if ids.get(adapter.name, adapter.id) != adapter.id
     ]
     return ", ".join(differences)
 
 
-def describe_encoder_differences(one: EncoderMetadata, other: EncoderMetadata) -> str:
-    """Return the differences of the encoder `other` from `one` as text, empty if compatible."""
-    return ", ".join(_describe_differences(_ENCODER_FIELDS, one, other))
-
-
-def incompatible_replicas(
-    model: str,
-    places: Sequence[ModelReplica[Any]],
-    describe: Callable[[Any, Any], str] = describe_model_differences,
-) -> dict[str, str]:
+def incompatible_replicas(model: str, places: Sequence[ModelReplica[Any]]) -> dict[str, str]:
     """Return the replicas of a model to exclude, each with the reason.
 
     All replicas outside the largest group of equal replicas are excluded. Of groups of the same
@@ -67,11 +48,12 @@ def incompatible_replicas(
     Args:
         model: The name of the model.
         places: The replicas of the model, in the order of the settings.
-        describe: Returns the differences of two models as text, empty for equal models.
     """
     groups: list[list[ModelReplica[Any]]] = []
     for place in places:
-        group = next((group for group in groups if not describe(group[0].model.card, place.model.card)), None)
+        group = next(
+            (group for group in groups if not describe_differences(group[0].model.card, place.model.card)), None
+        )
         if group is None:
             groups.append([place])
         else:
@@ -81,7 +63,7 @@ def incompatible_replicas(
         place.replica: f"it has {differences}, so it is no replica of {model} on {reference[0].replica}"
         for group in groups
         for place in group
-        if (differences := describe(reference[0].model.card, group[0].model.card))
+        if (differences := describe_differences(reference[0].model.card, group[0].model.card))
     }
 
 
@@ -90,10 +72,6 @@ def log_incompatible_replicas(model: str, problems: Mapping[str, str], before: M
     for replica, problem in problems.items():
         if before.get(replica) != problem:
             log.warning("Replica %s gets no requests for model %s: %s", replica, model, problem)
-
-
-def _describe_differences(fields: Mapping[str, str], one: object, other: object) -> list[str]:
-    return [words for name, words in fields.items() if _is_different(name, getattr(one, name), getattr(other, name))]
 
 
 def _is_different(name: str, one: object, other: object) -> bool:

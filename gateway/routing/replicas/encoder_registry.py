@@ -18,7 +18,6 @@ from llmops.gateway.interfaces import ReplicaState
 from llmops.gateway.replica_address import server_address
 from llmops.gateway.routing.model_registry import ModelReplica, ReplicaRegistry, first_ready
 from llmops.gateway.routing.replicas.compatibility import (
-    describe_encoder_differences,
     incompatible_replicas,
     log_incompatible_replicas,
 )
@@ -185,7 +184,7 @@ class EncoderRegistry:
 
     def _combine_model(self, name: str, places: Sequence[ModelReplica[EncoderModel]]) -> ModelReplica[EncoderModel]:
         """Return one model for its replicas, with the smallest batch size of all replicas."""
-        problems = incompatible_replicas(name, places, describe_encoder_differences)
+        problems = incompatible_replicas(name, places)
         log_incompatible_replicas(name, problems, self._problems.get(name, {}))
         self._problems[name] = problems
         members = [place for place in places if place.replica not in problems]
