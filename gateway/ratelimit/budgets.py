@@ -22,10 +22,6 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two queries of the ledger for one budget, which bounds the load on the store.
 LEDGER_INTERVAL = 30.0
-#: Maximum number of budgets whose last query is remembered. When there are more, all are forgotten
-#: and queried again.
-_MAX_BUDGETS = 10_000
-
 
 #: Function that returns a cost in micro-dollars from the prompt tokens, the cached tokens among
 #: them, and the output tokens. The cost must not fall as these numbers grow.
@@ -143,6 +139,4 @@ class Budgets:
             self._looking -= 1
             if not self._looking:
                 self._settled.clear()
-        if len(self._looked) >= _MAX_BUDGETS:
-            self._looked.clear()
         self._looked[bound.name] = since.toordinal(), asked

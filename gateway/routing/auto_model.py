@@ -33,8 +33,6 @@ LARGE = "large"
 #: Maximum number of remembered conversations with the large model, which bounds the memory: 8 bytes
 #: each plus the overhead of a dict.
 MAX_CONVERSATIONS = 100_000
-#: Maximum number of texts whose scores are remembered, which bounds the memory.
-MAX_SCORES = 10_000
 #: Maximum number of a user's latest texts that are scored, which bounds the time for a long
 #: conversation.
 MAX_SCORED_TEXTS = 8
@@ -83,7 +81,6 @@ class AutoModel:
         }
         self._embed, self._degradation = embed, degradation
         self._large_conversations: OrderedDict[int, None] = OrderedDict()
-        self._scores: OrderedDict[int, float] = OrderedDict()
         self._problems = LogOnce()
 
     async def choose(self, name: str, body: object, context: RequestContext) -> RouteDecision:
@@ -99,7 +96,7 @@ class AutoModel:
         is_large, reason = _by_rules(alias, body, context)
         head = self._heads.get(name)
         if reason == "default" and head is not None:
-            score = await self._score(head, _user_texts(body), context.caller.tenant_id or context.caller.owner)
+            score = await self._score(head, _user_texts(body))
             is_large = score is not None and score >= head.thresholds[LARGE]
             reason = "head" if is_large else "default"
         if not is_large:
@@ -114,46 +111,35 @@ class AutoModel:
     def record(self, name: str, model: str, body: object, context: RequestContext) -> None:
         """Record the chosen model, so that a conversation keeps the large model."""
         if model == self.aliases[name].large:
-            _remember(
-                self._large_conversations, hash((name, conversation_key(body, context.caller))), None, MAX_CONVERSATIONS
-            )
+            known, key = self._large_conversations, hash((name, conversation_key(body, context.caller)))
+            known[key] = None
+            known.move_to_end(key)
+            if len(known) > MAX_CONVERSATIONS:
+                known.popitem(last=False)
 
-    async def _score(self, head: ClassifierHead, texts: Sequence[str], tenant: str) -> float | None:
+    async def _score(self, head: ClassifierHead, texts: Sequence[str]) -> float | None:
         """Return the highest score that a router head gives to `texts`.
 
-        The result is None if the embedding model does not answer. A score is reused for one tenant
-        only, because the response time would reveal the texts to other tenants.
+        The result is None without texts, or if the embedding model does not answer.
         """
-        keys = {hash((tenant, head.model, text)): text for text in texts}
-        scores = {key: self._scores[key] for key in keys if key in self._scores}
-        missing = {key: text for key, text in keys.items() if key not in scores}
-        if missing:
-            try:
-                async with asyncio.timeout(SCORE_TIMEOUT):
-                    vectors = await self._embed(head.model, list(missing.values()))
-                found = head_scores(head.matrix, vectors)
-            except (ApiError, TimeoutError, ValueError) as error:
-                if self._problems.is_new(head.model, type(error).__name__):
-                    reason = str(error) or f"it took more than {1000 * SCORE_TIMEOUT:g} ms"
-                    log.warning(
-                        "The embedding model %s of the router does not answer (%s); requests get no score",
-                        head.model,
-                        reason,
-                    )
-                return None
-            self._problems.is_new(head.model, None)
-            large = list(head.weights).index(LARGE)
-            for key, one in zip(missing, found, strict=True):
-                scores[key] = one[large]
-                _remember(self._scores, key, scores[key], MAX_SCORES)
-        return max(scores.values(), default=None)
-
-
-def _remember(known: OrderedDict[int, Any], key: int, value: Any, most: int) -> None:
-    known[key] = value
-    known.move_to_end(key)
-    if len(known) > most:
-        known.popitem(last=False)
+        if not texts:
+            return None
+        try:
+            async with asyncio.timeout(SCORE_TIMEOUT):
+                vectors = await self._embed(head.model, list(texts))
+            scores = head_scores(head.matrix, vectors)
+        except (ApiError, TimeoutError, ValueError) as error:
+            if self._problems.is_new(head.model, type(error).__name__):
+                reason = str(error) or f"it took more than {1000 * SCORE_TIMEOUT:g} ms"
+                log.warning(
+                    "The embedding model %s of the router does not answer (%s); requests get no score",
+                    head.model,
+                    reason,
+                )
+            return None
+        self._problems.is_new(head.model, None)
+        large = list(head.weights).index(LARGE)
+        return max(float(score[large]) for score in scores)
 
 
 def _by_rules(alias: RoutedAlias, body: object, context: RequestContext) -> tuple[bool, Reason]:

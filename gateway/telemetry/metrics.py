@@ -18,13 +18,8 @@ from llmops.gateway.telemetry.metric_definitions import MetricDefinition
 from llmops.gateway.telemetry.metric_series import HistogramSeries, MetricFamily, ValueSeries
 from llmops.objectives import AVAILABILITY, Objective, goodput_limits
 
-#: Maximum number of tiers with a metric series of their own, so that operators cannot create any
-#: number of series. Further tiers share one series.
-MAX_TIERS = 16
 #: Value of the label `priority` for callers without a tier.
 DEFAULT_TIER = "default"
-#: Value of the label `priority` for the series that all tiers beyond MAX_TIERS share.
-OTHER_TIERS = "other"
 #: Finish reasons of answers on which the engine or the gateway failed; see `Outcome`.
 FAILED_FINISH_REASONS = ("engine_lost", "error")
 
@@ -163,11 +158,9 @@ class ModelMetrics:
         self.tier("")
 
     def tier(self, tier: str) -> TierMetrics:
-        """Return the metrics of a tier. Tiers beyond MAX_TIERS share the metrics of OTHER_TIERS."""
+        """Return the metrics of a tier."""
         found = self._tiers.get(tier)
         if found is None:
-            if len(self._tiers) >= MAX_TIERS and tier != OTHER_TIERS:
-                return self.tier(OTHER_TIERS)
             found = TierMetrics(self._number, tier or DEFAULT_TIER, self._objectives(tier))
             self._tiers[tier] = found
         return found

@@ -163,16 +163,6 @@ def test_the_prefix_cache_counts_only_what_the_engine_told():
     assert counts == [192, 128, 48]
 
 
-def test_tiers_beyond_the_sixteenth_share_a_series():
-    metrics = GatewayMetrics()
-    meters = [AnswerMeter(metrics.model("tiny"), perf_counter(), f"tier-{n}") for n in range(100)]
-    depth = {key[2]: value for key, value in samples(metrics).items() if key[0] == "llm_queue_depth"}
-    assert (len(depth), depth["other"]) == (17, 85)
-    for meter in meters:
-        meter.refused("shed")
-    assert sum(value for key, value in samples(metrics).items() if key[0] == "llm_queue_depth") == 0
-
-
 def test_a_scrape_finds_every_outcome_of_a_model_at_once():
     """A rate of a series that is not there is nothing, and an alert on it is silent."""
     metrics = GatewayMetrics()
