@@ -36,6 +36,9 @@ READER_PAUSE = 0.01
 #: Minimum pause for each additional reader, as a multiple of the CPU time that the reader's last
 #: events took. Additional readers thus take at most an eighth of a core in total.
 READER_SHARE = 8.0
+#: Seconds that a reader waits for the event that it has seen last. An event of another gateway is
+#: known here a moment after that gateway's readers have it.
+EVENT_TIMEOUT = 1.0
 #: Maximum size of a delta in bytes: an AnswerLog stores the size of a delta in two bytes.
 _MAX_DELTA_BYTES = 0xFFFF
 _EVENT_ID = re.compile(r"([0-9a-f]{6})-(\d{1,9})")
@@ -191,10 +194,6 @@ class AnswerRun(ABC):
         """Return a reader of the events whose number is greater than `after`."""
         return self.format.read(self, after)
 
-    async def refresh(self) -> None:
-        """Update the answer with all events that any reader may have seen before this call."""
-        return
-
     async def more(self) -> None:
         """Wait until another delta is visible or the answer has ended."""
         waiter = asyncio.get_running_loop().create_future()
@@ -312,19 +311,17 @@ async def last_event_number(text: str | None, run: AnswerRun) -> int:
     if not text:
         return -1
     found = _EVENT_ID.fullmatch(text)
-    if found is None:
-        problem = "is not the id of an event"
-    elif found[1] != run.tag:
-        problem = "is the id of an event of another stream"
-    else:
+    if found is not None and found[1] == run.tag:
         number = int(found[2])
-        if number > run.visible + int(run.over):
-            await run.refresh()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EVENT_TIMEOUT):
+                while number > run.visible + int(run.over) and not (run.over or run.moved):
+                    await run.more()
         if number <= run.visible + int(run.over):
             return number
-        problem = "is the id of an event that was not sent yet"
     raise InvalidRequestError(
-        f"Last-Event-ID '{text[:40]}' {problem}; leave it out to read the stream from its beginning.",
+        f"Last-Event-ID '{text[:40]}' is not the id of an event that this stream has sent; leave it out to read the "
+        "stream from its beginning.",
         param="Last-Event-ID",
         code="invalid_event_id",
     )

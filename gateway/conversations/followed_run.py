@@ -46,10 +46,7 @@ class FollowedRun(AnswerRun):
         self._choice, self._store, self._on_idle = choice, store, on_idle
         self._usage = Usage(0)
         self._tokens = FollowedTokens(shared_answer_id(owner, run_id), self._deliver)
-        self._news: asyncio.Queue[tuple[int, bytes, bytes]] = asyncio.Queue()
-        # Number of replies of Redis, and the waiters for the reply of a given number.
-        self._replies = 0
-        self._refreshing: list[tuple[int, asyncio.Future[None]]] = []
+        self._news: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
         self._heard = asyncio.get_running_loop().time()
         #: Set once all tokens that Redis had at first are in the log.
         self.caught_up = asyncio.Event()
@@ -84,27 +81,16 @@ class FollowedRun(AnswerRun):
         if self.moved:
             raise UnavailableError("The gateway could not confirm that the answer has stopped; try again.")
 
-    async def refresh(self) -> None:
-        if self.over or self.moved:
-            return
-        # Wait for the reply after the next, because the next reply may have been read before this
-        # call.
-        waiter = asyncio.get_running_loop().create_future()
-        self._refreshing.append((self._replies + 2, waiter))
-        await waiter
-
     def _deliver(self, news: tuple[bytes, bytes] | None) -> None:
         now = asyncio.get_running_loop().time()
         if news is not None:
             self._heard = now
-            self._replies += 1
-            if news[0] or news[1] or self._refreshing or not self.caught_up.is_set():
-                self._news.put_nowait((self._replies, *news))
+            if news[0] or news[1] or not self.caught_up.is_set():
+                self._news.put_nowait(news)
         elif now - self._heard > SILENCE_TIMEOUT:
             self.moved = True
             self.caught_up.set()
             self._close()
-            self._end_refreshing(self._replies + 2)
             self.wake()
 
     def _close(self) -> None:
@@ -112,22 +98,14 @@ class FollowedRun(AnswerRun):
 
     async def _run(self) -> None:
         while not self.over:
-            number, tokens, end = await self._news.get()
+            tokens, end = await self._news.get()
             await replay_batches(self._choice, list(decode_batches(tokens)), self.log)
             if end:
                 self._close()
                 self._finish(EndedAnswer.model_validate_json(end))
             self.visible = len(self.log)
             self.caught_up.set()
-            self._end_refreshing(self._replies + 2 if self.over else number)
             self.wake()
-
-    def _end_refreshing(self, number: int) -> None:
-        """Wake the callers of `refresh` that wait for Redis' reply `number` or an earlier reply."""
-        for wanted, waiter in self._refreshing:
-            if wanted <= number and not waiter.done():
-                waiter.set_result(None)
-        self._refreshing = [one for one in self._refreshing if one[0] > number]
 
     def _finish(self, ended: EndedAnswer) -> None:
         if ended.finish in FINISH_REASONS and not self._choice.done:
