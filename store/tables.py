@@ -306,8 +306,8 @@ dead_letters = Table(
     Column("last_at", UtcDateTime, nullable=False, index=True),
 )
 
-# Where the ledger began to read and has not advanced, with the number of processes that crashed
-# there.
+# offsets at which the ledger began to read and from which it has not advanced, with the number of
+# processes that crashed there
 ledger_reads = Table(
     "ledger_reads",
     metadata,

@@ -44,7 +44,7 @@ PIPELINED_REQUESTS_PER_TURN = 8
 #: Divisor of the connection limit that gives the number of connections to close at once. The search
 #: for these connections is too expensive to repeat for each of them.
 EVICTION_DIVISOR = 64
-#: Rank of connections that do not read their response in the order of eviction: after the
+#: Rank, in the order of eviction, of connections that do not read their response: after the
 #: connections whose `progress` is 0, 1 or 2.
 UNREAD = 3
 #: Seconds after its last change for which a connection is among the last to be closed. Most clients

@@ -25,8 +25,8 @@ InferCall = Callable[..., Awaitable[service_pb2.ModelInferResponse]]
 #: Maximum number of full batches in flight per server: the batch that runs, and the next batch, so
 #: that the encoder never waits for this gateway.
 BATCHES_PER_SERVER = 2
-#: Maximum number of tokens in a batch, with padding; a longer row is a batch of its own. Bounds how
-#: long a batch runs before other requests' texts, where 64 texts of 240 tokens take seconds on a CPU.
+#: Maximum number of tokens in a batch, with padding; a longer row is a batch of its own. Bounds the
+#: time that other requests wait for a batch: 64 texts of 240 tokens take seconds on a CPU.
 BATCH_TOKENS = 2048
 #: Seconds in Retry-After when the queue is full. Encoder batches are short, so a slot is free soon.
 RETRY_AFTER = 1

@@ -100,9 +100,9 @@ _ALGORITHMS = frozenset({
     "NVFP4", "W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8", "W4A8_MXFP4_MXFP8", "W4A16_MXFP4", "MIXED_PRECISION",
 })  # fmt: skip
 _NO_METHOD = ("W8A8_SQ", "W4A8_QSERVE", "W8A16_GPTQ", "W4A16_GPTQ")
-#: Algorithms whose layers divide their inputs by `group_size`
-#: (`tensorrt_llm/_torch/modules/linear.py`, create_weights). ModelOpt 0.47 writes the size to
-#: hf_quant_config.json, not to config.json.
+#: Algorithms whose layers divide the number of their inputs by `group_size`, to get the number of
+#: scales (`tensorrt_llm/_torch/modules/linear.py`, create_weights). ModelOpt 0.47 writes the size
+#: to hf_quant_config.json, not to config.json.
 _GROUPED = ("W4A16_AWQ", "W4A8_AWQ")
 
 
