@@ -314,12 +314,6 @@ TENANTS = Dashboard(
                 {"{{tenant}} {{kind}}": "max by (tenant, kind) (llmops_spent_tokens)"},
                 meaning="cached: prompt tokens from the prefix cache, which have a lower price.",
             ),
-            Panel(
-                "Prompts that change at their beginning",
-                {"{{tenant}}": "max by (tenant) (llmops_unstable_prompts_ratio) or vector(0)"},
-                "percentunit",
-                "A prompt whose beginning changes misses the prefix cache. Put a date at the end of the prompt.",
-            ),
         ],
     },
 )
@@ -346,13 +340,6 @@ FLEET = Dashboard(
                 "Servers that gateways reach",
                 {"{{server}}": "sum by (server) (llmops_server_reachable)"},
                 meaning="Gateway workers that reach each server. 0 for 30 s means that a node failed.",
-            ),
-        ],
-        "Source of the state": [
-            Panel(
-                "Reported or measured",
-                {"{{replica}} {{source}}": 'max by (model, replica, source) (llmops_replica_info{model=~"$model"})'},
-                meaning="NVIDIA's C++ backend reports no state, so gateways measure it.",
             ),
         ],
         "Is it enough?": [

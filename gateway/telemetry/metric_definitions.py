@@ -161,11 +161,6 @@ CORRUPTED_REPLICAS = _g.counter(
     "model",
     "replica",
 )
-UNSTABLE_PROMPTS = _g.gauge(
-    "llmops_unstable_prompts_ratio",
-    "Share of a tenant's prompts that differ early and are equal afterwards, at the last report.",
-    "tenant",
-)
 REPLICAS = _g.gauge(
     "llmops_replicas",
     "Replicas by state in this gateway's view: starting, ready, draining, suspect, gone.",
@@ -174,13 +169,6 @@ REPLICAS = _g.gauge(
 )
 REPLICA_RESTARTS = _g.counter(
     "llmops_replica_restarts_total", "Restarts of engines that this gateway noticed.", "model", "replica"
-)
-REPLICA_INFO = _g.gauge(
-    "llmops_replica_info",
-    "1 for each replica; source: reported by it, or measured by this gateway (NVIDIA's C++ backend).",
-    "model",
-    "replica",
-    "source",
 )
 SERVER_REACHABLE = _g.gauge(
     "llmops_server_reachable", "Workers of this gateway that reach the Triton server.", "server"

@@ -174,11 +174,9 @@ async def test_who_is_let_in_when_its_replica_has_just_gone_leaves_nothing_behin
 
 
 async def test_a_tenant_whose_prompts_begin_with_the_time_is_told_where_they_part(caplog):
-    from llmops.gateway.routing.replicas.pool_registry import UnstablePromptReporter
-    from llmops.gateway.telemetry.metrics import GatewayMetrics
+    from llmops.gateway.routing.replicas.pool_registry import unstable_prompt_log
 
-    watch = UnstablePromptReporter("tiny", GatewayMetrics())
-    fleet, _, _ = made(gate=False, on_prompt=watch.record)
+    fleet, _, _ = made(gate=False, on_prompt=unstable_prompt_log("tiny"))
     for second in range(60):
         ids = [*range(20), 1000 + second, *range(100, 300)]
         (await fleet.open(EngineRequest("x", ids, 1, caller="acme/key1"))).cancel()

@@ -40,11 +40,6 @@ HEALTH_CHECK_INTERVAL = 0.25
 #: Seconds that a broken step stream has to reconnect before its answers fail over. Long enough for
 #: a connection that was cut, and shorter than the restart of a server.
 RECONNECT_TIMEOUT = 0.3
-#: Maximum number of tenants with a metric series of their own, which bounds the size of /metrics.
-#: The other tenants share one series.
-MAX_TENANT_SERIES = 100
-#: Label of the series that all other tenants share.
-OTHER_TENANTS = "other"
 #: Share of the idle timeout after which a stream without a token fails over, so that another
 #: replica can answer before the timeout.
 SILENCE_SHARE = 1 / 4
@@ -327,30 +322,24 @@ class PoolRegistry:
             self._degradation.update(saturation)
 
 
-class UnstablePromptReporter:
-    """A reporter that logs and counts tenants whose prompts change at their beginning.
+def unstable_prompt_log(model: str) -> Callable[[str, bytes], None]:
+    """Return a function that logs tenants whose prompts change at their beginning.
 
-    Such prompts make the prefix cache useless for the tenant.
+    The function takes a tenant and the token ids of its prompt (INT32).
     """
+    detector = UnstablePromptDetector()
 
-    def __init__(self, model: str, metrics: GatewayMetrics) -> None:
-        self._model, self._detector = model, UnstablePromptDetector()
-        self._ratio, self._tenants = metrics.numbers(metric_definitions.UNSTABLE_PROMPTS), set[str]()
+    def record(tenant: str, ids: bytes) -> None:
+        divergence = detector.record(tenant, ids)
+        if divergence is not None:
+            log.warning(
+                "%d %% of the prompts of %s for the model '%s' differ at token %d and are equal again after it, so the "
+                "prefix cache cannot reuse the rest. Move text that changes, such as a date, to the end of the prompt.",
+                *(round(100 * divergence.share), f"tenant '{tenant}'" if tenant else "all tenants", model),
+                divergence.token,
+            )
 
-    def record(self, tenant: str, ids: bytes) -> None:
-        """Record a prompt of `tenant`. `ids` are the prompt's token ids, INT32."""
-        divergence = self._detector.record(tenant, ids)
-        if divergence is None:
-            return
-        log.warning(
-            "%d %% of the prompts of %s for the model '%s' differ at token %d and are equal again after it, so the "
-            "prefix cache cannot reuse the rest. Move text that changes, such as a date, to the end of the prompt.",
-            *(round(100 * divergence.share), f"tenant '{tenant}'" if tenant else "all tenants", self._model),
-            divergence.token,
-        )
-        if len(self._tenants) < MAX_TENANT_SERIES:
-            self._tenants.add(tenant)
-        self._ratio.labels(tenant if tenant in self._tenants else OTHER_TENANTS).value = divergence.share
+    return record
 
 
 def create_pool_registry(
@@ -391,10 +380,10 @@ def create_pool_registry(
         controller = create_admission_controller(settings, model, policy)
         if not settings.replicas:
             return ReplicaPool(model, policy, controller, version=version)
-        reporter = UnstablePromptReporter(model, metrics)
+        log_unstable = unstable_prompt_log(model)
 
         def record(tenant: str, ids: bytes) -> None:
-            reporter.record(tenant, ids)
+            log_unstable(tenant, ids)
             if on_prompt is not None:
                 on_prompt(model, ids)
 
