@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> None:
     """Show how far the quantised ENGINE is from its source.
 
-    A quantised Hugging Face folder works too.
-
     Without --against, the command shows what `llmops build` measured and stored. With --against,
     the source is run on the bundled texts and prompts again, and the weights on disk are
     dequantised and compared.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmops.build.engine_folder.atomic_folder import scratch_folder
-from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, QualityMetrics
+from llmops.build.engine_folder.manifest import EngineManifest, QualityMetrics
 from llmops.build.quality.quality_gates import QualityGates
 from llmops.errors import InputError
 
@@ -23,7 +23,7 @@ def evaluate(
     """Return the quality metrics of a folder, and the gates that apply.
 
     Args:
-        folder: An engine folder or a quantised Hugging Face checkpoint.
+        folder: An engine folder.
         against: The source checkpoint to measure against, or None for the stored metrics.
         limits: Limits of the quality gate that override the limits of the build.
         progress: Receives the stages of the measurement.
@@ -31,8 +31,6 @@ def evaluate(
     Raises:
         InputError: The folder has no stored metrics, or its weights cannot be measured.
     """
-    if not (folder / FILE_NAME).is_file() and (folder / "config.json").is_file():
-        return _evaluate_checkpoint(folder, against, limits, progress)
     manifest = EngineManifest.load(folder)
     gates = QualityGates.of_engine(manifest, limits)
     if against is not None:
@@ -43,21 +41,6 @@ def evaluate(
             "CHECKPOINT."
         )
     return manifest.quality, gates
-
-
-def _evaluate_checkpoint(
-    folder: Path, against: str | None, limits: Mapping[str, Any], progress: Progress
-) -> tuple[QualityMetrics, QualityGates]:
-    from llmops.build.checkpoint import open_checkpoint
-
-    if against is None:
-        raise InputError(
-            f"{folder} is a checkpoint and not an engine, so it has no stored metrics; give the source with "
-            "--against CHECKPOINT."
-        )
-    found = open_checkpoint(str(folder)).quantisation
-    gates = QualityGates.from_options(limits, found.method if found is not None else "none")
-    return _measure(folder, "pytorch", against, progress), gates
 
 
 def _measure_engine(folder: Path, manifest: EngineManifest, against: str, progress: Progress) -> QualityMetrics:

@@ -112,9 +112,6 @@ class QualityGates(QualityLimits):
 
 #: Loss that an 8-bit KV cache adds to the limits of the weights.
 _CACHE = QualityGates(max_ppl_ratio=1.03, min_top1=0.95, max_mean_kl=0.03)
-#: Limits for checkpoints that others quantised, by method. AWQ moves scales from weights into
-#: norms, so single weights differ from the source.
-_OF_METHOD = {"awq": QualityLimits()}
 #: Limits for formats without limits of their own. These are formats whose weights are used
 #: unchanged, and formats of other targets.
 _UNKNOWN = QualityLimits(max_weight_error=0.6)
@@ -124,7 +121,7 @@ WIDEST = 32.0
 
 def _loss(quant: str) -> QualityLimits:
     quant_format = FORMATS.get(quant)
-    return _OF_METHOD.get(quant) or (quant_format.loss if quant_format else None) or _UNKNOWN
+    return (quant_format.loss if quant_format else None) or _UNKNOWN
 
 
 def _with_cache(gates: QualityGates) -> QualityGates:

@@ -19,8 +19,8 @@ class InputRounding:
     """The rounding of a linear layer's input.
 
     The input is multiplied by `prequant` (in,), and then rounded to `kind`: `e4m3` or `int8` with
-    the fixed `scale`, `e4m3_token` or `int8_token` with a scale per token at run time, or
-    `e4m3_block` with a scale per token and `block` inputs at run time.
+    the fixed `scale`, `e4m3_token` with a scale per token at run time, or `e4m3_block` with a scale
+    per token and `block` inputs at run time.
     """
 
     kind: str | None = None
@@ -46,8 +46,6 @@ class InputRounding:
             return number_formats.round_to_int8(value, self._steps(value))
         if self.kind == "e4m3_token":
             return number_formats.round_to_e4m3(value, _largest(value) / number_formats.E4M3_MAX)
-        if self.kind == "int8_token":
-            return number_formats.round_to_int8(value, _largest(value) / 127)
         if self.kind == "e4m3_block":
             parts = value.split(self.block, dim=-1)
             return torch.cat(

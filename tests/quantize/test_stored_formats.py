@@ -6,7 +6,7 @@ import torch
 from llmops.build.quantize.exported_weights import InputRounding
 from llmops.build.quantize.layer_readers import reader_of
 from llmops.errors import InputError
-from tests.support.tiny_models import AWQ, FP8, GPTQ, compressed
+from tests.support.tiny_models import FP8, compressed
 
 
 def read(quantised, **stored):
@@ -36,13 +36,23 @@ def test_inputs_round_per_block():
     assert rounded[0, 3] == pytest.approx(1.125 * 0.01, rel=1e-5)  # 1.1 lies between 1.0, 1.125
 
 
-def test_compressed_floats_and_integers_by_hand():
-    weight = torch.tensor([[1.0, -2.0], [0.5, 4.0]])
-    per_row = torch.tensor([[0.5], [2.0]])
-    stored = {"weight": weight.to(torch.float8_e4m3fn), "weight_scale": per_row}
-    assert read(compressed("float-quantized", 8, "float"), **stored).tolist() == [[0.5, -1.0], [1.0, 8.0]]
-    stored = {"weight": torch.tensor([[1, -2], [3, 127]], dtype=torch.int8), "weight_scale": torch.tensor([0.5])}
-    assert read(compressed("int-quantized", 8, "int"), **stored).tolist() == [[0.5, -1.0], [1.5, 63.5]]
+CHANNEL, TOKEN = ({"num_bits": 8, "type": "float", "strategy": name} for name in ("channel", "token"))
+
+
+def test_compressed_floats_by_hand():
+    stored = {"weight": torch.tensor([[1.0, -2.0], [0.5, 4.0]]).to(torch.float8_e4m3fn),
+              "weight_scale": torch.tensor([[0.5], [2.0]])}  # fmt: skip
+    quantised = compressed("float-quantized", CHANNEL, TOKEN)
+    assert read(quantised, **stored).tolist() == [[0.5, -1.0], [1.0, 8.0]]
+    assert reader_of({"quantization_config": quantised}, {}).rounding(stored) == InputRounding("e4m3_token")
+
+
+def test_compressed_blocks_are_of_128_at_the_edge_too():
+    inputs = {**TOKEN, "strategy": "group", "group_size": 128}
+    quantised = compressed("float-quantized", {**CHANNEL, "strategy": "block"}, inputs)
+    stored = {"weight": torch.ones(130, 128).to(torch.float8_e4m3fn), "weight_scale": torch.tensor([[2.0], [4.0]])}
+    assert read(quantised, **stored)[:, 0].tolist() == [2.0] * 128 + [4.0] * 2
+    assert reader_of({"quantization_config": quantised}, {}).rounding(stored) == InputRounding("e4m3_block", block=128)
 
 
 @pytest.mark.parametrize(
@@ -50,10 +60,9 @@ def test_compressed_floats_and_integers_by_hand():
     [
         ({"quant_method": "bitsandbytes"}, "bitsandbytes weights cannot be read back"),
         ({"quant_method": "mxfp4"}, "mxfp4 weights cannot be read back"),
-        ({**AWQ, "version": "gemv"}, "AWQ weights of version gemv with 4 bits"),
-        ({**GPTQ, "bits": 3}, "GPTQ weights of format gptq with 3 bits"),
-        ({**GPTQ, "checkpoint_format": "marlin"}, "format marlin"),
-        (compressed("nvfp4-pack-quantized", 4, "float"), "compressed-tensors weights in nvfp4-pack-quantized"),
+        ({"quant_method": "awq"}, "awq weights cannot be read back"),
+        ({**FP8, "weight_block_size": None}, "fp8 weights cannot be read back"),
+        (compressed("nvfp4-pack-quantized", {"num_bits": 4, "type": "float"}), "compressed-tensors weights cannot"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "ModelOpt's NVFP4 weights"),
     ],
 )  # fmt: skip

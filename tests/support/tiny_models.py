@@ -56,19 +56,17 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
 
 # quantization_config of checkpoints as others publish them
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
-AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "group_size": 32}
 # families that are only passed on, as they are published; None where that is in full precision
 PUBLISHED = {
     "deepseek_v3": FP8, "deepseek_v32": FP8, "glm4_moe": None, "minimax_m2": FP8, "llama4": None,
     "qwen3_5": None, "qwen3_5_moe": None, "nemotron_h": None,
     "gpt_oss": {"quant_method": "mxfp4"},
 }  # fmt: skip
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq"}
 
 
-def compressed(layout: str, bits: int, kind: str, inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+def compressed(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return a configuration of compressed-tensors with all linear layers alike."""
-    group = {"weights": {"num_bits": bits, "type": kind}, "input_activations": inputs, "targets": ["Linear"]}
+    group = {"weights": weights, "input_activations": inputs, "targets": ["Linear"]}
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
 
 
