@@ -88,10 +88,10 @@ async def test_only_its_owner_reads_or_stops_a_stream_and_a_wrong_event_id_is_re
     for method in ("GET", "DELETE"):
         assert (await other.request(method, url, headers=theirs)).status_code == 410
     assert (await other.get(f"{CHAT}/chatcmpl-{'0' * 24}")).json()["error"]["code"] == "stream_gone"
-    for event, problem in (("x", "not the id"), ("000000-1", "another stream"), (f"{reader.run[-6:]}-99", "not sent")):
+    for event in ("x", "000000-1", f"{reader.run[-6:]}-99"):
         refused = await other.get(url, headers={"last-event-id": event})
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_event_id")
-        assert problem in refused.json()["error"]["message"]
+        assert f"'{event}' is not the id of an event" in refused.json()["error"]["message"]
 
 
 async def test_a_stream_is_stopped_at_another_gateway_and_stored(gateways, told):
