@@ -102,11 +102,12 @@ def _from_folder(checkpoint: Checkpoint, directory: Path) -> None:
 def _make_loadable(path: Path) -> None:
     """Rewrite tokenizer_config.json so that transformers 4 and 5 both take tokenizer.json as it is.
 
-    TensorRT-LLM compiles grammars for the tokenizer that transformers loads. Version 5, of
-    TensorRT-LLM 1.3, rebuilds a tokenizer whose class is named for a model: LlamaTokenizerFast,
-    which DeepSeek's byte-level tokenizers name, becomes SentencePiece's. Version 4.57, of 1.2,
-    knows no class TokenizersBackend and no list of `extra_special_tokens`. Both look for the code
-    that `auto_map` names, which is not beside an engine's tokenizer.
+    TensorRT-LLM compiles grammars for the tokenizer that transformers loads. TensorRT-LLM 1.3 has
+    transformers 5, which rebuilds a tokenizer whose class is named for a model: DeepSeek's
+    byte-level tokenizers name LlamaTokenizerFast, and would become SentencePiece tokenizers.
+    TensorRT-LLM 1.2 has transformers 4.57, which knows no class TokenizersBackend and no list of
+    `extra_special_tokens`. Both versions look for the code that `auto_map` names, which is not
+    beside an engine's tokenizer.
     """
     config = json.loads(path.read_text())
     if not isinstance(config, dict):

@@ -127,7 +127,7 @@ def _modules(adapter: AdapterCheckpoint, arch: Architecture, tp: int) -> dict[tu
     """Return A (rank, in) and B (out, rank) of each layer and module, as the runtime splits them.
 
     The runtime gives each GPU the same number of B's rows, one after the other
-    (`cpp/tensorrt_llm/runtime/ loraCache.cpp`, copyToPages). So packed matrices become one module
+    (`cpp/tensorrt_llm/runtime/loraCache.cpp`, copyToPages). So packed matrices become one module
     each, and with more GPUs than KV heads, each GPU gets a copy of a head (`loraModule.cpp`,
     createLoraModules).
     """

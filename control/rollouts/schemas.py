@@ -72,7 +72,7 @@ class RolloutSettings(AdminRequest):
         webhook: URL to which every transition is sent, or an empty string.
         analysis: PromQL conditions, such as `EXPRESSION < 0.1`, that must hold besides the judge.
         prometheus: URL of the Prometheus that has the data of `analysis`.
-        min_requests: Number of candidate's requests in a step before the judge can pass the step.
+        min_requests: Number of the candidate's requests in a step before the judge can pass it.
         min_seconds: Duration of a step in seconds before the judge can pass the step.
         quality_tolerance: Mean score that the candidate may lose on golden prompts.
         twin: Start a baseline twin if there is room: replicas of the stable version whose cache is
