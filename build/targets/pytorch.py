@@ -16,6 +16,7 @@ from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint, read_adapte
 from llmops.build.engine_folder.build_stages import link_file, link_tree
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
 from llmops.build.model.architecture import Architecture
+from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.progress import Progress
 from llmops.build.quality.quality_gates import user_limits
 from llmops.build.quantize.hf_config import with_transformers4_keys
@@ -44,6 +45,8 @@ ARGS_FILE = "llm_args.json"
 MODEL_DIR = "model"
 #: Width and height of the blocks of weights that share a scale in fp8_block.
 _BLOCK = 128
+#: Tokens of a KV-cache block of latent attention on Hopper, and the compute capability of Hopper.
+_MLA_BLOCK, _HOPPER = 64, 90
 
 
 class PytorchTarget(BuildTarget[Checkpoint]):
@@ -61,7 +64,22 @@ class PytorchTarget(BuildTarget[Checkpoint]):
         job = PytorchJob(request, read_adapters(spec.options.get("adapters"), checkpoint.architecture))
         check_gpu(request)
         _check_blocks(request, job.arguments)
+        _check_model_limits(request, job.arguments)
         return job
+
+
+def _check_model_limits(request: BuildRequest, arguments: Mapping[str, Any]) -> None:
+    """Raise InputError if TensorRT-LLM serves this model otherwise than the arguments say."""
+    architecture, gpu = request.checkpoint.architecture, request.spec.gpu
+    tokens = (arguments.get("kv_cache_config") or {}).get("tokens_per_block")
+    if architecture.mla is not None and tokens != _MLA_BLOCK and (gpu is None or find_gpu(gpu).sm <= _HOPPER):
+        raise InputError(
+            f"kv_cache_config.tokens_per_block is {tokens}, but on Hopper the blocks of this model have "
+            f"{_MLA_BLOCK} tokens whatever is set; leave it out."
+        )
+    # 1.3.0rc29, supported-models.md, footnote of Glm4MoeForCausalLM
+    if architecture.family == "glm4_moe" and arguments.get("guided_decoding_backend") == "llguidance":
+        raise InputError("llguidance does not work with GLM 4 in TensorRT-LLM; leave llm.guided_decoding_backend out.")
 
 
 def _check_blocks(request: BuildRequest, arguments: Mapping[str, Any]) -> None:
@@ -212,7 +230,7 @@ def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[s
     if request.checkpoint.architecture.mla is not None:
         # On Hopper, blocks have 64 tokens whatever is set (_torch/pyexecutor/py_executor_creator.py,
         # "for using FlashMLA"), and the events of the cache are read by the number that is set.
-        overrides = {"kv_cache_config.tokens_per_block": 64, **overrides}
+        overrides = {"kv_cache_config.tokens_per_block": _MLA_BLOCK, **overrides}
     version, is_mixture = request.image.tensorrt_llm, request.checkpoint.architecture.moe is not None
     arguments = make_llm_args(
         request.limits, request.parallelism, request.kv_cache, overrides, version, is_mixture=is_mixture, plan=spec.plan

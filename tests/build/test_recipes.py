@@ -158,6 +158,17 @@ def test_latent_attention_gets_the_blocks_that_hopper_makes(checkpoint):
     assert '"tokens_per_block": 32' in dry_run(checkpoint)[0]
 
 
+@pytest.mark.parametrize(("hub_id", "gpu", "setting", "says"), [
+    ("deepseek-ai/DeepSeek-R1-0528", "h200-sxm", "kv_cache_config.tokens_per_block=32", "blocks of this model have 64"),
+    ("deepseek-ai/DeepSeek-R1-0528", "b200-sxm", "kv_cache_config.tokens_per_block=32", ""),
+    # 1.3.0rc29, supported-models.md: "supported only with the `xgrammar` backend; `llguidance` is not working"
+    ("zai-org/GLM-4.6", "h200-sxm", "guided_decoding_backend=llguidance", "llguidance does not work with GLM 4"),
+])  # fmt: skip
+def test_a_field_that_the_model_cannot_have_is_refused(hub_id, gpu, setting, says):
+    error = dry_run(hub_id, "--tp", "8", "--ep", "8", "--gpu", gpu, "--set", f"llm.{setting}")[1]
+    assert says in error if says else not error
+
+
 def test_the_command_line_wins(checkpoint, tmp_path):
     file = tmp_path / "options.yaml"
     file.write_text(UPSTREAM)
