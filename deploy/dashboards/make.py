@@ -342,6 +342,13 @@ FLEET = Dashboard(
                 meaning="Gateway workers that reach each server. 0 for 30 s means that a node failed.",
             ),
         ],
+        "Source of the state": [
+            Panel(
+                "Reported or measured",
+                {"{{replica}} {{source}}": 'max by (model, replica, source) (llmops_replica_info{model=~"$model"})'},
+                meaning="NVIDIA's C++ backend reports no state, so gateways measure it.",
+            ),
+        ],
         "Is it enough?": [
             Panel(
                 "Waiting for each ready replica",

@@ -170,6 +170,13 @@ REPLICAS = _g.gauge(
 REPLICA_RESTARTS = _g.counter(
     "llmops_replica_restarts_total", "Restarts of engines that this gateway noticed.", "model", "replica"
 )
+REPLICA_INFO = _g.gauge(
+    "llmops_replica_info",
+    "1 for each replica; source: reported by it, or measured by this gateway (NVIDIA's C++ backend).",
+    "model",
+    "replica",
+    "source",
+)
 SERVER_REACHABLE = _g.gauge(
     "llmops_server_reachable", "Workers of this gateway that reach the Triton server.", "server"
 )

@@ -71,6 +71,12 @@ async def test_readiness_and_capacity_are_sums(card):
         assert (found["ready"], found["replicas"]) == (True, {"ready": 1, "total": 2, "measured": 2})
         assert found["capacity"]["sequences"] == 4
         assert await counted(client) == {"ready": 1, "gone": 1}
+        page = text_string_to_metric_families((await client.get("/metrics")).text)
+        info = [sample.labels for family in page if family.name == "llmops_replica_info" for sample in family.samples]
+        lines = {f"127.0.0.1:{one.port}" for one in (first, second)}
+        assert {(one["model"], one["replica"], one["source"]) for one in info} == {
+            ("tiny", line, "measured") for line in lines
+        }
         assert {line["source"] for line in (await replicas(client)).values()} == {"measured"}
         await second.stop()
 
