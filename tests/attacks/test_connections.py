@@ -149,10 +149,7 @@ def test_twenty_thousand_connections(start):
     with contextlib.ExitStack() as stack, Neighbour(gateway) as other:
         held = hold(stack, gateway, count, 200)
         grown = gateway.peak() - before
-    record(
-        f"{len(held)} connections, {grown / MIB:.1f} MiB grown, p95 {other.quantile(0.95) * 1e3:.0f} ms, "
-        f"{other.failures} failed"
-    )
+    record(f"{len(held)} connections, {grown / MIB:.1f} MiB grown, p95 {other.quantile(0.95) * 1e3:.0f} ms")
     assert grown < count * PER_CONNECTION
     assert other.failures == 0
 
@@ -191,9 +188,7 @@ def test_clients_that_come_back_at_once(start, programs, tmp_path, card):
         for one in attackers:
             one.join()
     p95 = sorted(seconds)[int(len(seconds) * 0.95)]
-    record(
-        f"{refused[0]} refused, {used:.2f} s of CPU in {scaled(2, 20)} s, p95 of an open connection {p95 * 1e3:.0f} ms"
-    )
+    record(f"{refused[0]} refused, {used:.2f} s of CPU in {scaled(2, 20)} s, p95 of an open one {p95 * 1e3:.0f} ms")
     assert p95 < 0.3
     assert gateway.log_bytes < 16_384
 

@@ -45,6 +45,18 @@ FIRST = AuditContext("cli:tester", NOON - timedelta(days=2))
 CONVERSATION_CHANGES = ["metadata = '{'", "updated_at = '2020-99-99'", "title = x'80'", "title = CAST(x'80' AS TEXT)"]
 
 
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/store.db"
+
+
+@pytest.fixture
+async def client(url):
+    """A client of a gateway with this store, which asks for no key."""
+    async with app_client(create_app(GatewaySettings(store=url, open=True)), "http://127.0.0.1") as made:
+        yield made
+
+
 def execute(folder: Path, statement: str) -> None:
     with contextlib.closing(sqlite3.connect(folder / "store.db")) as connection:
         connection.execute(statement)
@@ -56,9 +68,8 @@ def execute(folder: Path, statement: str) -> None:
     ["rpm = -1", "rpm = 'x'", "budget_micros = 1e400, budget_period = 'day'", "scopes = '5'", "scopes = '{'",
      "budget_micros = 5, budget_period = 'age'", "models = '[1'", "expires_at = 'soon'"],
 )  # fmt: skip
-async def test_a_damaged_key_is_an_outage_of_that_key_alone(tmp_path: Path, change: str) -> None:
+async def test_a_damaged_key_is_an_outage_of_that_key_alone(tmp_path, url, change):
     """Before the fix, keys that were looked up beside it got 503, or waited for ever."""
-    url = f"sqlite:///{tmp_path}/store.db"
     keys = [await make_key(url) for _ in range(5)]
     execute(tmp_path, f"UPDATE api_keys SET {change} WHERE id = '{keys[2][1]}'")
     directory = KeyDirectory(url)
@@ -70,14 +81,12 @@ async def test_a_damaged_key_is_an_outage_of_that_key_alone(tmp_path: Path, chan
 
 
 @pytest.mark.parametrize("change", CONVERSATION_CHANGES)
-async def test_a_damaged_conversation_is_kept_and_keeps_no_other_from_being_purged(tmp_path, change, caplog):
+async def test_a_damaged_conversation_is_kept_and_keeps_no_other_from_being_purged(tmp_path, url, change, caplog):
     """Before the fix, the task ended in silence, and no tenant's conversations were purged any more."""
     (tmp_path / "archive").mkdir()
-    url, settings = f"sqlite:///{tmp_path}/store.db", ConversationSettings(days=10)
-    ids = []
+    settings = ConversationSettings(days=10)
     chats = ConversationStore(url, settings, lambda: BY.at)
-    for user in range(3):
-        ids.append((await chats.create(Caller("acme", str(UUID(int=user + 1))), [])).id)
+    ids = [(await chats.create(Caller("acme", str(UUID(int=user + 1))), [])).id for user in range(3)]
     await chats.close()
     execute(tmp_path, f"UPDATE conversations SET {change} WHERE id = '{ids[1]}'")
     chats = ConversationStore(url, settings, lambda: BY.at + timedelta(days=20))
@@ -92,13 +101,11 @@ async def test_a_damaged_conversation_is_kept_and_keeps_no_other_from_being_purg
 
 
 @pytest.mark.parametrize("change", CONVERSATION_CHANGES)
-async def test_an_export_names_what_is_damaged_and_has_the_rest(tmp_path: Path, change: str) -> None:
+async def test_an_export_names_what_is_damaged_and_has_the_rest(tmp_path, client, change):
     """Before the fix, an export ended at the damaged row, each time: two of five conversations came."""
-    settings = GatewaySettings(store=f"sqlite:///{tmp_path}/store.db", open=True)
-    async with app_client(create_app(settings), "http://127.0.0.1") as client:
-        ids = [(await client.post("/v1/conversations", json={})).json()["id"] for _ in range(5)]
-        execute(tmp_path, f"UPDATE conversations SET {change} WHERE id = '{UUID(ids[2][5:])}'")
-        answer = await client.get("/api/conversations/export")
+    ids = [(await client.post("/v1/conversations", json={})).json()["id"] for _ in range(5)]
+    execute(tmp_path, f"UPDATE conversations SET {change} WHERE id = '{UUID(ids[2][5:])}'")
+    answer = await client.get("/api/conversations/export")
     assert answer.status_code == 200, answer.text
     lines = [json.loads(line) for line in answer.text.splitlines()]
     assert [line["id"] for line in lines] == [*ids[:2], *ids[3:], ids[2]]
@@ -107,41 +114,35 @@ async def test_an_export_names_what_is_damaged_and_has_the_rest(tmp_path: Path, 
 
 @pytest.mark.parametrize("change", [*CONVERSATION_CHANGES, "created_at = ''"])
 @pytest.mark.parametrize("query", ["", "&q=a"])
-async def test_a_list_leaves_out_what_is_damaged(tmp_path, change, query, monkeypatch, caplog):
+async def test_a_list_leaves_out_what_is_damaged(tmp_path, client, change, query, monkeypatch, caplog):
     """Before the fix, the owner's list was a 500 as long as one row was damaged."""
     monkeypatch.setattr("llmops.store.conversations.SEARCH_SIZE", 2)
-    settings = GatewaySettings(store=f"sqlite:///{tmp_path}/store.db", open=True)
-    async with app_client(create_app(settings), "http://127.0.0.1") as client:
-        new = {"title": "a", "system_prompt": "b"}
-        ids = [(await client.post("/api/conversations", json=new)).json()["id"] for _ in range(5)]
-        execute(tmp_path, f"UPDATE conversations SET {change} WHERE id = '{UUID(ids[2][5:])}'")
-        url, listed = f"/api/conversations?limit=2{query}", []
-        page = (await client.get(url)).json()
-        while page["has_more"]:
-            listed += page["data"]
-            page = (await client.get(f"{url}&after={listed[-1]['id']}")).json()
+    new = {"title": "a", "system_prompt": "b"}
+    ids = [(await client.post("/api/conversations", json=new)).json()["id"] for _ in range(5)]
+    execute(tmp_path, f"UPDATE conversations SET {change} WHERE id = '{UUID(ids[2][5:])}'")
+    url, listed = f"/api/conversations?limit=2{query}", []
+    page = (await client.get(url)).json()
+    while page["has_more"]:
+        listed += page["data"]
+        page = (await client.get(f"{url}&after={listed[-1]['id']}")).json()
     assert [one["id"] for one in listed + page["data"]] == [ids[4], ids[3], ids[1], ids[0]]
     is_searched = bool(query) and "title" in change
     assert caplog.text.count(f"{ids[2]} was left out of a list") == (0 if is_searched else 1)
 
 
-async def test_a_damaged_id_ends_no_list_and_no_export(tmp_path: Path) -> None:
+async def test_a_damaged_id_ends_no_list_and_no_export(tmp_path, client):
     """Before the fix, both were a 500."""
-    settings = GatewaySettings(store=f"sqlite:///{tmp_path}/store.db", open=True)
-    async with app_client(create_app(settings), "http://127.0.0.1") as client:
-        ids = [(await client.post("/v1/conversations", json={})).json()["id"] for _ in range(3)]
-        execute(tmp_path, f"UPDATE conversations SET id = 'zz' WHERE id = '{UUID(ids[1][5:])}'")
-        listed = [one["id"] for one in (await client.get("/api/conversations")).json()["data"]]
-        exported = [
-            json.loads(line)["id"] for line in (await client.get("/api/conversations/export")).text.splitlines()
-        ]
+    ids = [(await client.post("/v1/conversations", json={})).json()["id"] for _ in range(3)]
+    execute(tmp_path, f"UPDATE conversations SET id = 'zz' WHERE id = '{UUID(ids[1][5:])}'")
+    listed = [one["id"] for one in (await client.get("/api/conversations")).json()["data"]]
+    export = (await client.get("/api/conversations/export")).text
+    exported = [json.loads(line)["id"] for line in export.splitlines()]
     assert listed == exported[::-1] == [ids[2], "conv_zz", ids[0]]
 
 
 @pytest.mark.parametrize("change", ["input_micros = 'x'", "input_micros = -1", "valid_from = 'soon'"])
-async def test_a_damaged_price_leaves_the_prices_that_were_read(tmp_path: Path, change: str, caplog) -> None:
+async def test_a_damaged_price_leaves_the_prices_that_were_read(tmp_path, url, change, caplog):
     """Before the fix, the task that reads prices ended, and later prices were never billed."""
-    url = f"sqlite:///{tmp_path}/store.db"
     async with await open_store(url) as store, store.write() as connection:
         for model in ("a", "b"):
             await set_price(connection, Price(model, BY.at, 1_000_000, 0, 0), BY)
@@ -158,14 +159,13 @@ async def test_a_damaged_price_leaves_the_prices_that_were_read(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("change", ["started_at = 'soon'", "settings = '{'", "verdict = '['", "changed_at = 'a'"])
-async def test_a_damaged_roll_out_stops_no_other(tmp_path: Path, change: str, caplog) -> None:
+async def test_a_damaged_roll_out_stops_no_other(tmp_path, url, change, caplog):
     """Before the fix, control moved no roll-out of any model as long as one row was damaged."""
-    async with await open_store(f"sqlite:///{tmp_path}/store.db", pool_size=1) as store:
+    async with await open_store(url, pool_size=1) as store:
         async with store.write() as connection:
             for model in ("bad", "good"):
                 await create_rollout(connection, ModelVersion(model, "v2"), "starting", {}, BY)
-        with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as damaged, damaged:
-            damaged.execute(f"UPDATE rollouts SET {change} WHERE model = 'bad'")
+        execute(tmp_path, f"UPDATE rollouts SET {change} WHERE model = 'bad'")
         for _ in range(3):
             async with store.read() as connection:
                 assert [one.model for one in await open_rollouts(connection)] == ["good"]
@@ -180,9 +180,8 @@ def test_a_weight_that_is_no_share_is_refused_before_a_request_meets_it(weight: 
 
 
 @pytest.mark.parametrize("change", ["input_micros = 'x'", "input_micros = -1", "valid_from = 'soon'"])
-async def test_a_damaged_price_is_that_models_alone(tmp_path: Path, change: str) -> None:
+async def test_a_damaged_price_is_that_models_alone(tmp_path, url, change):
     """Before the fix, no event of any tenant reached the ledger, and a gateway that started refused all budgets."""
-    url = f"sqlite:///{tmp_path}/store.db"
     async with await open_store(url) as store:
         async with store.write() as connection:
             for model in ("a", "b"):
@@ -202,9 +201,8 @@ async def test_a_damaged_price_is_that_models_alone(tmp_path: Path, change: str)
 
 
 @pytest.mark.parametrize("change", ["next_seq = 'x'", "next_seq = -5", "next_seq = 9e30"])
-async def test_a_damaged_count_of_a_gateways_events_is_counted_again(tmp_path: Path, change: str) -> None:
+async def test_a_damaged_count_of_a_gateways_events_is_counted_again(tmp_path, url, change):
     """Before the fix, the events beside those of that gateway waited, or its own were parked."""
-    url = f"sqlite:///{tmp_path}/store.db"
     sink = LedgerSink(url)
     await sink.write([event(seq, gateway_id=gateway) for gateway in ("bad", "good") for seq in range(3)])
     execute(tmp_path, f"UPDATE gateways SET {change} WHERE id = 'bad'")
@@ -217,9 +215,8 @@ async def test_a_damaged_count_of_a_gateways_events_is_counted_again(tmp_path: P
 
 
 @pytest.mark.parametrize("change", ["rpm = -1", "budget_micros = 5, budget_period = 'age'", "created_at = 'soon'"])
-async def test_a_damaged_tenant_is_an_outage_of_that_tenant_alone(tmp_path: Path, change: str, caplog) -> None:
+async def test_a_damaged_tenant_is_an_outage_of_that_tenant_alone(tmp_path, url, change, caplog):
     """Before the fix, tokens of one of its users had all new tokens get 503; no alert told of parked events."""
-    url = f"sqlite:///{tmp_path}/store.db"
     async with await open_store(url) as store:
         async with store.write() as connection:
             for tenant in ("bad", "good"):
@@ -236,9 +233,8 @@ async def test_a_damaged_tenant_is_an_outage_of_that_tenant_alone(tmp_path: Path
     assert caplog.text.count("The tenant bad has a damaged value") <= 1
 
 
-async def test_a_text_that_utf_8_cannot_encode_ends_no_audit_log(tmp_path: Path) -> None:
+async def test_a_text_that_utf_8_cannot_encode_ends_no_audit_log(url) -> None:
     """Before the fix, one category of a moderation service made every read of the audit log fail."""
-    url = f"sqlite:///{tmp_path}/store.db"
     secret, _, _ = await make_key(url)
     async with await open_store(url) as store, store.write() as connection:
         await record_action(connection, BY, "safety.find", "remote", detail={"category": "a\ud800b", "count": 2})

@@ -50,9 +50,7 @@ async def test_answers_of_two_owners_with_one_id(gateways, told):
 async def test_answers_of_one_owner_do_not_push_out_anothers(told, tmp_path, monkeypatch):
     monkeypatch.setattr("llmops.gateway.conversations.chat_run.MAX_RETAINED_RUNS", 10)
     told.wait = 0.0
-    settings = GatewaySettings(
-        triton=f"127.0.0.1:{told.triton.port}", store=f"sqlite:///{tmp_path}/store.db", open=True
-    )
+    settings = GatewaySettings(triton=told.triton.address, store=f"sqlite:///{tmp_path}/store.db", open=True)
     async with serving(settings) as (client, _):
         victim = ResumingReader("Where is it?", OPENAI)
         await victim.whole(client)
@@ -68,9 +66,8 @@ async def test_answers_of_many_users_of_a_tenant_do_not_push_out_anothers(told, 
     told.wait = 0.0
     settings = GatewaySettings(triton=f"127.0.0.1:{told.triton.port}")
     async with serving(settings, [TenantsInHeaders()]) as (client, _):
-        asked = [
-            await ask(client, "key", user=user) for user in ("acme/a", "acme/a", *(f"evil/{at}" for at in range(15)))
-        ]
+        users = ("acme/a", "acme/a", *(f"evil/{at}" for at in range(15)))
+        asked = [await ask(client, "key", user=user) for user in users]
         assert {one.status_code for one in asked} == {200}
         headers = {"x-user": "acme/a"}
         kept = [await client.get(f"{OPENAI}/{run_of(one)}", headers=headers) for one in asked[:2]]
@@ -97,10 +94,8 @@ async def test_large_requests_do_not_fill_redis(small_redis, gateways, valkey):
     redis = Redis.from_url(valkey.url)
     before = redis.info("memory")["used_memory"]
     tool = {"type": "function", "function": {"name": "f", "description": "x" * 900_000}}
-    runs = []
     for number in range(12):
-        answer = await ask(one, f"attacker-{number % 2}", tools=[tool], tool_choice="none")
-        runs.append(run_of(answer))
+        assert run_of(await ask(one, f"attacker-{number % 2}", tools=[tool], tool_choice="none"))
     grown = redis.info("memory")["used_memory"] - before
     record(f"{grown / MIB:.1f} MiB more in Redis")
     assert grown < 8 * MIB
@@ -117,9 +112,8 @@ async def test_a_message_that_is_continued_at_two_gateways_is_billed_by_both(gat
     for number in range(4):
         conversation = (await gateways[0].post("/v1/conversations", json={"items": items})).json()["id"]
         body = {"model": "tiny", "messages": [], "continue_final_message": True, "conversation_id": conversation}
-        answer = await gateways[number > 0].post(
-            "/api/chat/completions", json={**body, "max_tokens": 3, "stream": True}
-        )
+        body |= {"max_tokens": 3, "stream": True}
+        answer = await gateways[number > 0].post("/api/chat/completions", json=body)
         assert '"finish_reason":"length"' in answer.text
 
     async def billed() -> bool:

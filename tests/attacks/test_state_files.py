@@ -74,6 +74,12 @@ def a_dead_gateway(root: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a gateway that died."""
+    return a_dead_gateway(tmp_path / "usage")
+
+
 async def taken_up(root: Path) -> Ledger:
     """Start a gateway's usage on `root`, and return what its ledger has when all is delivered."""
     ledger = Ledger()
@@ -159,37 +165,33 @@ def a_terabyte(path: Path) -> None:
 
 
 @pytest.mark.parametrize("put", [a_pipe, a_loop, a_terabyte, Path.mkdir])
-async def test_a_file_that_is_no_file(tmp_path: Path, put: Callable[[Path], None]) -> None:
+async def test_a_file_that_is_no_file(folder, put: Callable[[Path], None]) -> None:
     """Set aside whatever stands in the place of a file, and bill the events beside it.
 
     Before the fix, a pipe held the delivery of all outboxes for ever, without a line in the log.
     """
-    root = tmp_path / "usage"
-    folder = await asyncio.to_thread(a_dead_gateway, root)
     if put is not a_terabyte:
         (folder / "open-answers").unlink()
     put(folder / "open-answers")
-    ledger = await asyncio.wait_for(taken_up(root), 60)
+    ledger = await asyncio.wait_for(taken_up(folder.parent), 60)
     assert len([one for one in ledger.events.values() if one.seq < EVENTS and one.gateway_id == "gw-1"]) == EVENTS
     if put is not a_terabyte:
-        (aside,) = root.glob("damaged-*")
+        (aside,) = folder.parent.glob("damaged-*")
         assert (aside / "outbox.db").stat().st_size > 0
     record("the gateway starts beside every damaged file; before, a torn slot stopped each start")
 
 
 @pytest.mark.parametrize("name", ["outbox.db-shm", "outbox.db-wal", "outbox.db-journal"])
 @pytest.mark.parametrize("put", [a_pipe, a_loop, Path.mkdir])
-async def test_a_file_of_sqlite_that_is_no_file(tmp_path: Path, name: str, put: Callable[[Path], None], caplog) -> None:
+async def test_a_file_of_sqlite_that_is_no_file(folder, name: str, put: Callable[[Path], None], caplog) -> None:
     """Bill what the other files have.
 
     Before the fix, a pipe as `-shm` lost all 200 events, a pipe as `-journal` held the delivery of all outboxes for
     ever, and a folder or link kept this one from being billed.
     """
-    root = tmp_path / "usage"
-    folder = await asyncio.to_thread(a_dead_gateway, root)
     (folder / name).unlink(missing_ok=True)
     put(folder / name)
-    ledger = await asyncio.wait_for(taken_up(root), 60)
+    ledger = await asyncio.wait_for(taken_up(folder.parent), 60)
     billed = [one for one in ledger.events.values() if one.seq < EVENTS and one.gateway_id == "gw-1"]
     # the second half stood in the log
     assert len(billed) == (EVENTS // 2 if name.endswith("wal") else EVENTS)
@@ -197,14 +199,12 @@ async def test_a_file_of_sqlite_that_is_no_file(tmp_path: Path, name: str, put: 
     assert ("is lost: up to 100 usage events" in caplog.text) is name.endswith("wal")
 
 
-async def test_a_log_of_a_terabyte_fills_no_disk(tmp_path: Path) -> None:
+async def test_a_log_of_a_terabyte_fills_no_disk(folder) -> None:
     """Before the fix, the copy of a damaged log with a hole took 16 GB in a minute, until the disk was full."""
-    root = tmp_path / "usage"
-    folder = await asyncio.to_thread(a_dead_gateway, root)
     (folder / "outbox.db-wal").write_bytes(b"")
     a_terabyte(folder / "outbox.db-wal")
-    await asyncio.wait_for(taken_up(root), 60)
-    (kept,) = root.glob("damaged-*-outbox.db-wal-*")
+    await asyncio.wait_for(taken_up(folder.parent), 60)
+    (kept,) = folder.parent.glob("damaged-*-outbox.db-wal-*")
     assert kept.stat().st_size <= 64 * MIB
 
 
@@ -217,13 +217,11 @@ async def test_a_store_with_a_pipe_is_refused(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("put", [Path.touch, os.mkfifo, lambda path: (path / "lock").mkdir(parents=True)])
-async def test_a_folder_that_is_no_outbox_keeps_no_other_from_being_billed(tmp_path: Path, put, caplog) -> None:
+async def test_a_folder_that_is_no_outbox_keeps_no_other_from_being_billed(folder, put, caplog) -> None:
     """Before the fix, one stray file in the folder of outboxes kept all dead gateways' events from being billed."""
-    root = tmp_path / "usage"
-    folder = await asyncio.to_thread(a_dead_gateway, root)
-    put(root / "gw-000")
+    put(folder.parent / "gw-000")
     sink = Ledger()
-    check = UsageCheck(root, UsageSettings(), sink, NoPrices())
+    check = UsageCheck(folder.parent, UsageSettings(), sink, NoPrices())
     await check.start()
     async with asyncio.timeout(60):
         while folder.exists():
@@ -248,14 +246,12 @@ async def test_an_outbox_that_is_removed_under_its_gateway_ends_with_a_sentence(
     assert f"was removed while the gateway used it. {lost} usage events" in told
 
 
-async def test_damage_writes_few_lines_and_keeps_the_log(tmp_path: Path, caplog) -> None:
+async def test_damage_writes_few_lines_and_keeps_the_log(folder, tmp_path, caplog) -> None:
     """Before the fix, 99,901 damaged rows wrote as many lines, and a damaged log of SQLite was deleted."""
-    root = tmp_path / "usage"
-    folder = await asyncio.to_thread(a_dead_gateway, root)
     with contextlib.closing(sqlite3.connect(folder / "outbox.db")) as outbox:
         outbox.execute("UPDATE events SET body = x'00' WHERE place % 2")
         outbox.commit()
-    await taken_up(root)
+    await taken_up(folder.parent)
     assert len([one for one in caplog.records if one.levelname == "ERROR"]) < 15
     folder = await asyncio.to_thread(a_dead_gateway, tmp_path / "second")
     log = folder / "outbox.db-wal"
