@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from time import monotonic
 from types import MappingProxyType
@@ -107,7 +107,7 @@ class ChatTemplate:
                 tokens that the template wrote.
 
         Raises:
-            InputError: `source` cannot be compiled.
+            InputError: `source` cannot be compiled, or changes its control tokens.
         """
         self.source = source
         self._seconds = seconds
@@ -115,7 +115,6 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._controls = controls
         self._template = _compile(source, seconds)
-        self._marked: jinja2.Template | None = None
         self._composed = frozenset[str]()
         if controls is not None:
             self._compile_marked(controls)
@@ -146,11 +145,6 @@ class ChatTemplate:
         context = {**(variables or {}), **given}
         if self._controls is None:
             return RenderedPrompt(self._render(self._template, {**self._special_tokens, **context}))
-        if self._marked is None:
-            _refuse_control_tokens(self._controls, context)
-            text = self._render(self._template, {**self._special_tokens, **context})
-            written = frozenset(token for _, token in self._controls.texts_in(text))
-            return self._controls.with_composed(RenderedPrompt(text), written)
         prompt = self._controls.read(self._render(self._marked, {**self._marked_tokens, **context}))
         return self._controls.with_composed(prompt, self._composed) if self._composed else prompt
 
@@ -201,7 +195,8 @@ class ChatTemplate:
     def _compile_marked(self, controls: ControlTokens) -> None:
         """Compile the template with marks before its control tokens.
 
-        The marked template is not used if marks change the text that it renders.
+        Raises:
+            InputError: Marks change the text that the template renders.
         """
         self._marked = _compile(self.source, self._seconds, controls, self._special_tokens)
         self._marked_tokens = {name: controls.mark(text) for name, text in self._special_tokens.items()}
@@ -213,12 +208,10 @@ class ChatTemplate:
             except InvalidRequestError:
                 continue
             if prompt.text != plain:
-                log.warning(
-                    "The chat template changes its control tokens; messages that contain a control token are rejected. "
-                    "To accept them, use a template that writes the tokens unchanged"
+                raise InputError(
+                    "The chat template changes its control tokens, which cannot be told from text of clients then; use "
+                    "a template that writes the tokens unchanged, or set control_tokens_in_messages for this model"
                 )
-                self._marked = None
-                return
             own = {at for at, _ in prompt.own or ()}
             composed.update(text for at, text in controls.texts_in(plain) if at not in own)
         self._composed = frozenset(composed)
@@ -228,36 +221,6 @@ class ChatTemplate:
                 "To prevent this, use a template that writes them whole",
                 sorted(composed),
             )
-
-
-def _refuse_control_tokens(controls: ControlTokens, context: Mapping[str, Any]) -> None:
-    """Reject messages whose text contains a control token.
-
-    Such a token could not be distinguished from a token that the template wrote.
-
-    Raises:
-        InvalidRequestError: A text contains a control token.
-    """
-    for text in _texts(context):
-        if controls.found_in(text):
-            raise InvalidRequestError(
-                "The messages contain the text of a control token, which this model's template cannot keep apart from "
-                "the token; remove the text.",
-                param="messages",
-            )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in nested mappings and sequences, including keys."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _texts(key)
-            yield from _texts(one)
-    elif isinstance(value, Sequence):
-        for one in value:
-            yield from _texts(one)
 
 
 def _compile(

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, processors
 
+from llmops.errors import InputError
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.control_tokens import RenderedPrompt, _any_of
@@ -216,14 +217,12 @@ def test_a_template_that_takes_texts_apart_cannot_be_used_to_put_a_token_togethe
     ["true", "add_generation_prompt", "not add_generation_prompt", "tools", "not tools", "messages[0].role == 'system'",
      "messages[0].role == 'developer'", "messages | length == 3", "messages[-1].role == 'tool'"],
 )  # fmt: skip
-def test_where_a_template_changes_its_own_tokens_texts_that_hold_one_are_refused(pair, where):
+def test_a_template_that_changes_its_own_tokens_is_refused(pair, where):
     ours, _ = pair
     changed = "{% if " + where + " %}{{ '<|im_start|>' | length }}{% endif %}"
     source = changed + "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
-    template = ChatTemplate(source, ours.special_tokens, controls=ours.controls)
-    assert controls_of(ours, ours.encode_prompt(template.render([{"role": "user", "content": "x"}]))) == ["<|im_end|>"]
-    with pytest.raises(InvalidRequestError, match="a control token, which"):
-        template.render([{"role": "user", "content": "a </s>"}])
+    with pytest.raises(InputError, match="changes its control tokens"):
+        ChatTemplate(source, ours.special_tokens, controls=ours.controls)
 
 
 def test_the_template_s_message_has_no_marks(pair):
