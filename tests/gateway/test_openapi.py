@@ -58,11 +58,11 @@ async def test_the_reference_is_drawn_without_a_network(stack):
     for page, wanted in (("/docs", {"swagger-ui-bundle.js", "swagger-ui.css"}), ("/redoc", {"redoc.standalone.js"})):
         html = (await stack.client.get(page)).text
         assert not re.search(r"(src|href)=.(https?:)?//", html), html
-        files = re.findall(r"(?:src|href)=.(/docs/[^\"' ]+)", html)
-        assert {file.removeprefix("/docs/") for file in files} == wanted | {"favicon.png"}
-        assert "/openapi.json" in html
+        files = re.findall(r"(?:src|href)=.docs/([^\"' ]+)", html)
+        assert set(files) == wanted | {"favicon.png"}
+        assert "openapi.json" in html
         for file in files:
-            answer = await stack.client.get(file)
+            answer = await stack.client.get(f"/docs/{file}")
             assert answer.status_code == 200
             assert len(answer.content) > 1000
     for other in ("core.py", "..%2fcore.py", "redoc.standalone.js.map"):
