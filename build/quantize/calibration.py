@@ -66,7 +66,7 @@ class CalibrationSettings:
 
         As in NVIDIA's quantize.py, the default is 512 sequences, or 32 (`limit`) for AWQ. AWQ runs
         eight sequences together, because it quantises all weights eleven times for every batch. A
-        CPU (`gpu` is False) also runs eight together, and an eighth of the sequences.
+        CPU (`gpu` is False) also runs eight together: 64 sequences, or 8 for AWQ.
         """
         size = min(512, limit) if gpu else min(64, max(limit // 4, 8))
         return self.size or size, self.batch_size or (1 if gpu and limit >= 512 else 8)
