@@ -89,24 +89,8 @@ def signed(issuer, claims: dict) -> str:
 
 # -- claims ------------------------------------------------------------------------------------------------------------
 
-_ODD = (
-    None,
-    [],
-    {},
-    "",
-    "x",
-    True,
-    1.5,
-    -1,
-    0,
-    10**400,
-    float("inf"),
-    float("nan"),
-    "\ud800",
-    "a\0b",
-    "\x1b[2J",
-    "x" * 9000,
-)
+_ODD = (None, [], {}, "", "x", True, 1.5, -1, 0, 10**400, *map(float, ("inf", "nan")), "\ud800", "a\0b", "\x1b[2J")
+_ODD += ("x" * 9000,)
 _values = st.recursive(
     st.one_of(st.sampled_from(_ODD), st.integers(), st.floats(), st.text(max_size=10)),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -142,16 +126,8 @@ async def test_headers_of_any_form_are_refused(issuer):
         return f"{part}.e30.e30"
 
     headers = [json.dumps({"alg": "RS256", "kid": odd}) for odd in _ODD]
-    headers += [
-        "[" * 9000,
-        '{"a":' * 2000,
-        "null",
-        "3",
-        '"x"',
-        '{"alg":["RS256"]}',
-        '{"alg":{}}',
-        '{"alg":"RS256","crit":["x"]}',
-    ]
+    headers += ["[" * 9000, '{"a":' * 2000, "null", "3", '"x"']
+    headers += ['{"alg":["RS256"]}', '{"alg":{}}', '{"alg":"RS256","crit":["x"]}']
     async with tokens_at(issuer) as tokens:
         await tokens.find(issuer.token())
         made = [token(header) for header in headers]
@@ -252,9 +228,8 @@ async def test_running_answers_of_a_deleted_tenants_tokens_end(issuer, store, ur
     async with store.write() as connection:
         for tenant in ("acme", "gone"):
             await create_tenant(connection, tenant, Limits(), BY)
-        key, secret = await create_key(
-            connection, await ensure_user(connection, "acme", "k@acme.example", BY), KeySpec(), BY
-        )
+        user = await ensure_user(connection, "acme", "k@acme.example", BY)
+        key, secret = await create_key(connection, user, KeySpec(), BY)
     directory = KeyDirectory(url)
     async with tokens_at(issuer, directory) as tokens:
         gone = await tokens.find(issuer.token(sub="gone", email="g@gone.example", tenant="gone"))
@@ -265,10 +240,8 @@ async def test_running_answers_of_a_deleted_tenants_tokens_end(issuer, store, ur
             for _ in range(2):
                 newest = await rotate_key(connection, key, timedelta(0), BY)
         callers.add(await directory.find(newest))
-        assert await directory.ended(callers) == {
-            gone,
-            *(one for one in callers if one.secret_hash == hash_secret(secret)),
-        }
+        replaced = {one for one in callers if one.secret_hash == hash_secret(secret)}
+        assert await directory.ended(callers) == {gone} | replaced
 
 
 @pytest.mark.parametrize("other", ["\u212aate", "\u212bsa", "\u2126mar", "\u03f4eo"])
@@ -302,10 +275,8 @@ async def test_two_subjects_with_one_address_are_not_one_user(store, url):
             await ensure_user(connection, "acme", f"u{number}@acme.example", BY)
     directory = KeyDirectory(url)
     for number in range(10):
-        asked = [
-            directory.member("acme", f"u{number}@acme.example", Identity("https://i", sub), frozenset(), 0.0)
-            for sub in (f"a{number}", f"b{number}")
-        ]
+        subjects = [Identity("https://i", f"{letter}{number}") for letter in "ab"]
+        asked = [directory.member("acme", f"u{number}@acme.example", one, frozenset(), 0.0) for one in subjects]
         found = await asyncio.gather(*asked, return_exceptions=True)
         assert {type(one) for one in found} == {InvalidKeyError, Caller}
     await directory.close()
@@ -333,9 +304,8 @@ async def test_made_up_keys_do_not_hold_up_the_tokens_of_a_new_key(issuer):
 
         async def stranger() -> None:
             for number in range(1000):
-                await asyncio.gather(
-                    outcome(cached, issuer.token("stranger", headers={"kid": f"made-up-{number}"})), asyncio.sleep(0.1)
-                )
+                token = issuer.token("stranger", headers={"kid": f"made-up-{number}"})
+                await asyncio.gather(outcome(cached, token), asyncio.sleep(0.1))
 
         attack = asyncio.create_task(stranger())
         try:
