@@ -67,13 +67,6 @@ class InMemoryLimiter(Limiter):
         if period == bound.period:
             self._records[bound.name] = stamp, requests, tokens, max(spent, at_least), period
 
-    def begin(self, bound: Limit, requests: float, tokens: float) -> None:
-        """Set the levels of a limit that has no record yet, at most to a full bucket."""
-        if bound.name not in self._records:
-            now = self._clock()
-            levels = min(requests, bound.requests), min(tokens, bound.tokens)
-            self._records[bound.name] = now, *levels, 0.0, bound.period
-
     def reset_rates(self) -> None:
         """Drop all records. Slots and money of open requests stay held until they are settled."""
         self._records.clear()

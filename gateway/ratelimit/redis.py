@@ -27,6 +27,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from llmops.background import TaskSet, cancel_tasks
+from llmops.gateway.logging_setup import RepeatedLines
 from llmops.gateway.ratelimit.backend import LEASE_TIMEOUT, Limiter, ReserveResult, make_reserve_result
 from llmops.gateway.ratelimit.buckets import (
     MAX_CLOCK_STEP,
@@ -71,7 +72,7 @@ MAX_BATCH = 64
 # Minimum seconds between two log lines about failures, and about lost data: a broken Redis may fail
 # at every call.
 LOG_INTERVAL = 60.0
-# Maximum number of levels and budgets remembered for an outage of Redis.
+# Maximum number of budgets remembered for an outage of Redis.
 MAX_REMEMBERED = 10_000
 
 _SCRIPT = Path(__file__).with_name("reserve.lua")
@@ -121,8 +122,6 @@ class RedisLimiter(Limiter):
         # The spending up to which this gateway may go while Redis is unavailable, by budget and
         # period.
         self._parts: dict[tuple[str, int], float] = {}
-        # Requests and tokens left in each limit at the last call.
-        self._levels: dict[str, tuple[float, float]] = {}
         self._waiting: list[_Call] = []
         # Calls run one after another: each call reports what the process holds, which the previous
         # reply changes.
@@ -133,8 +132,7 @@ class RedisLimiter(Limiter):
         self._connecting: asyncio.Task[None] | None = None
         self._tasks = TaskSet()
         self._trouble = ""
-        self._now = time.monotonic
-        self._up_since = self._loss_logged_at = self._failure_logged_at = float("-inf")
+        self._up_since, self._lines = float("-inf"), RepeatedLines(LOG_INTERVAL)
 
     async def start(self) -> None:
         """Connect for at most `CONNECT_TIMEOUT` seconds; then keep trying in the background."""
@@ -205,12 +203,10 @@ class RedisLimiter(Limiter):
                 decided.set_result(None)
             return
         lacking, of, wait, money, left = reply
-        for bound, ask, (requests, tokens, _, _) in zip(bounds, asks, left, strict=True):
-            if len(self._levels) > MAX_REMEMBERED:
-                self._levels.clear()
-            self._levels[bound.name] = requests, tokens
-            if not lacking and bound.holds:
-                self._note_held(bound, make_settlement((0, 0, ask.places, money, 0)))
+        if not lacking:
+            for bound, ask in zip(bounds, asks, strict=True):
+                if bound.holds:
+                    self._note_held(bound, make_settlement((0, 0, ask.places, money, 0)))
         if not decided.done():
             decision = make_decision((left, money, lacking - 1 if lacking else None, of, wait))
             decided.set_result(make_reserve_result((decision, bounds, self)))
@@ -254,7 +250,11 @@ class RedisLimiter(Limiter):
             self._note_spent(name, period, int(micros))
         known, self._epoch = self._epoch, epoch
         if known not in ("", epoch):
-            self._report_loss()
+            if self._lines.suffix("loss") is not None:
+                log.warning(
+                    "Redis at %s has lost the limits' data; rates start full, and budgets are read from the ledger.",
+                    self._place,
+                )
             self.generation += 1
             if not restore:
                 self._tasks.start(self._call([], restore=True))
@@ -302,7 +302,7 @@ class RedisLimiter(Limiter):
             )
             self._trouble = ""
         self.generation += 1
-        self._up_since = self._now()
+        self._up_since = time.monotonic()
         self.up.set()
 
     async def _answers(self) -> bool:
@@ -318,30 +318,18 @@ class RedisLimiter(Limiter):
 
         The log gets one line per outage, however many requests notice the outage.
         """
-        now = self._now()
         if self.up.is_set():
             self.up.clear()
             self.generation += 1
             self._connect()
             # A Redis that fails again and again must not refill each limit at every failure.
-            if now - self._up_since >= MINUTE:
+            if time.monotonic() - self._up_since >= MINUTE:
                 self._alone.reset_rates()
                 self._parts.clear()
-        if not self._trouble and now - self._failure_logged_at >= LOG_INTERVAL:
-            self._failure_logged_at = now
+        if not self._trouble and self._lines.suffix("failure") is not None:
             share = "this gateway enforces its share of each limit until Redis answers"
             log.error("Redis at %s, which keeps the limits, is not usable (%s); %s.", self._place, trouble, share)
             self._trouble = trouble
-
-    def _report_loss(self) -> None:
-        """Log that Redis lost its data, at most once per `LOG_INTERVAL`."""
-        now = self._now()
-        if now - self._loss_logged_at >= LOG_INTERVAL:
-            self._loss_logged_at = now
-            log.warning(
-                "Redis at %s has lost the limits' data; rates start full, and budgets are read from the ledger.",
-                self._place,
-            )
 
     @property
     def _place(self) -> str:
@@ -375,16 +363,13 @@ class RedisLimiter(Limiter):
     # -- without Redis
 
     def _reserve_alone(self, bounds: Sequence[Limit], asks: Sequence[LimitRequest]) -> ReserveResult:
-        """Decide with this gateway's share of the amounts that Redis last reported as left."""
+        """Decide with this gateway's share of each limit."""
         shares = [self._share(bound) for bound in bounds]
         return self._alone.reserve_now(shares, asks)
 
     def _share(self, bound: Limit) -> Limit:
         parts = self.gateways
         share = bound.share(parts)
-        if bound.name in self._levels:
-            requests, tokens = self._levels[bound.name]
-            self._alone.begin(share, requests / parts, tokens / parts)
         if bound.money < UNLIMITED:
             known = self._spent(bound)
             self._alone.spent(share, known)
