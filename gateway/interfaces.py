@@ -695,7 +695,6 @@ class ModelMetadata:
         tokenizer: A digest of the tokenizer.
         template: A digest of the chat template.
         built: The Unix time at which the engine was built, in seconds.
-        extra: Further metadata, by name.
     """
 
     name: str
@@ -720,7 +719,6 @@ class ModelMetadata:
     tokenizer: str = ""
     template: str = ""
     built: int = 0
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 ReplicaState = Literal["starting", "ready", "draining", "suspect", "gone"]

@@ -48,28 +48,11 @@ class Price:
         """Return the price's id, which bills show."""
         return f"{self.model}@{self.valid_from.astimezone(UTC).replace(tzinfo=None).isoformat()}Z"
 
-    def cost_micros(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
-        """Return the cost of a request in micro-dollars, rounded half up.
-
-        Args:
-            input_tokens: Prompt tokens including cached tokens, as in OpenAI's `usage`.
-            cached_tokens: Prompt tokens found in the cache.
-            output_tokens: Tokens of the answer.
-
-        Raises:
-            ValueError: A count is negative, or more tokens are cached than the prompt has.
-        """
-        if not 0 <= cached_tokens <= input_tokens or output_tokens < 0:
-            raise ValueError(
-                f"{input_tokens} input, of which {cached_tokens} cached, and {output_tokens} output tokens"
-            )
-        return self.tariff(input_tokens, cached_tokens, output_tokens)
-
     @cached_property
     def tariff(self) -> Callable[[int, int, int], int]:
-        """Return a fast version of `cost_micros`, which does not check the counts.
+        """Return a function that computes the cost of a request in micro-dollars, rounded half up.
 
-        Use this function for an engine's counts, which are never impossible.
+        Its arguments are the input tokens, the cached tokens among them, and the output tokens.
         """
         input_micros, output_micros = self.input_micros, self.output_micros
         saved, half = self.input_micros - self.cached_micros, MILLION // 2

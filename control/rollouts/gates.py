@@ -57,10 +57,7 @@ class FlaggerPayload(BaseModel):
     """The body of Flagger's webhooks. Fields of newer versions are ignored."""
 
     name: str = Field(max_length=253)
-    namespace: str = Field("", max_length=63)
     phase: str = Field("", max_length=63)
-    checksum: str = Field("", max_length=253)
-    metadata: dict[str, str] = Field(default_factory=dict)
 
 
 ModelName = Annotated[SafeText, Query(description="The model of the roll-out.")]

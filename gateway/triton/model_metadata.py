@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -48,7 +48,6 @@ class EncoderMetadata:
 
 
 _MODEL_ADAPTER, _ENCODER_ADAPTER = TypeAdapter(ModelMetadata), TypeAdapter(EncoderMetadata)
-_KNOWN_FIELDS = {field.name for field in fields(ModelMetadata)} - {"extra"}
 
 
 def parse_model_metadata(text: str, overrides: Mapping[str, Any] | None = None) -> ModelMetadata:
@@ -64,8 +63,7 @@ def parse_model_metadata(text: str, overrides: Mapping[str, Any] | None = None) 
     with _as_input_error():
         raw = {"target": "unknown", **_parse(text), **(overrides or {})}
         contract = raw.pop("contract", CONTRACT_VERSION)
-        extra = {name: raw.pop(name) for name in raw.keys() - _KNOWN_FIELDS}
-        metadata = _MODEL_ADAPTER.validate_python({**raw, "extra": extra})
+        metadata = _MODEL_ADAPTER.validate_python(raw)
     if contract != CONTRACT_VERSION:
         raise InputError(
             f"The model speaks contract {contract}, this gateway {CONTRACT_VERSION}; use the same llmops version "

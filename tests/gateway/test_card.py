@@ -15,22 +15,20 @@ def test_what_a_card_does_not_say_has_a_default():
     card = parse_model_metadata(json.dumps(LEAST))
     assert (card.name, card.target, card.end_ids, card.transports) == ("a", "unknown", (2,), ("request",))
     assert (card.capabilities, card.sampling, card.adapters) == (Capabilities(), SamplingDefaults(), ())
-    assert card.extra == {}
 
 
-def test_parts_are_read_and_what_is_unknown_is_kept_or_left_out():
+def test_parts_are_read_and_what_is_unknown_is_left_out():
     said = {
         "capabilities": {"n": 4, "guided": ["regex"], "from_the_future": True},
         "sampling": {"temperature": 0.5, "top_k": 20},
         "adapters": [{"name": "b", "id": 7}],
         "from_the_future": [1],
-        "extra": "x",
     }
     card = parse_model_metadata(json.dumps({**LEAST, **said}), {"name": "mine", "end_ids": [3, 4]})
     assert (card.name, card.end_ids) == ("mine", (3, 4)), "the configuration wins"
     assert card.capabilities == Capabilities(n=4, guided=("regex",))
     assert card.sampling == SamplingDefaults(temperature=0.5, top_k=20)
-    assert (card.adapters, card.extra) == ((LoraAdapter("b", 7),), {"from_the_future": [1], "extra": "x"})
+    assert card.adapters == (LoraAdapter("b", 7),)
 
 
 @pytest.mark.parametrize(
