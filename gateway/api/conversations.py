@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, MutableSequence, Sequence
 from typing import Any
-from uuid import UUID
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -53,6 +53,7 @@ DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 50, 1000
 #: Maximum length of a search text, in characters; the rest is ignored. Bounds the work of the
 #: database; 200 characters identify a text.
 MAX_SEARCH_CHARACTERS = 200
+_TENANT, _USER = re.compile(r"[\w.-]+"), re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class ConversationEndpoints:
@@ -312,16 +313,11 @@ def _subject(request: Request) -> tuple[str | None, str | None]:
         return None, None
     if "admin" not in _caller(request).scopes:
         raise ForbiddenError("The data of a tenant or another user needs a key with the scope 'admin'. Use such a key.")
-    if tenant is not None and user is not None:
-        raise InvalidRequestError("Both tenant and user were given; leave one of them out.", param="user")
-    if tenant is not None and not tenant.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        raise InvalidRequestError("tenant must be a tenant's name: letters, digits, '-', '_' and '.'.", param="tenant")
-    if user is not None:
-        try:
-            user = str(UUID(user))
-        except ValueError:
-            raise InvalidRequestError("user must be a user's id, which is a UUID.", param="user") from None
-    return tenant, user
+    if tenant is None and _USER.fullmatch(user or ""):
+        return None, user
+    if user is None and _TENANT.fullmatch(tenant or ""):
+        return tenant, None
+    raise InvalidRequestError("The query must have either a tenant's name or a user's id, a UUID.", param="user")
 
 
 def _caller(request: Request) -> Caller:

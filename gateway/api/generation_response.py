@@ -107,17 +107,12 @@ def page_limit(query: Mapping[str, str], default: int, maximum: int) -> int:
         maximum: The largest permitted `limit`.
 
     Raises:
-        InvalidRequestError: `limit` is not a number from 1 to `maximum`. The error has OpenAI's
-            code.
+        InvalidRequestError: `limit` is not a number from 1 to `maximum`.
     """
     text = query.get("limit", str(default))
     if text.isdecimal() and len(text) <= 6 and 1 <= int(text) <= maximum:
         return int(text)
-    if not text.removeprefix("-").isdecimal():
-        code = "invalid_type"
-    else:
-        code = "integer_below_min_value" if text[:1] in "-0" else "integer_above_max_value"
-    raise InvalidRequestError(f"limit must be a number from 1 to {maximum}.", param="limit", code=code)
+    raise InvalidRequestError(f"limit must be a number from 1 to {maximum}.", param="limit", code="invalid_value")
 
 
 def json_bytes(body: Any) -> bytes:

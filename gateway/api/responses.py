@@ -464,19 +464,16 @@ def _first_event(request: Request) -> int | None:
     Raises:
         InvalidRequestError: `stream` or `starting_after` is invalid.
     """
-    stream = request.query_params.get("stream", "false").lower()
-    after = request.query_params.get("starting_after")
-    if stream not in ("true", "false", "1", "0"):
-        raise InvalidRequestError("stream must be true or false.", param="stream")
-    if stream in ("false", "0"):
-        if after is not None:
-            raise InvalidRequestError("starting_after needs a stream; set stream to true.", param="starting_after")
+    stream, after = request.query_params.get("stream", "false").lower(), request.query_params.get("starting_after")
+    is_number = after is None or (after.isdecimal() and len(after) <= 9)
+    if stream in ("true", "1") and is_number:
+        return -1 if after is None else int(after)
+    if stream in ("false", "0") and after is None:
         return None
-    if after is None:
-        return -1
-    if not after.isdecimal() or len(after) > 9:
-        raise InvalidRequestError("starting_after must be the sequence number of an event.", param="starting_after")
-    return int(after)
+    raise InvalidRequestError(
+        "stream must be true or false, and starting_after the sequence number of an event of a stream.",
+        param="stream" if after is None else "starting_after",
+    )
 
 
 def _json_in_pieces(text: str) -> Response:

@@ -286,15 +286,11 @@ def _stop_token_ids(ids: Sequence[int], card: ModelMetadata, limits: RequestLimi
 
 def _stop_strings(stop: str | Sequence[str], limits: RequestLimits) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(stops) > limits.stop_strings:
-        raise InvalidRequestError(f"At most {limits.stop_strings} stop strings are allowed; send fewer.", param="stop")
-    for position, one in enumerate(stops):
-        if not one:
-            raise InvalidRequestError("A stop string must not be empty; leave it out.", param=f"stop[{position}]")
-        if len(one) > limits.stop_length:
-            raise InvalidRequestError(
-                f"A stop string has more than {limits.stop_length} characters; shorten it.", param="stop"
-            )
+    if len(stops) > limits.stop_strings or not all(0 < len(one) <= limits.stop_length for one in stops):
+        raise InvalidRequestError(
+            f"'stop' must have at most {limits.stop_strings} stop strings of 1 to {limits.stop_length} characters.",
+            param="stop",
+        )
     return stops
 
 

@@ -31,7 +31,7 @@ async def test_refused_with_its_param(stack):
         ({"messages": [TOLD]}, "messages[0].tool_call_id", "missing_required_parameter"),
         ({"messages": [IMAGE]}, "messages[0].content[0]", "unsupported_parameter"),
         ({"messages": [{"role": "user", "content": "x" * 4000}]}, "messages", "context_length_exceeded"),
-        ({"stop": [""]}, "stop[0]", None), ({"stop": ["x"] * 17}, "stop", None),
+        ({"stop": [""]}, "stop", None), ({"stop": ["x"] * 17}, "stop", None),
         ({"stop": [1]}, "stop[0]", "invalid_type"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs", "unsupported_parameter"),

@@ -443,7 +443,7 @@ def block(role="user", **fields):
         ({"messages": [{"role": "assistant", "content": ""}]}, "'messages' must contain a non-empty message"),
         ({"system": IMAGE}, "'system[0]' is of type 'image'"),
         ({"temperature": 3}, "Invalid value for 'temperature'"),
-        ({"stop_sequences": [""]}, "A stop string must not be empty"),
+        ({"stop_sequences": [""]}, "must have at most 16 stop strings of 1 to 1024"),
         ({"tools": [{"name": "f"}]}, "Missing required parameter: 'tools[0].input_schema'"),
         ({"tools": [{"input_schema": {}}]}, "Missing required parameter: 'tools[0].name'"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "Invalid value for 'tools[0].name'"),
