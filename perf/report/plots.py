@@ -16,7 +16,7 @@ from llmops.units import parse_duration
 def plots(document: Document) -> list[Plot]:
     """Return the plots of a run.
 
-    All runs have distributions of latencies and a timeline, and a sweep has figures by rate.
+    All runs have distributions of latencies and a timeline, and a sweep has latencies by rate.
     """
     records = [r for r in document.records if r["error"] is None and not r["cancelled"]]
     found = []
@@ -83,7 +83,6 @@ def _over_time(records: list[dict[str, Any]]) -> list[Plot]:
     first = [(r["start"], 1000 * (r["first"] - r["start"])) for r in records if r["first"] is not None]
     return [
         Plot("Output over time", "s since start", "tokens/s", [Series("tokens/s", _tokens(records, width))]),
-        Plot("Requests in flight", "s since start", "requests", [Series("in flight", _in_flight(records))]),
         Plot("TTFT over time", "s since start", "ms", [Series("TTFT, ms", first, dots=True)]),
     ]
 
@@ -99,32 +98,10 @@ def _tokens(records: list[dict[str, Any]], width: float) -> Points:
     return [(width * (index + 0.5), bins[index] / width) for index in range(max(bins, default=-1) + 1)]
 
 
-def _in_flight(records: list[dict[str, Any]]) -> Points:
-    edges = sorted([(r["start"], 1) for r in records] + [(r["end"], -1) for r in records])
-    points: Points = []
-    level = 0
-    for at, change in edges:
-        points.append((at, level))
-        level += change
-        points.append((at, level))
-    return points
-
-
 def _sweep(document: Document) -> list[Plot]:
     steps = sorted(document.sweep, key=lambda step: step.rate)
     if not steps:
         return []
     ttft = [(s.rate, s.ttft_p99) for s in steps if s.ttft_p99 is not None]
     e2e = [(s.rate, s.e2e_p99) for s in steps if s.e2e_p99 is not None]
-    good = [(s.rate, 100 * s.good_share) for s in steps]
-    done = [(s.rate, s.achieved_rate) for s in steps]
-    return [
-        Plot("p99 by requested rate", "requests/s asked", "ms", [Series("TTFT", ttft), Series("E2E", e2e)]),
-        Plot("Requests that meet the objectives", "requests/s asked", "%", [Series("good, %", good)], y_max=100),
-        Plot(
-            "Achieved rate",
-            "requests/s asked",
-            "requests/s",
-            [Series("done", done)],
-        ),
-    ]
+    return [Plot("p99 by requested rate", "requests/s asked", "ms", [Series("TTFT", ttft), Series("E2E", e2e)])]
