@@ -146,7 +146,7 @@ def test_the_page_is_whole_and_loads_nothing():
     assert reader.open == []
     assert "<script" not in html
     assert not re.search(r"url\(|@import", html)
-    assert html.count("<svg") == 9
+    assert html.count("<svg") == 6
 
 
 def event(text, finish=None, **more):
