@@ -37,7 +37,6 @@ from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.attacks.harness import MIB, record, scaled
 from tests.support import forked_cli
 from tests.support.tiny_models import write_checkpoint
-from tests.support.tokenizer_files import write_tokenizer
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -59,6 +58,22 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir()
     (made / "config.json").write_text(json.dumps(CONFIG))
     return made
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Path:
+    return shutil.copytree(bundled_file("minilm", BUNDLED["minilm"], "model.safetensors").parent, tmp_path / "encoder")
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path, tokenizer_dir: Path) -> Path:
+    """The file of a tokenizer in a folder of its own."""
+    return shutil.copytree(tokenizer_dir, tmp_path / "t") / "tokenizer.json"
+
+
+def rewrite(file: Path, **changes: object) -> None:
+    """Change these entries of a JSON file."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 def test_a_link_to_another_folder_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -85,14 +100,12 @@ class Swapper(SilentProgress):
             self._aside.replace(self._file)
 
 
-def test_a_link_that_is_there_only_while_the_build_reads(tmp_path: Path) -> None:
-    folder = tmp_path / "encoder"
-    shutil.copytree(bundled_file("minilm", BUNDLED["minilm"], "model.safetensors").parent, folder)
-    secret = tmp_path / "secret.json"
-    secret.write_text(json.dumps({**json.loads((folder / "tokenizer.json").read_text()), "secret": "7f3a91"}))
-    output = tmp_path / "engine"
+def test_a_link_that_is_there_only_while_the_build_reads(encoder: Path, tmp_path: Path) -> None:
+    secret, output = tmp_path / "secret.json", tmp_path / "engine"
+    shutil.copy(encoder / "tokenizer.json", secret)
+    rewrite(secret, secret="7f3a91")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json was changed while the engine was built"):
-        build(BuildSpec(str(folder), output), Swapper(folder / "tokenizer.json", secret))
+        build(BuildSpec(str(encoder), output), Swapper(encoder / "tokenizer.json", secret))
     assert not output.exists()
 
 
@@ -167,16 +180,17 @@ def gguf(path: Path, pairs: list[bytes], size: int = 0) -> Path:
     return path
 
 
-def growth(read: Callable[[], object]) -> tuple[float, float]:
-    """Return the MiB and the CPU seconds that `read` takes; it may refuse the file."""
-    before = resource.getrusage(resource.RUSAGE_SELF)
+@contextlib.contextmanager
+def small() -> Iterator[None]:
+    """Fail if a block takes 96 MiB or 5 CPU seconds."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.thread_time()
-    with contextlib.suppress(CheckpointError):
-        read()
+    yield
     seconds = time.thread_time() - start
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before.ru_maxrss
-    record(f"{grown / 1024:.0f} MiB, {seconds:.2f} s")
-    return grown / 1024, seconds
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    record(f"{grown:.0f} MiB, {seconds:.2f} s")
+    assert grown < 96
+    assert seconds < 5
 
 
 @pytest.mark.parametrize("kind", [_UINT8, _STRING])
@@ -186,9 +200,8 @@ def test_a_list_in_a_hole(tmp_path: Path, kind: int, key: str) -> None:
     pair = text(key) + struct.pack("<IIQ", _ARRAY, kind, count // (8 if kind == _STRING else 1))
     path = gguf(tmp_path / "a.gguf", [pair], size=count + 4096)
     assert path.stat().st_blocks * 512 < 64 * 1024
-    memory, seconds = growth(lambda: read_header(path))
-    assert memory < 96
-    assert seconds < 5
+    with small(), contextlib.suppress(CheckpointError):
+        read_header(path)
 
 
 def test_counts_without_end(tmp_path: Path) -> None:
@@ -197,18 +210,17 @@ def test_counts_without_end(tmp_path: Path) -> None:
         with path.open("r+b") as file:
             file.seek(16)
             file.write(struct.pack("<Q", pairs))
-        memory, seconds = growth(lambda path=path: read_header(path))
-        assert memory < 96
-        assert seconds < 5
+        with small(), contextlib.suppress(CheckpointError):
+            read_header(path)
 
 
 def test_one_token_that_is_a_book() -> None:
+    """Before the fix, 240,000 characters took 26 s."""
     length = scaled(120_000, 240_000)
     fields = {"model": "llama", "tokens": ["<unk>", "a", "a" * length], "scores": [0.0, 0.0, 0.0]}
     metadata = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
-    memory, seconds = growth(lambda: tokenizer_from_gguf(metadata))
-    assert memory < 96
-    assert seconds < 5, "26 s for 240,000 characters before"
+    with small(), contextlib.suppress(CheckpointError):
+        tokenizer_from_gguf(metadata)
 
 
 @pytest.mark.parametrize(
@@ -231,18 +243,10 @@ def test_a_template_that_fails_is_one_sentence(tmp_path: Path, template: str, wh
     assert "\n" not in str(refusal.value)
 
 
-def pipe_among_files(folder: Path) -> None:
-    os.mkfifo(folder / "model.safetensors")
-
-
-def loop_among_files(folder: Path) -> None:
-    (folder / "loop").symlink_to("loop")
-
-
-@pytest.mark.parametrize("put", [pipe_among_files, loop_among_files])
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to(path)], ids=["pipe", "loop"])
 def test_what_is_no_file_is_refused(folder: Path, put: Callable[[Path], None]) -> None:
     """Before the fixes, a build waited for ever for the pipe, and a loop of links ended with a traceback."""
-    put(folder)
+    put(folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"a pipe or a device|leads out of the folder"):
         open_folder(folder, "x")
 
@@ -254,14 +258,8 @@ def test_a_hole_of_three_gigabytes(folder: Path, name: str) -> None:
     """Before the fix, each took 3.3 to 6.2 GB."""
     (folder / name).touch()
     os.truncate(folder / name, 3 << 30)
-
-    def read() -> None:
-        with pytest.raises(CheckpointError, match=r"bytes, and at most .* are read"):
-            open_folder(folder, "x", weights=False)
-
-    memory, seconds = growth(read)
-    assert memory < 96
-    assert seconds < 5
+    with small(), pytest.raises(CheckpointError, match=r"bytes, and at most .* are read"):
+        open_folder(folder, "x", weights=False)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
@@ -279,14 +277,11 @@ def test_a_hole_in_an_encoder(folder: Path, name: str) -> None:
     [{"pad_token_id": "x"}, {"max_position_embeddings": [1]}, {"hidden_size": 10**400}, {"hidden_size": 10**9},
      {"num_hidden_layers": "x"}, {"num_attention_heads": -1}, {"vocab_size": {}}, {"layer_norm_eps": None}],
 )  # fmt: skip
-def test_odd_settings_of_an_encoder_are_one_sentence(tmp_path: Path, change: dict[str, object]) -> None:
+def test_odd_settings_of_an_encoder_are_one_sentence(encoder: Path, change: dict[str, object]) -> None:
     """Before the fix, each of them ended the build with a traceback."""
-    folder = tmp_path / "encoder"
-    shutil.copytree(bundled_file("minilm", BUNDLED["minilm"], "model.safetensors").parent, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    rewrite(encoder / "config.json", **change)
     with pytest.raises(CheckpointError, match="download it again"):
-        build(BuildSpec(str(folder), tmp_path / "engine"), SilentProgress())
+        build(BuildSpec(str(encoder), encoder.parent / "engine"), SilentProgress())
 
 
 def _broken_map() -> dict[str, object]:
@@ -317,16 +312,19 @@ def test_a_tokenizer_that_fails_is_one_sentence(tmp_path: Path, changes: dict[st
 
 
 @pytest.mark.parametrize("character", ["x", "ж"])
-def test_a_tokenizer_of_quadratic_time_is_refused(tmp_path: Path, tokenizer_dir: Path, character: str) -> None:
+def test_a_tokenizer_of_quadratic_time_is_refused(tokenizer: Path, character: str) -> None:
     """The trial had no run of an `x`: `x*x*[^x]` held a gateway's loop for 48 s at a message of 4 KB."""
-    described = json.loads((tokenizer_dir / "tokenizer.json").read_text())
-    pattern = {"Regex": f"{character}*[^{character}]"}
-    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
-    described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, described["pre_tokenizer"]]}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    try_tokenizer(tokenizer, "x")
+    split_first(tokenizer, f"{character}*[^{character}]")
     with pytest.raises(CheckpointError, match="regular expressions take"):
-        try_tokenizer(tmp_path / "tokenizer.json", "x")
-    try_tokenizer(tokenizer_dir / "tokenizer.json", "x")
+        try_tokenizer(tokenizer, "x")
+
+
+def split_first(file: Path, pattern: str) -> None:
+    """Have a tokenizer split texts by a regular expression before all else."""
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    own = json.loads(file.read_text())["pre_tokenizer"]
+    rewrite(file, pre_tokenizer={"type": "Sequence", "pretokenizers": [split, own]})
 
 
 @pytest.mark.parametrize("seconds", [(0.09, 0.09), (0.5, 0.01)])
@@ -351,17 +349,13 @@ def test_templates_that_fail_leave_none_of_their_values() -> None:
     assert resident - before < 300 * MIB
 
 
-def test_a_text_that_a_tokenizer_cannot_read_is_the_clients_error(tmp_path: Path) -> None:
+def test_a_text_that_a_tokenizer_cannot_read_is_the_clients_error(tokenizer: Path) -> None:
     """The panic of the tokenizer's library passed all handlers: a 500 without JSON, and a response without an end."""
-    write_tokenizer(tmp_path)
-    described = json.loads((tmp_path / "tokenizer.json").read_text())
-    split = {"type": "Split", "pattern": {"Regex": "(a+)+$b"}, "behavior": "Isolated", "invert": False}
-    described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, described["pre_tokenizer"]]}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
-    tokenizer = TextTokenizer(tmp_path)
-    assert tokenizer.encode("Hello")
+    split_first(tokenizer, "(a+)+$b")
+    served = TextTokenizer(tokenizer.parent)
+    assert served.encode("Hello")
     with pytest.raises(InvalidRequestError, match="cannot encode the text"):
-        tokenizer.encode("a" * 2000)
+        served.encode("a" * 2000)
 
 
 @pytest.mark.parametrize(
@@ -416,36 +410,35 @@ def test_settings_of_a_million_texts_are_refused(folder: Path) -> None:
         assert time.process_time() - begun < 5
 
 
-def test_a_tokenizer_whose_decoder_panics_is_refused(tmp_path: Path, tokenizer_dir: Path) -> None:
+def test_a_tokenizer_whose_decoder_panics_is_refused(tokenizer: Path) -> None:
     """Before the fix, each answer of the model was a 500 without JSON, and 3 KB of backtrace in the log."""
-    shutil.copytree(tokenizer_dir, tmp_path / "t")
-    file = tmp_path / "t/tokenizer.json"
-    rules = [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]
     for stop, outcome in ((0, contextlib.nullcontext()), (5, pytest.raises(InputError, match="at the end of tokens"))):
-        rules[1]["stop"] = stop
-        decoder = {"type": "Sequence", "decoders": rules}
-        file.write_text(json.dumps({**json.loads(file.read_text()), "decoder": decoder}))
+        rules = [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": stop}]
+        rewrite(tokenizer, decoder={"type": "Sequence", "decoders": rules})
         with outcome:
-            TextTokenizer(tmp_path / "t")
+            TextTokenizer(tokenizer.parent)
 
 
-def test_a_decoder_with_a_regular_expression_is_refused(tmp_path: Path, tokenizer_dir: Path) -> None:
+def both_refuse(tokenizer: Path, why: str) -> None:
+    """Neither a build nor a gateway takes this tokenizer."""
+    with pytest.raises(InputError, match=why):
+        TextTokenizer(tokenizer.parent)
+    with pytest.raises(CheckpointError, match=why):
+        try_tokenizer(tokenizer, "x")
+
+
+def test_a_decoder_with_a_regular_expression_is_refused(tokenizer: Path) -> None:
     """One token of 2,000 characters took 6 s of a gateway's loop, at /detokenize and in each answer with it."""
-    described = json.loads((tokenizer_dir / "tokenizer.json").read_text())
-    decoders = [{"type": "Replace", "pattern": {"Regex": "x*x*[^x]"}, "content": "z"}, described["decoder"]]
-    described["decoder"] = {"type": "Sequence", "decoders": decoders}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
-    with pytest.raises(InputError, match="regular expression"):
-        TextTokenizer(tmp_path)
-    with pytest.raises(CheckpointError, match="regular expression"):
-        try_tokenizer(tmp_path / "tokenizer.json", "x")
+    replace = {"type": "Replace", "pattern": {"Regex": "x*x*[^x]"}, "content": "z"}
+    own = json.loads(tokenizer.read_text())["decoder"]
+    rewrite(tokenizer, decoder={"type": "Sequence", "decoders": [replace, own]})
+    both_refuse(tokenizer, "regular expression")
 
 
-def test_a_gateways_tokenizer_folder_with_a_link_out_of_it_is_refused(tmp_path: Path, tokenizer_dir: Path) -> None:
+def test_a_gateways_tokenizer_folder_with_a_link_out_of_it_is_refused(tmp_path: Path, tokenizer: Path) -> None:
     """Before the fix, the text of the file was in every prompt, for callers to ask for."""
-    secret, given = tmp_path / "secret", tmp_path / "t"
+    secret, given = tmp_path / "secret", tokenizer.parent
     secret.write_text("hunter2 {{ messages[0].content }}")
-    shutil.copytree(tokenizer_dir, given)
     (tmp_path / "linked").symlink_to(given)
     assert TextTokenizer(tmp_path / "linked")
     (given / "chat_template.jinja").unlink(missing_ok=True)
@@ -462,80 +455,54 @@ def test_a_gateways_tokenizer_folder_with_a_link_out_of_it_is_refused(tmp_path: 
         pytest.param(["bbb"] * 8, id="a chain of short ones: 10.3 GiB while loading"),
     ],
 )
-def test_a_tokenizer_that_expands_texts_is_refused(tmp_path, tokenizer_dir, part, written):
-    shutil.copytree(tokenizer_dir, tmp_path / "t")
-    file = tmp_path / "t/tokenizer.json"
+def test_a_tokenizer_that_expands_texts_is_refused(tokenizer, part, written):
     rules = [{"type": "Replace", "pattern": {"String": "a"}, "content": text} for text in written]
-    chain = {"type": "Sequence", f"{part}s": rules}
-    file.write_text(json.dumps({**json.loads(file.read_text()), part: chain}))
-    with pytest.raises(CheckpointError, match=f"rules of its {part} write up to"):
-        try_tokenizer(file, "x")
-    with pytest.raises(InputError, match=f"rules of its {part} write up to"):
-        TextTokenizer(tmp_path / "t")
+    rewrite(tokenizer, **{part: {"type": "Sequence", f"{part}s": rules}})
+    both_refuse(tokenizer, f"rules of its {part} write up to")
 
 
-def test_special_tokens_without_end(tmp_path: Path, tokenizer_dir: Path) -> None:
+def add_special_tokens(file: Path, contents: list[str]) -> None:
+    flags = {"special": True, **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)}
+    added = [{"id": 9999 + at, "content": f"<|{content}|>", **flags} for at, content in enumerate(contents)]
+    rewrite(file, added_tokens=json.loads(file.read_text())["added_tokens"] + added)
+
+
+def test_special_tokens_without_end(tokenizer: Path) -> None:
     """Before the fix, one token of 60,000 characters took 1.7 GB of each gateway, for all of its beginnings."""
-    shutil.copytree(tokenizer_dir, tmp_path / "t")
-    file = tmp_path / "t/tokenizer.json"
-    spec = json.loads(file.read_text())
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    spec["added_tokens"].append({"id": 9999, "content": f"<|{'a' * 60_000}|>", "special": True, **flags})
-    file.write_text(json.dumps(spec))
-    tokenizer = TextTokenizer(tmp_path / "t")
-    memory, seconds = growth(tokenizer.keep_controls_apart)
-    assert memory < 96
-    assert seconds < 5
+    add_special_tokens(tokenizer, ["a" * 60_000])
+    served = TextTokenizer(tokenizer.parent)
+    with small():
+        served.keep_controls_apart()
 
 
-def test_special_tokens_that_are_a_library_are_refused(tmp_path: Path, tokenizer_dir: Path) -> None:
+def test_special_tokens_that_are_a_library_are_refused(tokenizer: Path) -> None:
     """Before the fix, a regular expression of 100 such tokens took 464 MB and 5.6 s of each gateway."""
-    shutil.copytree(tokenizer_dir, tmp_path / "t")
-    file = tmp_path / "t/tokenizer.json"
-    spec = json.loads(file.read_text())
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    spec["added_tokens"] += [
-        {"id": 9999 + at, "content": f"<|{at}{'a' * 50_000}|>", "special": True, **flags} for at in range(100)
-    ]
-    file.write_text(json.dumps(spec))
-    with pytest.raises(CheckpointError, match="its added tokens have 5,000,"):
-        try_tokenizer(file, "x")
-    with pytest.raises(InputError, match="its added tokens have 5,000,"):
-        TextTokenizer(tmp_path / "t")
+    add_special_tokens(tokenizer, [f"{at}{'a' * 50_000}" for at in range(100)])
+    both_refuse(tokenizer, "its added tokens have 5,000,")
 
 
-def test_a_tokenizer_that_adds_many_tokens_is_refused(tmp_path: Path, tokenizer_dir: Path) -> None:
+def test_a_tokenizer_that_adds_many_tokens_is_refused(tokenizer: Path) -> None:
     """Before the fix, a file of 64 KB made 900,000 tokens of each text, and held a gateway up for 1.5 s."""
-    shutil.copytree(tokenizer_dir, tmp_path / "t")
-    file = tmp_path / "t/tokenizer.json"
     own, text = {"SpecialToken": {"id": "e", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     pair = [text, {"Sequence": {"id": "B", "type_id": 1}}]
     template = {"type": "TemplateProcessing", "single": [*[own] * 300, text], "pair": pair}
     template["special_tokens"] = {"e": {"id": "e", "ids": [0] * 3000, "tokens": ["e"] * 3000}}
-    chain = {"type": "Sequence", "processors": [template]}
-    file.write_text(json.dumps({**json.loads(file.read_text()), "post_processor": chain}))
-    with pytest.raises(CheckpointError, match="adds 900,000 special tokens"):
-        try_tokenizer(file, "x")
-    with pytest.raises(InputError, match="adds 900,000 special tokens"):
-        TextTokenizer(tmp_path / "t")
+    rewrite(tokenizer, post_processor={"type": "Sequence", "processors": [template]})
+    both_refuse(tokenizer, "adds 900,000 special tokens")
 
 
-def test_the_tokenizer_of_an_encoder_is_tried_too(tmp_path: Path) -> None:
+def test_the_tokenizer_of_an_encoder_is_tried_too(encoder: Path) -> None:
     """Before the fix, only those of models that generate were."""
-    folder = tmp_path / "encoder"
-    shutil.copytree(bundled_file("minilm", BUNDLED["minilm"], "model.safetensors").parent, folder)
-    file = folder / "tokenizer.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": _broken_map()["normalizer"]}))
+    rewrite(encoder / "tokenizer.json", normalizer=_broken_map()["normalizer"])
     with pytest.raises(CheckpointError, match=r"tokenizer of .* is damaged"):
-        build(BuildSpec(str(folder), tmp_path / "engine"), SilentProgress())
+        build(BuildSpec(str(encoder), encoder.parent / "engine"), SilentProgress())
 
 
 @pytest.mark.parametrize("ids", [10**400, list(range(2000))], ids=["large", "many"])
 def test_token_ids_that_no_engine_can_have(tmp_path: Path, ids: object) -> None:
     """Before the fix, they were a traceback."""
     folder = write_checkpoint(tmp_path / "checkpoint", "llama")
-    path = folder / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": ids}))
+    rewrite(folder / "generation_config.json", eos_token_id=ids)
     with pytest.raises(CheckpointError, match="has a value that no engine can have") as refusal:
         build(BuildSpec(str(folder), tmp_path / "engine"), SilentProgress())
     assert len(refusal.value.message) < 1000
@@ -547,19 +514,15 @@ def test_a_tensor_of_many_dimensions(tmp_path: Path) -> None:
     raw = json.dumps(entry).encode()
     path = tmp_path / "a.safetensors"
     path.write_bytes(struct.pack("<Q", len(raw)) + raw)
-    with pytest.raises(CheckpointError, match="at most 16 are read"):
+    with small(), pytest.raises(CheckpointError, match="at most 16 are read"):
         read_safetensors(path, "a.safetensors")
-    memory, seconds = growth(lambda: read_safetensors(path, "a.safetensors"))
-    assert memory < 96
-    assert seconds < 5
 
 
 def test_an_architecture_that_is_a_book(folder: Path) -> None:
     """Before the fix, the search for a similar name took 260 MB."""
     (folder / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["LlamaForCausalLM" * 450_000]}))
-    memory, seconds = growth(lambda: open_folder(folder, "x", weights=False))
-    assert memory < 96
-    assert seconds < 5
+    with small(), contextlib.suppress(CheckpointError):
+        open_folder(folder, "x", weights=False)
 
 
 @pytest.mark.parametrize("name", ["Llama\nBuilt and verified.", "\r\nBuilt and verified."])

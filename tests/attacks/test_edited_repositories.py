@@ -45,10 +45,6 @@ def name_environment(folder: Path) -> None:
     path.write_text(path.read_text() + extra)
 
 
-def add_module(folder: Path) -> None:
-    (folder / ENGINE / "1" / "sitecustomize.py").write_text("print('not ours')\n")
-
-
 def plant_byte_code(folder: Path) -> None:
     """Put byte code beside the model that Python takes for the model's own, and runs in its place."""
     source = folder / ENGINE / "1" / "model.py"
@@ -77,10 +73,6 @@ def test_an_engines_folder_that_is_a_link_out_of_it_is_refused(tmp_path: Path, p
         read_engines([str(engine)])
 
 
-def put_pipe(folder: Path) -> None:
-    os.mkfifo(folder / ENGINE / "1" / "pipe.py")
-
-
 def link_model(folder: Path) -> None:
     path = folder / ENGINE / "1" / "model.py"
     path.rename(folder.parent / "elsewhere.py")
@@ -97,30 +89,18 @@ def add_configuration(folder: Path) -> None:
     shutil.copy(folder / ENGINE / "config.pbtxt", folder / ENGINE / "configs" / "other.pbtxt")
 
 
-def add_stub(folder: Path) -> None:
-    (folder / ENGINE / "triton_python_backend_stub").write_text("#!/bin/sh\n")
-
-
-def add_empty_version(folder: Path) -> None:
-    (folder / ENGINE / "3").mkdir()
-
-
-def make_hole(folder: Path) -> None:
-    os.truncate(folder / ENGINE / "1" / "model.py", 1 << 40)
-
-
-EDITS: dict[str, Callable[[Path], None]] = {
+EDITS: dict[str, Callable[[Path], object]] = {
     f"{ENGINE}/1/model.py": edit_model,
     f"{ENGINE}/config.pbtxt": name_environment,
-    f"{ENGINE}/1/sitecustomize.py": add_module,
+    f"{ENGINE}/1/sitecustomize.py": lambda at: (at / ENGINE / "1/sitecustomize.py").write_text("print('not ours')\n"),
     f"{ENGINE}/1/model.py (link)": link_model,
     f"{ENGINE}/1/__pycache__": plant_byte_code,
-    f"{ENGINE}/1/pipe.py": put_pipe,
+    f"{ENGINE}/1/pipe.py": lambda at: os.mkfifo(at / ENGINE / "1/pipe.py"),
     f"{ENGINE}/2/model.py": add_version,
     f"{ENGINE}/configs/other.pbtxt": add_configuration,
-    f"{ENGINE}/triton_python_backend_stub": add_stub,
-    f"{ENGINE}/1/model.py (hole)": make_hole,
-    f"{ENGINE}/3": add_empty_version,
+    f"{ENGINE}/triton_python_backend_stub": lambda at: (at / ENGINE / "triton_python_backend_stub").write_text("#!"),
+    f"{ENGINE}/1/model.py (hole)": lambda at: os.truncate(at / ENGINE / "1/model.py", 1 << 40),
+    f"{ENGINE}/3": lambda at: (at / ENGINE / "3").mkdir(),
 }
 
 
